@@ -1,0 +1,1 @@
+"""The long-lived actors of the relay: one file a role, wired by `actors/tree.py` alone."""

@@ -1,0 +1,31 @@
+"""The errors of Relay, by whose fault they are and what becomes of them.
+
+`TemporaryFailure` and `PermanentFailure` are *outcomes*: they are answered, recorded or
+retried, and never crash an actor.  `ConfigError` ends the process with status 78 and one
+sentence that says what to change.  `Bug` is for what cannot happen; nobody catches it, so
+supervision sees it.
+"""
+
+
+class RelayError(Exception):
+    """The root of every error that Relay raises on purpose."""
+
+
+class TemporaryFailure(RelayError):
+    """It did not work this time; the same call may work later (4xx, 503)."""
+
+
+class PermanentFailure(RelayError):
+    """It will never work; trying again is pointless (5xx, 4xx of HTTP)."""
+
+
+class DatabaseUnavailable(TemporaryFailure):
+    """PostgreSQL could not be reached, did not answer in time, or broke the connection."""
+
+
+class ConfigError(RelayError):
+    """The configuration is wrong; the message is one sentence that says what to change."""
+
+
+class Bug(RelayError):
+    """An invariant was broken.  Left to supervision."""
