@@ -1,0 +1,89 @@
+"""The messages that actors send each other.
+
+Letters are frozen: what is in a mailbox may be handed to an actor twice (its first reader
+crashed), so nobody may change one.  The one exception is the `Reply` that a letter may
+carry, which is settled at most once; settling it again changes nothing.
+
+Letters are hints (`Wake`, `SweepNow`) or work (`Accept`).  A lost hint costs time until the
+next sweep; work is lost only together with the session that waits for its reply, and that
+session then answers 4xx.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+from uuid import UUID
+
+import trio
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Something may be due: look.
+
+    `due_at` is the earliest instant announced (epoch seconds of the database's clock), or
+    None when the sender does not know.
+    """
+
+    due_at: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SweepNow:
+    """An operator's command: do the periodic work at once."""
+
+
+class Reply(Generic[T]):
+    """Where the answer to a letter arrives; settled once, awaited by one."""
+
+    __slots__ = ("_event", "_value")
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self._value: T | None = None
+
+    def settle(self, value: T) -> None:
+        """Give the answer; a second answer is ignored, so redelivery is harmless."""
+        if not self._event.is_set():
+            self._value = value
+            self._event.set()
+
+    @property
+    def settled(self) -> bool:
+        """Whether an answer was given."""
+        return self._event.is_set()
+
+    async def wait(self) -> T:
+        """Wait for the answer."""
+        await self._event.wait()
+        return self._value  # type: ignore[return-value]  # set before the event, always
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What became of an `Accept`: the message ids stored, by recipient.
+
+    A recipient that is missing was unknown or expired when the row was to be written.
+    `error` is set when nothing is known to be stored and the sender should try again.
+    """
+
+    stored: dict[str, UUID]
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Accept:
+    """One message for one or more mailboxes of this relay, to be made durable.
+
+    `recipients` are (message id, canonical address) pairs; the ids are made by the sender,
+    so handing the same letter over twice stores it once.
+    """
+
+    reverse_path: str
+    recipients: tuple[tuple[UUID, str], ...]
+    raw: bytes
+    reply: Reply[Accepted] = field(default_factory=Reply, compare=False)

@@ -1,0 +1,168 @@
+"""Structured logs: one event a line, kept in memory so that they can be tailed.
+
+Promises: every line has `timestamp` (RFC 3339, UTC), `level`, `event` and `actor`; values
+are JSON; the last `RING_LINES` lines since this start can be read back and followed, by
+the HTTP call and by `relay tail`.
+
+Fails: never.  A reader that is slower than the log loses the oldest lines it has not read
+and is told how many; writing a line never waits for a reader.  A closed stdout is ignored
+(the relay outlives its terminal).
+
+structlog's context variables are separate per Trio task, so the actor's name is bound by
+whoever runs the actor (`relay.app`), not by the actors.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+import structlog
+import trio
+
+LEVELS: Mapping[str, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+RING_LINES = 20_000
+
+Line = dict[str, Any]
+
+
+class LogFollower:
+    """A bounded view of the lines written from now on; iterate it asynchronously."""
+
+    def __init__(self, capacity: int) -> None:
+        self._lines: deque[Line] = deque(maxlen=capacity)
+        self._more = trio.Event()
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.get_ident()
+        self.dropped = 0
+
+    def offer(self, line: Line) -> None:
+        """Add a line, from any thread; the oldest unread one goes when there is no room."""
+        if len(self._lines) == self._lines.maxlen:
+            self.dropped += 1
+        self._lines.append(line)
+        if threading.get_ident() == self._thread:
+            self._more.set()
+        else:
+            self._token.run_sync_soon(self._more.set)
+
+    def __aiter__(self) -> AsyncIterator[Line]:
+        return self
+
+    async def __anext__(self) -> Line:
+        while not self._lines:
+            self._more = trio.Event()
+            await self._more.wait()
+        return self._lines.popleft()
+
+
+class LogRing:
+    """The newest lines of this start, and those who follow them."""
+
+    def __init__(self, capacity: int = RING_LINES) -> None:
+        self._lines: deque[Line] = deque(maxlen=capacity)
+        self._followers: set[LogFollower] = set()
+
+    def append(self, line: Line) -> None:
+        """Keep a line and hand it to every follower."""
+        self._lines.append(line)
+        for follower in tuple(self._followers):
+            follower.offer(line)
+
+    def lines(self, *, level: str | None = None, actor: str | None = None) -> list[Line]:
+        """Return the lines kept, oldest first, from `level` up and of `actor` alone."""
+        return [line for line in tuple(self._lines) if matches(line, level=level, actor=actor)]
+
+    @contextmanager
+    def follow(self, capacity: int = 10_000) -> Iterator[LogFollower]:
+        """Give an asynchronous iterator over the lines from now on."""
+        follower = LogFollower(capacity)
+        self._followers.add(follower)
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
+
+
+def matches(line: Mapping[str, Any], *, level: str | None, actor: str | None) -> bool:
+    """Tell whether a line is of `actor` and at least as grave as `level`."""
+    if actor is not None and line.get("actor") != actor:
+        return False
+    return level is None or LEVELS.get(str(line.get("level")), 0) >= LEVELS[level]
+
+
+ring = LogRing()
+
+
+def render_json(line: Mapping[str, Any]) -> str:
+    """Return a line as one line of JSON; what JSON cannot say is shown as text."""
+    return json.dumps(line, ensure_ascii=False, default=str, separators=(",", ":"))
+
+
+class _Sink:
+    """The last processor: into the ring, then to the stream in the form chosen."""
+
+    def __init__(self, stream: TextIO, *, readable: bool) -> None:
+        self._stream = stream
+        self._console = structlog.dev.ConsoleRenderer(colors=readable) if readable else None
+
+    def __call__(self, logger: Any, method: str, event: structlog.typing.EventDict) -> str:
+        line = dict(event)
+        ring.append(line)
+        text = (
+            str(self._console(logger, method, dict(line)))
+            if self._console is not None
+            else render_json(line)
+        )
+        try:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads our stdout any more; the ring still has the line
+        raise structlog.DropEvent
+
+
+def _describe(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Put what every line has first, and give the lines of no actor the name `relay`."""
+    ordered: structlog.typing.EventDict = {
+        "timestamp": event.pop("timestamp"),
+        "level": event.pop("level"),
+        "event": event.pop("event"),
+        "actor": event.pop("actor", "relay"),
+    }
+    ordered.update(event)
+    return ordered
+
+
+def configure(level: str = "info", *, stream: TextIO | None = None, readable: bool = False) -> None:
+    """Set logging up for this process; calling it again changes the level (SIGHUP)."""
+    out = sys.stdout if stream is None else stream
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _describe,
+            _Sink(out, readable=readable),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger() -> structlog.typing.FilteringBoundLogger:
+    """Return the logger; the first argument of a call is the event's dotted name."""
+    return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger())
