@@ -1,0 +1,391 @@
+"""Every setting of Relay: its name, its default and what it may be.
+
+A value comes from the environment (`RELAY_SECTION__NAME`, lists as JSON), else from the
+TOML file given with `--config`, else from the default here.  `config/relay.toml` shows all
+of them with the reasons; a test holds the two together.
+
+Promises: a setting that is misspelt or malformed is a `ConfigError` of one sentence that
+names the setting as its author wrote it, and for an unknown name the nearest known one.
+Nothing here reads the clock, the network or the data directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from cryptography.fernet import Fernet
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
+
+from relay.errors import ConfigError
+
+PREFIX = "RELAY_"
+_OUTSIDE = {"RELAY_DATA_DIR", "RELAY_CONFIG"}  # read before there are settings
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", re.ASCII)
+
+
+def parse_duration(value: object) -> object:
+    """Turn `5`, `0.5`, `"250ms"`, `"7d"` into seconds; anything else is a ValueError."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        return float(match[1]) * _UNITS[match[2] or "s"]
+    raise ValueError("a duration is a number of seconds, or a number with ms, s, m, h or d")
+
+
+def parse_address(value: str) -> tuple[str, int]:
+    """Split `host:port` (an IPv6 host in brackets) into its two parts."""
+    host, colon, port = value.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("it must be host:port, for example 127.0.0.1:2525 or [::1]:2525")
+    if ":" in host and not bracketed:
+        raise ValueError("an IPv6 host is written in brackets, for example [::1]:2525")
+    return (host[1:-1] if bracketed else host), int(port)
+
+
+def _check_address(value: str) -> str:
+    parse_address(value)
+    return value
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether `host` names this machine alone."""
+    if host in {"localhost", "localhost."} or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0)]
+Bind = Annotated[str, AfterValidator(_check_address)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class Database(_Section):
+    """Which PostgreSQL, and how many connections to it."""
+
+    url: str = ""
+    direct_url: str = ""
+    pool_size: Annotated[int, Field(ge=2, le=200)] = 8
+    prepare: bool = True
+
+
+class Http(_Section):
+    """The control plane's address, and the address that people see."""
+
+    bind: Bind = "127.0.0.1:8025"
+    public_url: str = ""
+
+    @field_validator("public_url")
+    @classmethod
+    def _public_url(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value and (parts.scheme not in {"http", "https"} or not parts.hostname):
+            raise ValueError(
+                "it must be an http or https address, for example https://relay.example"
+            )
+        return value.rstrip("/")
+
+
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+
+
+class Smtp(_Section):
+    """The SMTP listener, its limits, and the operator's own filter."""
+
+    bind: Bind = "127.0.0.1:2525"
+    domains: Annotated[tuple[str, ...], Field(min_length=1)] = ("relay.localhost",)
+    max_message_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 26_214_400
+    max_connections: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    max_connections_per_peer: Annotated[int, Field(ge=1, le=100_000)] = 100
+    max_recipients: Annotated[int, Field(ge=1, le=10_000)] = 100
+    filter: str = ""
+    filter_timeout: Seconds = 30.0
+
+    @field_validator("domains")
+    @classmethod
+    def _domains(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        lowered = tuple(dict.fromkeys(name.strip().lower().rstrip(".") for name in value))
+        for name in lowered:
+            if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in name.split(".")):
+                raise ValueError(f"{name!r} is not a domain name")
+        return lowered
+
+    @field_validator("filter")
+    @classmethod
+    def _filter(cls, value: str) -> str:
+        module, colon, name = value.partition(":")
+        if value and not (colon and module and name.isidentifier()):
+            raise ValueError("it must be module:Class, for example myfilters:SpamFilter")
+        return value
+
+
+class Ingest(_Section):
+    """Mail that arrives by other ways than SMTP."""
+
+    sns_topics: tuple[str, ...] = ()
+
+
+class Expiry(_Section):
+    """How mailboxes end."""
+
+    sweep_every: Annotated[Seconds, Field(gt=0)] = 60.0
+    retention: Seconds = 7 * 86400.0
+
+
+class Outbound(_Section):
+    """Delivery to others."""
+
+    upstream: str = "loop:"
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] = 32
+    lease_timeout: Annotated[Seconds, Field(ge=2)] = 300.0
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 10
+    retry_unit: Seconds = 60.0
+    ca_file: str = ""
+
+    @field_validator("upstream")
+    @classmethod
+    def _upstream(cls, value: str) -> str:
+        if value == "loop:":
+            return value
+        parts = urlsplit(value)
+        if parts.scheme not in {"smtp", "smtp+starttls", "smtps"} or not parts.hostname:
+            raise ValueError(
+                "it must be loop:, smtp://, smtp+starttls:// or smtps://user:password@host:port"
+            )
+        if parts.scheme == "smtp" and not is_loopback(parts.hostname):
+            raise ValueError(
+                "smtp:// sends in clear and is for loopback only; use smtp+starttls:// or smtps://"
+            )
+        return value
+
+
+class Collector(_Section):
+    """Lifecycle mail, in batches and within a budget."""
+
+    batch_limit: Annotated[int, Field(ge=1, le=100_000)] = 10
+    batch_timeout: Seconds = 5.0
+    monthly_budget: Annotated[float, Field(gt=0)] | None = None
+    price_per_thousand: Annotated[float, Field(gt=0)] | None = None
+    adaptive: bool = True
+
+
+class Devices(_Section):
+    """The device inbox."""
+
+    store: Literal["sqlite", "postgres"] = "sqlite"
+    push_bind: Bind = "127.0.0.1:7701"
+    receive_bind: Bind = "127.0.0.1:7700"
+    ttl: Annotated[Seconds, Field(gt=0)] = 30 * 86400.0
+    reap_every: Annotated[Seconds, Field(gt=0)] = 3600.0
+
+
+class Log(_Section):
+    """What is logged."""
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+
+
+class Settings(_Section):
+    """All settings, checked."""
+
+    secret_key: str = ""
+    encryption_keys: str = ""
+    database: Database = Database()
+    http: Http = Http()
+    smtp: Smtp = Smtp()
+    ingest: Ingest = Ingest()
+    expiry: Expiry = Expiry()
+    outbound: Outbound = Outbound()
+    collector: Collector = Collector()
+    devices: Devices = Devices()
+    log: Log = Log()
+
+    @field_validator("secret_key")
+    @classmethod
+    def _secret_key(cls, value: str) -> str:
+        for key in filter(None, (part.strip() for part in value.split(","))):
+            if not re.fullmatch(r"[0-9a-fA-F]{64}", key):
+                raise ValueError(
+                    "each key is 64 hexadecimal digits; several are separated by commas"
+                )
+        return value
+
+    @field_validator("encryption_keys")
+    @classmethod
+    def _encryption_keys(cls, value: str) -> str:
+        for key in filter(None, (part.strip() for part in value.split(","))):
+            try:
+                Fernet(key)
+            except ValueError as error:
+                raise ValueError(
+                    "each key is a Fernet key (44 characters of URL-safe base64); "
+                    "several are separated by commas"
+                ) from error
+        return value
+
+
+SECTIONS: dict[str, type[_Section]] = {
+    name: field.annotation
+    for name, field in Settings.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, _Section)
+}
+
+
+def known_names() -> list[str]:
+    """Return every setting as `section.name` (or `name` alone at the top), in order."""
+    names: list[str] = []
+    for name in Settings.model_fields:
+        section = SECTIONS.get(name)
+        names += [name] if section is None else [f"{name}.{key}" for key in section.model_fields]
+    return names
+
+
+def as_environment(name: str) -> str:
+    """Return the environment variable of a setting: `smtp.bind` is `RELAY_SMTP__BIND`."""
+    return PREFIX + name.upper().replace(".", "__")
+
+
+def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read and check the settings; every fault is a `ConfigError` of one sentence."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    written: dict[str, str] = {}  # setting -> how its author spelt it, for the error
+    if config is not None:
+        _read_file(config, values, written)
+    _read_environment(environ, values, written)
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, written)) from error
+    if (settings.collector.monthly_budget is None) != (
+        settings.collector.price_per_thousand is None
+    ):
+        raise ConfigError(
+            "RELAY_COLLECTOR__MONTHLY_BUDGET and RELAY_COLLECTOR__PRICE_PER_THOUSAND make a rate "
+            "together: set both or neither."
+        )
+    return settings
+
+
+def _read_file(path: Path, values: dict[str, Any], written: dict[str, str]) -> None:
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"The configuration file {path} cannot be read: {error.strerror}."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from error
+    known = known_names()
+    for name, value in table.items():
+        pairs = value.items() if name in SECTIONS and isinstance(value, dict) else [(None, value)]
+        for key, item in pairs:
+            full = name if key is None else f"{name}.{key}"
+            if full not in known:
+                raise ConfigError(_unknown(f"{full} (in {path})", full, known))
+            written[full] = f"{full} (in {path})"
+            if key is None:
+                values[name] = item
+            else:
+                values.setdefault(name, {})[key] = item
+
+
+def _read_environment(
+    environ: Mapping[str, str], values: dict[str, Any], written: dict[str, str]
+) -> None:
+    known = {as_environment(name): name for name in known_names()}
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable in _OUTSIDE:
+            continue
+        if variable not in known:
+            raise ConfigError(_unknown(variable, variable, list(known)))
+        name = known[variable]
+        section, _, key = name.partition(".")
+        value = _from_text(name, environ[variable], variable)
+        written[name] = variable
+        if key:
+            values.setdefault(section, {})[key] = value
+        else:
+            values[section] = value
+
+
+def _from_text(name: str, text: str, variable: str) -> object:
+    section, _, key = name.partition(".")
+    owner = SECTIONS.get(section)
+    if owner is None or not key:
+        return text
+    default = owner.model_fields[key].default
+    if isinstance(default, tuple):
+        try:
+            items = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(
+                f'{variable} is a list and is written as JSON, for example ["one", "two"].'
+            ) from error
+        if not isinstance(items, list):
+            raise ConfigError(
+                f'{variable} is a list and is written as JSON, for example ["one", "two"].'
+            )
+        return items
+    if default is None and not text:
+        return None
+    return text
+
+
+def _unknown(shown: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else "; `relay config show` lists all names."
+    return f"{shown} is not a setting of Relay{hint}"
+
+
+def _sentence(error: ValidationError, written: Mapping[str, str]) -> str:
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"] if isinstance(part, str)]
+    name = ".".join(path[:2])
+    shown = written.get(name, as_environment(name))
+    reason = first["msg"].removeprefix("Value error, ").rstrip(".")
+    reason = reason[:1].lower() + reason[1:] if reason.startswith("Input") else reason
+    if name in {"secret_key", "encryption_keys", "outbound.upstream", "database.url"}:
+        return f"{shown} is not usable: {reason}."  # its value may hold a secret
+    return f"{shown} is {first['input']!r}, which is not usable: {reason}."
+
+
+def show(settings: Settings) -> dict[str, Any]:
+    """Return the settings by name, as JSON values, with every secret replaced by `***`."""
+    shown: dict[str, Any] = {}
+    for name in known_names():
+        section, _, key = name.partition(".")
+        value = getattr(settings, section)
+        if key:
+            value = getattr(value, key)
+        if name in {"secret_key", "encryption_keys"} and value:
+            value = "***"
+        elif isinstance(value, str) and "://" in value:
+            value = re.sub(r"(://[^:@/]*:)[^@/]*(@)", r"\1***\2", value)
+        shown[name] = list(value) if isinstance(value, tuple) else value
+    return shown

@@ -1,0 +1,153 @@
+"""The settings: where a value comes from, and what is said about a wrong one."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from relay.errors import ConfigError
+from relay.settings import (
+    Settings,
+    as_environment,
+    is_loopback,
+    known_names,
+    load,
+    parse_address,
+    parse_duration,
+    show,
+)
+
+DOCUMENTED = Path(__file__).parent.parent / "config" / "relay.toml"
+
+
+def test_the_documented_file_says_exactly_the_defaults():
+    """config/relay.toml loads, and differs from the defaults in nothing."""
+    assert load(config=DOCUMENTED, environ={}) == Settings()
+
+
+def test_every_setting_is_documented():
+    """Each known name stands in config/relay.toml, if only as a comment."""
+    text = DOCUMENTED.read_text()
+    table = tomllib.loads(text)
+    for name in known_names():
+        section, _, key = name.partition(".")
+        present = (
+            section in table
+            if not key
+            else key in table.get(section, {}) or f"\n# {key} = " in text
+        )
+        assert present, name
+
+
+def test_the_environment_wins_over_the_file(tmp_path):
+    """A variable replaces what the file says; what neither names keeps its default."""
+    file = tmp_path / "relay.toml"
+    file.write_text('[smtp]\nbind = "127.0.0.1:1025"\nmax_recipients = 7\n')
+    settings = load(config=file, environ={"RELAY_SMTP__BIND": "127.0.0.1:0"})
+    assert settings.smtp.bind == "127.0.0.1:0"
+    assert settings.smtp.max_recipients == 7
+    assert settings.smtp.max_connections == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5", 5.0),
+        ("0.5", 0.5),
+        ("250ms", 0.25),
+        ("90s", 90.0),
+        ("2m", 120.0),
+        ("1h", 3600.0),
+        ("7d", 604800.0),
+    ],
+)
+def test_durations_carry_a_unit_or_are_seconds(text, seconds):
+    """Each suffix multiplies by what it means."""
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5x", "-1", "1 2", "s", "1e3", True, None])
+def test_what_is_no_duration_is_refused(text):
+    """Nothing is guessed about a malformed duration."""
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        (
+            {"RELAY_SMTP__BINDD": "x"},
+            "RELAY_SMTP__BINDD is not a setting of Relay; did you mean RELAY_SMTP__BIND?",
+        ),
+        (
+            {"RELAY_SMTP__BIND": "x"},
+            "RELAY_SMTP__BIND is 'x', which is not usable: it must be host:port",
+        ),
+        (
+            {"RELAY_SMTP__DOMAINS": "a.example"},
+            "RELAY_SMTP__DOMAINS is a list and is written as JSON",
+        ),
+        ({"RELAY_SMTP__DOMAINS": '["a b"]'}, "'a b' is not a domain name"),
+        ({"RELAY_SMTP__FILTER": "nomodule"}, "it must be module:Class"),
+        ({"RELAY_EXPIRY__RETENTION": "soon"}, "a duration is a number of seconds"),
+        ({"RELAY_EXPIRY__SWEEP_EVERY": "0"}, "greater than 0"),
+        ({"RELAY_OUTBOUND__LEASE_TIMEOUT": "1s"}, "greater than or equal to 2"),
+        ({"RELAY_OUTBOUND__UPSTREAM": "smtp://mx.example.org"}, "loopback only"),
+        ({"RELAY_OUTBOUND__UPSTREAM": "http://x"}, "it must be loop:"),
+        ({"RELAY_HTTP__PUBLIC_URL": "relay.example"}, "http or https"),
+        ({"RELAY_SECRET_KEY": "abc"}, "64 hexadecimal digits"),
+        ({"RELAY_ENCRYPTION_KEYS": "abc"}, "Fernet key"),
+        ({"RELAY_LOG__LEVEL": "loud"}, "'debug', 'info'"),
+        ({"RELAY_COLLECTOR__MONTHLY_BUDGET": "100"}, "set both or neither"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_that_names_it(environ, sentence):
+    """The error names the variable as it was written and says what to change."""
+    with pytest.raises(ConfigError) as caught:
+        load(environ=environ)
+    message = str(caught.value)
+    assert sentence in message
+    assert "\n" not in message
+    assert next(iter(environ)) in message
+
+
+def test_an_unknown_name_in_the_file_is_an_error_that_names_the_file(tmp_path):
+    """A misspelt key in TOML is found like one in the environment."""
+    file = tmp_path / "relay.toml"
+    file.write_text("[expiry]\nretentoin = 5\n")
+    with pytest.raises(ConfigError, match=r"expiry\.retentoin .*did you mean expiry\.retention\?"):
+        load(config=file, environ={})
+
+
+def test_a_secret_is_neither_echoed_nor_shown():
+    """An error about a secret, and the listing of all settings, keep it to themselves."""
+    with pytest.raises(ConfigError) as caught:
+        load(environ={"RELAY_SECRET_KEY": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+    shown = show(load(environ={"RELAY_DATABASE__URL": "postgresql://u:hunter2@db/relay"}))
+    assert shown["database.url"] == "postgresql://u:***@db/relay"
+
+
+def test_every_variable_of_the_settings_is_known():
+    """as_environment and load agree on every name."""
+    environ = {as_environment("smtp.max_recipients"): "5", as_environment("http.bind"): "[::1]:0"}
+    settings = load(environ=environ)
+    assert (settings.smtp.max_recipients, settings.http.bind) == (5, "[::1]:0")
+
+
+def test_addresses_split_into_host_and_port():
+    """IPv6 hosts stand in brackets, and only there."""
+    assert parse_address("[::1]:25") == ("::1", 25)
+    assert parse_address("relay.example:0") == ("relay.example", 0)
+    for wrong in ("::1:25", "host", ":25", "host:", "host:70000", "host:²"):
+        with pytest.raises(ValueError, match=r"must be host:port|brackets"):
+            parse_address(wrong)
+
+
+def test_loopback_is_told_from_the_world():
+    """Names and addresses of this machine alone count as loopback."""
+    assert all(
+        is_loopback(host) for host in ("localhost", "a.localhost", "127.8.9.1", "::1", "[::1]")
+    )
+    assert not any(is_loopback(host) for host in ("10.0.0.1", "example.org", "0.0.0.0", "::"))
