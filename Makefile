@@ -1,0 +1,49 @@
+# Each target sets itself up from a bare clone: Python 3.11 or newer, and make.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	&& echo $$p && break; done)
+BIN := .venv/bin
+READY := .venv/.ready
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: setup run test check bench demo soak lock clean
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Relay needs Python 3.11 or newer; set PYTHON=/path/to/python3." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv \
+		|| { echo "Python's venv module is missing; install it (python3-venv on Debian)." >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+run: setup
+	@exec $(BIN)/relay up
+
+test: setup
+	$(PYTEST) -m "not soak"
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m tests.bench
+
+demo: setup
+	$(BIN)/relay demo
+
+soak: setup
+	$(PYTEST) -m soak --timeout=3600
+
+# The lock holds every platform and Python from 3.11 on, with hashes; uv is needed for this alone.
+lock:
+	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-header --python-version 3.11 --all-extras pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,134 @@
+"""The data directory: who holds it, and where a running relay is to be found.
+
+Layout::
+
+    <data-dir>/            mode 0700
+        run/lock           held (flock) by the one relay that uses this directory
+        run/relay.json     how to reach it; there while it is ready, removed at a clean stop
+        postgres/          the embedded server, when there is no external one
+        secret_key         made at the first start, mode 0600, unless the settings give one
+        encryption_keys    likewise
+
+Promises: two relays never share a directory (the second is a `ConfigError`, the first is
+unhurt; the lock is the kernel's, so a kill -9 leaves nothing to clean up); `relay.json` is
+never seen half-written; a file left behind by a killed relay is recognised as stale.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cryptography.fernet import Fernet
+
+from relay.errors import ConfigError
+
+
+class DataDir:
+    """One data directory; nothing is touched before `prepare`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.run_file = self.path / "run" / "relay.json"
+        self._lock: int | None = None
+
+    def prepare(self) -> None:
+        """Make the directories and take the lock, or raise `ConfigError`."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.path / "run").mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(self.path / "run" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"The data directory {self.path} cannot be used ({error.strerror}); "
+                "name another with --data-dir or RELAY_DATA_DIR."
+            ) from error
+        if not _locked(lock, patience=0.5):
+            os.close(lock)
+            raise ConfigError(
+                f"Another relay holds the data directory {self.path}; stop it first, or name "
+                "another with --data-dir or RELAY_DATA_DIR."
+            )
+        self._lock = lock
+        self.run_file.unlink(missing_ok=True)  # we hold the lock, so whoever wrote it is dead
+
+    def release(self) -> None:
+        """Give the lock back; the directory may be used by another relay from now on."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_run(self, entries: dict[str, Any]) -> None:
+        """Publish how to reach this relay: atomically, mode 0600."""
+        draft = self.run_file.with_suffix(".new")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(entries, file, indent=2)
+            file.write("\n")
+        os.replace(draft, self.run_file)
+
+    def remove_run(self) -> None:
+        """Withdraw `relay.json`, as the last act of a clean stop."""
+        self.run_file.unlink(missing_ok=True)
+
+    def read_run(self) -> dict[str, Any] | None:
+        """Return what a running relay published, or None where none runs."""
+        try:
+            entries = json.loads(self.run_file.read_text())
+        except (OSError, ValueError):
+            return None
+        return entries if isinstance(entries, dict) and self.is_held() else None
+
+    def is_held(self) -> bool:
+        """Tell whether some relay holds the lock now."""
+        try:
+            probe = os.open(self.path / "run" / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return not _locked(probe, shared=True)
+        finally:
+            os.close(probe)
+
+    def secret_keys(self, configured: str) -> tuple[bytes, ...]:
+        """Return the signing keys (32 bytes each), newest first; made here when unset."""
+        text = configured or self._kept("secret_key", lambda: secrets.token_hex(32))
+        return tuple(bytes.fromhex(part) for part in text.split(",") if part.strip())
+
+    def encryption_keys(self, configured: str) -> tuple[str, ...]:
+        """Return the Fernet keys, newest first; made here when unset."""
+        text = configured or self._kept("encryption_keys", lambda: Fernet.generate_key().decode())
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+
+    def _kept(self, name: str, make: Callable[[], str]) -> str:
+        file = self.path / name
+        try:
+            return file.read_text().strip()
+        except FileNotFoundError:
+            text = make()
+        draft = file.with_suffix(".new")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+            out.write(text + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(draft, file)
+        return text
+
+
+def _locked(lock: int, *, shared: bool = False, patience: float = 0.0) -> bool:
+    """Take the lock; `patience` (seconds) outlasts a probe, which holds it for microseconds."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
