@@ -1,0 +1,301 @@
+"""A bounded pool of connections.
+
+Promises:
+- At most `size` connections; whoever waits for one is served in order of arrival and waits at
+  most `acquire_timeout` seconds.
+- The connection used last is handed out first, so a quiet pool lets the others grow old and
+  closes them.
+- `fetch*` and `execute` have a client-side deadline (a backend stopped by SIGSTOP defeats the
+  server's `statement_timeout`); past it the connection is thrown away.
+- What comes back in a transaction is rolled back; what comes back busy, broken or in pipeline
+  mode is closed.  So nobody inherits a transaction, a lock or an answer.
+- An idle connection on which anything has arrived (the end of the stream after a restart of the
+  server, as a rule) is not handed out: the failure is seen before anything was sent, and a fresh
+  connection takes its place.
+
+Fails with `DatabaseUnavailable` when no connection can be had, none answers in time, the
+connection breaks, or the server says that it cannot serve (see `_UNAVAILABLE`); a broken
+statement stays psycopg's own error.  Whether the statement of a call that ended in
+`DatabaseUnavailable` took effect is unknown.
+
+Session state (SET, LISTEN, advisory locks, temporary tables) does not belong on pooled
+connections: nothing resets it, and PgBouncer would not keep it.
+"""
+
+# ruff: noqa: ASYNC109 - a time-out here also decides what becomes of the connection
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+import trio
+from psycopg.conninfo import conninfo_to_dict
+from trio.lowlevel import checkpoint_if_cancelled
+
+from relay.db.connection import CLEANUP_TIMEOUT, Connection, connect
+from relay.errors import ConfigError, DatabaseUnavailable
+from relay.log import get_logger
+
+log = get_logger()
+
+T = TypeVar("T")
+
+_ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
+
+# SQLSTATEs after which the same call may work a moment later, perhaps on another server: the
+# connection failed (08), the server has no memory, disk or connections left (53), an operator
+# or a crash intervened (57), its disk failed (58), it became a read-only standby (25006).
+_UNAVAILABLE = ("08", "53", "57", "58", "25006")
+
+_IDLE_FOR = 300.0  # s; an unused connection beyond the first is closed after this
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """A pool at one moment.  `opened` and `discarded` count since the start."""
+
+    size: int
+    in_use: int
+    idle: int
+    waiting: int
+    opened: int
+    discarded: int
+
+
+class Pool:
+    """Connections to `dsn`, all in autocommit mode.  May be built before Trio runs.
+
+    `size` connections at most; `acquire_timeout` and `call_timeout` in seconds; `prepare` False
+    for a PgBouncer that does not know prepared statements.  `ConfigError` for a DSN that cannot
+    be read.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        size: int = 8,
+        acquire_timeout: float = 5.0,
+        call_timeout: float = 15.0,
+        application_name: str = "relay",
+        prepare: bool = True,
+    ) -> None:
+        try:
+            conninfo_to_dict(dsn)
+        except psycopg.ProgrammingError as error:
+            raise ConfigError(f"the database URL cannot be read: {error}".rstrip()) from error
+        self.dsn = dsn
+        self.size = size
+        self.acquire_timeout = acquire_timeout
+        self.call_timeout = call_timeout
+        self._application_name = application_name
+        self._prepare_threshold = 5 if prepare else None
+        # One slot for each connection in use.  Connections are opened by slot holders when no
+        # idle one is left, so in use + idle never exceeds the size.
+        self._slots = trio.Semaphore(size, max_value=size)
+        self._idle: list[Connection] = []
+        self._opened = 0
+        self._discarded = 0
+        self._closed = False
+
+    @asynccontextmanager
+    async def connection(self, *, timeout: float | None = None) -> AsyncIterator[Connection]:
+        """Check a connection out for a block; `timeout` seconds to get it.
+
+        Time spent in the block is the block's own business: use `fetch` and its kin, or a
+        deadline of your own, for statements that must answer.
+        """
+        conn = await self._acquire(timeout)
+        try:
+            yield conn
+        except psycopg.Error as error:
+            if _unavailable(error, conn):
+                raise DatabaseUnavailable(f"PostgreSQL is not available: {error}") from error
+            raise
+        finally:
+            await self._release(conn)
+
+    @asynccontextmanager
+    async def transaction(self, *, timeout: float | None = None) -> AsyncIterator[Connection]:
+        """Check a connection out with a transaction open: committed at the end of the block,
+        rolled back when the block raises or is cancelled."""
+        async with self.connection(timeout=timeout) as conn, conn.transaction():
+            yield conn
+
+    async def fetch(
+        self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, timeout: float | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows.  `timeout` in seconds for the call, once it has
+        a connection.  As in psycopg, `%` is only special when there are parameters."""
+        return await self._call(sql, params, timeout, _rows)
+
+    async def fetch_row(
+        self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, timeout: float | None = None
+    ) -> tuple[Any, ...] | None:
+        """Run one statement and return its first row, or None."""
+        rows = await self._call(sql, params, timeout, _rows)
+        return rows[0] if rows else None
+
+    async def fetch_value(
+        self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, timeout: float | None = None
+    ) -> Any:
+        """Run one statement and return the first column of its first row, or None."""
+        rows = await self._call(sql, params, timeout, _rows)
+        return rows[0][0] if rows else None
+
+    async def execute(
+        self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, timeout: float | None = None
+    ) -> int:
+        """Run one statement and return how many rows it changed (or found)."""
+        return await self._call(sql, params, timeout, _rowcount)
+
+    def statistics(self) -> PoolStatistics:
+        """What the pool is doing now."""
+        slots = self._slots.statistics()
+        return PoolStatistics(
+            size=self.size,
+            in_use=self.size - self._slots.value,
+            idle=len(self._idle),
+            waiting=slots.tasks_waiting,
+            opened=self._opened,
+            discarded=self._discarded,
+        )
+
+    async def close(self) -> None:
+        """Close idle connections now and the others as they come back.  Nothing new is given."""
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def _call(
+        self,
+        sql: str,
+        params: Sequence[Any] | dict[str, Any],
+        timeout: float | None,
+        take: Callable[[psycopg.AsyncCursor[Any]], T],
+    ) -> T:
+        seconds = self.call_timeout if timeout is None else timeout
+        conn = await self._acquire(None)
+        try:
+            with trio.move_on_after(seconds):
+                cursor = await conn.execute(sql, params or None)
+                return take(cursor)
+            conn.abandon()
+            raise DatabaseUnavailable(f"PostgreSQL did not answer within {seconds:g} s")
+        except psycopg.Error as error:
+            if _unavailable(error, conn):
+                raise DatabaseUnavailable(f"PostgreSQL is not available: {error}") from error
+            raise
+        finally:
+            if conn.at_rest() and not self._closed:
+                self._keep(conn)
+            else:
+                await self._release(conn)
+
+    async def _acquire(self, timeout: float | None) -> Connection:
+        if self._closed:
+            raise DatabaseUnavailable("the connection pool is closed")
+        try:
+            self._slots.acquire_nowait()
+        except trio.WouldBlock:
+            seconds = self.acquire_timeout if timeout is None else timeout
+            deadline = trio.current_time() + seconds
+            with trio.move_on_at(deadline) as scope:
+                await self._slots.acquire()
+            if scope.cancelled_caught:
+                raise DatabaseUnavailable(
+                    f"all {self.size} database connections were busy for {seconds:g} s"
+                ) from None
+        else:
+            deadline = math.nan  # worked out only when a connection has to be opened
+        try:
+            await checkpoint_if_cancelled()
+            while self._idle:
+                conn = self._idle.pop()
+                if not conn.closed and not conn.has_input():
+                    return conn
+                self._discard(conn)
+            if math.isnan(deadline):
+                deadline = trio.current_time() + (
+                    self.acquire_timeout if timeout is None else timeout
+                )
+            return await self._open(deadline)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    async def _open(self, deadline: float) -> Connection:
+        seconds = deadline - trio.current_time()
+        try:
+            with trio.move_on_at(deadline):
+                conn = await connect(
+                    self.dsn,
+                    connect_timeout=max(seconds, 0.001),
+                    application_name=self._application_name,
+                    prepare_threshold=self._prepare_threshold,
+                )
+                self._opened += 1
+                return conn
+        except psycopg.Error as error:
+            raise DatabaseUnavailable(f"no connection to PostgreSQL: {error}".rstrip()) from error
+        raise DatabaseUnavailable(f"no connection to PostgreSQL within {seconds:g} s")
+
+    async def _release(self, conn: Connection) -> None:
+        """Take a connection back: at rest again within a deadline, or closed."""
+        try:
+            if not conn.closed and not conn.at_rest():
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_TIMEOUT):
+                    await self._settle(conn)
+        finally:
+            if conn.at_rest() and conn.autocommit and not self._closed:
+                self._keep(conn)
+            else:
+                self._discard(conn)
+                self._slots.release()
+
+    async def _settle(self, conn: Connection) -> None:
+        status = conn.pgconn.transaction_status
+        try:
+            if status == _ACTIVE:
+                # Closing the socket would leave the server working on the query.
+                await conn.cancel_safe(timeout=CLEANUP_TIMEOUT)
+            elif conn.pgconn.pipeline_status == psycopg.pq.PipelineStatus.OFF:
+                await conn.rollback()
+        except psycopg.Error as error:
+            log.debug("db.not_settled", error=str(error))
+
+    def _keep(self, conn: Connection) -> None:
+        now = trio.current_time()
+        conn.used_at = now
+        self._idle.append(conn)
+        # LIFO: the one at the bottom has been idle the longest.
+        if len(self._idle) > 1 and now - self._idle[0].used_at > _IDLE_FOR:
+            self._idle.pop(0).abandon()
+        self._slots.release()
+
+    def _discard(self, conn: Connection) -> None:
+        self._discarded += 1
+        conn.abandon()
+
+
+def _rows(cursor: psycopg.AsyncCursor[Any]) -> list[tuple[Any, ...]]:
+    # All rows are here already; fetchall() would only look for a pipeline to wait for.
+    result = cursor.pgresult
+    if result is None or result.status != psycopg.pq.ExecStatus.TUPLES_OK:
+        raise psycopg.ProgrammingError("the last operation didn't produce records")
+    rows: list[tuple[Any, ...]] = cursor._tx.load_rows(0, result.ntuples, cursor._make_row)
+    return rows
+
+
+def _rowcount(cursor: psycopg.AsyncCursor[Any]) -> int:
+    return cursor.rowcount
+
+
+def _unavailable(error: psycopg.Error, conn: Connection) -> bool:
+    """Whether the error concerns the connection or the server rather than the statement."""
+    return conn.closed or (error.sqlstate or "").startswith(_UNAVAILABLE)

@@ -1,0 +1,105 @@
+"""What every test may ask for: real PostgreSQL servers, a fresh database each, a pool.
+
+- `database_url`: a migrated database of the test's own, on PostgreSQL 18.
+- `any_database_url`: the same, once on 18 and once on 15 where that is installed.
+- `pool`: a `relay.db.pool.Pool` on `database_url`.
+
+The servers start at first use and live as long as the session.  With `CI` set, a skip is a
+failure: what the tests need is installed there.
+"""
+
+import functools
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import trio
+
+from relay.db.migrate import migrate
+from relay.db.pool import Pool
+from tests.db.cluster import Cluster, binaries
+
+VERSIONS = (18, 15)
+TEMPLATE = "relay_template"
+
+
+def _fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which is a failure in CI: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    """Turn skips into failures in CI."""
+    report = yield
+    _fail_in_ci(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    """Turn skipped modules into failures in CI."""
+    report = yield
+    _fail_in_ci(report)
+    return report
+
+
+class Clusters:
+    """The session's servers, by major version, started when first asked for."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, Cluster] = {}
+
+    def get(self, version: int) -> Cluster:
+        """The server of that version, with the migrated template database in it."""
+        if version not in self._running:
+            bin_dir = binaries(version)
+            if bin_dir is None:
+                pytest.skip(f"PostgreSQL {version} is not installed")
+            cluster = Cluster(bin_dir)
+            self._running[version] = cluster
+            cluster.start()
+            cluster.admin(f"CREATE DATABASE {TEMPLATE}")
+            trio.run(functools.partial(migrate, cluster.dsn(TEMPLATE)))
+        return self._running[version]
+
+    def close(self) -> None:
+        """Stop and delete them all."""
+        for cluster in self._running.values():
+            cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Clusters]:
+    """The session's PostgreSQL servers."""
+    found = Clusters()
+    yield found
+    found.close()
+
+
+def _database(cluster: Cluster) -> Iterator[str]:
+    name = cluster.new_database(TEMPLATE)
+    yield cluster.dsn(name)
+    cluster.drop_database(name)
+
+
+@pytest.fixture
+def database_url(clusters: Clusters) -> Iterator[str]:
+    """The DSN of a fresh, migrated database on PostgreSQL 18."""
+    yield from _database(clusters.get(18))
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"pg{version}")
+def any_database_url(clusters: Clusters, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The DSN of a fresh, migrated database on each supported PostgreSQL."""
+    yield from _database(clusters.get(request.param))
+
+
+@pytest.fixture
+async def pool(database_url: str) -> AsyncIterator[Pool]:
+    """A pool on `database_url`."""
+    pool = Pool(database_url)
+    yield pool
+    await pool.close()
