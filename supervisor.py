@@ -139,7 +139,11 @@ class MailboxStatistics:
 
 
 class Held(Generic[T]):
-    """A letter in hand.  `attempts` says how many times it has been handed out (first: 1)."""
+    """A letter in hand.
+
+    `attempts`: how many times it has been handed out (first: 1), not counting incarnations that
+    were merely stopped with it in hand.
+    """
 
     __slots__ = ("_mailbox", "attempts", "letter")
 
@@ -274,6 +278,10 @@ class Mailbox(Generic[T]):
             if self._receivers:
                 self._wake_one()
 
+    def _next_is_innocent(self) -> bool:
+        """Whether there is a letter, and it was not in hand when an incarnation failed."""
+        return self._again[0].attempts == 0 if self._again else bool(self._fresh)
+
     def _done(self, held: Held[T]) -> None:
         try:
             del self._held[held]
@@ -391,8 +399,7 @@ class Inbox(Generic[T]):
             held = self._next()
         batch = [held]
         if held.attempts == 1:
-            mailbox = self._mailbox
-            while len(batch) < limit and mailbox._fresh and not mailbox._again:
+            while len(batch) < limit and self._mailbox._next_is_innocent():
                 held = self._next()
                 assert held is not None  # nothing ran in between: neither paused nor drained
                 batch.append(held)
@@ -411,8 +418,7 @@ class Inbox(Generic[T]):
             if mailbox._again:
                 held = mailbox._again.popleft()
                 held.attempts += 1
-                if held.attempts > 1:
-                    mailbox._redelivered += 1
+                mailbox._redelivered += 1
                 mailbox._held[held] = None
                 return held
             if mailbox._fresh:
@@ -516,6 +522,8 @@ class ChildSpec:
         """Make a mailbox where none was given, and refuse what cannot work."""
         if self.mailbox is None:
             object.__setattr__(self, "mailbox", Mailbox[Any](self.name))
+        if self.liveness is not None and not self.liveness > 0:
+            raise ValueError(f"{self.name}: liveness is a time above zero, or None")
         _check_significant(self)
 
 
@@ -784,6 +792,7 @@ class Context:
         await trio.lowlevel.checkpoint()
         while self.paused == self._told.get(task, self._paused_at_start):
             await self._pause_lot.park()
+            self.beat()
         self._told[task] = self.paused
         return self.paused
 
@@ -965,16 +974,17 @@ class _Worker(_Child):
     def became_ready(self, ctx: Context) -> None:
         if ctx is self.context and self.phase is _Phase.STARTING:
             self.ready_at = trio.current_time()
+            self.gated = False
             self.enter(_Phase.READY, self.spec.liveness or math.inf)
             self.boss.publish(Ready, self)
             cast(_Branch, self.parent).wake()
 
-    def quiet(self, now: float) -> float:
-        """For how many seconds the actor has not beaten; 0 while it waits for something to do."""
+    def last_beat(self, now: float) -> float:
+        """When the actor beat last; one that waits for something to do beats all the time."""
         ctx = cast(Context, self.context)
         if ctx.inbox._idle or (self.paused and ctx._pause_lot):
-            ctx.inbox.beat_at = now
-        return now - ctx.inbox.beat_at
+            return now
+        return ctx.inbox.beat_at
 
     def ask_to_drain(self, *, final: bool) -> None:
         ctx = cast(Context, self.context)
@@ -1063,12 +1073,10 @@ class _Branch(_Child):
         if child.phase is _Phase.STARTING:
             self.kill(child, "start_timeout")
         elif child.phase is _Phase.READY and isinstance(child, _Worker):
-            liveness = cast(float, child.spec.liveness)
-            quiet = child.quiet(now)
-            if quiet < liveness:
-                child.deadline = now + liveness - quiet
-            else:
-                self.boss.publish(Stalled, child, quiet)
+            beat_at = child.last_beat(now)
+            child.deadline = beat_at + cast(float, child.spec.liveness)
+            if child.deadline <= now:
+                self.boss.publish(Stalled, child, now - beat_at)
                 self.kill(child, "stalled")
         elif child.phase is _Phase.DRAINING:
             child.cancel()
@@ -1108,6 +1116,7 @@ class _Branch(_Child):
             before_settled = before_settled and child.settled
         if self.phase is _Phase.STARTING and before_settled:
             self.ready_at = now
+            self.gated = False
             self.enter(_Phase.READY)
             self.boss.publish(Ready, self)
             if self.parent is not None:
@@ -1222,6 +1231,7 @@ class _Branch(_Child):
     def stop(self) -> None:
         """Stop all children for good, in reverse order; then the loop ends."""
         self.stopping = True
+        self.enter(_Phase.DRAINING)
         for child in self.children:
             child.leaving = _Leave.FOR_GOOD if child.alive else None
             child.wanted = False
@@ -1411,8 +1421,13 @@ class Supervisor:
         may be running in that very child.  Raises UnknownChild, and NotRunning in a shutdown.
         """
         child = self._child(name)
-        if cast(_Branch, self._root).stopping:
-            raise NotRunning("the tree is being shut down")
+        above: _Branch | None = (
+            child if isinstance(child, _Branch) and child.alive else child.parent
+        )
+        while above is not None:
+            if above.stopping or not above.alive:
+                raise NotRunning(f"{above.name!r} is down or on its way down")
+            above = above.parent
         if isinstance(child, _Branch):
             child.restart_all()
         else:
@@ -1465,9 +1480,7 @@ class Supervisor:
         if self._fatal is None:
             self._fatal = fatal
         if self._nursery is not None and self._root is not None and not self._root.stopping:
-            self._root.leaving = _Leave.FOR_GOOD
             self.publish(Draining, self._root)
-            self._root.enter(_Phase.DRAINING)
             self._root.stop()
 
     async def live(self, child: _Child) -> None:
@@ -1489,8 +1502,6 @@ class Supervisor:
             child.enter(_Phase.ABSENT)
             child.wanted, child.failed = False, error is not None
             self._over.set()
-        if error is not None and trio.current_effective_deadline() == -math.inf:
-            raise error  # the whole of trio is being cancelled, and this belongs to it
 
     def _build(self, tree: SupervisorSpec) -> _Branch:
         root = _Branch(tree, self, None)
