@@ -1,0 +1,1 @@
+"""The HTTP control plane: a quart-trio application, and the server that carries it."""

@@ -1,0 +1,146 @@
+"""What a call is: who may make it, what it takes, what it answers; declared once, enforced.
+
+An `Operation` stands beside its handler.  The same declaration authenticates, authorises,
+validates, limits the body, and is read by `openapi.py`, so the description cannot drift from
+the behaviour, and a route without a declaration does not exist.
+
+The order of a call is fixed: Host and Origin (`app.py`), credential, permission, values,
+handler.  So a stranger learns nothing from a validation error.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from quart import Response, request
+
+from relay.http.problems import Problem, from_status, invalid
+
+JSON_BODY = 64 * 1024
+"""Bytes that a JSON body may have unless its operation says otherwise."""
+
+
+class Access(enum.Enum):
+    """Who may make a call."""
+
+    OPEN = "anyone"
+    OPTIONAL = "anyone, or a key"  # a credential is not needed, but a wrong one is refused
+    MAILBOX = "the mailbox's session token, or its owner's key"
+    SCOPE = "a key with the scope, or the administrator"
+
+
+class Form(BaseModel):
+    """Values from outside that are named in full: an unknown name is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Query(BaseModel):
+    """Values of a query string: unknown names are let pass, as everywhere on the web."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer of a call: its status, what it means, and the form of its body."""
+
+    status: int
+    meaning: str
+    model: Any = None  # a pydantic model or a typing form of models; None: no JSON body
+    media_type: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)  # name to meaning
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The declaration of one call."""
+
+    summary: str
+    tag: str
+    access: Access
+    answers: tuple[Answer, ...]
+    scope: str | None = None  # with SCOPE: what is needed; with MAILBOX: of an owner's key
+    query: type[Query] | None = None
+    body: type[BaseModel] | None = None
+    body_or_query: type[BaseModel] | None = None  # the same values from either, JSON first
+    raw_body: str | None = None  # the media type of a body that the handler reads itself
+    max_body: int = JSON_BODY
+    stream: bool = False  # answers for as long as both sides like
+    websocket: bool = False
+    token_in_query: bool = False  # ?token= is a credential: browsers' streams have no headers
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a handler is given, checked: `caller`, `mailbox` as its operation's access says."""
+
+    caller: Any
+    mailbox: Any
+    query: Any
+    body: Any
+
+
+Handler = Callable[..., Awaitable[Any]]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_values(operation: Operation) -> tuple[Any, Any]:
+    """Return the checked query and body of the current request; a `Problem` when it is wrong."""
+    query = None
+    if operation.query is not None:
+        query = check(operation.query, request.args.to_dict(), "query")
+    if operation.body is not None:
+        return query, check(operation.body, await _json(required=True), "body")
+    if operation.body_or_query is not None:
+        values = request.args.to_dict() | await _json(required=False)
+        return query, check(operation.body_or_query, values, "request")
+    return query, None
+
+
+def check(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
+    """Return `values` as `model`; the 422 that names each fault otherwise."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise invalid(error, where) from error
+
+
+async def _json(*, required: bool) -> dict[str, Any]:
+    raw = await request.get_data(cache=False)
+    if not raw and not required:
+        return {}
+    if raw and request.mimetype not in {"application/json", ""}:
+        raise from_status(415)
+    try:
+        values = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, "malformed-json", "The body is not valid JSON.") from error
+    if not isinstance(values, dict):
+        raise Problem(400, "malformed-json", "The body must be a JSON object.")
+    return values
+
+
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return plain values as application/json, in UTF-8, on one line."""
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "backslashreplace"  # a lone surrogate of some header must not cost the answer
+    )
+    return Response(data, status=status, headers=headers, content_type="application/json")
+
+
+def no_content() -> Response:
+    """Return the 204."""
+    response = Response(b"", status=204)
+    response.headers.pop("Content-Type", None)
+    return response
+
+

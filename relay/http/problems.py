@@ -1,0 +1,151 @@
+"""Errors as RFC 9457 problem details: the one form in which the control plane says no.
+
+Promises: every answer of 400 and above that the application makes is
+`application/problem+json` with `type`, `title`, `status` and `detail`; `type` names the
+case and stays the same over time, `detail` is one sentence for people.  Nothing internal
+(exception texts, SQL, paths) appears in any of them.  `MAILBOX_NOT_FOUND` is byte for byte
+one answer, whatever the reason: unknown, expired, deleted, foreign, no credential.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from pydantic import ValidationError
+from quart import Response
+
+MEDIA_TYPE = "application/problem+json"
+PREFIX = "urn:relay:problem:"
+
+
+class Problem(Exception):
+    """A refusal that becomes the answer.
+
+    `case` is the last part of `type`; `title` defaults to the status's phrase.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        case: str,
+        detail: str,
+        *,
+        title: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        errors: list[str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.case = case
+        self.detail = detail
+        self.title = HTTPStatus(status).phrase if title is None else title
+        self.headers = dict(headers or {})
+        self.errors = errors
+
+    def response(self) -> Response:
+        """Return the answer; equal problems give equal bytes."""
+        body: dict[str, object] = {
+            "type": PREFIX + self.case,
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+        }
+        if self.errors is not None:
+            body["errors"] = self.errors
+        return Response(
+            json.dumps(body, ensure_ascii=False).encode(),
+            status=self.status,
+            headers=self.headers,
+            content_type=MEDIA_TYPE,
+        )
+
+
+def unauthenticated(detail: str) -> Problem:
+    """Return the 401 of a call that needs a credential and got none, or a wrong one."""
+    return Problem(
+        401,
+        "unauthenticated",
+        detail,
+        headers={"WWW-Authenticate": 'Bearer realm="relay"'},
+    )
+
+
+def missing_scope(scope: str) -> Problem:
+    """Return the 403 of a key that is valid but may not do this."""
+    return Problem(
+        403,
+        "missing-scope",
+        f"This call needs a key with the scope {scope!r}.",
+        headers={
+            "WWW-Authenticate": f'Bearer realm="relay", error="insufficient_scope", scope="{scope}"'
+        },
+    )
+
+
+def mailbox_not_found() -> Problem:
+    """Return the one 404 of every mailbox that the caller may not see, or that is no more."""
+    return Problem(
+        404,
+        "mailbox-not-found",
+        "There is no such mailbox, or it is over, or it is not yours.",
+        title="Mailbox not found",
+    )
+
+
+def message_not_found() -> Problem:
+    """Return the 404 of a message that is not in this mailbox."""
+    return Problem(
+        404,
+        "message-not-found",
+        "There is no such message in this mailbox.",
+        title="Message not found",
+    )
+
+
+def unavailable(detail: str, *, retry_after: int = 2) -> Problem:
+    """Return the 503 of a trouble that passes; `retry_after` is in seconds."""
+    return Problem(503, "unavailable", detail, headers={"Retry-After": str(retry_after)})
+
+
+def invalid(error: ValidationError, where: str) -> Problem:
+    """Return the 422 for values that pydantic refused: one sentence for each."""
+    sentences = [
+        _sentence(item["loc"], item["msg"], item["type"])
+        for item in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+    return Problem(
+        422,
+        "invalid",
+        sentences[0] if len(sentences) == 1 else f"The {where} has {len(sentences)} faults.",
+        title="Invalid values",
+        errors=sentences,
+    )
+
+
+def _sentence(location: tuple[int | str, ...], message: str, kind: str) -> str:
+    name = ".".join(str(part) for part in location) or "the value"
+    if kind == "extra_forbidden":
+        return f"{name}: there is no such field."
+    if kind == "missing":
+        return f"{name}: it is required."
+    return f"{name}: {message.removeprefix('Value error, ').rstrip('.')}."
+
+
+CASES_BY_STATUS: Mapping[int, tuple[str, str]] = {
+    400: ("bad-request", "The request cannot be understood."),
+    404: ("not-found", "There is nothing at this address."),
+    405: ("method-not-allowed", "This address does not take this method."),
+    408: ("request-timeout", "The body did not arrive in time."),
+    413: ("too-large", "The body is larger than this call takes."),
+    415: ("unsupported-media-type", "The body must be application/json."),
+    500: ("internal", "Something went wrong inside the relay; its log says what."),
+}
+"""What the framework's own refusals are called: status to case and detail."""
+
+
+def from_status(status: int, *, headers: Mapping[str, str] | None = None) -> Problem:
+    """Return the problem of a refusal that came from the framework, not from a call."""
+    case, detail = CASES_BY_STATUS.get(status, ("refused", "The request was refused."))
+    return Problem(status, case, detail, headers=headers)

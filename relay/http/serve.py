@@ -1,0 +1,207 @@
+"""Serving: hypercorn's protocol engine on connections that cannot hang the relay.
+
+What: `serve` accepts on a dup of a bound socket, speaks HTTP/1.1, HTTP/2 and WebSocket by
+hypercorn's Trio `TCPServer`, and ends when it is told to drain.
+
+Promises
+  * The socket given is never closed: the control actor can be restarted without losing the
+    port, and connections that arrive meanwhile wait in its backlog.
+  * A peer that does not read is dropped after `write_timeout`; one that sends headers by the
+    drip, or nothing, after `KEEP_ALIVE`.  Neither holds memory beyond one write.
+  * One connection's failure is one log line: it never ends the server.
+  * After draining began, requests in hand have `graceful_timeout`; then every connection is
+    cut, whatever it is doing.
+
+Fails: an `OSError` of the listening socket itself is raised, for supervision.
+
+Why not `hypercorn.trio.serve`: it shields each write without a deadline, so one reader that
+stops reading outlives the graceful time-out and the actor; and a malformed WebSocket
+handshake raises through its nursery and ends the server.  The loop below is the thirty lines
+of it that remain once there is one plain socket and no lifespan protocol.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, cast
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.logging import Logger
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from quart_trio import QuartTrio
+
+from relay.log import get_logger
+
+KEEP_ALIVE = 30.0
+"""Seconds that a connection may idle between requests, headers being sent included."""
+MAX_HEADER_BYTES = 16 * 1024
+MAX_CONNECTIONS = 4096
+"""Connections at once; further ones are closed at once rather than starve the rest."""
+LINGER = 1.0
+"""Seconds that a refused upload may go on, so that its sender reads our answer, not a reset."""
+
+log = get_logger()
+
+
+class _Log(Logger):
+    """hypercorn's log calls, as events of ours: quiet, structured, without query strings."""
+
+    def __init__(self, config: Config) -> None:  # its own would make handlers on stderr
+        self.error_logger = None
+
+    async def access(self, request: Any, response: Any, request_time: float) -> None:
+        log.debug(
+            "http.request",
+            method=request.get("method", "WEBSOCKET"),
+            path=request["path"],
+            status=None if response is None else response["status"],
+            seconds=round(request_time, 6),
+        )
+
+    async def _drop(self, message: str, *args: Any, **kwargs: Any) -> None:
+        log.debug("http.server", detail=message % args if args else message)
+
+    info = debug = _drop
+
+    async def warning(self, message: str, *args: Any, **kwargs: Any) -> None:
+        log.warning("http.server", detail=message % args if args else message)
+
+    error = critical = warning
+
+    async def exception(self, message: str, *args: Any, **kwargs: Any) -> None:
+        log.exception("http.failed", detail=message % args if args else message)
+
+
+class _Stream:
+    """A TCP stream whose writes have a deadline and whose close lets the peer finish."""
+
+    def __init__(self, stream: trio.SocketStream, write_timeout: float) -> None:
+        self._stream = stream
+        self._write_timeout = write_timeout
+        self._ended = trio.Event()
+        self._half_closed = False
+        self.socket = stream.socket  # hypercorn asks it for the two addresses
+
+    async def send_all(self, data: bytes) -> None:
+        # The caller shields this from cancellation, so the deadline must be here.
+        with trio.move_on_after(self._write_timeout) as scope:
+            await self._stream.send_all(data)
+        if scope.cancelled_caught:
+            self.cut()
+            raise trio.BrokenResourceError("the peer does not read")
+
+    async def receive_some(self, limit: int) -> bytes:
+        try:
+            data = bytes(await self._stream.receive_some(limit))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._ended.set()
+            raise
+        if not data:
+            self._ended.set()
+        return data
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+        self._half_closed = True
+
+    async def aclose(self) -> None:
+        # Closing with unread bytes resets the connection, and the reset overtakes our answer
+        # (RFC 9112, section 9.6).  The reading task goes on discarding until the peer is done.
+        if self._half_closed and not self._ended.is_set():
+            with trio.move_on_after(LINGER):
+                await self._ended.wait()
+        self.cut()
+
+    def cut(self) -> None:
+        """Close at once; whoever waits on the stream gets ClosedResourceError."""
+        self._ended.set()
+        self.socket.close()
+
+
+def _config() -> Config:
+    config = Config()
+    config.logger_class = _Log
+    config.errorlog = None
+    config.include_server_header = False
+    config.keep_alive_timeout = KEEP_ALIVE
+    config.keep_alive_max_requests = 100_000
+    config.h11_max_incomplete_size = MAX_HEADER_BYTES
+    config.h2_max_header_list_size = MAX_HEADER_BYTES
+    config.h2_max_concurrent_streams = 32
+    config.websocket_max_message_size = 64 * 1024
+    config.websocket_ping_interval = 20.0
+    return config
+
+
+async def serve(
+    app: QuartTrio,
+    bound: socket.socket,
+    *,
+    wait_draining: Callable[[], Awaitable[object]],
+    ready: Callable[[], None] = lambda: None,
+    graceful_timeout: float = 5.0,
+    write_timeout: float = 20.0,
+) -> None:
+    """Serve `app` on `bound` until `wait_draining` returns; time-outs are in seconds.
+
+    `ready` is called once connections are accepted.  Returns when the last connection ended.
+    """
+    config = _config()
+    wrapped = ASGIWrapper(app)
+    context = WorkerContext(None)
+    streams: set[_Stream] = set()
+    stopping = False
+    empty = trio.Event()
+
+    async def connection(raw: trio.SocketStream) -> None:
+        if len(streams) >= MAX_CONNECTIONS:
+            raw.socket.close()
+            return
+        stream = _Stream(raw, write_timeout)
+        streams.add(stream)
+        try:
+            server = TCPServer(wrapped, config, context, ConnectionState({}), cast("Any", stream))
+            await server.run()
+        except* Exception:
+            log.exception("http.connection_failed")
+        finally:
+            streams.discard(stream)
+            stream.cut()
+            if stopping and not streams:
+                empty.set()
+
+    own = bound.dup()
+    own.listen(min(socket.SOMAXCONN, 1024))
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(own))
+    try:
+        async with trio.open_nursery() as connections:
+            try:
+                async with trio.open_nursery() as accepting:
+                    accepting.start_soon(
+                        partial(
+                            trio.serve_listeners,
+                            connection,
+                            [listener],
+                            handler_nursery=connections,
+                        )
+                    )
+                    ready()
+                    await wait_draining()
+                    accepting.cancel_scope.cancel()
+                await context.terminated.set()  # idle connections close now, others after theirs
+                stopping = True
+                if streams:
+                    with trio.move_on_after(graceful_timeout):
+                        await empty.wait()
+                connections.cancel_scope.cancel()
+            finally:
+                for stream in tuple(streams):
+                    stream.cut()  # a shielded write ends only with its socket
+    finally:
+        own.close()
