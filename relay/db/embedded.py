@@ -41,7 +41,7 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ import trio
 from psycopg.conninfo import make_conninfo
 
 from relay.db.connection import connect
-from relay.errors import ConfigError, DatabaseUnavailable
+from relay.errors import ConfigError, DatabaseUnavailable, RelayError
 from relay.log import get_logger
 
 log = get_logger()
@@ -201,10 +201,12 @@ class Embedded:
         self._place = place
         return place
 
-    async def run(self, ready: Callable[[], None], stopping: trio.Event) -> None:
-        """Run the server: call `ready` when it accepts connections, stop it when `stopping` is
-        set, then return.  When cancelled, the server is stopped at once (crash recovery follows
-        at the next start).  `DatabaseUnavailable` when the server ends by itself.
+    async def run(self, accepting: Callable[[], Awaitable[None]], stopping: trio.Event) -> None:
+        """Run the server until `stopping` is set, then stop it in good order and return.
+
+        `accepting` is awaited once the server accepts connections.  When cancelled, the server
+        is ended at once (recovery follows at the next start).  `DatabaseUnavailable` when the
+        server ends by itself.
         """
         self.prepare()
         with self._lock():
@@ -212,25 +214,36 @@ class Embedded:
             await self._make_cluster()
             process = await self._open("postgres", "-D", str(self._data), *self._options())
             self._process = process
+            failure: RelayError | None = None
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pass_log_on, process)
+                    logged = trio.Event()
+                    nursery.start_soon(self._pass_log_on, process, logged)
                     nursery.start_soon(self._stop_when, process, stopping)
-                    await self._answers(process)
-                    if process.returncode is None and not stopping.is_set():
-                        await self._make_database()
-                        log.info("postgres.ready", backend=process.pid, socket=self._socket)
-                        ready()
-                    status = await process.wait()
+                    try:
+                        await self._answers(process)
+                        if process.returncode is None and not stopping.is_set():
+                            await self._make_database()
+                            log.info("postgres.accepting", pid=process.pid, socket=self._socket)
+                            await accepting()
+                        await process.wait()
+                    except RelayError as error:
+                        failure = error  # raised outside, or the nursery would wrap it
+                    else:
+                        with trio.move_on_after(1.0):
+                            await logged.wait()  # the server's last words
                     nursery.cancel_scope.cancel()
-                if not stopping.is_set():
-                    raise DatabaseUnavailable(f"postgres ended by itself with status {status}")
-                log.info("postgres.stopped", status=status)
             finally:
                 self._process = None
                 if process.returncode is None:
                     with trio.CancelScope(shield=True):  # bounded: SIGKILL is not refused
                         await _end(process, signal.SIGQUIT, 5.0)
+            if stopping.is_set():
+                log.info("postgres.stopped", status=process.returncode)
+                return
+            if failure is not None:
+                raise failure
+            raise DatabaseUnavailable(f"postgres ended by itself with status {process.returncode}")
 
     # Where things are
 
@@ -406,7 +419,7 @@ class Embedded:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)  # fast shutdown: no new work, a checkpoint, the end
 
-    async def _pass_log_on(self, process: trio.Process) -> None:
+    async def _pass_log_on(self, process: trio.Process, done: trio.Event) -> None:
         assert process.stderr is not None
         level, rest = "info", b""
         async for chunk in process.stderr:
@@ -422,6 +435,7 @@ class Embedded:
                     text = line.strip()  # a continuation: at the level of what it continues
                 if text:
                     getattr(log, level)("postgres.log", text=text)
+        done.set()
 
     async def _stop_orphans(self) -> None:
         """Stop every postgres that still works on our cluster, then drop the stale lock file."""

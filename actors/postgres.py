@@ -1,0 +1,94 @@
+"""postgres: the database, as the first child of the tree and the last to go.
+
+Embedded: runs the server, migrates, says that it is ready; restarted by supervision when the
+server ends by itself; under drain a fast shutdown.  External: waits until the server answers
+(an outage at start is waited out, with back-off), migrates, says that it is ready, and from then
+on looks every few seconds and logs when the database goes and when it is back.
+
+Fails with `ConfigError` (fatal: another relay on the directory, a schema from the future, a
+server too old) and, embedded, with `DatabaseUnavailable` when the server ended.  An outage of an
+external server never ends this actor: everyone who needs the database waits for it themselves.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import trio
+
+from relay.db.embedded import Embedded
+from relay.db.migrate import migrate
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.log import get_logger
+
+if TYPE_CHECKING:
+    from supervisor import Context
+
+log = get_logger()
+
+LOOK_EVERY = 15.0
+"""Seconds between looks at an external server."""
+
+
+async def run(
+    ctx: Context,
+    *,
+    server: Embedded | None,
+    dsn: str,
+    pool: Pool,
+    look_every: float = LOOK_EVERY,
+    rng: random.Random | None = None,
+) -> None:
+    """Run `server`, or watch the external one at `dsn` (a direct one, not PgBouncer's).
+
+    `pool` is only looked through: by one cheap query every `look_every` seconds.
+    """
+    if server is not None:
+        await _embedded(ctx, server)
+    else:
+        await _external(ctx, dsn, pool, look_every, rng or random.Random())  # noqa: S311 - jitter
+
+
+async def _embedded(ctx: Context, server: Embedded) -> None:
+    async def accepting() -> None:
+        await migrate(server.dsn)
+        ctx.ready()
+
+    await server.run(accepting, ctx.draining)
+
+
+async def _external(
+    ctx: Context, dsn: str, pool: Pool, look_every: float, rng: random.Random
+) -> None:
+    failures = 0
+    while not ctx.draining.is_set():
+        try:
+            await migrate(dsn)
+        except DatabaseUnavailable as error:
+            failures += 1
+            log.warning("postgres.waiting", attempt=failures, error=str(error))
+            ctx.beat()
+            with trio.move_on_after(rng.uniform(0.1, min(10.0, 0.25 * 2 ** min(failures, 16)))):
+                await ctx.draining.wait()
+        else:
+            ctx.ready()
+            await _watch(ctx, pool, look_every)
+
+
+async def _watch(ctx: Context, pool: Pool, look_every: float) -> None:
+    lost_at: float | None = None
+    async for _ in ctx.every(look_every):
+        ctx.beat()
+        try:
+            await pool.fetch("SELECT", timeout=5.0)
+        except DatabaseUnavailable as error:
+            if lost_at is None:
+                lost_at = trio.current_time()
+                log.warning("postgres.lost", error=str(error))
+        else:
+            if lost_at is not None:
+                seconds = round(trio.current_time() - lost_at, 1)
+                log.info("postgres.back", after_seconds=seconds)
+                lost_at = None

@@ -1,0 +1,176 @@
+"""NOTIFY, from the server to whoever waits in this process.
+
+`notifications()` holds one connection that LISTENs; `Hub` fans what it hears out to tasks.
+
+A notification is a hint and the table is the truth: PostgreSQL folds equal payloads, and loses
+all of them while the connection is down.  So:
+- every (re)connect yields `Reconnected` first, after LISTEN took effect, and whoever waits then
+  looks in the database again;
+- a `Subscription` carries one flag, not a queue: any number of wake-ups while its owner was
+  looking are one more look, and none is lost;
+- a connection that died in silence is noticed by a query every `ping_every` seconds that must be
+  answered within `ping_timeout`, and by TCP keep-alive.
+
+Fails: `notifications()` never ends by itself; an outage is logged once, tried again with jittered
+back-off, and logged when it is over.  LISTEN does not survive PgBouncer's transaction mode, so
+the DSN must lead to PostgreSQL itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+
+import psycopg
+import trio
+from psycopg import sql
+
+from relay.db.connection import Connection, connect
+from relay.log import get_logger
+
+log = get_logger()
+
+EVERYONE = "*"
+"""The payload of a notification that concerns every key of its channel."""
+
+
+class Subscription:
+    """One waiter's flag.  Used by one task at a time; made by `Hub.subscribe`."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    async def wait(self) -> None:
+        """Return when something was published since the last `wait` (or since subscribing)."""
+        await self._event.wait()
+        self._event = trio.Event()
+
+    def _wake(self) -> None:
+        self._event.set()
+
+
+class Hub:
+    """Wake-ups by channel and key, inside one process.  No I/O, nothing waits but subscribers."""
+
+    def __init__(self) -> None:
+        # A key of None holds those who want every payload of the channel.
+        self._waiting: dict[tuple[str, str | None], set[Subscription]] = {}
+
+    @contextmanager
+    def subscribe(self, channel: str, key: str | None = None) -> Iterator[Subscription]:
+        """Hear of `key` on `channel`, or with None of every key, while in the block.
+
+        Subscribe first, look in the database second, wait third: then nothing falls between.
+        """
+        subscription = Subscription()
+        waiting = self._waiting.setdefault((channel, key), set())
+        waiting.add(subscription)
+        try:
+            yield subscription
+        finally:
+            waiting.discard(subscription)
+            if not waiting and self._waiting.get((channel, key)) is waiting:
+                del self._waiting[channel, key]
+
+    def publish(self, channel: str, keys: Iterable[str] | None) -> None:
+        """Wake those who wait for any of `keys`; None, or a key of "*", wakes the whole channel."""
+        wanted = None if keys is None else set(keys)
+        if wanted is None or EVERYONE in wanted:
+            for (name, _), waiting in self._waiting.items():
+                if name == channel:
+                    _wake(waiting)
+            return
+        for key in (None, *wanted):
+            _wake(self._waiting.get((channel, key), ()))
+
+    def publish_all(self) -> None:
+        """Wake everybody: notifications may have been lost."""
+        for waiting in self._waiting.values():
+            _wake(waiting)
+
+    def statistics(self) -> dict[str, int]:
+        """How many wait, by channel."""
+        counts: dict[str, int] = {}
+        for (channel, _), waiting in self._waiting.items():
+            counts[channel] = counts.get(channel, 0) + len(waiting)
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """What somebody notified."""
+
+    channel: str
+    payload: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """LISTEN is in effect from here on; anything before may have been missed."""
+
+    first: bool
+
+
+async def notifications(
+    dsn: str,
+    channels: Iterable[str],
+    *,
+    ping_every: float = 15.0,
+    ping_timeout: float = 5.0,
+    retry_base: float = 0.1,
+    retry_cap: float = 5.0,
+    rng: random.Random | None = None,
+) -> AsyncGenerator[Notification | Reconnected, None]:
+    """Yield what is notified on `channels`, for ever.  Use it with `contextlib.aclosing`.
+
+    Times in seconds; the back-off has full jitter below `retry_base · 2ⁿ`, at most `retry_cap`.
+    """
+    names = tuple(channels)
+    rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+    failures, first = 0, True
+    while True:
+        conn: Connection | None = None
+        try:
+            conn = await connect(dsn, application_name="relay-listen", connect_timeout=ping_timeout)
+            await _listen(conn, names, ping_timeout)
+            if failures:
+                log.info("db.listening_again", attempts=failures)
+            failures = 0
+            yield Reconnected(first)
+            first = False
+            while True:
+                # notifies() gives the connection's lock back between pings.
+                async with aclosing(conn.notifies(timeout=ping_every)) as stream:
+                    async for note in stream:
+                        yield Notification(note.channel, note.payload)
+                await _ping(conn, ping_timeout)
+        except psycopg.Error as error:
+            failures += 1
+            if failures == 1:
+                log.warning("db.listen_lost", error=str(error).strip())
+        finally:
+            if conn is not None:
+                conn.abandon()
+        await trio.sleep(rng.uniform(0, min(retry_cap, retry_base * 2 ** min(failures, 16))))
+
+
+async def _listen(conn: Connection, names: tuple[str, ...], seconds: float) -> None:
+    statements = [sql.SQL("LISTEN {}").format(sql.Identifier(name)) for name in names]
+    with trio.move_on_after(seconds):
+        await conn.execute(sql.SQL("; ").join(statements))
+        return
+    raise psycopg.OperationalError(f"LISTEN was not answered within {seconds:g} s")
+
+
+async def _ping(conn: Connection, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        await conn.execute("SELECT")
+        return
+    raise psycopg.OperationalError(f"the connection was silent for {seconds:g} s")
+
+
+def _wake(waiting: Iterable[Subscription]) -> None:
+    for subscription in waiting:
+        subscription._wake()
