@@ -1,0 +1,90 @@
+"""`make bench`: every measurement, as a table for people and as JSON for machines.
+
+Each module named in `BENCHES` has `run(rounds: int) -> dict` that returns `name`, `unit`,
+`results` (variant → figures) and `ratios` (what is promised: `value`, `required`, sometimes
+`aim`).  Peers run in processes of their own, rounds are interleaved, medians are reported.
+Absolute figures belong to the machine; the ratios are what is promised.
+
+Exit code 1 when a required ratio is missed.  Never part of `make test`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+BENCHES = ("db", "ingest", "inbox")
+
+
+def main() -> int:
+    """Run the benches asked for and report."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], help="default: all")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
+    parser.add_argument("--json", type=Path, default=Path("bench-results/latest.json"))
+    arguments = parser.parse_args()
+    console = Console()
+    report: dict[str, Any] = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+        "rounds": arguments.rounds,
+        "benches": [],
+    }
+    missed = 0
+    for name in arguments.benches or BENCHES:
+        module = importlib.import_module(f"tests.bench.{name}")
+        console.print(f"[bold]{name}[/bold] …")
+        found = module.run(arguments.rounds)
+        for bench in found if isinstance(found, list) else [found]:
+            report["benches"].append(bench)
+            missed += show(console, bench)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    console.print(f"written to {arguments.json}")
+    return 1 if missed else 0
+
+
+def show(console: Console, bench: dict[str, Any]) -> int:
+    """Print one bench, and return how many required ratios it misses."""
+    table = Table(title=f"{bench['name']} ({bench['unit']})", title_justify="left")
+    figures: dict[str, dict[str, Any]] = {
+        variant: value if isinstance(value, dict) else {bench["unit"]: value}
+        for variant, value in bench["results"].items()
+    }
+    columns = list(dict.fromkeys(column for row in figures.values() for column in row))
+    table.add_column("variant")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for variant, row in figures.items():
+        table.add_row(variant, *(_shown(row.get(column)) for column in columns))
+    console.print(table)
+    missed = 0
+    for ratio, entry in bench["ratios"].items():
+        low, high = entry.get("required"), entry.get("at_most")
+        good = (low is None or entry["value"] >= low) and (high is None or entry["value"] <= high)
+        missed += not good
+        bound = f"at least {low}" if low is not None else f"at most {high}"
+        aim = f", aim {entry['aim']}" if entry.get("aim") else ""
+        mark = "[green]ok[/green]" if good else "[red]MISSED[/red]"
+        console.print(f"  {mark} {ratio}: {entry['value']:.3g} ({bound}{aim})")
+    return missed
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The inbox system from outside: wake-up, start, idle cost, memory of sessions.
+
+Measured on the real program over its public surface.  These are absolute figures, with the
+bounds that the project promises; a loaded machine may miss them, a broken one certainly does.
+"""
+
+from __future__ import annotations
+
+import os
+import smtplib
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.relay_process import RelayProcess
+
+WAITS = 200
+IDLE_SECONDS = 20.0
+IDLE_SESSIONS = 1000
+CLOCK_TICK = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return user and system CPU seconds of one process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICK
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of one process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+
+
+def children(pid: int) -> list[int]:
+    """Return the process ids of all descendants."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *children(int(child))]
+    return found
+
+
+def wake_ups(relay: RelayProcess, count: int) -> list[float]:
+    """Seconds from the 250 of a message (it is committed by then) to the answer of `wait`."""
+    address = relay.create_mailbox(ttl_minutes=60)
+    seconds: list[float] = []
+    with relay.http() as waiter, relay.http() as helper, smtplib.SMTP(*relay.smtp) as client:
+        after = ""
+        for number in range(count):
+            answered: list[tuple[float, Any]] = []
+
+            def wait(after: str = after, answered: list[tuple[float, Any]] = answered) -> None:
+                parameters = {"timeout": "20", **({"after": after} if after else {})}
+                answer = waiter.get(f"/api/v1/mailboxes/{address}/messages/wait", params=parameters)
+                answered.append((time.perf_counter(), answer))
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            time.sleep(0.02)  # the call is waiting by then
+            client.sendmail(
+                "a@example.org", [address], f"Subject: n{number}\r\n\r\ncode 123456\r\n"
+            )
+            committed = time.perf_counter()
+            thread.join()
+            at, answer = answered[0]
+            assert answer.status_code == 200, answer.text
+            after = answer.json()["id"]
+            seconds.append(at - committed)
+        helper.delete(f"/api/v1/mailboxes/{address}")
+    return seconds
+
+
+def idle_cpu(relay: RelayProcess) -> float:
+    """Return the share of one core that an idle relay uses, its children included."""
+    time.sleep(3.0)  # what the work before has left to do
+    pids = [relay.pid, *children(relay.pid)]
+    before = {pid: cpu_seconds(pid) for pid in pids}
+    time.sleep(IDLE_SECONDS)
+    after = sum(cpu_seconds(pid) - before[pid] for pid in pids if Path(f"/proc/{pid}").exists())
+    return after / IDLE_SECONDS
+
+
+def idle_sessions(relay: RelayProcess, count: int) -> float:
+    """Return the megabytes by which `count` greeted sessions make the relay grow."""
+    before = resident_bytes(relay.pid)
+    sessions: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            session = socket.create_connection(relay.smtp, timeout=20)
+            assert session.recv(200).startswith(b"220"), "a session was refused"
+            session.sendall(b"EHLO bench.example\r\n")
+            assert session.recv(2000).startswith(b"250")
+            sessions.append(session)
+        return (resident_bytes(relay.pid) - before) / 1e6
+    finally:
+        for session in sessions:
+            session.close()
+
+
+def run(rounds: int) -> dict[str, Any]:
+    """Measure, on one relay that is started `rounds` + 1 times."""
+    with tempfile.TemporaryDirectory(prefix="relay-bench-") as folder:
+        relay = RelayProcess(
+            Path(folder) / "var",
+            env={
+                "RELAY_LOG__LEVEL": "warning",
+                "RELAY_SMTP__MAX_CONNECTIONS": str(IDLE_SESSIONS + 100),
+                "RELAY_SMTP__MAX_CONNECTIONS_PER_PEER": str(IDLE_SESSIONS + 100),
+            },
+        )
+        first = relay.start()
+        starts = []
+        for _ in range(rounds):
+            relay.stop()
+            starts.append(relay.start())
+        try:
+            idle = idle_cpu(relay)
+            wakes = sorted(wake_ups(relay, WAITS))
+            grown = idle_sessions(relay, IDLE_SESSIONS)
+        finally:
+            relay.stop()
+    p50, p99 = statistics.median(wakes), wakes[int(len(wakes) * 0.99)]
+    return {
+        "name": "inbox",
+        "unit": "value",
+        "results": {
+            "wait answers after commit, p50 (ms)": p50 * 1e3,
+            "wait answers after commit, p99 (ms)": p99 * 1e3,
+            "first start, with initdb (s)": first,
+            "start on existing data (s)": statistics.median(starts),
+            "idle, whole program (share of a core)": idle,
+            f"{IDLE_SESSIONS} idle SMTP sessions (MB)": grown,
+        },
+        "ratios": {
+            "wake-up p50, ms": {"value": p50 * 1e3, "at_most": 10.0},
+            "start on existing data, s": {"value": statistics.median(starts), "at_most": 2.0},
+            "idle, share of a core": {"value": idle, "at_most": 0.01},
+            "1000 idle sessions, MB": {"value": grown, "at_most": 100.0},
+        },
+    }

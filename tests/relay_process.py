@@ -1,0 +1,133 @@
+"""A relay of its own for a test: the real program, on free ports and a temporary directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_TIMEOUT = 60.0  # initdb on a busy machine; an ordinary start takes under two seconds
+
+
+class RelayProcess:
+    """`relay up` in a process; use it as a context manager, or start and stop it by hand.
+
+    It may be started again after it ended, on the same data directory and, if `keep_ports`,
+    on the same ports.
+    """
+
+    def __init__(
+        self, data_dir: Path, *, env: dict[str, str] | None = None, arguments: tuple[str, ...] = ()
+    ) -> None:
+        self.data_dir = data_dir
+        self.env = {"RELAY_SMTP__BIND": "127.0.0.1:0", "RELAY_HTTP__BIND": "127.0.0.1:0"}
+        self.env.update(env or {})
+        self.arguments = arguments
+        self.process: subprocess.Popen[bytes] | None = None
+        self.run: dict[str, Any] = {}
+        self.log_file = data_dir.with_name(data_dir.name + ".log")
+
+    def __enter__(self) -> RelayProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Start the program without waiting for it to be ready."""
+        self.run_file.unlink(missing_ok=True)
+        with open(self.log_file, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "relay", "up", "--data-dir", self.data_dir, *self.arguments],
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return self.process
+
+    def start(self) -> float:
+        """Start and wait until it is ready; returns the seconds that took."""
+        began = time.monotonic()
+        process = self.spawn()
+        while not self.run_file.exists():
+            if process.poll() is not None:
+                raise RuntimeError(f"relay ended with {process.returncode}:\n{self.log_tail()}")
+            if time.monotonic() > began + START_TIMEOUT:
+                self.kill()
+                raise RuntimeError(f"relay was not ready in time:\n{self.log_tail()}")
+            time.sleep(0.005)
+        took = time.monotonic() - began
+        self.run = json.loads(self.run_file.read_text())
+        return took
+
+    @property
+    def run_file(self) -> Path:
+        """Where the relay publishes how to reach it."""
+        return self.data_dir / "run" / "relay.json"
+
+    @property
+    def pid(self) -> int:
+        """The process id while it runs."""
+        assert self.process is not None
+        return self.process.pid
+
+    def keep_ports(self) -> None:
+        """Let the next start take the ports of this one."""
+        self.env["RELAY_SMTP__BIND"] = self.run["smtp"]
+        self.env["RELAY_HTTP__BIND"] = self.run["http"].removeprefix("http://")
+
+    def stop(self, timeout: float = 30.0) -> int:
+        """Ask it to stop (SIGTERM), and return its exit code."""
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL, as an outage would; its database server may live on."""
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+    def log_tail(self, lines: int = 40) -> str:
+        """Return the end of what it wrote."""
+        text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    @property
+    def smtp(self) -> tuple[str, int]:
+        """Host and port of the SMTP listener."""
+        host, _, port = self.run["smtp"].rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def http(self, **headers: str) -> httpx.Client:
+        """Return a client of the HTTP API, as the administrator unless headers say otherwise."""
+        return httpx.Client(
+            base_url=self.run["http"],
+            headers=headers or {"Authorization": f"Bearer {self.run['admin_token']}"},
+            timeout=40.0,
+        )
+
+    def create_mailbox(self, **query: Any) -> str:
+        """Create a mailbox as the administrator, and return its address."""
+        with self.http() as client:
+            answer = client.post("/api/v1/mailboxes", params=query)
+            answer.raise_for_status()
+            return str(answer.json()["address"])
