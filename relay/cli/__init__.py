@@ -1,0 +1,114 @@
+"""The command `relay`: the program itself, and what operates it from outside.
+
+Each file of this package is one group of commands.  Commands import what is slow to load
+(HTTP, Trio, the relay itself) only when they run, so that `--help`, completion and the
+small commands answer at once.
+
+Promises: results on stdout, everything else on stderr; a failure is one sentence and an
+exit code (`relay.cli.exits`), never a traceback unless RELAY_LOG__LEVEL is debug; an
+interrupt ends with 130; a reader that goes away ends us quietly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+import click
+
+from relay import __version__
+from relay.cli import config, db, demo, doctor, exits, key, mailbox, messages, status, tail, up
+from relay.errors import ConfigError, DatabaseUnavailable
+
+EPILOG = f"""\
+\b
+{exits.HELP}
+
+\b
+Completion: eval "$(_RELAY_COMPLETE=bash_source relay)" in ~/.bashrc;
+zsh_source and fish_source likewise."""
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EPILOG,
+)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def cli() -> None:
+    """One supervised program that owns a product's mail.
+
+    `relay up` runs it; the other commands find the running relay through its data directory.
+    """
+
+
+for command in (
+    up.up,
+    demo.demo,
+    status.status,
+    tail.tail,
+    mailbox.mailbox,
+    messages.messages,
+    key.key,
+    db.db,
+    config.config,
+    doctor.doctor,
+):
+    cli.add_command(command)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    # Names and subjects may hold what the locale cannot spell; show that rather than fail.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    code = _run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = exits.PIPE
+    if code == exits.PIPE:
+        # The interpreter flushes once more on its way out, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _run() -> int:
+    try:
+        with cli.make_context("relay", sys.argv[1:]) as context:
+            result = cli.invoke(context)
+        return result if isinstance(result, int) else exits.OK
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as wrong:
+        wrong.show()
+        return wrong.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        return exits.PIPE
+    except exits.Failure as failure:
+        return _say(failure, failure.code)
+    except ConfigError as error:
+        return _say(error, exits.CONFIG)
+    except DatabaseUnavailable as error:
+        return _say(error, exits.UNAVAILABLE)
+    except Exception as error:  # the boundary of the program: everything becomes a sentence
+        text = " ".join(str(error).split())
+        sentence = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return _say(
+            error,
+            exits.INTERNAL,
+            f"Internal failure: {sentence} (RELAY_LOG__LEVEL=debug shows where).",
+        )
+
+
+def _say(error: Exception, code: int, sentence: str | None = None) -> int:
+    if os.environ.get("RELAY_LOG__LEVEL", "").strip().lower() == "debug":
+        traceback.print_exception(error)
+    with contextlib.suppress(OSError):  # nobody reads stderr: the exit code still tells
+        click.echo(f"relay: {sentence or error}", err=True)
+    return code

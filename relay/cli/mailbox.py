@@ -1,0 +1,136 @@
+"""`relay mailbox`: make, list, show and delete expiring addresses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from relay.cli import options, output
+from relay.cli.client import Api, segment
+from relay.cli.messages import token_from
+
+BASE = "/api/v1/mailboxes"
+
+
+@click.group()
+def mailbox() -> None:
+    """Expiring addresses."""
+
+
+@mailbox.command()
+@click.option(
+    "--ttl", type=click.IntRange(1), metavar="MIN", help="Minutes to live; else the plan's."
+)
+@click.option("--local-part", metavar="X", help="The part before the @; else a random one.")
+@click.option("--domain", metavar="D", help="One of the relay's domains; else the first.")
+@click.option("--webhook-url", metavar="U", help="Where new messages are announced.")
+@click.option(
+    "--anonymous",
+    is_flag=True,
+    help="Without credentials, plan free: prints the session token in a second line.",
+)
+@options.token
+@options.data_dir
+@options.as_json
+def create(
+    ttl: int | None,
+    local_part: str | None,
+    domain: str | None,
+    webhook_url: str | None,
+    anonymous: bool,
+    token: str | None,
+    data_dir: Path,
+    as_json: bool,
+) -> None:
+    """Make a mailbox and print its address."""
+    if anonymous and token:
+        raise click.UsageError("--anonymous and --token exclude each other.")
+    asked = {
+        "ttl_minutes": ttl,
+        "local_part": local_part,
+        "domain": domain,
+        "webhook_url": webhook_url,
+    }
+    with Api.find(data_dir, token=token_from(token), anonymous=anonymous) as api:
+        made = api.call(
+            "POST", BASE, json={name: value for name, value in asked.items() if value is not None}
+        ).json()
+    if as_json:
+        output.document(made)
+        return
+    output.say(output.line(made["address"]))
+    if made.get("session_token"):
+        output.say(output.line(made["session_token"]))
+    if output.is_terminal(sys.stderr):
+        output.note(f"expires {output.until(made['expires_at'])}, plan {made['plan']}")
+
+
+@mailbox.command(name="list")
+@options.limit(50)
+@options.token
+@options.data_dir
+@options.as_json
+def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """List mailboxes, newest first."""
+    with Api.find(data_dir, token=token_from(token)) as api:
+        found = list(api.pages(BASE, limit=None if everything else limit))
+    if as_json:
+        output.document(found)
+        return
+    output.table(
+        ("address", "state", "expires", "owner", "messages"),
+        [
+            (
+                output.line(item["address"]),
+                state(item),
+                output.until(item["expires_at"]),
+                output.line(item["owner_type"]),
+                str(item["message_count"]),
+            )
+            for item in found
+        ],
+    )
+
+
+@mailbox.command()
+@click.argument("address")
+@options.token
+@options.data_dir
+@options.as_json
+def show(address: str, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Show one mailbox."""
+    with Api.find(data_dir, token=token_from(token)) as api:
+        item = api.get(f"{BASE}/{segment(address)}")
+    if as_json:
+        output.document(item)
+        return
+    output.fields(
+        [
+            ("address", output.line(item["address"])),
+            ("state", state(item)),
+            (
+                "expires",
+                f"{output.moment(item['expires_at'])} ({output.until(item['expires_at'])})",
+            ),
+            ("owner", output.line(item["owner_type"])),
+            ("messages", str(item["message_count"])),
+        ]
+    )
+
+
+@mailbox.command()
+@click.argument("address")
+@options.token
+@options.data_dir
+def delete(address: str, token: str | None, data_dir: Path) -> None:
+    """Delete a mailbox: it accepts and shows nothing from now on."""
+    with Api.find(data_dir, token=token_from(token)) as api:
+        api.call("DELETE", f"{BASE}/{segment(address)}")
+
+
+def state(item: dict[str, Any]) -> tuple[str, str]:
+    """Return the state of a listed mailbox as a cell."""
+    return ("active", "green") if item["is_active"] else ("expired", "bright_black")

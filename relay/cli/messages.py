@@ -1,0 +1,196 @@
+"""`relay messages`: list, read, fetch raw, and wait for mail in a mailbox."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from relay.cli import exits, options, output
+from relay.cli.client import Api, segment
+
+WAIT_STEP = 30.0  # seconds one call waits; longer waits are several calls
+
+
+@click.group()
+def messages() -> None:
+    """The mail in a mailbox."""
+
+
+@messages.command(name="list")
+@click.argument("address")
+@click.option("--query", metavar="Q", help="Only messages that contain this.")
+@options.limit(20)
+@options.token
+@options.data_dir
+@options.as_json
+def list_(
+    address: str,
+    query: str | None,
+    limit: int,
+    everything: bool,
+    token: str | None,
+    data_dir: Path,
+    as_json: bool,
+) -> None:
+    """List the messages of ADDRESS, newest first."""
+    with Api.find(data_dir, token=token_from(token)) as api:
+        found = list(api.pages(path_of(address), limit=None if everything else limit, q=query))
+    if as_json:
+        output.document(found)
+        return
+    output.table(
+        ("id", "received", "from", "subject", "size", ""),
+        [
+            (
+                output.line(item["id"]),
+                output.moment(item["received_at"]),
+                output.line(item["from_address"]),
+                output.line(item["subject"]),
+                output.size(item["size"]),
+                ("", "") if item["is_read"] else ("new", "green"),
+            )
+            for item in found
+        ],
+    )
+
+
+@messages.command()
+@click.argument("address")
+@click.argument("message_id", metavar="ID")
+@options.token
+@options.data_dir
+@options.as_json
+def show(address: str, message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Show a message of ADDRESS, and mark it read."""
+    with Api.find(data_dir, token=token_from(token)) as api:
+        message = api.get(f"{path_of(address)}/{segment(message_id)}")
+    present(message, as_json)
+
+
+@messages.command()
+@click.argument("address")
+@click.argument("message_id", metavar="ID")
+@options.token
+@options.data_dir
+def raw(address: str, message_id: str, token: str | None, data_dir: Path) -> None:
+    """Write a message of ADDRESS to stdout, byte for byte as it was accepted."""
+    with (
+        Api.find(data_dir, token=token_from(token)) as api,
+        api.stream(f"{path_of(address)}/{segment(message_id)}/raw", quiet=30.0) as chunks,
+    ):
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+
+
+@messages.command()
+@click.argument("address")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait.",
+)
+@click.option("--from", "sender", metavar="X", help="Only from an address that contains this.")
+@click.option("--subject", metavar="X", help="Only with a subject that contains this.")
+@click.option("--after", metavar="ID|TIME", help="Only after this message or time.")
+@options.token
+@options.data_dir
+@options.as_json
+def wait(
+    address: str,
+    timeout: float,
+    sender: str | None,
+    subject: str | None,
+    after: str | None,
+    token: str | None,
+    data_dir: Path,
+    as_json: bool,
+) -> int:
+    """Wait for a message in ADDRESS and show it; one that is already there counts.
+
+    Exit code 0 with the message, 1 when none came in time or the mailbox expired.
+    """
+    with (
+        Api.find(data_dir, token=token_from(token)) as api,
+        output.working(f"Waiting for mail to {output.line(address)}"),
+    ):
+        message = await_message(
+            api, address, timeout, **{"from": sender, "subject": subject, "after": after}
+        )
+    if message is None:
+        output.note(f"relay: No message came to {output.line(address)} within {timeout:g} s.")
+        return exits.REFUSED
+    present(message, as_json)
+    return exits.OK
+
+
+def await_message(
+    api: Api, address: str, timeout: float, **filters: str | None
+) -> dict[str, Any] | None:
+    """Return the oldest match within `timeout` seconds, else None; a dead mailbox is a Failure."""
+    end = time.monotonic() + timeout
+    while True:
+        step = min(WAIT_STEP, max(0.0, end - time.monotonic()))
+        response = api.call(
+            "GET",
+            f"{path_of(address)}/wait",
+            params={"timeout": f"{step:g}", **filters},
+            timeout=step + 15.0,
+        )
+        if response.status_code == 200:
+            message: dict[str, Any] = response.json()
+            return message
+        if time.monotonic() >= end:
+            return None
+
+
+def path_of(address: str) -> str:
+    """Return the path of the messages of a mailbox."""
+    return f"/api/v1/mailboxes/{segment(address)}/messages"
+
+
+def token_from(token: str | None) -> str | None:
+    """Return the value of `--token`, read from standard input where it is `-`."""
+    return sys.stdin.readline().strip() if token == "-" else token  # noqa: S105 - not a secret
+
+
+def present(message: dict[str, Any], as_json: bool) -> None:
+    """Write a whole message: as the API gives it, or as a person reads one."""
+    if as_json:
+        output.document(message)
+        return
+    output.fields(
+        [
+            ("id", output.line(message["id"])),
+            ("from", output.line(message["from_address"])),
+            ("to", output.line(_listed(message.get("to")))),
+            ("subject", (output.line(message["subject"]), "bright_white")),
+            ("received", output.moment(message["received_at"])),
+            ("size", output.size(message["size"])),
+            ("code", (output.line(message.get("otp")), "green")),
+            *(("link", (output.line(link), "cyan")) for link in message.get("links") or []),
+            *(("attachment", _attachment(a)) for a in message.get("attachments") or []),
+        ]
+    )
+    body = message.get("body_text")
+    if body is None and message.get("body_html"):
+        body = "(only HTML; see it with --json, or in the browser)"
+    if body:
+        output.say()
+        output.say(output.safe(body).rstrip("\n"))
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+
+
+def _attachment(item: dict[str, Any]) -> str:
+    name = output.line(item.get("filename")) or "(unnamed)"
+    return f"{name} ({output.line(item.get('content_type'))}, {output.size(item.get('size'))})"

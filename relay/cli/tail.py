@@ -1,0 +1,225 @@
+"""`relay tail`: the structured log of the running relay, filtered, live with `-f`.
+
+Promises
+  * `--level` and `--actor` are applied by the relay, `--grep` here; several are ANDed.
+  * A line that cannot match is dropped on a search of its bytes and never parsed, a whole
+    chunk at once where the text sought does not occur in it at all.
+  * With `--json` the relay's own lines are passed on, byte for byte.
+
+Fails: when the relay stops, what has come is shown, a note says so, and the exit code is 0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+
+from relay.cli import options, output
+from relay.cli.client import Api
+from relay.cli.exits import Failure
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FIRST = ("timestamp", "level", "actor", "event")
+
+# Characters that every JSON writer spells as themselves, so that bytes can be searched.
+_PLAIN = re.compile(r"[ !#-.0-;=?-\[\]-~]*")
+
+_RESET, _DIM, _BOLD = "\x1b[0m", "\x1b[2m", "\x1b[1m"
+_COLOURS = {
+    "debug": "\x1b[2m",
+    "info": "\x1b[32m",
+    "warning": "\x1b[33m",
+    "error": "\x1b[31m",
+    "critical": "\x1b[1;31m",
+}
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is logged from now on.")
+@click.option("--actor", metavar="A", help="Only what this actor logged.")
+@click.option("--level", type=click.Choice(LEVELS), help="Only this level and graver ones.")
+@click.option(
+    "--grep",
+    "terms",
+    multiple=True,
+    metavar="K=V",
+    help="Only lines whose field K is V; K=~REGEX: whose field K matches. May be repeated.",
+)
+@options.data_dir
+@click.option("--json", "as_json", is_flag=True, help="The log's own lines of JSON.")
+def tail(
+    follow: bool,
+    actor: str | None,
+    level: str | None,
+    terms: tuple[str, ...],
+    data_dir: Path,
+    as_json: bool,
+) -> None:
+    """Show the log since the relay's start; with -f, live."""
+    filters = [Term.parse(term) for term in terms]
+    write = _writer(as_json, output.has_colour(sys.stdout))
+    with Api.find(data_dir) as api:
+        try:
+            with api.stream(
+                "/api/v1/logs",
+                quiet=None if follow else 30.0,
+                level=level,
+                actor=actor,
+                follow="1" if follow else None,
+            ) as chunks:
+                for lines in matching(blocks(chunks), filters):
+                    write(lines)
+        except Failure as failure:
+            if not (follow and isinstance(failure.__cause__, Exception)):
+                raise
+            output.note(f"relay: {failure}")
+        else:
+            if follow:
+                output.note("relay: The relay has stopped.")
+
+
+class Term:
+    """One `--grep`: field K is V, or matches a regular expression."""
+
+    def __init__(self, field: str, text: str, pattern: re.Pattern[str] | None = None) -> None:
+        self.field, self.text, self.pattern = field, text, pattern
+        needles = [f'"{field}"'] if _PLAIN.fullmatch(field) else []
+        if pattern is None and _PLAIN.fullmatch(text):
+            needles.append(text)
+        # All of these occur in every line that matches.
+        self.needles = tuple(needle.encode() for needle in needles)
+
+    @classmethod
+    def parse(cls, term: str) -> Term:
+        """Read `K=V` or `K=~REGEX`."""
+        field, equals, text = term.partition("=")
+        if not equals or not field:
+            raise click.BadParameter(f"{term!r} is not K=V", param_hint="--grep")
+        if not text.startswith("~"):
+            return cls(field, text)
+        try:
+            return cls(field, text[1:], re.compile(text[1:]))
+        except re.error as error:
+            raise click.BadParameter(
+                f"{text[1:]!r} is not a regular expression ({error})", param_hint="--grep"
+            ) from error
+
+    def matches(self, line: dict[str, Any]) -> bool:
+        """Tell whether a parsed line has the field, and the field the value."""
+        if self.field not in line:
+            return False
+        value = line[self.field]
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return self.pattern.search(text) is not None if self.pattern else text == self.text
+
+
+class _Writer(Protocol):
+    def __call__(self, lines: list[bytes]) -> None: ...
+
+
+def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what has come, cut at the last complete line; a rest without an end comes last."""
+    rest = b""
+    for chunk in chunks:
+        end = chunk.rfind(b"\n") + 1
+        if not end:
+            rest += chunk
+            continue
+        yield rest + chunk[:end]
+        rest = chunk[end:]
+    if rest:
+        yield rest
+
+
+def matching(found: Iterable[bytes], terms: list[Term]) -> Iterator[list[bytes]]:
+    """Yield, block by block, the lines that every term matches."""
+    needles = [needle for term in terms for needle in term.needles]
+    for block in found:
+        if not all(needle in block for needle in needles):
+            continue
+        lines = [line for line in block.split(b"\n") if line]
+        for needle in needles:
+            lines = [line for line in lines if needle in line]
+        if terms:
+            lines = [line for line in lines if _agree(line, terms)]
+        if lines:
+            yield lines
+
+
+def _agree(line: bytes, terms: list[Term]) -> bool:
+    try:
+        parsed = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(parsed, dict) and all(term.matches(parsed) for term in terms)
+
+
+def _writer(as_json: bool, colour: bool) -> _Writer:
+    if as_json:
+
+        def write(lines: list[bytes]) -> None:
+            sys.stdout.buffer.write(b"\n".join(lines) + b"\n")
+            sys.stdout.buffer.flush()
+
+    else:
+        render = Renderer(colour)
+
+        def write(lines: list[bytes]) -> None:
+            sys.stdout.write("".join(render(line) + "\n" for line in lines))
+            sys.stdout.flush()
+
+    return write
+
+
+class Renderer:
+    """Turns a line of JSON into one that is read by people."""
+
+    def __init__(self, colour: bool) -> None:
+        self._colour = colour
+        self._minutes: dict[str, str] = {}  # a minute in UTC -> the same in local time
+
+    def __call__(self, raw: bytes) -> str:
+        """Return the time (local), level, actor, event and every other field as key=value."""
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            return output.line(raw.decode("utf-8", "backslashreplace"))
+        stamp = self._local(str(line.get("timestamp", "")))
+        level, actor, event = (output.line(line.get(name)) for name in FIRST[1:])
+        rest = [(key, line[key]) for key in line if key not in FIRST]
+        if not self._colour:
+            pairs = "".join(f" {output.line(key)}={_value(value)}" for key, value in rest)
+            return f"{stamp} {level:<8} {actor:<10} {event}{pairs}"
+        pairs = "".join(f" {_DIM}{output.line(key)}={_RESET}{_value(value)}" for key, value in rest)
+        return (
+            f"{_DIM}{stamp}{_RESET} {_COLOURS.get(level, '')}{level:<8}{_RESET} "
+            f"{actor:<10} {_BOLD}{event}{_RESET}{pairs}"
+        )
+
+    def _local(self, stamp: str) -> str:
+        # Zones differ by whole minutes, so a conversion a minute is enough: "2026-11-20T19:46".
+        minute = stamp[:16]
+        local = self._minutes.get(minute)
+        if local is None:
+            try:
+                local = datetime.fromisoformat(minute + "+00:00").astimezone().strftime("%H:%M")
+            except ValueError:
+                return output.line(stamp)
+            self._minutes[minute] = local
+        return local + stamp[16:23]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        text = output.line(value)
+        return text if text and " " not in text and '"' not in text else json.dumps(text)
+    return output.line(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
