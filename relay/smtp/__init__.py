@@ -1,0 +1,1 @@
+"""SMTP: the server that receives mail."""

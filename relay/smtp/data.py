@@ -70,6 +70,11 @@ class DataDecoder:
         """Bytes of the message read so far, dots unstuffed, text dropped or not."""
         return self._dropped + self._counted - self._dots
 
+    @property
+    def held(self) -> int:
+        """Bytes of text in memory."""
+        return len(self._buffer)
+
     def feed(self, chunk: bytes) -> bool:
         """Take the next bytes and return `done`."""
         buffer = self._buffer

@@ -1,0 +1,101 @@
+"""Ingest: takes mail by SMTP and hands it to the writer.
+
+Promises:
+- It serves on copies of the sockets it was given, so the port and the queue of connections
+  survive its restart.
+- Paused: new sessions get 421 4.3.2, open ones finish; port and address stay.
+- Draining: no new session; idle ones get 421 4.3.2 at once; a session with a message in hand may
+  finish it, for as long as its supervisor's `drain_timeout` allows.
+
+Fails: one session's error ends nothing but its transaction.  Without file descriptors it waits
+for sessions to end.  Without the writer or the database, sessions get 4xx.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import trio
+
+from actors.letters import Accept, Accepted, Reply
+from relay.db.pool import Pool
+from relay.errors import TemporaryFailure
+from relay.log import get_logger
+from relay.mailboxes.accept import Lookups, message_id
+from relay.mailboxes.address import canonical
+from relay.smtp.limits import SmtpLimits
+from relay.smtp.server import Filter, Server
+from supervisor import Context, Mailbox
+
+log = get_logger()
+
+_BEAT_EVERY = 5.0  # s
+
+
+class _Mailboxes:
+    """What sessions see of the database: a shared look-up, and the writer's mailbox."""
+
+    def __init__(self, lookups: Lookups, writer: Mailbox[Accept]) -> None:
+        self.find = lookups.find
+        self._writer = writer
+
+    async def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> str | None:
+        reply: Reply[Accepted] = Reply()
+        letter = Accept(
+            reverse_path,
+            tuple((message_id(), address) for address in recipients),
+            raw,
+            reply,
+        )
+        try:
+            self._writer.send_nowait(letter)
+        except trio.WouldBlock:
+            await self._writer.send(letter)
+        except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
+            raise TemporaryFailure("the writer has ended") from error
+        accepted = await reply.wait()
+        if accepted.error is not None:
+            raise TemporaryFailure(accepted.error)
+        return str(next(iter(accepted.stored.values()))) if accepted.stored else None
+
+
+async def run(
+    ctx: Context,
+    *,
+    sockets: Sequence[socket.socket],
+    pool: Pool,
+    writer: Mailbox[Accept],
+    limits: SmtpLimits | None = None,
+    domains: Sequence[str] = ("relay.localhost",),
+    filter_: Filter | None = None,
+) -> None:
+    """Serve SMTP on `sockets`, which listen already and stay open, until drained."""
+    lookups = Lookups(pool)
+    server = Server(
+        _Mailboxes(lookups, writer), canonical, limits=limits, domains=domains, filter_=filter_
+    )
+    copies = [one.dup() for one in sockets]
+    try:
+        async with trio.open_nursery() as service:
+            service.start_soon(lookups.run)
+            service.start_soon(server.watch)
+            async with trio.open_nursery() as sessions, trio.open_nursery() as listeners:
+                for copy in copies:
+                    copy.setblocking(False)
+                    listeners.start_soon(_accept, server, copy, sessions, ctx)
+                ctx.ready()
+                async for _ in ctx.every(_BEAT_EVERY):
+                    pass
+                listeners.cancel_scope.cancel()
+                server.drain()
+            service.cancel_scope.cancel()
+    finally:
+        for copy in copies:
+            copy.close()
+
+
+async def _accept(
+    server: Server, listener: socket.socket, sessions: trio.Nursery, ctx: Context
+) -> None:
+    await server.accept(listener, sessions, paused=lambda: ctx.paused)

@@ -1,0 +1,221 @@
+"""The writer: makes accepted mail durable, many messages to one commit.
+
+Every way in (SMTP, SNS, the relay's own loop) sends it `Accept` letters and awaits their
+`Reply`.  While a commit is under way letters gather in the mailbox; whoever commits next takes
+them all, so the price of a flush is shared by as many as are waiting.
+
+Promises:
+- A letter is settled as stored only after its COMMIT.  Message ids come with the letter: one
+  that is handed over again after a crash is stored once and still settled.
+- A letter that the database refuses fails alone: its batch is done again one by one.
+- A commit that has begun is not broken off by the end of the session that waits for it; when the
+  writer itself is cancelled it gets `GRACE` seconds.
+- A commit whose answer was lost is looked up by id on a fresh connection.
+
+Fails: while the database is away every letter is settled with an error at once, and the sender
+answers 4xx; nothing is kept for later, since whoever sent it still has it.
+
+| the relay dies …                     | the message                  | the client heard |
+|--------------------------------------|------------------------------|------------------|
+| before COMMIT                        | is not there                 | nothing          |
+| after COMMIT, before the reply       | is there, and may come again | nothing          |
+| after the reply                      | is there                     | 250              |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from uuid import UUID
+
+import psycopg
+import trio
+from prometheus_client import Counter, Histogram
+
+from actors.letters import Accept, Accepted
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.log import get_logger
+from relay.mailboxes.accept import LARGE, Row, insert_many, insert_one, stored_among
+from relay.metrics import registry
+from supervisor import Context, Drained, Held
+
+log = get_logger()
+
+GRACE = 4.0
+"""Seconds that a commit under way is given when the writer is cancelled."""
+
+_COMMIT_TIMEOUT = 30.0  # s; the pool's own deadlines come first
+_CHECK_TIMEOUT = 5.0  # s
+
+_ROWS = Histogram(
+    "relay_writer_batch_rows",
+    "Messages a commit.",
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, math.inf),
+    registry=registry,
+)
+_FAILED = Counter(
+    "relay_writer_failed_letters", "Letters that could not be stored.", registry=registry
+)
+
+
+async def run(
+    ctx: Context,
+    *,
+    pool: Pool,
+    committers: int = 2,
+    batch_rows: int = 256,
+    batch_bytes: int = 1024 * 1024,
+) -> None:
+    """Store letters until drained.  `committers` commits may be under way at once, each of at most
+    `batch_rows` messages and about `batch_bytes` bytes (one message may be larger)."""
+    writer = _Writer(ctx, pool, batch_rows, batch_bytes)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.hurry)
+        async with trio.open_nursery() as committing:
+            for _ in range(committers):
+                committing.start_soon(writer.commit_all)
+            ctx.ready()
+        nursery.cancel_scope.cancel()
+
+
+def dead(letter: Accept, attempts: int) -> None:
+    """Settle a letter that its mailbox gives up (`on_dead`): the sender answers 451."""
+    log.error("writer.dead_letter", attempts=attempts, bytes=len(letter.raw))
+    _FAILED.inc()
+    letter.reply.settle(Accepted({}, "the message could not be stored"))
+
+
+class _Writer:
+    def __init__(self, ctx: Context, pool: Pool, batch_rows: int, batch_bytes: int) -> None:
+        self._ctx = ctx
+        self._pool = pool
+        self._batch_rows = batch_rows
+        self._batch_bytes = batch_bytes
+        self._shields: set[trio.CancelScope] = set()
+
+    async def hurry(self) -> None:
+        """When the writer is cancelled, give the commits under way their last seconds."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            latest = trio.current_time() + GRACE
+            for shield in self._shields:
+                shield.deadline = min(shield.deadline, latest)
+
+    async def commit_all(self) -> None:
+        """Take what has gathered and store it, again and again, until drained."""
+        while True:
+            try:
+                held = await self._ctx.inbox.take(self._batch_rows)
+            except Drained:
+                return
+            with trio.CancelScope(
+                shield=True, deadline=trio.current_time() + _COMMIT_TIMEOUT
+            ) as shield:
+                self._shields.add(shield)
+                try:
+                    await self._commit(held)
+                finally:
+                    self._shields.discard(shield)
+            if shield.cancelled_caught:
+                log.error("writer.commit_timed_out", letters=len(held))
+                _settle_failed(held, "the commit took too long")
+            self._ctx.beat()
+
+    async def _commit(self, held: Sequence[Held[Accept]]) -> None:
+        for batch in self._batches(held):
+            again = any(one.attempts > 1 for one in batch)
+            stored: set[UUID] | None
+            try:
+                stored = await self._insert(batch, again=again)
+            except DatabaseUnavailable as error:
+                stored = await self._look(batch, str(error))
+            except psycopg.Error as error:
+                if len(batch) > 1:
+                    log.warning("writer.batch_refused", letters=len(batch), error=str(error))
+                    for one in batch:
+                        await self._commit([one])
+                    continue
+                log.exception("writer.letter_refused", bytes=len(batch[0].letter.raw))
+                stored = None
+            if stored is None:
+                _settle_failed(batch, "the database did not take the message")
+            else:
+                _settle_stored(batch, stored)
+
+    def _batches(self, held: Sequence[Held[Accept]]) -> Iterator[list[Held[Accept]]]:
+        """Cut what was taken so that no statement grows beyond measure."""
+        batch: list[Held[Accept]] = []
+        size = 0
+        for one in held:
+            letter = one.letter
+            if len(letter.recipients) != 1 or len(letter.raw) > LARGE:
+                yield [one]
+                continue
+            if size + len(letter.raw) > self._batch_bytes and batch:
+                yield batch
+                batch, size = [], 0
+            batch.append(one)
+            size += len(letter.raw)
+        if batch:
+            yield batch
+
+    async def _insert(self, batch: list[Held[Accept]], *, again: bool) -> set[UUID]:
+        letter = batch[0].letter
+        before: set[UUID] = set()
+        if again:
+            # Its first attempt may have been committed: ON CONFLICT would store nothing and
+            # return nothing.
+            before = await stored_among(self._pool, _ids(batch), timeout=_CHECK_TIMEOUT)
+        if len(letter.recipients) != 1 or len(letter.raw) > LARGE:
+            return before | await insert_one(
+                self._pool, letter.reverse_path, letter.recipients, letter.raw
+            )
+        rows = []
+        for one in batch:
+            letter = one.letter
+            identity, address = letter.recipients[0]
+            rows.append(Row(identity, address, letter.reverse_path, letter.raw))
+        return before | await insert_many(self._pool, rows)
+
+    async def _look(self, batch: list[Held[Accept]], why: str) -> set[UUID] | None:
+        """The connection was lost on the way: what of the batch is stored?  None: unknown.
+
+        None found is unknown as well: the server may still be at work on the statement.
+        """
+        log.warning("writer.database_unavailable", letters=len(batch), error=why)
+        try:
+            return await stored_among(self._pool, _ids(batch), timeout=_CHECK_TIMEOUT) or None
+        except (DatabaseUnavailable, psycopg.Error):
+            return None
+
+
+def _ids(batch: Sequence[Held[Accept]]) -> list[UUID]:
+    return [identity for one in batch for identity, _ in one.letter.recipients]
+
+
+def _settle_stored(batch: Sequence[Held[Accept]], stored: set[UUID]) -> None:
+    size = 0
+    for one in batch:
+        letter = one.letter
+        letter.reply.settle(
+            Accepted(
+                {address: identity for identity, address in letter.recipients if identity in stored}
+            )
+        )
+        one.done()
+        size += len(letter.raw)
+    _ROWS.observe(len(stored))
+    if len(stored) == 1:
+        log.info("writer.stored", messages=1, bytes=size, id=str(next(iter(stored))))
+    else:
+        log.info("writer.stored", messages=len(stored), bytes=size)
+
+
+def _settle_failed(batch: Sequence[Held[Accept]], error: str) -> None:
+    for one in batch:
+        if not one.letter.reply.settled:
+            _FAILED.inc()
+            one.letter.reply.settle(Accepted({}, error))
+        one.done()

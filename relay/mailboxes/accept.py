@@ -1,0 +1,237 @@
+"""How mail enters the database: who may receive, and the INSERT that many messages share.
+
+`Lookups` answers RCPT for all sessions, with one query for all that ask meanwhile.  `insert_many`
+and `insert_one` make messages durable; `stored_among` says which of them already are.
+
+Promises:
+- Whether a mailbox is live (`is_active AND expires_at > clock_timestamp()`) is decided by the
+  database's clock, at RCPT and again inside the accepting INSERT.  Nothing is cached.
+- Every statement is a transaction of its own (autocommit): when it has returned, its rows are
+  durable.
+- Message ids come from the caller, so a statement repeated stores nothing twice.
+
+Fails with `DatabaseUnavailable` when nothing is known about the outcome, with psycopg's own
+errors when the statement was refused and nothing was stored.
+
+Why `INSERT … SELECT FROM unnest(…)`: one statement, one plan, one round trip and one flush
+for any number of messages; COPY could not check the mailbox, executemany would be a round of
+the executor each.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import trio
+
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable, RelayError
+from relay.log import get_logger
+
+log = get_logger()
+
+LARGE = 256 * 1024
+"""Bytes from which a message has a statement to itself."""
+
+_SHED = 1024 * 1024  # bytes; libpq never shrinks a connection's buffer, so it is not used again
+
+
+def message_id() -> UUID:
+    """Make a UUIDv7 (RFC 9562, 5.7): rows made together lie together in every index."""
+    milliseconds = time.time_ns() // 1_000_000
+    random = int.from_bytes(os.urandom(10), "big")
+    return UUID(
+        int=milliseconds << 80
+        | 0x7 << 76
+        | (random >> 64 & 0xFFF) << 64
+        | 0x2 << 62
+        | random & 0x3FFF_FFFF_FFFF_FFFF
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message for one mailbox, to be stored under an id of the caller's."""
+
+    id: UUID
+    address: str
+    reverse_path: str
+    raw: bytes
+
+
+async def insert_many(pool: Pool, rows: Sequence[Row]) -> set[UUID]:
+    """Store rows whose mailboxes are live; return the ids stored now.
+
+    Keep them small together (`LARGE` each, a mebibyte in all): PostgreSQL spreads the arrays out
+    in memory.
+    """
+    found = await pool.fetch(
+        """
+        INSERT INTO relay.messages (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
+        SELECT o.id, m.id, clock_timestamp(), o.reverse_path, o.address, o.raw
+        FROM unnest(%b::uuid[], %b::text[], %b::text[], %b::bytea[])
+             AS o (id, address, reverse_path, raw)
+        JOIN relay.mailboxes m ON m.address = o.address
+        WHERE m.is_active
+          AND m.expires_at > clock_timestamp()
+        ON CONFLICT (id) DO NOTHING
+        RETURNING id
+        """,
+        (
+            [row.id for row in rows],
+            [row.address for row in rows],
+            [row.reverse_path for row in rows],
+            [row.raw for row in rows],
+        ),
+    )
+    return {stored for (stored,) in found}
+
+
+async def insert_one(
+    pool: Pool, reverse_path: str, recipients: Sequence[tuple[UUID, str]], raw: bytes
+) -> set[UUID]:
+    """Store one message for its live recipients; return the ids stored now.
+
+    The text travels once, whatever the number of recipients.
+    """
+    async with pool.connection() as conn:
+        with trio.move_on_after(pool.call_timeout) as scope:
+            cursor = await conn.execute(
+                """
+                INSERT INTO relay.messages
+                    (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
+                SELECT o.id, m.id, clock_timestamp(), %b, o.address, %b
+                FROM unnest(%b::uuid[], %b::text[]) AS o (id, address)
+                JOIN relay.mailboxes m ON m.address = o.address
+                WHERE m.is_active
+                  AND m.expires_at > clock_timestamp()
+                ON CONFLICT (id) DO NOTHING
+                RETURNING id
+                """,
+                (
+                    reverse_path,
+                    raw,
+                    [identity for identity, _ in recipients],
+                    [address for _, address in recipients],
+                ),
+            )
+            stored = {identity for (identity,) in await cursor.fetchall()}
+            if len(raw) > _SHED:
+                await conn.close()
+            return stored
+        if scope.cancelled_caught:
+            conn.abandon()
+        raise DatabaseUnavailable(f"PostgreSQL did not answer within {pool.call_timeout:g} s")
+
+
+async def stored_among(
+    pool: Pool,
+    ids: Iterable[UUID],
+    *,
+    timeout: float = 5.0,  # noqa: ASYNC109 - past it the pool throws the connection away
+) -> set[UUID]:
+    """Return which of these messages are stored.  `timeout` in seconds."""
+    found = await pool.fetch(
+        """
+        SELECT id
+        FROM relay.messages
+        WHERE id = ANY(%b::uuid[])
+        """,
+        (list(ids),),
+        timeout=timeout,
+    )
+    return {stored for (stored,) in found}
+
+
+class _Question:
+    """One session that waits to hear whether a mailbox is live."""
+
+    __slots__ = ("address", "answered", "error", "live", "task")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.live = False
+        self.error: str | None = None
+        self.answered = False
+        self.task: trio.lowlevel.Task | None = None
+
+    def answer(self, live: bool, error: str | None) -> None:
+        self.live, self.error, self.answered = live, error, True
+        if self.task is not None:
+            trio.lowlevel.reschedule(self.task)
+            self.task = None
+
+    def forget(self, _: Any) -> trio.lowlevel.Abort:
+        """The session was cancelled: nobody waits any more."""
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class Lookups:
+    """Asks the database which addresses are live, for everybody at once.
+
+    Someone must `run` it.  While one query is under way, questions gather for the next.
+    """
+
+    def __init__(self, pool: Pool, *, batch: int = 256) -> None:
+        """`batch`: the most addresses asked for in one query."""
+        self._pool = pool
+        self._batch = batch
+        self._questions: list[_Question] = []
+        self._asked = trio.lowlevel.ParkingLot()
+
+    async def find(self, address: str) -> bool:
+        """Whether a live mailbox has this canonical address.  `DatabaseUnavailable`."""
+        question = _Question(address)
+        self._questions.append(question)
+        self._asked.unpark()
+        question.task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(question.forget)
+        if question.error is not None:
+            raise DatabaseUnavailable(question.error)
+        return question.live
+
+    async def run(self) -> None:
+        """Answer questions until cancelled; those that are open then are answered with an error."""
+        asked: list[_Question] = []
+        try:
+            while True:
+                while not self._questions:
+                    await self._asked.park()
+                asked, self._questions = (
+                    self._questions[: self._batch],
+                    self._questions[self._batch :],
+                )
+                await self._answer(asked)
+        finally:
+            for question in asked + self._questions:
+                if not question.answered:
+                    question.answer(False, "the relay is stopping")
+            self._questions = []
+
+    async def _answer(self, asked: list[_Question]) -> None:
+        try:
+            found = await self._pool.fetch(
+                """
+                SELECT address
+                FROM relay.mailboxes
+                WHERE address = ANY(%b::text[])
+                  AND is_active
+                  AND expires_at > clock_timestamp()
+                """,
+                ([question.address for question in asked],),
+            )
+        except (RelayError, psycopg.Error) as error:
+            log.warning("mailboxes.lookup_failed", error=str(error), waiting=len(asked))
+            for question in asked:
+                question.answer(False, str(error))
+            return
+        live = {address for (address,) in found}
+        for question in asked:
+            question.answer(question.address in live, None)

@@ -1,0 +1,849 @@
+"""The SMTP server: aiosmtpd's `SMTP` class (verbs, session, envelope, parser) on Trio sockets.
+
+A `Server` holds what all sessions share (limits, mailboxes, budget); a `Session` is one
+connection.  aiosmtpd answers HELO, NOOP, RSET, VRFY, EXPN, HELP, QUIT and every MAIL and RCPT
+that is out of the ordinary; reading, writing, time, DATA and the ordinary MAIL and RCPT are ours.
+
+Promises:
+- 250 to the final dot is sent only after `Mailboxes.store` has returned, which is after COMMIT.
+- One message, one reply: a DATA with a bare CR or LF is read to its real end and refused with
+  554 5.6.0; a command with one is refused with 500 5.5.2; neither ever becomes two.
+- A session costs a bounded amount of memory and time, whatever its peer sends or withholds:
+  every wait has a deadline, every buffer a cap, all messages together a budget.
+- Trouble of ours is 4xx and says nothing about its cause.
+- Replies to a pipelined group leave in one segment, and carry enhanced status codes.
+
+Fails: a peer that breaks the connection ends its session, nobody else's.  A message that was
+handed to `store` is stored even if its peer is gone by then.
+
+Why this way: aiosmtpd on asyncio spends most of its time on reading lines, on logging each of them
+and on a general address parser; as it stands it also stores bare CR and LF, answers
+500 to its own exceptions, and buffers a line without end.  Its class relies on names it keeps to
+itself, so its version is pinned and tests/smtp/test_aiosmtpd_contract.py is the contract.
+"""
+
+# ruff: noqa: N802 - aiosmtpd finds the method of a command by its verb in capitals
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import math
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn, Protocol, cast
+
+import trio
+from aiosmtpd.smtp import MISSING, SMTP, Envelope, syntax
+from aiosmtpd.smtp import Session as Conversation
+from prometheus_client import Counter, Gauge
+from trio.lowlevel import wait_readable, wait_writable
+
+from relay.errors import TemporaryFailure
+from relay.log import get_logger
+from relay.metrics import registry
+from relay.smtp.data import DataDecoder
+from relay.smtp.limits import Budget, Gate, SmtpLimits, peer_key
+from relay.smtp.syntax import (
+    HTTP_VERBS,
+    MAIL,
+    POSTMASTER,
+    RCPT,
+    enhanced,
+    foreign_reply,
+)
+
+log = get_logger()
+
+CHUNK = 65536
+"""The most bytes read from a socket at once."""
+
+_ACCEPT_BURST = 64  # connections taken from the queue before other tasks get a turn
+_ACCEPT_PAUSE = 0.1  # s; out of file descriptors: let sessions end first
+_SMUGGLING_SILENCE = 0.25  # s; see Session._refuse_bare
+_ENDLESS_LINE = 1024 * 1024  # bytes of one command line that are discarded before we hang up
+
+_UNKNOWN = "550 5.1.1 No such mailbox here"
+
+_OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+
+# One object for each child of a labelled counter: labels() takes a lock and a look-up.
+_SESSIONS = Counter(
+    "relay_smtp_sessions",
+    "SMTP connections, by what became of them.",
+    ["outcome"],
+    registry=registry,
+)
+_served, _refused = _SESSIONS.labels("served"), _SESSIONS.labels("refused")
+_MESSAGES = Counter(
+    "relay_smtp_messages", "Messages whose final dot was answered.", ["outcome"], registry=registry
+)
+_accepted, _rejected, _deferred = (
+    _MESSAGES.labels(name) for name in ("accepted", "rejected", "deferred")
+)
+_BYTES = Counter("relay_smtp_received_bytes", "Bytes of messages accepted.", registry=registry)
+_OPEN = Gauge("relay_smtp_sessions_open", "SMTP sessions open now.", registry=registry)
+_BUFFERED = Gauge(
+    "relay_smtp_buffered_bytes", "Bytes of messages in flight now.", registry=registry
+)
+
+
+class Mailboxes(Protocol):
+    """Where a session's mail goes.  Both calls raise `TemporaryFailure` for trouble of ours."""
+
+    async def find(self, address: str) -> bool:
+        """Whether a live mailbox has this canonical address, now."""
+
+    async def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> str | None:
+        """Make a message durable; an id to show, or None when no recipient is live any more."""
+
+
+Canonical = Callable[[str], str]
+"""An address to its one spelling; ValueError when it is none of a mailbox."""
+
+Filter = Callable[[str, Conversation, Envelope, tuple[Any, ...]], Awaitable[object]]
+"""The operator's hook: its name (EHLO, MAIL, RCPT, DATA), aiosmtpd's objects, its arguments."""
+
+
+class _Over(Exception):
+    """The session ends now, after `reply` if there is one."""
+
+    def __init__(self, reason: str, reply: str | None = None, *, linger: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.reply = reply
+        self.linger = linger
+
+
+class _NoLoop:
+    """Stands in for the asyncio loop that aiosmtpd's constructor insists on; it runs nothing."""
+
+    class Future:
+        def done(self) -> bool:
+            return False
+
+    def create_future(self) -> _NoLoop.Future:
+        return self.Future()
+
+    def get_debug(self) -> bool:
+        return False
+
+
+class _Closer:
+    """What aiosmtpd closes and cancels on QUIT: the session is marked, and ends after its reply."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def close(self) -> None:
+        self._session.ending = "quit"
+
+    cancel = close
+
+
+class Server:
+    """What the sessions of one relay share.  Build it inside Trio or out; it starts nothing."""
+
+    def __init__(
+        self,
+        mailboxes: Mailboxes,
+        canonical: Canonical,
+        *,
+        limits: SmtpLimits | None = None,
+        domains: Sequence[str] = ("relay.localhost",),
+        filter_: Filter | None = None,
+    ) -> None:
+        """`domains`: the first names us in replies, and is postmaster's."""
+        self.mailboxes = mailboxes
+        self.canonical = canonical
+        self.limits = SmtpLimits() if limits is None else limits
+        self.hostname = domains[0]
+        self.filter = filter_
+        self.gate = Gate(self.limits)
+        self.budget = Budget(self.limits.buffered_bytes)
+        self.sessions: set[Session] = set()
+        self.draining = False
+        self.greeting = f"220 {self.hostname} ESMTP Relay\r\n".encode()
+        offers = [
+            self.hostname,
+            "PIPELINING",
+            f"SIZE {self.limits.max_message_bytes}",
+            "8BITMIME",
+            "SMTPUTF8",
+            "ENHANCEDSTATUSCODES",
+            "HELP",
+        ]
+        self.offers = [f"250-{offer}" for offer in offers[:-1]] + [f"250 {offers[-1]}"]
+        self.ehlo = "".join(f"{line}\r\n" for line in self.offers).encode()
+        self.prototype = _prototype(self)
+        self._complained_at = -math.inf
+        _OPEN.set_function(lambda: self.gate.open)
+        _BUFFERED.set_function(lambda: self.budget.used)
+
+    async def accept(
+        self, listener: socket.socket, nursery: trio.Nursery, *, paused: Callable[[], bool]
+    ) -> NoReturn:
+        """Start a session in `nursery` for everyone who connects, until cancelled.
+
+        `listener` listens and does not block.  Out of file descriptors or memory, it waits for
+        sessions to end.
+        """
+        while True:
+            await wait_readable(listener)
+            for _ in range(_ACCEPT_BURST):
+                try:
+                    sock, address = listener.accept()
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    if error.errno in _OUT_OF:
+                        self._complain("smtp.accept_failed", error=str(error))
+                        await trio.sleep(_ACCEPT_PAUSE)
+                        break
+                    continue  # that one connection failed before we had it (ECONNABORTED …)
+                self._welcome(sock, address, nursery, paused=paused())
+
+    def drain(self) -> None:
+        """Say 421 to idle sessions now, and to the others when their message is done."""
+        self.draining = True
+        for session in tuple(self.sessions):
+            session.drain()
+
+    async def watch(self) -> NoReturn:
+        """End the sessions whose peers are out of time, until cancelled.
+
+        One look at all of them now and then is much cheaper than a deadline that is moved with
+        every command; it may be late by `tick` seconds.
+        """
+        limits = self.limits
+        shortest = min(limits.command_timeout, limits.data_timeout, limits.transaction_timeout)
+        tick = min(1.0, shortest / 4)
+        while True:
+            await trio.sleep(tick)
+            now = trio.current_time()
+            for session in [session for session in self.sessions if session.due <= now]:
+                session.expire()
+
+    def _welcome(
+        self, sock: socket.socket, address: Any, nursery: trio.Nursery, *, paused: bool
+    ) -> None:
+        host = str(address[0])
+        key = peer_key(host)
+        refusal = (
+            "421 4.3.2 Paused, try again later" if paused or self.draining else self.gate.enter(key)
+        )
+        if refusal is not None:
+            # A flood must stay cheap: no task, no object, no line in the log for each of them.
+            _refused.inc()
+            self._complain("smtp.refused", peer=host, reply=refusal)
+            with contextlib.suppress(OSError):  # it is gone already
+                sock.setblocking(False)
+                sock.send(refusal.encode() + b"\r\n")
+            sock.close()
+            return
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            sock.close()
+            self.gate.leave(key)
+            return
+        session = Session(self, sock, address)
+        self.sessions.add(session)
+        nursery.start_soon(self._attend, session, key)
+
+    async def _attend(self, session: Session, key: str) -> None:
+        try:
+            await session.run()
+        finally:
+            self.sessions.discard(session)
+            self.gate.leave(key)
+            _served.inc()
+
+    def _complain(self, event: str, **values: Any) -> None:
+        """Log a line of a kind that strangers can cause in any number: at most one a second."""
+        now = trio.current_time()
+        if now - self._complained_at >= 1.0:
+            self._complained_at = now
+            log.warning(event, **values)
+
+
+def _prototype(server: Server) -> dict[str, Any]:
+    """What aiosmtpd's constructor makes of a session; it takes longer than serving one message.
+
+    It inspects its handler and itself for hooks, so it runs once a server and its attributes are
+    copied into each session.
+    """
+    made = SMTP(
+        object(),
+        data_size_limit=server.limits.max_message_bytes,
+        enable_SMTPUTF8=True,
+        hostname=server.hostname,
+        ident="ESMTP Relay",
+        auth_require_tls=True,
+        timeout=server.limits.command_timeout,
+        loop=cast(asyncio.AbstractEventLoop, _NoLoop()),
+    )
+    attributes = dict(vars(made))
+    for private in ("_reader", "_writer", "_stream_reader_wr", "_stream_writer"):
+        attributes.pop(private, None)  # no session has one: we read and write
+    # HELP lists these.
+    attributes["_smtp_methods"] = {
+        verb: getattr(Session, f"smtp_{verb}")
+        for verb in (
+            *("HELO", "EHLO", "MAIL", "RCPT", "DATA", "RSET", "NOOP", "QUIT", "VRFY", "EXPN"),
+            "HELP",
+        )
+    }
+    return attributes
+
+
+class Session(SMTP):
+    """One connection, from its greeting to its end."""
+
+    # aiosmtpd has these as Optional, or of asyncio's types.
+    session: Conversation
+    envelope: Envelope
+    transport: Any
+    _handler_coroutine: Any
+
+    def __init__(self, server: Server, sock: socket.socket, peer: Any) -> None:
+        """`sock` is connected and does not block; `run` closes it."""
+        vars(self).update(server.prototype)
+        self.server = server
+        self.limits = server.limits
+        self.session = Conversation(cast(asyncio.AbstractEventLoop, None))
+        self.session.peer = peer
+        self._host = str(peer[0])
+        self.transport = self._handler_coroutine = _Closer(self)
+        self.ending = ""
+        """Why the session ends once the command in hand is answered; empty: it goes on."""
+        self.due = math.inf
+        """When its peer is out of time; `Server.watch` looks."""
+        self._sock = sock
+        self._scope = trio.CancelScope()
+        self._input = b""
+        self._at = 0  # how much of it was read
+        self._output: list[bytes] = []
+        self._waiting = False  # for the peer's next command, and with nothing half done
+        self._receiving = False  # between 354 and the final dot
+        self._suspect = False  # see _refuse_bare
+        self._farewell = "421 4.3.2 Shutting down"
+        self._path_code = "5.1.3"  # of a malformed address: sender's or recipient's
+        self._errors = self._unknown = self._idle_commands = 0
+        self._stored = self._refused = 0
+        self._set_post_data_state()
+
+    # ------------------------------------------------------------------------ its life
+
+    async def run(self) -> None:
+        """Serve until the peer, a limit or the relay ends the session, and close the socket."""
+        began = trio.current_time()
+        reason = "cancelled"
+        try:
+            with self._scope:
+                try:
+                    self._output.append(self.server.greeting)
+                    reason = await self._serve()
+                except _Over as over:
+                    reason = over.reason
+                    if over.reply is not None:
+                        self._output.append(over.reply.encode() + b"\r\n")
+                        await self._flush()
+                    if over.linger:
+                        await self._linger()
+                except OSError:
+                    reason = "broken"
+            if self._scope.cancelled_caught:
+                reason = self.ending
+        finally:
+            if reason in ("cancelled", "draining", "timeout"):
+                self._part()
+            self._sock.close()
+            self._log_end(reason, trio.current_time() - began)
+
+    def drain(self) -> None:
+        """The relay stops: end now if nothing is in hand, else when the message is done."""
+        if self._waiting and self.envelope.mail_from is None:
+            self._end("draining", "421 4.3.2 Shutting down")
+
+    def expire(self) -> None:
+        """The peer is out of time."""
+        self._end("timeout", "421 4.4.2 Timed out")
+
+    def _end(self, reason: str, farewell: str) -> None:
+        self.ending, self._farewell = reason, farewell
+        self._scope.cancel()
+
+    def _part(self) -> None:
+        """Say good-bye if the socket takes it at once; nobody waits for a peer that is leaving."""
+        self._output.append(self._farewell.encode() + b"\r\n")
+        with contextlib.suppress(OSError):  # it is gone, or reads nothing
+            self._sock.send(b"".join(self._output))
+
+    async def _linger(self) -> None:
+        """Read on for a moment: closing with unread input would take our last reply back (RST)."""
+        self._sock.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(self.limits.linger_timeout):
+            while await self._receive():
+                pass
+
+    def _log_end(self, reason: str, seconds: float) -> None:
+        write = log.info if self._stored or self._refused or self._errors else log.debug
+        write(
+            "smtp.session_ended",
+            peer=self._host,
+            reason=reason,
+            accepted=self._stored,
+            refused=self._refused,
+            errors=self._errors,
+            seconds=round(seconds, 3),
+        )
+
+    # ------------------------------------------------------------------------ reading, writing
+
+    async def _receive(self) -> bytes:
+        """Wait for bytes; none means that the peer has said its last."""
+        while True:
+            await wait_readable(self._sock)
+            try:
+                return self._sock.recv(CHUNK)
+            except BlockingIOError:
+                continue
+
+    async def _fill(self) -> None:
+        """Send what there is to say, then add at least one byte to the input."""
+        if self._output:
+            await self._flush()
+        chunk = await self._receive()
+        if not chunk:
+            raise _Over("closed")
+        if self._at == len(self._input):
+            self._input = chunk
+        else:
+            self._input = self._input[self._at :] + chunk
+        self._at = 0
+
+    async def _flush(self) -> None:
+        data = b"".join(self._output)
+        self._output.clear()
+        try:
+            sent = self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            before, self.due = self.due, trio.current_time() + self.limits.reply_timeout
+            while sent < len(data):
+                await wait_writable(self._sock)
+                try:
+                    sent += self._sock.send(data[sent:])
+                except BlockingIOError:
+                    continue
+            self.due = before
+
+    async def _line(self) -> bytes | None:
+        """Return the next command without its CRLF, or None when it was too long to keep."""
+        end = self._input.find(b"\r\n", self._at)
+        if end < 0:
+            self.due = min(
+                trio.current_time() + self.limits.command_timeout, self._transaction_until
+            )
+            while end < 0:
+                if self._at != len(self._input):
+                    await self._rest_of_line()
+                    if len(self._input) - self._at > self.limits.max_line_bytes:
+                        await self._skip_line()
+                        return None
+                else:
+                    self._waiting = True
+                    await self._fill()
+                    self._waiting = False
+                end = self._input.find(b"\r\n", self._at)
+        line = self._input[self._at : end]
+        self._at = end + 2
+        return line if len(line) <= self.limits.max_line_bytes else None
+
+    async def _rest_of_line(self) -> None:
+        """Read on in a command that has come in part."""
+        part = self._input[self._at :]
+        if b"\n" not in part and b"\r" not in part[:-1]:
+            await self._fill()
+            return
+        # Whoever ends lines with LF alone waits for our reply and will not send a CRLF.  It is
+        # told, and the session ends: what it says next must not become a command of its own.
+        with trio.move_on_after(self.limits.bare_line_timeout):
+            await self._fill()
+            return
+        raise _Over("bare line end", "500 5.5.2 Lines end with CR LF; good-bye")
+
+    async def _skip_line(self) -> None:
+        """Read to the end of a command that is too long, keeping nothing."""
+        skipped = 0
+        while (end := self._input.find(b"\r\n", self._at)) < 0:
+            skipped += len(self._input) - self._at - 1
+            if skipped > _ENDLESS_LINE:
+                raise _Over("endless line", "421 4.7.0 Line too long; good-bye", linger=True)
+            self._at = len(self._input) - 1  # its last byte may be the CR
+            await self._fill()
+        self._at = end + 2
+
+    async def push(self, status: str) -> None:  # type: ignore[override]  # aiosmtpd: or bytes
+        """Queue a reply; it leaves when the session next waits for its peer."""
+        self._say(enhanced(status).replace("5.1.3", self._path_code, 1).encode() + b"\r\n")
+
+    def _say(self, reply: bytes) -> None:
+        """Queue a reply that is complete."""
+        self._output.append(reply)
+        if reply[0] == 53:  # b"5"
+            self._errors += 1
+
+    # ------------------------------------------------------------------------ commands
+
+    async def _serve(self) -> str:
+        """Obey one command after another; return why the session ends."""
+        limits = self.limits
+        while True:
+            line = await self._line()
+            try:
+                if line is None:
+                    self._say(b"500 5.5.2 Line too long\r\n")
+                else:
+                    await self._obey(line)
+            except (_Over, OSError):
+                raise
+            except Exception as error:
+                await self.push(await self.handle_exception(error))
+                if self._receiving:
+                    # Where the message ends is unknown: what follows must not be read as commands.
+                    raise _Over("failed", "421 4.3.0 Internal error; good-bye") from error
+                self._set_post_data_state()
+            if self.ending:
+                await self._flush()
+                return self.ending
+            if self._errors > limits.max_errors or self._unknown > limits.max_unknown:
+                raise _Over("errors", "421 4.7.0 Too many errors; good-bye", linger=True)
+            if self._idle_commands > limits.max_idle_commands:
+                raise _Over("idle commands", "421 4.7.0 Too many commands without a message")
+            if self.server.draining and self.envelope.mail_from is None:
+                raise _Over("draining", "421 4.3.2 Shutting down")
+
+    async def _obey(self, line: bytes) -> None:
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            text = "\x00"
+        if not text.isprintable():
+            self._refuse_bytes(line)
+            return
+        verb, _, argument = text.partition(" ")
+        verb = verb.upper()
+        method = self._smtp_methods.get(verb)
+        if self._suspect and verb != "QUIT":
+            raise _Over("smuggling", "421 4.7.0 Commands followed a malformed message; good-bye")
+        if method is None:
+            self._refuse_verb(verb)
+        else:
+            await method(self, argument.strip() or None)
+
+    def _refuse_bytes(self, line: bytes) -> None:
+        """Refuse a command with a bare CR or LF, a control byte, or what is not UTF-8."""
+        verb = line[:5].upper()
+        if b"\r" in line or b"\n" in line:
+            self._say(b"500 5.5.2 Bare CR or LF in a command\r\n")
+        elif verb == b"MAIL ":
+            self._say(b"501 5.1.7 Bytes that no address may hold\r\n")
+        elif verb == b"RCPT ":
+            self._say(b"501 5.1.3 Bytes that no address may hold\r\n")
+        else:
+            self._say(b"500 5.5.2 Bytes that no command may hold\r\n")
+
+    def _refuse_verb(self, verb: str) -> None:
+        """Answer what is no command here.  Its text is not repeated: it may be a password."""
+        if verb in HTTP_VERBS:
+            raise _Over("http", "421 4.7.0 This is not a web server")
+        self._unknown += 1
+        self._say(b"500 5.5.1 Command not recognized\r\n")
+
+    async def handle_exception(self, error: Exception) -> str:
+        """Log what nobody expected and answer 451, which names no cause."""
+        log.error("smtp.failed", peer=self._host, exc_info=error)
+        return "451 4.3.0 Internal error, try again later"
+
+    def _set_post_data_state(self) -> None:
+        self.envelope = Envelope()
+        self._recipients: dict[str, None] = {}  # canonical, in order, each once
+        self._transaction_until = math.inf
+
+    def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
+        """aiosmtpd's parser, which is the email package's, which has faults on odd input."""
+        try:
+            return super()._getaddr(arg)
+        except Exception:
+            # RecursionError, IndexError: whatever it trips over, it is no address.
+            return None, None
+
+    @syntax("EHLO hostname")
+    async def smtp_EHLO(self, hostname: str | None) -> None:
+        """Greet, list the extensions, and forget any transaction."""
+        self._idle_commands += 1
+        if not hostname:
+            await self.push("501 Syntax: EHLO hostname")
+            return
+        self._set_post_data_state()
+        self.session.extended_smtp = True
+        refusal = await self._consult("EHLO", hostname, list(self.server.offers))
+        if refusal is not None:
+            await self.push(refusal)
+            return
+        self.session.host_name = hostname
+        self._output.append(self.server.ehlo)
+
+    @syntax("HELO hostname")
+    async def smtp_HELO(self, hostname: str | None) -> None:
+        """As EHLO, without extensions."""
+        self._idle_commands += 1
+        if not hostname:
+            await self.push("501 Syntax: HELO hostname")
+            return
+        refusal = await self._consult("EHLO", hostname, list(self.server.offers))
+        if refusal is not None:
+            await self.push(refusal)
+            return
+        self._set_post_data_state()
+        self.session.extended_smtp = False
+        self.session.host_name = hostname
+        self._output.append(b"250 %b\r\n" % self.server.hostname.encode())
+
+    @syntax("NOOP [ignored]")
+    async def smtp_NOOP(self, arg: str | None) -> None:
+        """Do nothing, a bounded number of times."""
+        self._idle_commands += 1
+        await super().smtp_NOOP(arg or "")
+
+    @syntax("RSET")
+    async def smtp_RSET(self, arg: str | None) -> None:
+        """Forget the transaction."""
+        self._idle_commands += 1
+        await super().smtp_RSET(arg or "")
+
+    @syntax("HELP [command]")
+    async def smtp_HELP(self, arg: str | None) -> None:
+        """List the commands."""
+        self._idle_commands += 1
+        await super().smtp_HELP(arg or "")
+
+    @syntax("VRFY <address>")
+    async def smtp_VRFY(self, arg: str | None) -> None:
+        """Tell nobody who lives here."""
+        self._idle_commands += 1
+        await self.push("252 2.5.2 Send some mail and see" if arg else "501 Syntax: VRFY <address>")
+
+    @syntax("EXPN <list>")
+    async def smtp_EXPN(self, arg: str | None) -> None:
+        """There are no lists."""
+        self._idle_commands += 1
+        await super().smtp_EXPN(arg or "")
+
+    @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
+    async def smtp_MAIL(self, arg: str | None) -> None:
+        """Begin a transaction."""
+        match = MAIL.fullmatch(arg) if arg else None
+        if match is not None and self.session.host_name and self.envelope.mail_from is None:
+            address, parameters, size = match.groups()
+            if not parameters or self.session.extended_smtp:
+                if size and int(size) > self.limits.max_message_bytes:
+                    self._say(b"552 5.3.4 Message too large\r\n")
+                else:
+                    options = parameters.upper().split() if parameters else []
+                    await self.push(await self._mail(address or "<>", options))
+                return
+        if arg and not arg.isascii() and "SMTPUTF8" not in arg.upper().split():
+            self._say(b"553 5.6.7 An address outside ASCII needs SMTPUTF8\r\n")
+            return
+        self._path_code = "5.1.7"
+        try:
+            await super().smtp_MAIL(arg)
+        finally:
+            self._path_code = "5.1.3"
+
+    @syntax("RCPT TO: <address>", extended=" [SP <mail-parameters>]")
+    async def smtp_RCPT(self, arg: str | None) -> None:
+        """Name one recipient."""
+        if arg and self.envelope.mail_from is not None:
+            match = RCPT.fullmatch(arg)
+            if match is not None:
+                await self.push(await self._rcpt(match[1], []))
+                return
+            if POSTMASTER.fullmatch(arg):
+                await self.push(await self._rcpt(f"postmaster@{self.server.hostname}", []))
+                return
+            if not arg.isascii() and not self.envelope.smtp_utf8:
+                self._say(b"553 5.6.7 An address outside ASCII needs SMTPUTF8\r\n")
+                return
+        await super().smtp_RCPT(arg)
+
+    async def _call_handler_hook(self, command: str, *args: Any) -> Any:
+        """What aiosmtpd's MAIL and RCPT ask once they have parsed; they reply what this returns."""
+        if command == "MAIL":
+            return await self._mail(*args)
+        if command == "RCPT":
+            return await self._rcpt(*args)
+        return MISSING
+
+    async def _mail(self, address: str, options: list[str]) -> str:
+        refusal = await self._consult("MAIL", address, options)
+        if refusal is not None:
+            return refusal
+        self.envelope.mail_from = address
+        self.envelope.mail_options.extend(options)
+        self._transaction_until = trio.current_time() + self.limits.transaction_timeout
+        return "250 2.1.0 OK"
+
+    async def _rcpt(self, address: str, options: list[str]) -> str:
+        if len(self._recipients) >= self.limits.max_recipients:
+            return "452 4.5.3 Too many recipients"
+        try:
+            canonical = self.server.canonical(address)
+        except ValueError:
+            return _UNKNOWN
+        try:
+            if not await self.server.mailboxes.find(canonical):
+                return _UNKNOWN
+        except TemporaryFailure:
+            return "451 4.3.0 Try again later"
+        refusal = await self._consult("RCPT", address, options)
+        if refusal is not None:
+            return refusal
+        self.envelope.rcpt_tos.append(address)
+        self.envelope.rcpt_options.extend(options)
+        self._recipients[canonical] = None
+        return "250 2.1.5 OK"
+
+    # ------------------------------------------------------------------------ the message
+
+    @syntax("DATA")
+    async def smtp_DATA(self, arg: str | None) -> None:
+        """Take a message to its final dot, and answer when it is durable or refused."""
+        if not self._recipients:
+            missing = "RCPT" if self.envelope.mail_from is not None else "MAIL"
+            await self.push(f"503 5.5.1 Error: need {missing} command")
+            return
+        if arg:
+            await self.push("501 Syntax: DATA")
+            return
+        self._output.append(b"354 End data with <CR><LF>.<CR><LF>\r\n")
+        self._receiving = True
+        taken = 0  # bytes of the budget that are ours
+        try:
+            message = DataDecoder(self.limits.max_message_bytes)
+            room = True
+            while self._receiving:
+                self._receiving = not await self._feed(message)
+                if room:
+                    more = message.held - taken
+                    room = self.server.budget.take(more)
+                    if room:
+                        taken += more
+                    else:
+                        message.drop()
+            self.due = math.inf
+            await self._finish(message, room=room)
+        finally:
+            self.server.budget.give(taken)
+        self._set_post_data_state()
+
+    async def _feed(self, message: DataDecoder) -> bool:
+        """Give a message what has come, or comes next; True when it is complete."""
+        if self._at == len(self._input):
+            self.due = min(trio.current_time() + self.limits.data_timeout, self._transaction_until)
+            await self._fill()
+        chunk = self._input if self._at == 0 else self._input[self._at :]
+        self._input, self._at = b"", 0
+        if message.feed(chunk):
+            self._input = message.rest
+            return True
+        if message.received > self.limits.discard_factor * self.limits.max_message_bytes:
+            raise _Over("endless message", "421 5.3.4 Message far too large; good-bye", linger=True)
+        return False
+
+    async def _finish(self, message: DataDecoder, *, room: bool) -> None:
+        """Answer the final dot."""
+        if message.bare:
+            await self._refuse_bare()
+        elif message.too_large:
+            self._refuse(b"552 5.3.4 Message too large\r\n")
+        elif not room:
+            self._defer(b"452 4.3.1 Too much mail in flight, try again later\r\n")
+        else:
+            await self._store(message.text())
+
+    async def _refuse_bare(self) -> None:
+        """Refuse a message with a bare CR or LF, wary of what follows it.
+
+        A server in front of us that saw no end where we saw one (`CR CRLF . CRLF`) goes on with
+        its message at once, and that would read as commands.  So if anything but QUIT comes
+        behind the dot before we have answered, the session ends.
+        """
+        if self._at == len(self._input):
+            with trio.move_on_after(_SMUGGLING_SILENCE):
+                self._input = await self._receive()
+        self._suspect = self._at < len(self._input)
+        self._refuse(b"554 5.6.0 Bare CR or LF in the message\r\n")
+
+    async def _store(self, raw: bytes) -> None:
+        envelope = self.envelope
+        envelope.content = envelope.original_content = raw
+        refusal = await self._consult("DATA")
+        if refusal is not None:
+            if refusal[0] == "5":
+                self._refuse(refusal.encode() + b"\r\n")
+            else:
+                self._defer(refusal.encode() + b"\r\n")
+            return
+        reverse_path = "" if envelope.mail_from == "<>" else envelope.mail_from
+        try:
+            with trio.fail_after(self.limits.store_timeout):
+                stored = await self.server.mailboxes.store(
+                    reverse_path or "", tuple(self._recipients), raw
+                )
+        except (TemporaryFailure, trio.TooSlowError):
+            self._defer(b"451 4.3.0 Try again later\r\n")
+            return
+        if stored is None:
+            self._refuse(b"550 5.1.1 No such mailbox here any more\r\n")
+            return
+        self._output.append(b"250 2.6.0 Stored as %b\r\n" % stored.encode())
+        self._stored += 1
+        self._errors = self._unknown = self._idle_commands = 0
+        _accepted.inc()
+        _BYTES.inc(len(raw))
+
+    def _refuse(self, reply: bytes) -> None:
+        self._say(reply)
+        self._refused += 1
+        _rejected.inc()
+
+    def _defer(self, reply: bytes) -> None:
+        self._say(reply)
+        self._refused += 1
+        _deferred.inc()
+
+    async def _consult(self, hook: str, *args: Any) -> str | None:
+        """Ask the operator's filter; None when it agrees, else the reply to give."""
+        ask = self.server.filter
+        if ask is None:
+            return None
+        self.due = math.inf
+        answer: object = None
+        try:
+            with trio.move_on_after(self.limits.filter_timeout):
+                answer = await ask(hook, self.session, self.envelope, args)
+        except TemporaryFailure as error:
+            log.warning("smtp.filter_failed", hook=hook, error=str(error))
+        reply = foreign_reply(answer)
+        if reply is None:
+            return "451 4.3.0 Try again later"
+        return None if reply[0] == "2" else reply

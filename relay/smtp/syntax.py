@@ -1,0 +1,84 @@
+"""The words of SMTP: which bytes a command may hold, and the enhanced code of every reply.
+
+`MAIL` and `RCPT` match what nearly every client sends (a plain address and at most SIZE and BODY),
+so that a session need not run aiosmtpd's general parser, which costs more than all the rest of a
+message; what they do not match goes there.
+
+Promises: an address that matched holds nothing but letters, digits and the marks of a dot-atom,
+and `enhanced` gives every reply that should have one a code of RFC 2034, and alters no other.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+"
+_ADDRESS = rf"{_ATEXT}(?:\.{_ATEXT})*@[A-Za-z0-9](?:[A-Za-z0-9.\-]*[A-Za-z0-9])?"
+
+MAIL = re.compile(
+    rf"(?i:FROM): ?<({_ADDRESS})?>"
+    r"((?i:(?: SIZE=([0-9]{1,15}))?(?: BODY=(?:7BIT|8BITMIME))?)) ?"
+)
+"""The argument of MAIL; groups: the address (None for the null reverse-path), all parameters,
+and the value of SIZE."""
+
+RCPT = re.compile(rf"(?i:TO): ?<({_ADDRESS})> ?")
+"""The argument of RCPT; group: the address."""
+
+POSTMASTER = re.compile(r"(?i:TO): ?<(postmaster)> ?", re.IGNORECASE)
+"""The one recipient that needs no domain (RFC 5321, 4.5.1)."""
+
+HTTP_VERBS = frozenset({"GET", "POST", "PUT", "HEAD", "OPTIONS", "CONNECT", "PATCH", "DELETE"})
+"""What a browser says that was talked into opening this port."""
+
+_ENHANCED = {
+    "211": "2.0.0",
+    "214": "2.0.0",
+    "221": "2.0.0",
+    "250": "2.0.0",
+    "252": "2.5.2",
+    "421": "4.3.2",
+    "450": "4.2.0",
+    "451": "4.3.0",
+    "452": "4.3.1",
+    "500": "5.5.2",
+    "501": "5.5.4",
+    "502": "5.5.1",
+    "503": "5.5.1",
+    "504": "5.5.4",
+    "521": "5.3.2",
+    "530": "5.7.0",
+    "535": "5.7.8",
+    "550": "5.7.1",
+    "551": "5.1.6",
+    "552": "5.3.4",
+    "553": "5.1.3",
+    "554": "5.7.1",
+    "555": "5.5.4",
+}
+_HAS_CODE = re.compile(r"[245]\.[0-9]{1,3}\.[0-9]{1,3}(?: |$)")
+_REPLY = re.compile(r"[245][0-5][0-9](?: [^\x00-\x1f\x7f]*)?")
+MAX_REPLY_BYTES = 510
+
+
+def enhanced(reply: str) -> str:
+    """Return a one-line reply with the enhanced status code of RFC 2034 that fits it."""
+    code, text = reply[:3], reply[4:]
+    if code[:1] not in "245" or _HAS_CODE.match(text):
+        return reply
+    fitting = _ENHANCED.get(code, f"{code[:1]}.0.0")
+    return f"{code} {fitting} {text}".rstrip()
+
+
+def foreign_reply(reply: object) -> str | None:
+    """Return another's reply as one line that is safe to send, or None when it is no reply.
+
+    Another's: from an operator's filter.  Only 2xx, 4xx and 5xx make sense there; control
+    characters (and so CR and LF, which would forge further replies) are refused, not repaired.
+    """
+    if not isinstance(reply, str) or not _REPLY.fullmatch(reply) or not reply.isprintable():
+        return None
+    line = enhanced(reply)
+    return line if len(line.encode()) <= MAX_REPLY_BYTES else None

@@ -1,0 +1,177 @@
+"""A real ingest and writer under a real supervisor, and a client that speaks raw bytes."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from actors import ingest, writer
+from actors.letters import Accept
+from relay.db.pool import Pool
+from relay.smtp.limits import SmtpLimits
+from relay.smtp.server import Filter
+from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+
+
+class Client:
+    """One SMTP connection; `sent` bytes go out as they are, replies come back as they are."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._input = b""
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        await self.stream.send_all(data)
+
+    async def line(self) -> str:
+        """Read one line; empty at the end of the stream."""
+        while b"\r\n" not in self._input:
+            chunk = await self.stream.receive_some(65536)
+            if not chunk:
+                left, self._input = self._input, b""
+                return left.decode()
+            self._input += chunk
+        line, _, self._input = self._input.partition(b"\r\n")
+        return line.decode()
+
+    async def reply(self) -> str:
+        """Read one reply, all its lines joined with newlines; empty at the end of the stream."""
+        lines = [await self.line()]
+        while lines[-1][3:4] == "-":
+            lines.append(await self.line())
+        return "\n".join(lines)
+
+    async def ask(self, command: str | bytes) -> str:
+        """Send one command and read its reply."""
+        data = command if isinstance(command, bytes) else command.encode()
+        await self.send(data + b"\r\n")
+        return await self.reply()
+
+    async def replies(self) -> list[str]:
+        """Read replies until the stream ends."""
+        found = []
+        try:
+            while reply := await self.reply():
+                found.append(reply)
+        except trio.BrokenResourceError:
+            found.append("reset")
+        return found
+
+    async def silent(self, seconds: float = 0.1) -> bool:
+        """Whether nothing comes for so long."""
+        with trio.move_on_after(seconds):
+            self._input += await self.stream.receive_some(65536)
+            return False
+        return True
+
+    async def begin(self, *recipients: str, sender: str = "a@b.example") -> None:
+        """Open a transaction up to DATA's 354."""
+        assert (await self.ask(f"MAIL FROM:<{sender}>"))[:3] == "250"
+        for recipient in recipients:
+            assert (await self.ask(f"RCPT TO:<{recipient}>"))[:3] == "250"
+        assert (await self.ask("DATA"))[:3] == "354"
+
+    async def deliver(self, raw: bytes, *recipients: str, sender: str = "a@b.example") -> str:
+        """Send one message (its text dot-stuffed here), and return the reply to its dot."""
+        await self.begin(*recipients, sender=sender)
+        stuffed = (b"\r\n" + raw).replace(b"\r\n.", b"\r\n..")[2:]
+        return await self.ask(stuffed + b".")
+
+
+class Service:
+    """A running ingest: where it listens, and what became of the mail."""
+
+    def __init__(self, pool: Pool, supervisor: Supervisor, listener: socket.socket) -> None:
+        self.pool = pool
+        self.supervisor = supervisor
+        self.listener = listener
+        self.port: int = listener.getsockname()[1]
+
+    async def mailbox(self, address: str = "bob@relay.localhost", seconds: float = 3600.0) -> str:
+        """Make a mailbox that expires in so many seconds."""
+        await self.pool.execute(
+            "INSERT INTO relay.mailboxes (address, expires_at) "
+            "VALUES (%s, clock_timestamp() + make_interval(secs => %s))",
+            (address, seconds),
+        )
+        return address
+
+    async def stored(self) -> list[tuple[str, str, bytes]]:
+        """(recipient, reverse-path, raw) of every message stored, oldest first."""
+        rows = await self.pool.fetch(
+            "SELECT m.address, i.reverse_path, i.raw_email FROM relay.messages i "
+            "JOIN relay.mailboxes m ON m.id = i.mailbox_id ORDER BY i.id"
+        )
+        return [(address, sender, bytes(raw)) for address, sender, raw in rows]
+
+    @asynccontextmanager
+    async def raw_client(self) -> AsyncIterator[Client]:
+        """Connect, and read nothing yet."""
+        async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
+            yield Client(stream)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """Connect and say EHLO."""
+        async with self.raw_client() as client:
+            assert (await client.reply())[:3] == "220"
+            assert (await client.ask("EHLO client.example"))[:3] == "250"
+            yield client
+
+
+@asynccontextmanager
+async def serving(
+    pool: Pool,
+    *,
+    limits: SmtpLimits | None = None,
+    filter_: Filter | None = None,
+    extra: tuple[ChildSpec, ...] = (),
+    writer_pool: Pool | None = None,
+    committers: int = 2,
+    **supervisor: Any,
+) -> AsyncIterator[Service]:
+    """Run writer and ingest on a free port until the block ends."""
+    letters: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    boss = Supervisor(**supervisor)
+    tree = SupervisorSpec(
+        name="relay",
+        children=(
+            ChildSpec(
+                name="writer",
+                run=functools.partial(writer.run, pool=writer_pool or pool, committers=committers),
+                mailbox=letters,
+            ),
+            *extra,
+            ChildSpec(
+                name="ingest",
+                run=functools.partial(
+                    ingest.run,
+                    sockets=[listener],
+                    pool=pool,
+                    writer=letters,
+                    limits=limits,
+                    filter_=filter_,
+                ),
+                drain_timeout=15.0,
+            ),
+        ),
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(boss.run, tree)
+        service = Service(pool, boss, listener)
+        async with service.raw_client() as first:  # the queue of connections exists already
+            assert (await first.reply())[:3] in ("220", "421")
+        try:
+            yield service
+        finally:
+            boss.shutdown()
+            boss.shutdown()
+            with trio.CancelScope(shield=True), listener:
+                pass
