@@ -1,0 +1,160 @@
+"""The reaper: reclaims what has been closed for longer than the retention.
+
+Promises
+- A mailbox that stopped being active more than `retention` seconds ago is deleted for good, with
+  its messages; nothing younger is touched.
+- No transaction is large: messages go first, in batches that count rows and bytes; the mailbox's
+  own row goes last, when the cascade has next to nothing left to do.
+- One node reaps at a time, under the lease `reaper`; its statements carry the term.
+
+Fails: never on an outage of the database; the next round finds the same rows.
+
+Rounds come every few minutes with jitter, so that nodes started together do not ask together,
+and when a letter (`Wake`, `SweepNow`) says so.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+import trio
+
+from actors.turns import next_turn
+from relay.db import leases
+from relay.db.leases import Lease
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.log import get_logger
+from supervisor import Context, Drained
+
+log = get_logger()
+
+_LEASE = "reaper"
+_LEASE_TTL = 30.0  # s; far above the few hundredths that a batch takes
+_MAILBOXES = 500  # a batch
+_MESSAGES = 500  # a batch
+_RETRY = 10.0  # s; after an outage, or while another node reaps
+
+# The messages of the longest closed mailboxes.  Deleting goes by the primary key; the array
+# keeps it in the plan whatever the statistics say.
+_BYTES = 16 * 2**20  # a batch; a large message is thousands of rows to the database
+
+# The array keeps the primary key in the plan, whatever the statistics say.
+_DELETE_MESSAGES = f"""
+    DELETE FROM relay.messages
+    WHERE id = ANY (ARRAY(
+        SELECT id
+        FROM (
+            SELECT id, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS bytes_before
+            FROM (
+                SELECT m.id, m.size
+                FROM unnest(%(mailboxes)s::uuid[]) AS b (id)
+                JOIN relay.messages m ON m.mailbox_id = b.id
+                LIMIT %(limit)s
+            ) some
+        ) counted
+        WHERE bytes_before < %(bytes)s))
+      AND {leases.FENCE}
+    """  # noqa: S608 - constants of our own
+
+_FIND = """
+    SELECT id
+    FROM relay.mailboxes
+    WHERE NOT is_active
+      AND closed_at < now() - make_interval(secs => %(retention)s)
+    ORDER BY closed_at  -- relay.mailboxes_closed
+    LIMIT %(limit)s
+    """
+
+_DELETE_MAILBOXES = f"""
+    DELETE FROM relay.mailboxes
+    WHERE id = ANY (%(mailboxes)s)
+      AND NOT is_active  -- made active again meanwhile: left alone
+      AND closed_at < now() - make_interval(secs => %(retention)s)
+      AND {leases.FENCE}
+    """  # noqa: S608 - constants of our own
+
+
+async def run(
+    ctx: Context,
+    *,
+    pool: Pool,
+    retention: float = 7 * 86400.0,
+    sweep_every: float = 60.0,
+    rng: random.Random | None = None,
+) -> None:
+    """Reclaim until drained.
+
+    `retention`: seconds that a closed mailbox is kept; `sweep_every`: seconds between rounds,
+    a quarter more or less.
+    """
+    reaper = Reaper(pool, retention=retention)
+    rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+    ctx.ready()
+    try:
+        while True:
+            finished = await reaper.round(ctx)
+            seconds = sweep_every if finished else min(_RETRY, sweep_every)
+            await next_turn(ctx, seconds * rng.uniform(0.75, 1.25))
+    except Drained:
+        return
+
+
+@dataclass
+class Reaper:
+    """One node's reaper; `retention` in seconds."""
+
+    pool: Pool
+    retention: float
+    node: UUID = field(default_factory=uuid4)
+
+    async def round(self, ctx: Context) -> bool:
+        """Reclaim everything that is due.  False when it could not (outage, another leads)."""
+        try:
+            lease = await leases.acquire(self.pool, _LEASE, self.node, _LEASE_TTL)
+            if lease is None:
+                return False
+            mailboxes, messages = await self._reclaim(ctx, lease)
+            await leases.release(self.pool, lease)
+        except DatabaseUnavailable as error:
+            log.warning("reaper.waits_for_database", reason=str(error))
+            return False
+        if mailboxes or messages:
+            log.info("mailbox.reclaimed", rows=mailboxes, messages=messages)
+        return True
+
+    async def _reclaim(self, ctx: Context, lease: Lease) -> tuple[int, int]:
+        mailboxes = messages = 0
+        renewed_at = trio.current_time()
+        while not (ctx.draining.is_set() or ctx.paused):
+            rows = await self.pool.fetch(_FIND, {"retention": self.retention, "limit": _MAILBOXES})
+            if not rows:
+                break
+            parameters = {
+                "mailboxes": [row[0] for row in rows],
+                "retention": self.retention,
+                "limit": _MESSAGES,
+                "bytes": _BYTES,
+                **lease.fence,
+            }
+            deleted = 1
+            while deleted and not ctx.draining.is_set():
+                began = trio.current_time()
+                deleted = await self.pool.execute(_DELETE_MESSAGES, parameters)
+                messages += deleted
+                ctx.beat()
+                if began - renewed_at > _LEASE_TTL / 3:
+                    if not await leases.renew(self.pool, lease, _LEASE_TTL):
+                        return mailboxes, messages
+                    renewed_at = began
+                # Half of the time belongs to others.
+                await trio.sleep(trio.current_time() - began)
+            if ctx.draining.is_set():
+                break
+            gone = await self.pool.execute(_DELETE_MAILBOXES, parameters)
+            mailboxes += gone
+            if not gone:
+                break  # the lease is lost, or all of them were made active again
+        return mailboxes, messages

@@ -1,0 +1,237 @@
+"""The ticker: expires mailboxes the moment they are due.
+
+Promises
+- A live mailbox whose `expires_at` has come is flipped (`is_active` false) within milliseconds
+  while the ticker sleeps on it, and by the next sweep whatever hint was lost.
+- One node flips at a time: the holder of the lease `ticker`.  A stale leader's statements carry
+  its term and change nothing.
+- A million mailboxes that expire in the same second are flipped in short statements with pauses
+  between, so deliveries go on.
+
+Nothing here is enforcement: every statement that reads or accepts tests the time stamp itself,
+so with the ticker dead an expired mailbox still gets no mail and shows none.
+
+Fails: never on an outage of the database (back-off, one warning, recovery by itself).
+
+Why sleep instead of poll: the earliest `expires_at` is known; a letter announces an earlier one
+(most letters announce a later one and cost no query).  Delays are differences of the database's
+own clock, so a wrong clock on this machine changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+import trio
+
+from actors.letters import SweepNow, Wake
+from actors.turns import next_turn
+from relay.db import leases
+from relay.db.leases import Lease
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.log import get_logger
+from supervisor import Context, Drained
+
+log = get_logger()
+
+_LEASE = "ticker"
+_EARLY = 0.0005  # s; wake this much after the instant rather than before it
+_LOCKED_RETRY = 0.02  # s; a due row was locked by somebody's transaction
+_STATEMENT = 0.012  # s; how long one batch should take
+_SHARE = 1.0  # pause after a batch, as a multiple of what it took
+_REPORT_EVERY = 1.0  # s; progress of a long run of batches
+_SMALLEST, _LARGEST = 50, 4000
+_BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
+
+_FLIP = f"""
+    WITH due AS MATERIALIZED (
+        SELECT id, expires_at
+        FROM relay.mailboxes
+        WHERE is_active
+          AND expires_at <= now()
+          AND (expires_at, id) > (%(at)s::timestamptz, %(id)s::uuid)
+          AND {leases.FENCE}
+        ORDER BY expires_at, id  -- relay.mailboxes_due, from where the batch before ended
+        LIMIT %(limit)s
+        -- NO KEY: a delivery holds a key-share lock on its mailbox, and must not hide it here.
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), flipped AS (
+        UPDATE relay.mailboxes
+        SET is_active = false,
+            closed_at = now()
+        -- The array keeps the primary key in the plan, whatever the statistics say.
+        WHERE id = ANY (ARRAY(SELECT id FROM due))
+        RETURNING id
+    )
+    SELECT (SELECT count(*) FROM flipped), last.expires_at::text, last.id
+    FROM (SELECT) one
+    LEFT JOIN (
+        SELECT expires_at, id FROM due ORDER BY expires_at DESC, id DESC LIMIT 1
+    ) last ON true
+    """  # noqa: S608 - constants of our own
+
+_NEXT = """
+    SELECT extract(epoch FROM now())::float8,
+           (SELECT extract(epoch FROM expires_at)::float8
+            FROM relay.mailboxes
+            WHERE is_active
+            ORDER BY expires_at, id
+            LIMIT 1)
+    """
+
+
+async def run(
+    ctx: Context, *, pool: Pool, sweep_every: float = 60.0, lease_ttl: float = 3.0
+) -> None:
+    """Flip what is due until drained.
+
+    `sweep_every`: seconds after which it looks whatever happens; `lease_ttl`: seconds after
+    which another node may lead when this one falls silent.
+    """
+    ticker = Ticker(pool, sweep_every=sweep_every, lease_ttl=lease_ttl)
+    ctx.ready()
+    try:
+        while True:
+            ticker.heed(await next_turn(ctx, await ticker.turn(ctx)))
+    except Drained:
+        await ticker.resign()
+
+
+@dataclass
+class Ticker:
+    """One node's ticker between its turns.  All deadlines are of Trio's clock, in seconds."""
+
+    pool: Pool
+    sweep_every: float = 60.0
+    lease_ttl: float = 3.0
+    node: UUID = field(default_factory=uuid4)
+    lease: Lease | None = None
+    batch: int = 500
+    _renew_at: float = -math.inf
+    _sweep_at: float = -math.inf
+    _due_at: float = -math.inf
+    _clock: float = 0.0  # the database's epoch seconds minus Trio's clock
+    _outage: float = 0.0  # the last pause in an outage; 0 when there is none
+
+    async def turn(self, ctx: Context) -> float:
+        """Do what is due; return the seconds until there is something to do again."""
+        try:
+            if not await self._lead():
+                return self.lease_ttl / 3
+            if trio.current_time() >= min(self._due_at, self._sweep_at):
+                await self._expire(ctx)
+        except DatabaseUnavailable as error:
+            return self._pause(error)
+        if self._outage:
+            self._outage = 0.0
+            log.info("ticker.recovered")
+        return min(self._due_at, self._sweep_at, self._renew_at) - trio.current_time()
+
+    def heed(self, letters: list[Any]) -> None:
+        """Take hints in: an earlier expiry, or the order to look now."""
+        for letter in letters:
+            if isinstance(letter, Wake) and letter.due_at is not None:
+                self._due_at = min(self._due_at, letter.due_at - self._clock + _EARLY)
+            elif isinstance(letter, (Wake, SweepNow)):
+                self._due_at = -math.inf
+
+    async def resign(self) -> None:
+        """Release the lease, so that another node leads at once."""
+        lease, self.lease = self.lease, None
+        if lease is None:
+            return
+        with trio.move_on_after(self.lease_ttl):
+            try:
+                await leases.release(self.pool, lease)
+            except DatabaseUnavailable as error:
+                log.info("ticker.lease_left", reason=str(error))
+
+    async def _lead(self) -> bool:
+        now = trio.current_time()
+        if self.lease is not None and now < self._renew_at:
+            return True
+        if self.lease is not None and not await leases.renew(self.pool, self.lease, self.lease_ttl):
+            log.warning("ticker.lease_lost", term=self.lease.term)
+            self.lease = None
+        if self.lease is None:
+            self.lease = await leases.acquire(self.pool, _LEASE, self.node, self.lease_ttl)
+            if self.lease is not None:
+                log.info("ticker.leads", term=self.lease.term)
+                self._due_at = -math.inf
+        # Counted from before the statement was sent: never later than the database's own end.
+        self._renew_at = now + self.lease_ttl / 3
+        return self.lease is not None
+
+    async def _expire(self, ctx: Context) -> None:
+        """Flip everything that is due, then find out when to look again."""
+        rows, since = 0, trio.current_time()
+        position: tuple[str, UUID] = ("-infinity", UUID(int=0))
+        while await self._lead():
+            assert self.lease is not None
+            began = trio.current_time()
+            flipped, at, last = await self._flip(self.lease, position)
+            took = trio.current_time() - began
+            rows += flipped
+            if at is None or last is None:
+                break
+            position = (at, last)
+            full = flipped >= self.batch
+            self.batch = _resized(self.batch, flipped, took)
+            if ctx.draining.is_set() or ctx.paused:
+                break
+            if full:
+                # Leave room for deliveries; the rest is late by the flag only.
+                await trio.sleep(took * _SHARE)
+                ctx.beat()
+            if rows and trio.current_time() - since > _REPORT_EVERY:
+                log.info("mailbox.expired", rows=rows)
+                rows, since = 0, trio.current_time()
+        if rows:
+            log.info("mailbox.expired", rows=rows)
+        await self._look_ahead()
+
+    async def _flip(
+        self, lease: Lease, position: tuple[str, UUID]
+    ) -> tuple[int, str | None, UUID | None]:
+        row = await self.pool.fetch_row(
+            _FLIP,
+            {"at": position[0], "id": position[1], "limit": self.batch, **lease.fence},
+        )
+        assert row is not None
+        return row[0], row[1], row[2]
+
+    async def _look_ahead(self) -> None:
+        row = await self.pool.fetch_row(_NEXT)
+        assert row is not None
+        now = trio.current_time()
+        epoch, due = row
+        self._clock = epoch - now
+        self._sweep_at = now + self.sweep_every
+        if due is None:
+            self._due_at = math.inf
+        elif due <= epoch:
+            self._due_at = now + _LOCKED_RETRY
+        else:
+            self._due_at = now + (due - epoch) + _EARLY
+
+    def _pause(self, error: DatabaseUnavailable) -> float:
+        first, longest = _BACKOFF
+        if not self._outage:
+            log.warning("ticker.waits_for_database", reason=str(error))
+        self._outage = min(longest, self._outage * 2 or first)
+        # What was planned is unknown after an outage: look at once when it is over.
+        self._renew_at = self._due_at = -math.inf
+        return self._outage
+
+
+def _resized(batch: int, rows: int, took: float) -> int:
+    """The next batch, such that a statement takes about `_STATEMENT` seconds; halves or doubles
+    at most, and learns from full batches only."""
+    if rows < batch:
+        return batch
+    factor = min(2.0, max(0.5, _STATEMENT / max(took, 1e-6)))
+    return min(_LARGEST, max(_SMALLEST, round(batch * factor)))

@@ -1,0 +1,51 @@
+"""How an actor that mostly sleeps takes its turns: until a time, a letter, or the drain.
+
+Shared by the actors whose letters are hints (ticker, reaper, summariser).  A hint is done as
+soon as it is read: what it points at is in the database, and the next sweep finds it anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from supervisor import Context
+
+_MOST = 4096  # letters taken at once; more are only more of the same hint
+
+
+async def next_turn(ctx: Context, seconds: float) -> list[Any]:
+    """Wait until letters arrive or `seconds` have passed, and return the letters.
+
+    While the child is paused it does not return.  Raises `supervisor.Drained` when draining.
+    """
+    letters: list[Any] = []
+    with trio.move_on_after(max(0.0, seconds)):
+        for held in await ctx.inbox.take(_MOST):
+            held.done()
+            letters.append(held.letter)
+    ctx.beat()
+    if ctx.paused:
+        await _paused(ctx)
+        return [*letters, *await next_turn(ctx, 0.0)]
+    if ctx.draining.is_set():
+        # Raises Drained once the box is empty; a timed-out wait above must not hide it.
+        for held in await ctx.inbox.take(_MOST):
+            held.done()
+            letters.append(held.letter)
+    return letters
+
+
+async def _paused(ctx: Context) -> None:
+    """Wait for the resume, or for the drain."""
+    async with trio.open_nursery() as nursery:
+
+        async def until_draining() -> None:
+            await ctx.draining.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(until_draining)
+        while ctx.paused:
+            await ctx.wait_pause_changed()
+        nursery.cancel_scope.cancel()
