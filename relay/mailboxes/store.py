@@ -606,6 +606,22 @@ class Store:
             cursor = cast(int, entries[-1].seq)
         return Events(entries, cursor, seconds)
 
+    async def cursor_after(self, mailbox_id: UUID, message_id: str | UUID) -> int:
+        """The cursor of `events` that goes on behind a message, which may be deleted by now.
+
+        An id that is none starts at the beginning.
+        """
+        wanted = _uuid(message_id)
+        if wanted is None:
+            return 0
+        seq = await self._seq(mailbox_id, wanted)
+        if seq is None:  # deleted: ids go by age, so behind the youngest that is not younger
+            seq = await self._pool.fetch_value(
+                "SELECT max(seq) FROM relay.summaries WHERE mailbox_id = %s AND message_id < %s",
+                (mailbox_id, wanted),
+            )
+        return cast("int | None", seq) or 0
+
     async def _seq(self, mailbox_id: UUID, message_id: UUID) -> int | None:
         value = await self._pool.fetch_value(
             "SELECT seq FROM relay.summaries WHERE message_id = %s AND mailbox_id = %s",
