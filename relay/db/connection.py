@@ -77,22 +77,22 @@ _DEFAULTS: dict[str, str | int] = {
 
 
 class _Lock:
-    """A `trio.Lock` that does not pass through the scheduler when it is free.
+    """A fair lock that does not pass through the scheduler when it is free.
 
     `trio.Lock` always checkpoints, which costs a round through the loop and, inside a cancelled
     scope, would stop psycopg's clean-up (ROLLBACK, the end of COPY) before it begins.
     """
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_held", "_waiting")
 
     def __init__(self) -> None:
-        self._lock = trio.Lock()
+        self._held = False
+        self._waiting = trio.lowlevel.ParkingLot()
 
     async def __aenter__(self) -> None:
-        try:
-            self._lock.acquire_nowait()
-        except trio.WouldBlock:
-            await self._lock.acquire()
+        if self._held:
+            await self._waiting.park()  # whoever lets go hands the lock over
+        self._held = True
 
     async def __aexit__(
         self,
@@ -100,14 +100,16 @@ class _Lock:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        self._lock.release()
-
-    def locked(self) -> bool:
-        return self._lock.locked()
+        if self._waiting:
+            self._waiting.unpark()
+        else:
+            self._held = False
 
 
 class Cursor(psycopg.AsyncCursor[Row]):
     """psycopg's cursor; a statement is not sent from inside a cancelled scope."""
+
+    _conn: Connection
 
     async def execute(
         self,
@@ -134,6 +136,27 @@ class Cursor(psycopg.AsyncCursor[Row]):
         """Run one statement with each of many parameters, in pipeline mode."""
         await checkpoint_if_cancelled()
         await super().executemany(query, params_seq, returning=returning)
+
+    @asynccontextmanager
+    async def copy(
+        self,
+        statement: Query,
+        params: Params | None = None,
+        *,
+        writer: psycopg.copy.AsyncWriter | None = None,
+    ) -> AsyncIterator[psycopg.AsyncCopy]:
+        """COPY in the direction that the statement says, for as long as the block lasts."""
+        await checkpoint_if_cancelled()
+        begun = False
+        try:
+            async with super().copy(statement, params, writer=writer) as copy:
+                begun = True
+                yield copy
+        except trio.Cancelled:
+            # Interrupted between the server's "go ahead" and psycopg's object that would end it.
+            if not begun and self._pgconn.transaction_status == _ACTIVE:
+                self._conn.abandon()
+            raise
 
 
 class _Transaction(psycopg.AsyncTransaction):

@@ -32,13 +32,21 @@ def binaries(version: int) -> Path | None:
 class Cluster:
     """One server on a Unix socket, and on 127.0.0.1 when `tcp_port` is given."""
 
-    def __init__(self, bin_dir: Path, *, fsync: bool = False, tcp_port: int | None = None):
+    def __init__(
+        self,
+        bin_dir: Path,
+        *,
+        fsync: bool = False,
+        tcp_port: int | None = None,
+        settings: dict[str, str] | None = None,
+    ):
         self.bin_dir = bin_dir
         # Short: a socket's path may have 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="relay-test-"))
         self.data = self.directory / "data"
         self.fsync = fsync
         self.tcp_port = tcp_port
+        self.settings = settings or {}
         self.process: subprocess.Popen[bytes] | None = None
         self.prefix = (embedded.namespace_command() or []) if os.geteuid() == 0 else []
         initdb = [str(bin_dir / "initdb"), "-D", str(self.data), "-U", "relay", "-A", "trust"]
@@ -68,6 +76,7 @@ class Cluster:
         }
         if self.tcp_port:
             settings["port"] = str(self.tcp_port)
+        settings |= self.settings
         options = [part for k, v in settings.items() for part in ("-c", f"{k}={v}")]
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
