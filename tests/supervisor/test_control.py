@@ -1,0 +1,304 @@
+"""Pause, resume, restart by name; the snapshot; the event stream; the wrapper."""
+
+import pytest
+import trio
+import trio.testing
+
+from supervisor import (
+    ChildSpec,
+    Context,
+    Mailbox,
+    NotRunning,
+    Restart,
+    State,
+    Strategy,
+    Supervisor,
+    SupervisorSpec,
+    UnknownChild,
+)
+from tests.supervisor.house import dies_after, finishes, idle, running
+
+
+async def test_a_paused_child_gets_no_letters_until_resumed(autojump_clock):
+    """Its letters wait, it keeps running, and it is told."""
+    box, got, told = Mailbox[int]("a"), [], []
+
+    async def run(ctx: Context) -> None:
+        async def watch() -> None:
+            while True:
+                told.append(await ctx.wait_pause_changed())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            ctx.ready()
+            async for letter in ctx.inbox:
+                got.append(letter)
+            nursery.cancel_scope.cancel()
+
+    async with running(SupervisorSpec("root", (ChildSpec("a", run, mailbox=box),))) as house:
+        await box.send(1)
+        await house.settle()
+        house.supervisor.pause("a")
+        house.supervisor.pause("a")
+        await box.send(2)
+        await house.settle(5)
+        assert got == [1]
+        assert house.node("a").state is State.PAUSED
+        assert house.node("a").mailbox_depth == 1
+        house.supervisor.resume("a")
+        await house.settle()
+        assert got == [1, 2]
+        assert told == [True, False]
+        assert house.of("paused", "resumed") == [(0, "a", "paused"), (5, "a", "resumed")]
+
+
+async def test_no_change_of_pause_is_missed_between_two_waits(autojump_clock):
+    """An actor that is busy while it is resumed learns it at its next wait."""
+    told = []
+
+    async def run(ctx: Context) -> None:
+        ctx.ready()
+        while not ctx.draining.is_set():
+            told.append(await ctx.wait_pause_changed())
+            await trio.sleep(10)
+
+    tree = SupervisorSpec("root", (ChildSpec("a", run, drain_timeout=0),))
+    async with running(tree) as house:
+        house.supervisor.pause("a")
+        await house.settle(5)
+        house.supervisor.resume("a")
+        await house.settle(20)
+        assert told == [True, False]
+
+
+async def test_a_pause_outlives_a_crash(autojump_clock):
+    """The next incarnation begins paused."""
+    box, got = Mailbox[int]("a"), []
+
+    async def run(ctx: Context) -> None:
+        ctx.ready()
+        if ctx.incarnation == 1:
+            await trio.sleep(1)
+            raise ValueError
+        assert ctx.paused
+        got.extend([letter async for letter in ctx.inbox])
+
+    async with running(SupervisorSpec("root", (ChildSpec("a", run, mailbox=box),))) as house:
+        house.supervisor.pause("a")
+        box.send_nowait(1)
+        await house.settle(5)
+        assert house.node("a").state is State.PAUSED
+        assert got == []
+
+
+async def test_a_paused_child_can_be_shut_down(autojump_clock):
+    """Its letters stay in the box; it does not wait for a resume that never comes."""
+    box = Mailbox[int]("a")
+    async with running(SupervisorSpec("root", (ChildSpec("a", idle, mailbox=box),))) as house:
+        house.supervisor.pause("a")
+        box.send_nowait(1)
+        await house.settle(1)
+    assert house.of("exited") == [(1, "a", "exited (drained)")]
+    assert box.statistics().depth == 1
+
+
+async def test_a_supervisor_is_paused_with_all_its_children(autojump_clock):
+    """Its name stands for those below it, and only those."""
+    inner = SupervisorSpec("inner", (ChildSpec("b", idle), ChildSpec("c", idle)))
+    async with running(SupervisorSpec("root", (ChildSpec("a", idle), inner))) as house:
+        house.supervisor.pause("inner")
+        assert [house.node(n).state for n in ("a", "b", "c", "inner")] == [
+            State.RUNNING,
+            State.PAUSED,
+            State.PAUSED,
+            State.PAUSED,
+        ]
+        house.supervisor.resume("inner")
+        assert house.node("b").state is house.node("inner").state is State.RUNNING
+
+
+async def test_a_restart_by_hand_drains_and_starts_at_once(autojump_clock):
+    """Without back-off, counted in `restarts`, but not towards the intensity."""
+
+    async def slow(ctx: Context) -> None:
+        ctx.ready()
+        await ctx.draining.wait()
+        await trio.sleep(1)
+
+    tree = SupervisorSpec(
+        "root",
+        (ChildSpec("a", slow), ChildSpec("b", idle)),
+        strategy=Strategy.ONE_FOR_ALL,
+        max_restarts=0,
+    )
+    async with running(tree) as house:
+        await house.settle(1)
+        for _ in range(3):
+            await house.supervisor.restart("a")
+            await house.settle(2)
+        assert [e for e in house.events if 1 <= e[0] <= 2] == [
+            (1, "a", "restarting"),
+            (1, "a", "draining"),
+            (2, "a", "exited (drained)"),
+            (2, "a", "started"),
+            (2, "a", "ready"),
+        ]
+        assert house.node("a").restarts == 3
+        assert house.node("b").restarts == 0
+
+
+async def test_a_restart_by_hand_ends_a_back_off_and_wakes_the_ended(autojump_clock):
+    """Whatever the child was waiting for, it starts now."""
+    tree = SupervisorSpec(
+        "root",
+        (
+            ChildSpec("a", dies_after(0, times=1)),
+            ChildSpec("b", finishes, restart=Restart.TEMPORARY),
+        ),
+    )
+    async with running(tree) as house:
+        await house.settle(0.2)
+        await house.supervisor.restart("a")
+        await house.settle()
+        assert house.node("a").state is State.RUNNING
+        await house.settle(2)
+        await house.supervisor.restart("b")
+        await house.settle()
+        assert house.node("b").state is State.RUNNING
+
+
+async def test_an_actor_may_restart_itself(autojump_clock):
+    """restart() does not wait for the end of what may be the caller."""
+
+    async def run(ctx: Context) -> None:
+        ctx.ready()
+        if ctx.incarnation == 1:
+            await house.supervisor.restart("a")
+        await ctx.draining.wait()
+
+    async with running(SupervisorSpec("root", (ChildSpec("a", run),))) as house:
+        await house.settle(1)
+        assert house.node("a").restarts == 1
+
+
+@pytest.mark.parametrize("name", ["inner", "root"])
+async def test_restarting_a_supervisor_restarts_its_children_in_order(autojump_clock, name):
+    """They stop in reverse order and start in order; the supervisor itself goes on."""
+    inner = SupervisorSpec("inner", (ChildSpec("b", idle), ChildSpec("c", idle)))
+    async with running(SupervisorSpec("root", (ChildSpec("a", idle), inner))) as house:
+        await house.settle(1)
+        await house.supervisor.restart(name)
+        await house.settle(1)
+        order = [e[1:] for e in house.of("exited", "started") if e[0] == 1 and e[1] in "abc"]
+        a = [("a", "exited (drained)"), ("a", "started")] if name == "root" else []
+        assert order == [
+            ("c", "exited (drained)"),
+            ("b", "exited (drained)"),
+            *a,
+            ("b", "started"),
+            ("c", "started"),
+        ]
+        assert house.node("c").restarts == 1
+        assert house.node("inner").state is State.RUNNING
+
+
+async def test_wrong_names_and_wrong_times(autojump_clock):
+    """UnknownChild for a name nobody has; NotRunning before, after and during a shutdown."""
+    supervisor = Supervisor(blocked_after=None)
+    with pytest.raises(NotRunning):
+        supervisor.pause("a")
+    with pytest.raises(NotRunning):
+        supervisor.tree()
+    inner = SupervisorSpec("inner", (ChildSpec("b", dies_after(1)),), max_restarts=0)
+    async with running(SupervisorSpec("root", (ChildSpec("a", idle), inner))) as house:
+        for call in (house.supervisor.pause, house.supervisor.resume):
+            with pytest.raises(UnknownChild, match="no child is called 'z'"):
+                call("z")
+        with pytest.raises(KeyError):
+            await house.supervisor.restart("z")
+        await house.settle(1.1)
+        assert house.node("inner").state is State.BACKING_OFF
+        with pytest.raises(NotRunning):
+            await house.supervisor.restart("b")
+        await house.supervisor.restart("inner")
+        await house.settle()
+        assert house.node("b").state is State.RUNNING
+        house.supervisor.shutdown()
+        with pytest.raises(NotRunning):
+            await house.supervisor.restart("a")
+        await house.end()
+        with pytest.raises(NotRunning):
+            await house.supervisor.restart("a")
+    assert house.node("a").state is State.STOPPED
+
+
+async def test_the_snapshot(autojump_clock):
+    """tree() shows every child in start order, with what happened to it last."""
+    box = Mailbox[int]("a")
+    inner = SupervisorSpec("inner", (ChildSpec("b", dies_after(1)),))
+    async with running(SupervisorSpec("root", (ChildSpec("a", idle, mailbox=box), inner))) as house:
+        await house.settle(1.1)
+        root = house.supervisor.tree()
+        assert [node.name for node in root.children] == ["a", "inner"]
+        b = root.children[1].children[0]
+        assert (b.state, b.restarts, b.mailbox_depth) == (State.BACKING_OFF, 0, 0)
+        assert b.last_event == "backing off for 0.5 s"
+        assert b.started_at == house.began
+
+
+async def test_a_slow_reader_of_events_loses_the_oldest(autojump_clock):
+    """Supervision does not wait for it; what it missed is counted; it ends with the tree."""
+    supervisor = Supervisor(blocked_after=None)
+
+    async def run(ctx: Context) -> None:
+        ctx.ready()
+        for _ in range(50):
+            supervisor.pause("a")
+            supervisor.resume("a")
+        supervisor.shutdown()
+        await ctx.draining.wait()
+
+    with trio.fail_after(10), supervisor.subscribe(capacity=4) as events:
+        await supervisor.run(SupervisorSpec("root", (ChildSpec("a", run),)))
+        seen = [(e.name, str(e)) async for e in events]
+    assert seen == [
+        ("root", "draining"),
+        ("a", "draining"),
+        ("a", "exited (drained)"),
+        ("root", "stopped"),
+    ]
+    assert events.dropped == 3 + 100  # the starts and ready; the pauses and resumes
+
+
+async def test_the_wrapper_runs_around_every_incarnation(autojump_clock):
+    """It knows the context, and what it raises is the actor's failure."""
+    seen = []
+
+    async def wrap(ctx, run) -> None:
+        seen.append((ctx.name, ctx.incarnation))
+        await run()
+        raise OSError("from the wrapper")
+
+    spec = ChildSpec("a", finishes)
+    async with running(SupervisorSpec("root", (spec,)), wrap=wrap) as house:
+        await house.settle(2)
+        assert seen == [("a", 1), ("a", 2)]
+        assert house.of("exited") == [(1, "a", "exited (crashed): OSError('from the wrapper')")]
+
+
+async def test_ticks_keep_time_skip_the_missed_and_end_with_the_drain(autojump_clock):
+    """every() ticks now, then at its times; a late actor skips; draining ends it at once."""
+    ticks = []
+
+    async def run(ctx: Context) -> None:
+        ctx.ready()
+        began = trio.current_time()
+        async for _ in ctx.every(10):
+            ticks.append(trio.current_time() - began)
+            if len(ticks) == 2:
+                await trio.sleep(25)
+
+    async with running(SupervisorSpec("root", (ChildSpec("a", run),))) as house:
+        await house.settle(55)
+    assert ticks == [0, 10, 35, 40, 50]
+    assert house.events[-1] == (55, "root", "stopped")
