@@ -18,11 +18,16 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from quart import Response, request
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from relay.http.problems import Problem, from_status, invalid
 
 JSON_BODY = 64 * 1024
 """Bytes that a JSON body may have unless its operation says otherwise."""
+
+
+MAX_BODY = 512 * 1024
+"""Bytes that no body may exceed; SNS posts at most 256 KiB, in JSON."""
 
 
 class Access(enum.Enum):
@@ -91,17 +96,28 @@ Handler = Callable[..., Awaitable[Any]]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-async def read_values(operation: Operation) -> tuple[Any, Any]:
-    """Return the checked query and body of the current request; a `Problem` when it is wrong."""
+async def read_values(operation: Operation, arguments: Mapping[str, str]) -> tuple[Any, Any]:
+    """Return the checked query and body of the current call; a `Problem` when it is wrong."""
+    given = dict(arguments.items())
     query = None
     if operation.query is not None:
-        query = check(operation.query, request.args.to_dict(), "query")
+        query = check(operation.query, given, "query")
     if operation.body is not None:
-        return query, check(operation.body, await _json(required=True), "body")
+        return query, check(operation.body, await _json(operation, required=True), "body")
     if operation.body_or_query is not None:
-        values = request.args.to_dict() | await _json(required=False)
+        values = given | await _json(operation, required=False)
         return query, check(operation.body_or_query, values, "request")
     return query, None
+
+
+async def read_body(operation: Operation) -> bytes:
+    """Return the body of the current request; 413 over the operation's limit, 408 if it drips."""
+    if (request.content_length or 0) > operation.max_body:
+        raise RequestEntityTooLarge
+    raw = await request.get_data(cache=False)
+    if len(raw) > operation.max_body:
+        raise RequestEntityTooLarge
+    return bytes(raw)
 
 
 def check(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
@@ -112,8 +128,8 @@ def check(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
         raise invalid(error, where) from error
 
 
-async def _json(*, required: bool) -> dict[str, Any]:
-    raw = await request.get_data(cache=False)
+async def _json(operation: Operation, *, required: bool) -> dict[str, Any]:
+    raw = await read_body(operation)
     if not raw and not required:
         return {}
     if raw and request.mimetype not in {"application/json", ""}:
@@ -132,7 +148,8 @@ def json_response(
 ) -> Response:
     """Return plain values as application/json, in UTF-8, on one line."""
     data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(
-        "utf-8", "backslashreplace"  # a lone surrogate of some header must not cost the answer
+        "utf-8",
+        "backslashreplace",  # a lone surrogate of some header must not cost the answer
     )
     return Response(data, status=status, headers=headers, content_type="application/json")
 
@@ -142,5 +159,3 @@ def no_content() -> Response:
     response = Response(b"", status=204)
     response.headers.pop("Content-Type", None)
     return response
-
-

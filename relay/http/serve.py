@@ -1,10 +1,10 @@
 """Serving: hypercorn's protocol engine on connections that cannot hang the relay.
 
-What: `serve` accepts on a dup of a bound socket, speaks HTTP/1.1, HTTP/2 and WebSocket by
+What: `serve` accepts on copies of bound sockets, speaks HTTP/1.1, HTTP/2 and WebSocket by
 hypercorn's Trio `TCPServer`, and ends when it is told to drain.
 
 Promises
-  * The socket given is never closed: the control actor can be restarted without losing the
+  * The sockets given are never closed: the control actor can be restarted without losing the
     port, and connections that arrive meanwhile wait in its backlog.
   * A peer that does not read is dropped after `write_timeout`; one that sends headers by the
     drip, or nothing, after `KEEP_ALIVE`.  Neither holds memory beyond one write.
@@ -23,7 +23,7 @@ of it that remain once there is one plain socket and no lifespan protocol.
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -141,7 +141,7 @@ def _config() -> Config:
 
 async def serve(
     app: QuartTrio,
-    bound: socket.socket,
+    bound: Sequence[socket.socket],
     *,
     wait_draining: Callable[[], Awaitable[object]],
     ready: Callable[[], None] = lambda: None,
@@ -176,10 +176,12 @@ async def serve(
             if stopping and not streams:
                 empty.set()
 
-    own = bound.dup()
-    own.listen(min(socket.SOMAXCONN, 1024))
-    listener = trio.SocketListener(trio.socket.from_stdlib_socket(own))
+    own = [one.dup() for one in bound]
     try:
+        listeners = []
+        for one in own:
+            one.listen(1024)
+            listeners.append(trio.SocketListener(trio.socket.from_stdlib_socket(one)))
         async with trio.open_nursery() as connections:
             try:
                 async with trio.open_nursery() as accepting:
@@ -187,7 +189,7 @@ async def serve(
                         partial(
                             trio.serve_listeners,
                             connection,
-                            [listener],
+                            listeners,
                             handler_nursery=connections,
                         )
                     )
@@ -204,4 +206,5 @@ async def serve(
                 for stream in tuple(streams):
                     stream.cut()  # a shielded write ends only with its socket
     finally:
-        own.close()
+        for one in own:
+            one.close()

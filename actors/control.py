@@ -1,0 +1,130 @@
+"""control: the HTTP control plane, on sockets bound before the tree.
+
+Promises
+  * Port and address survive a restart of this actor: it serves on copies of the sockets, and
+    who connects meanwhile waits in their backlog.
+  * Draining: no new connection; calls in hand have `GRACEFUL_TIMEOUT` to end, those that wait
+    for mail are answered at once.
+  * Paused, it serves on: resuming goes through it.  Its inbox is never used, since calls
+    arrive by HTTP.
+
+Fails: one call's error is a 500 and a log line.  Only the loss of a listening socket ends it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+import trio
+
+from actors.letters import Accept, Accepted, Reply
+from relay import __version__
+from relay.db.listen import Hub
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.http.app import create_app
+from relay.http.deps import Deps, ExtractAttachment, Fetch, Limits, Logs, ReadyCheck, Supervision
+from relay.http.fetch import fetch as fetch_https
+from relay.http.serve import serve
+from relay.mailboxes.keys import Keys
+from relay.mailboxes.store import Store
+from supervisor import Context, Mailbox
+
+GRACEFUL_TIMEOUT = 5.0
+"""Seconds that calls in hand may go on while draining; below the child's `drain_timeout`."""
+_BEAT_EVERY = 5.0  # s
+
+
+async def run(
+    ctx: Context,
+    *,
+    sockets: Sequence[socket.socket],
+    pool: Pool,
+    store: Store,
+    keys: Keys,
+    hub: Hub,
+    writer: Mailbox[Accept],
+    supervision: Supervision,
+    logs: Logs,
+    admin_token_hash: bytes,
+    attachment: ExtractAttachment,
+    public_url: str = "",
+    sns_topics: Sequence[str] = (),
+    fetch: Fetch = fetch_https,
+    limits: Limits | None = None,
+    ready_checks: Sequence[ReadyCheck] = (),
+) -> None:
+    """Serve the control plane on `sockets` until drained.
+
+    `public_url` is the address that people see, `sns_topics` the topics whose mail is taken.
+    """
+    app = create_app(
+        Deps(
+            store=store,
+            keys=keys,
+            hub=hub,
+            accept=_Acceptor(writer).accept,
+            attachment=attachment,
+            supervision=supervision,
+            logs=logs,
+            admin_token_hash=admin_token_hash,
+            draining=ctx.draining,
+            ready_checks=(_Database(pool).check, *ready_checks),
+            public_url=public_url,
+            sns_topics=sns_topics,
+            fetch=fetch,
+            version=__version__,
+            limits=limits or Limits(),
+        )
+    )
+
+    async def beat() -> None:
+        async for _ in ctx.every(_BEAT_EVERY):
+            ctx.beat()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(beat)
+        await serve(
+            app,
+            sockets,
+            wait_draining=ctx.draining.wait,
+            ready=ctx.ready,
+            graceful_timeout=GRACEFUL_TIMEOUT,
+        )
+        nursery.cancel_scope.cancel()
+
+
+class _Acceptor:
+    """Hands mail to the writer and waits until it is durable."""
+
+    def __init__(self, writer: Mailbox[Accept]) -> None:
+        self._writer = writer
+
+    async def accept(
+        self, reverse_path: str, recipients: Sequence[tuple[UUID, str]], raw: bytes
+    ) -> Mapping[str, UUID]:
+        reply: Reply[Accepted] = Reply()
+        try:
+            await self._writer.send(Accept(reverse_path, tuple(recipients), raw, reply))
+        except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
+            raise DatabaseUnavailable("the writer has ended") from error
+        accepted = await reply.wait()
+        if accepted.error is not None:
+            raise DatabaseUnavailable(accepted.error)
+        return accepted.stored
+
+
+class _Database:
+    """The readiness of PostgreSQL, asked by a statement."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def check(self) -> str | None:
+        try:
+            await self._pool.fetch_value("SELECT 1", timeout=2.0)
+        except DatabaseUnavailable:
+            return "PostgreSQL does not answer"
+        return None

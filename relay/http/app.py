@@ -1,0 +1,188 @@
+"""The application: every call of the control plane, behind one gate.
+
+What: `create_app(deps)` returns a quart-trio application whose routes are exactly the declared
+operations of the resource modules.
+
+Promises
+  * Each request passes, in this order: Host and Origin; routing; credential and permission;
+    body size and time; validation; the handler.
+  * Each refusal is a problem document (`problems.py`).  An unexpected exception is a 500 that
+    says nothing, and one log line that says everything; a database outage is a 503 with
+    `Retry-After`.
+  * A change that has begun is not lost to a client that hangs up (`committed`).
+  * Responses carry nosniff, no-referrer and a content policy that allows nothing, unless the
+    page at hand needs some of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import trio
+from prometheus_client import Counter
+from quart import Response, request, websocket
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from relay.errors import DatabaseUnavailable, TemporaryFailure
+from relay.http import (
+    health, keys, logs, mailboxes, messages, openapi, pages, sns, streams, supervision,
+)  # fmt: skip
+from relay.http.auth import Hosts, authorise
+from relay.http.deps import Deps
+from relay.http.operations import MAX_BODY, Call, Handler, Operation, read_values
+from relay.http.problems import Problem, from_status, unavailable
+from relay.log import get_logger
+from relay.mailboxes.plans import Invalid
+from relay.mailboxes.store import AddressTaken
+from relay.metrics import registry
+
+T = TypeVar("T")
+
+log = get_logger()
+
+ANSWERS = Counter(
+    "relay_http_answers", "Answers of the control plane.", ["method", "status"], registry=registry
+)
+
+RESOURCES = (health, pages, mailboxes, messages, streams, supervision, logs, keys, sns, openapi)
+
+
+@dataclass(frozen=True)
+class Route:
+    """One declared call."""
+
+    method: str
+    rule: str
+    operation: Operation
+    handler: Handler
+
+
+class Api:
+    """Collects the declared calls; what the resource modules register with."""
+
+    def __init__(self, deps: Deps) -> None:
+        self.deps = deps
+        self.routes: list[Route] = []
+
+    def add(self, method: str, rule: str, operation: Operation) -> Callable[[Handler], Handler]:
+        """Declare `method rule` as `operation`, answered by the decorated handler."""
+
+        def register(handler: Handler) -> Handler:
+            self.routes.append(Route(method, rule, operation, handler))
+            return handler
+
+        return register
+
+    async def committed(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Run `change` to its end even if the client hangs up, for a bounded time."""
+        with trio.move_on_after(self.deps.limits.commit_timeout, shield=True):
+            return await change()
+        raise DatabaseUnavailable("the change was not confirmed in time")
+
+
+class _App(QuartTrio):
+    """Quart with its log going to ours."""
+
+    def log_exception(self, exception_info: Any) -> None:
+        log.error("http.error", exc_info=exception_info)
+
+
+def create_app(deps: Deps) -> QuartTrio:
+    """Return the application.  Its routes are at `app.extensions["relay.routes"]`."""
+    app = _App("relay.http", static_folder=None)
+    app.url_map.merge_slashes = False  # a redirect would lose a POST
+    app.config.update(
+        # What memory a body may take before its call is known; then its operation's own limit.
+        MAX_CONTENT_LENGTH=MAX_BODY,
+        BODY_TIMEOUT=deps.limits.body_timeout,
+        RESPONSE_TIMEOUT=None,  # each write has its deadline in serve.py
+        PROVIDE_AUTOMATIC_OPTIONS=False,
+        PROPAGATE_EXCEPTIONS=False,
+    )
+    api = Api(deps)
+    for resource in RESOURCES:
+        resource.register(api)
+    app.extensions["relay.routes"] = tuple(api.routes)
+    for route in api.routes:
+        _mount(app, deps, route)
+    _guard(app, Hosts(deps.public_url))
+    app.register_error_handler(Exception, _answer_error)
+    app.after_request(_finish)
+    return app
+
+
+def _mount(app: QuartTrio, deps: Deps, route: Route) -> None:
+    operation = route.operation
+
+    async def view(**path: str) -> Any:
+        connection = websocket if operation.websocket else request
+        if operation.stream and not operation.websocket and request.method == "HEAD":
+            raise MethodNotAllowed(valid_methods=["GET"])
+        caller, mailbox = await authorise(
+            deps, operation, connection.headers, connection.args, path.pop("address", None)
+        )
+        query, body = await read_values(operation, connection.args)
+        return await route.handler(Call(caller, mailbox, query, body), **path)
+
+    endpoint = f"{route.method} {route.rule}"
+    if operation.websocket:
+        app.add_websocket(route.rule, endpoint, view)
+    else:
+        app.add_url_rule(route.rule, endpoint, view, methods=[route.method])
+
+
+def _guard(app: QuartTrio, hosts: Hosts) -> None:
+    async def check_http() -> None:
+        _check(hosts, request)
+
+    async def check_websocket() -> None:
+        _check(hosts, websocket)
+
+    app.before_request(check_http)
+    app.before_websocket(check_websocket)
+
+
+def _check(hosts: Hosts, connection: Any) -> None:
+    server = connection.scope.get("server")
+    hosts.check(
+        connection.headers.get("Host"),
+        connection.headers.get("Origin"),
+        server[0] if server else None,
+        connection.scheme in {"https", "wss"},
+    )
+
+
+async def _answer_error(error: Exception) -> Response:
+    if isinstance(error, Problem):
+        return error.response()
+    if isinstance(error, MethodNotAllowed):
+        allowed = ", ".join(sorted(error.valid_methods or ()))
+        return from_status(405, headers={"Allow": allowed}).response()
+    if isinstance(error, HTTPException):
+        return from_status(error.code or 500).response()
+    if isinstance(error, Invalid):
+        return Problem(422, "invalid", f"{error}.", title="Invalid values").response()
+    if isinstance(error, AddressTaken):
+        return Problem(409, "address-taken", "That local_part is taken.").response()
+    if isinstance(error, TemporaryFailure):
+        log.warning("http.unavailable", error=str(error))
+        return unavailable("A store that this call needs does not answer; try again.").response()
+    log.error("http.error", exc_info=error)
+    return from_status(500).response()
+
+
+async def _finish(response: Response) -> Response:
+    ANSWERS.labels(_METHODS.get(request.method, "other"), str(response.status_code)).inc()
+    headers = response.headers
+    headers.setdefault("X-Content-Type-Options", "nosniff")
+    headers.setdefault("Referrer-Policy", "no-referrer")
+    headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+    headers.setdefault("Cache-Control", "no-store")
+    return response
+
+
+# A method is what the client says it is: only known ones become labels.
+_METHODS = {name: name for name in ("GET", "HEAD", "POST", "DELETE")}

@@ -1,0 +1,207 @@
+"""Who calls, and whether they may.
+
+Three credentials: the administrator's token and API keys (`Authorization: Bearer`), and a
+mailbox's session token (`X-Session-Token`, on streams also `?token=`).
+
+Promises
+  * Tokens are compared as hashes, the administrator's in constant time.
+  * On a mailbox, no credential, a wrong one and a foreign one are one answer, after the same
+    look-up: nobody learns whether an address exists.
+  * Host must name this relay and Origin must be its own page, on WebSockets too; so no other
+    site's script reaches it, not even through a name made to resolve to this machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from relay.crypto import hash_token, tokens_equal
+from relay.http.deps import Deps
+from relay.http.operations import Access, Operation
+from relay.http.problems import Problem, mailbox_not_found, missing_scope, unauthenticated
+from relay.mailboxes.keys import ApiKey
+from relay.mailboxes.store import ADMINISTRATOR_ID, Credential, Mailbox
+from relay.settings import is_loopback
+
+MAX_TOKEN = 512
+"""Characters beyond which a credential is not even looked up."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A credential that is valid: the administrator (no key), or the holder of a key."""
+
+    key: ApiKey | None
+
+    @property
+    def owner_id(self) -> UUID:
+        """The owner of what this caller makes."""
+        return ADMINISTRATOR_ID if self.key is None else self.key.id
+
+    @property
+    def plan(self) -> str:
+        """The plan of what this caller makes."""
+        return "enterprise" if self.key is None else self.key.plan
+
+    def allows(self, scope: str) -> bool:
+        """Whether the caller may do what needs `scope`."""
+        return self.key is None or self.key.allows(scope)
+
+    @property
+    def credential(self) -> Credential:
+        """The caller, as the store asks for it."""
+        if self.key is None:
+            return Credential(administrator=True)
+        return Credential(owner_id=self.key.id)
+
+
+async def identify(deps: Deps, authorization: str | None) -> Caller | None:
+    """Return the holder of a bearer token; None without one; the 401 for a wrong one."""
+    if authorization is None:
+        return None
+    scheme, _, token = authorization.strip().partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not token:
+        raise unauthenticated("The Authorization header must be 'Bearer' and a token.")
+    caller = await _lookup(deps, token)
+    if caller is None:
+        raise unauthenticated("The token is unknown or revoked.")
+    return caller
+
+
+async def _lookup(deps: Deps, token: str) -> Caller | None:
+    if not token or len(token) > MAX_TOKEN:
+        return None
+    if tokens_equal(hash_token(token), deps.admin_token_hash):
+        return Caller(None)
+    key = await deps.keys.authenticate(token)
+    return None if key is None else Caller(key)
+
+
+async def authorise(
+    deps: Deps,
+    operation: Operation,
+    headers: Mapping[str, Any],
+    arguments: Mapping[str, str],
+    address: str | None,
+) -> tuple[Caller | None, Mailbox | None]:
+    """Return who calls and the mailbox named, or raise the `Problem` that refuses the call."""
+    if operation.access is Access.OPEN:
+        return None, None
+    authorization = headers.get("Authorization")
+    if operation.access is Access.MAILBOX:
+        return await _on_mailbox(deps, operation, headers, arguments, address or "")
+    caller = await identify(deps, authorization)
+    if caller is None:
+        if operation.access is Access.SCOPE:
+            raise unauthenticated("This call needs an Authorization header with a bearer token.")
+        return None, None
+    if operation.scope is not None and not caller.allows(operation.scope):
+        raise missing_scope(operation.scope)
+    return caller, None
+
+
+async def _on_mailbox(
+    deps: Deps,
+    operation: Operation,
+    headers: Mapping[str, Any],
+    arguments: Mapping[str, str],
+    address: str,
+) -> tuple[Caller | None, Mailbox | None]:
+    session: str | None = headers.get("X-Session-Token")
+    bearer: str | None = None
+    scheme, _, value = (headers.get("Authorization") or "").strip().partition(" ")
+    if scheme.lower() == "bearer":
+        bearer = value.strip()
+    if operation.token_in_query and session is None and bearer is None:
+        session = bearer = arguments.get("token")
+    caller = await _lookup(deps, bearer) if bearer else None
+    if session is not None and len(session) > MAX_TOKEN:
+        session = None
+    scope = operation.scope
+    may = caller is not None and (scope is None or caller.allows(scope))
+    known = caller.credential if caller is not None else Credential()
+    token_hash = hash_token(session) if session else None
+    mailbox = await deps.store.find(
+        address,
+        Credential(token_hash, known.owner_id, known.administrator)
+        if may
+        else Credential(token_hash),
+    )
+    if mailbox is None:
+        # An owner learns that it is the scope; to all others the mailbox does not exist.
+        if caller is not None and not may and scope is not None:
+            mailbox = await deps.store.find(address, known)
+            if mailbox is not None:
+                raise missing_scope(scope)
+        raise mailbox_not_found()
+    return caller, mailbox
+
+
+class Hosts:
+    """Which Host and Origin are this relay's own."""
+
+    def __init__(self, public_url: str) -> None:
+        parts = urlsplit(public_url)
+        self._public_host = parts.hostname
+        self._public_origin = (
+            (parts.scheme, parts.hostname, parts.port or _port_of(parts.scheme))
+            if parts.hostname
+            else None
+        )
+
+    def check(self, host: str | None, origin: str | None, server: str | None, tls: bool) -> None:
+        """Raise the 403 of a foreign `Host` or `Origin`.
+
+        `server` is the address that the connection arrived at, which may be named too.
+        """
+        name, port = _split(host)
+        if name is None or not self._names_us(name, server):
+            raise Problem(403, "foreign-host", "The Host header does not name this relay.")
+        if origin is None:
+            return
+        try:
+            parts = urlsplit(origin)
+            theirs = (parts.scheme, parts.hostname, parts.port or _port_of(parts.scheme))
+        except ValueError:
+            theirs = ("", None, None)
+        scheme, their_host, their_port = theirs
+        if theirs == self._public_origin:
+            return
+        if (
+            scheme in {"http", "https"}
+            and their_host is not None
+            and self._names_us(their_host, server)
+            and their_port == (port or _port_of("https" if tls else "http"))
+        ):
+            return
+        raise Problem(403, "foreign-origin", "Pages of other origins may not call this relay.")
+
+    def _names_us(self, name: str, server: str | None) -> bool:
+        if is_loopback(name) or name == self._public_host:
+            return True
+        try:  # addresses are compared as addresses: ::1 has several spellings
+            return server is not None and ipaddress.ip_address(name) == ipaddress.ip_address(
+                server.partition("%")[0]
+            )
+        except ValueError:
+            return False
+
+
+def _split(host: str | None) -> tuple[str | None, int | None]:
+    if not host or any(c in host for c in "/?#@\\, \t"):
+        return None, None
+    try:
+        parts = urlsplit(f"//{host}")
+        return parts.hostname, parts.port
+    except ValueError:
+        return None, None
+
+
+def _port_of(scheme: str) -> int | None:
+    return {"http": 80, "https": 443, "ws": 80, "wss": 443}.get(scheme)

@@ -1,0 +1,136 @@
+"""What the control plane is given: narrow parts, so that it knows nobody it need not know.
+
+The application imports no actor and no supervisor; those are the Protocols below.  All of it
+is wired once, by `actors/control.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import UUID
+
+import trio
+
+from relay.db.listen import Hub
+from relay.mailboxes.keys import Keys
+from relay.mailboxes.store import Store
+
+
+class Node(Protocol):
+    """One child in the snapshot of the supervision tree."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def started_at(self) -> float | None: ...
+    @property
+    def mailbox_depth(self) -> int: ...
+    @property
+    def last_event(self) -> str | None: ...
+    @property
+    def children(self) -> Sequence[Node]: ...
+
+
+class Event(Protocol):
+    """Something that happened in the tree; its class is its kind, its text says what."""
+
+    @property
+    def at(self) -> float: ...
+    @property
+    def name(self) -> str: ...
+
+
+class Feed(Protocol):
+    """A bounded stream of items; `dropped` counts what a slow reader lost."""
+
+    dropped: int
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+
+
+class Supervision(Protocol):
+    """What an operator may see and do.  A wrong name raises KeyError."""
+
+    def tree(self) -> Node: ...
+    async def restart(self, name: str) -> None: ...
+    def pause(self, name: str) -> None: ...
+    def resume(self, name: str) -> None: ...
+    def subscribe(self, capacity: int = 256) -> AbstractContextManager[Feed]: ...
+
+
+class Logs(Protocol):
+    """The log of this start: what is kept, and what comes."""
+
+    def lines(
+        self, *, level: str | None = None, actor: str | None = None
+    ) -> list[dict[str, Any]]: ...
+    def follow(self, capacity: int = 10_000) -> AbstractContextManager[Feed]: ...
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """One attachment, decoded; `filename` is what its sender called it."""
+
+    filename: str | None
+    content_type: str
+    content: bytes
+
+
+Accept = Callable[[str, Sequence[tuple[UUID, str]], bytes], Awaitable[Mapping[str, UUID]]]
+"""Make a message durable: (reverse-path, [(message id, address)], raw) to what was stored, by
+address; an address that is missing is unknown or expired.  `DatabaseUnavailable` when nothing
+is known to be stored."""
+
+ExtractAttachment = Callable[[bytes, int], Awaitable[Attachment | None]]
+"""The attachment of that index in a raw message, parsed where a MIME bomb hurts nobody."""
+
+Fetch = Callable[[str], Awaitable[bytes]]
+"""The body at an https address, within a deadline and a size, following no redirect.  Raises
+`TemporaryFailure`."""
+
+ReadyCheck = Callable[[], Awaitable[str | None]]
+"""None when a store answers, else one sentence about what does not."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of the relay one caller, or all of them, may hold at once."""
+
+    streams_per_mailbox: int = 64  # waits, event streams and sockets on one mailbox
+    streams: int = 4000  # the same, over all
+    attachments: int = 4  # messages being taken apart for a download at once
+    download_bytes: int = 128 << 20  # of messages on their way to readers; one always may go
+    body_timeout: float = 15.0  # s; from the head of a request to the end of its body
+    keep_alive_every: float = 15.0  # s between comments on a silent event stream
+    commit_timeout: float = 25.0  # s; a change begun goes on this long without its caller
+
+
+@dataclass(frozen=True)
+class Deps:
+    """Everything that the application needs."""
+
+    store: Store
+    keys: Keys
+    hub: Hub
+    accept: Accept
+    attachment: ExtractAttachment
+    supervision: Supervision
+    logs: Logs
+    admin_token_hash: bytes
+    draining: trio.Event
+    ready_checks: Sequence[ReadyCheck] = ()
+    public_url: str = ""
+    sns_topics: Iterable[str] = ()
+    fetch: Fetch | None = None  # None: no SNS message can be verified, so all are refused
+    version: str = ""
+    limits: Limits = field(default_factory=Limits)
+    ui: Path = Path(os.path.dirname(__file__)) / "ui"

@@ -1,0 +1,37 @@
+"""Reading a live feed for a client: with a bound on silence, and an end when the relay stops."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import trio
+
+
+async def follow(
+    feed: AsyncIterator[Any], *, stop: trio.Event, quiet_after: float
+) -> AsyncIterator[Any]:
+    """Yield the items of `feed`, and None after each `quiet_after` seconds without one.
+
+    Ends with the feed, or once `stop` is set.  The feed's `__anext__` must lose nothing when
+    it is cancelled.
+    """
+    source = aiter(feed)
+    while not stop.is_set():
+        item, ended = None, False
+
+        async def until_stop(nursery: trio.Nursery) -> None:
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(quiet_after):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(until_stop, nursery)
+                try:
+                    item = await anext(source)
+                except StopAsyncIteration:
+                    ended = True
+                nursery.cancel_scope.cancel()
+        if ended:
+            return
+        yield item

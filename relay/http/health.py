@@ -1,0 +1,91 @@
+"""`/healthz`, `/readyz` and `/metrics`: for machines that watch; nobody needs a credential."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import trio
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from quart import Response
+
+from relay.http.deps import Node
+from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.problems import unavailable
+from relay.metrics import render
+
+if TYPE_CHECKING:
+    from relay.http.app import Api
+
+_CHECK_TIMEOUT = 3.0  # s; a store that takes longer does not answer
+
+
+class Health(BaseModel):
+    """One word: ok or ready."""
+
+    status: str
+
+
+def troubles(node: Node) -> Iterator[str]:
+    """Yield a clause for each actor that is neither running nor paused on purpose."""
+    if not node.children and str(node.state) not in {"running", "paused"}:
+        yield f"{node.name} is {node.state}"
+    for child in node.children:
+        yield from troubles(child)
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    deps = api.deps
+
+    @api.add(
+        "GET",
+        "/healthz",
+        Operation(
+            "Tell that the process is alive",
+            "operations",
+            Access.OPEN,
+            (Answer(200, "it is", Health),),
+        ),
+    )
+    async def healthz(call: Call) -> Response:
+        return json_response({"status": "ok"})
+
+    @api.add(
+        "GET",
+        "/readyz",
+        Operation(
+            "Tell whether every actor is ready and the stores answer",
+            "operations",
+            Access.OPEN,
+            (Answer(200, "they do", Health), Answer(503, "not so; detail says why")),
+        ),
+    )
+    async def readyz(call: Call) -> Response:
+        found = list(troubles(deps.supervision.tree()))
+        if deps.draining.is_set():
+            found.append("the control plane is stopping")
+        for check in deps.ready_checks:
+            with trio.move_on_after(_CHECK_TIMEOUT) as scope:
+                trouble = await check()
+                if trouble is not None:
+                    found.append(trouble)
+            if scope.cancelled_caught:
+                found.append("a store does not answer in time")
+        if found:
+            raise unavailable(f"Not ready: {', '.join(found)}.")
+        return json_response({"status": "ready"})
+
+    @api.add(
+        "GET",
+        "/metrics",
+        Operation(
+            "Read the metrics",
+            "operations",
+            Access.OPEN,
+            (Answer(200, "Prometheus text", media_type="text/plain"),),
+        ),
+    )
+    async def metrics(call: Call) -> Response:
+        return Response(render(), content_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,186 @@
+"""`/api/v1/mailboxes`: making, listing, showing and ending expiring addresses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlencode
+
+from pydantic import BaseModel, Field, StringConstraints
+from quart import Response, request
+
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Form,
+    Operation,
+    Query,
+    json_response,
+    no_content,
+)
+
+if TYPE_CHECKING:
+    from relay.http.app import Api
+
+# No control characters: PostgreSQL's text has no NUL, and nothing here needs the others.
+Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class NewMailbox(Form):
+    """What a new mailbox is to be; all of it may be left out."""
+
+    ttl_minutes: Annotated[
+        float | None,
+        Field(gt=0, allow_inf_nan=False, description="minutes to live, cut to the plan's limit"),
+    ] = None
+    local_part: Annotated[
+        Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00-\x20/]+$")]
+        | None,
+        Field(description="what stands before the @; random when left out"),
+    ] = None
+    domain: Annotated[
+        Annotated[Text, StringConstraints(max_length=253)] | None,
+        Field(description="one of the relay's domains; the first when left out"),
+    ] = None
+    webhook_url: Annotated[
+        Annotated[Text, StringConstraints(max_length=2048)] | None,
+        Field(description="where new messages are announced"),
+    ] = None
+
+
+class CreatedMailbox(BaseModel):
+    """A mailbox just made; its token is shown this once."""
+
+    address: str
+    expires_at: str
+    session_token: str | None
+    plan: str
+
+
+class MailboxEntry(BaseModel):
+    """A live mailbox."""
+
+    address: str
+    expires_at: str
+    is_active: bool
+    owner_type: str
+    message_count: int
+    plan: str
+    created_at: str
+
+
+class PageQuery(Query):
+    """Which part of a list."""
+
+    limit: Annotated[int, Field(ge=1, description="rows at most; more than 200 gives 200")] = 50
+    cursor: Annotated[
+        str | None, Field(max_length=512, description="from the Link header of the page before")
+    ] = None
+
+    @property
+    def rows(self) -> int:
+        """The limit, cut to what one answer holds."""
+        return min(self.limit, 200)
+
+
+NOT_FOUND = Answer(404, "no such mailbox, or it is over, or it is not the caller's")
+NEXT = {"Link": 'the next page, rel="next"; absent on the last'}
+
+
+def next_link(cursor: str | None, **also: object) -> dict[str, str]:
+    """Return the `Link` header of a page; empty on the last one."""
+    if cursor is None:
+        return {}
+    values = request.args.to_dict() | {name: str(value) for name, value in also.items()}
+    values.pop("token", None)
+    values["cursor"] = cursor
+    return {"Link": f'<{request.path}?{urlencode(values)}>; rel="next"'}
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    store = api.deps.store
+
+    @api.add(
+        "POST",
+        "/api/v1/mailboxes",
+        Operation(
+            "Make a mailbox",
+            "mailboxes",
+            Access.OPTIONAL,
+            (
+                Answer(201, "it accepts mail from now on", CreatedMailbox),
+                Answer(409, "the local part is taken"),
+            ),
+            scope="read",
+            body_or_query=NewMailbox,
+            details="Without a credential the mailbox is anonymous, of plan free, and opened by "
+            "its session token. With a key it belongs to the key and lives by the key's plan.",
+        ),
+    )
+    async def create(call: Call) -> Response:
+        wanted: NewMailbox = call.body
+        owner = {} if call.caller is None else {
+            "owner_id": call.caller.owner_id, "plan": call.caller.plan,
+        }  # fmt: skip
+        created = await api.committed(
+            lambda: store.create(
+                ttl_minutes=wanted.ttl_minutes,
+                local_part=wanted.local_part,
+                domain=wanted.domain,
+                webhook_url=wanted.webhook_url,
+                **owner,
+            )
+        )
+        return json_response(created.as_json(), 201)
+
+    @api.add(
+        "GET",
+        "/api/v1/mailboxes",
+        Operation(
+            "List the caller's live mailboxes, newest first",
+            "mailboxes",
+            Access.SCOPE,
+            (Answer(200, "a page of them", list[MailboxEntry], headers=NEXT),),
+            scope="read",
+            query=PageQuery,
+            details="The administrator sees everybody's.",
+        ),
+    )
+    async def list_(call: Call) -> Response:
+        page = await store.mailboxes(
+            call.caller.credential, limit=call.query.rows, cursor=call.query.cursor
+        )
+        return json_response(
+            [item.as_json() for item in page.items], headers=next_link(page.cursor)
+        )
+
+    @api.add(
+        "GET",
+        "/api/v1/mailboxes/<address>",
+        Operation(
+            "Show a mailbox",
+            "mailboxes",
+            Access.MAILBOX,
+            (Answer(200, "the mailbox", MailboxEntry), NOT_FOUND),
+            scope="read",
+        ),
+    )
+    async def show(call: Call) -> Response:
+        return json_response(call.mailbox.as_json())
+
+    @api.add(
+        "DELETE",
+        "/api/v1/mailboxes/<address>",
+        Operation(
+            "End a mailbox",
+            "mailboxes",
+            Access.MAILBOX,
+            (Answer(204, "it accepts and shows nothing from now on"), NOT_FOUND),
+            scope="read",
+            details="Its rows are reclaimed after the retention.",
+        ),
+    )
+    async def delete(call: Call) -> Response:
+        await api.committed(lambda: store.delete(call.mailbox.id))
+        return no_content()

@@ -1,0 +1,354 @@
+"""Waiting for mail: the long poll, Server-Sent Events, and the same as a WebSocket.
+
+Promises
+  * Nothing polls.  Whoever waits subscribes first, looks in the database second and sleeps
+    third, until a wake-up, the time-out or the instant of expiry; then looks again.  Wake-ups
+    are hints; an event stream also looks with every keep-alive.
+  * Each message is sent once a stream, in the order in which messages became readable, also
+    when one that came earlier took longer to parse.
+  * Everything here ends at the mailbox's end: a wait with the 404, a stream by closing.
+  * A slow reader costs one page of entries, not a queue: the next page is read from the
+    database when the one before has been written.
+
+Fails: a database outage is a 503 for a wait; streams outlive it and look again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import trio
+from prometheus_client import Gauge
+from pydantic import Field
+from quart import Response, request, websocket
+
+from relay.db.listen import Hub
+from relay.errors import DatabaseUnavailable
+from relay.http.deps import Limits
+from relay.http.mailboxes import NOT_FOUND
+from relay.http.messages import BASE, MessageEntry, WholeMessage
+from relay.http.operations import Access, Answer, Call, Operation, Query, json_response, no_content
+from relay.http.problems import Problem, mailbox_not_found, unavailable
+from relay.mailboxes.store import Entry, Mailbox, Store, parse_after
+from relay.metrics import registry
+
+if TYPE_CHECKING:
+    from relay.http.app import Api
+
+STREAMS = Gauge(
+    "relay_http_streams", "Calls that wait for mail now, by kind.", ["kind"], registry=registry
+)
+MAX_WAIT = 3600.0
+_RETRY = 1.0  # s; before a stream looks again after an outage
+_SLACK = 0.002  # s; so that a look at the end of a mailbox finds it ended
+
+
+class WaitQuery(Query):
+    """What to wait for."""
+
+    timeout: Annotated[
+        float, Field(ge=0, le=MAX_WAIT, allow_inf_nan=False, description="seconds")
+    ] = 30.0
+    sender: Annotated[
+        str | None, Field(alias="from", max_length=1000, description="a part of the From address")
+    ] = None
+    subject: Annotated[str | None, Field(max_length=1000, description="a part of the subject")] = (
+        None
+    )
+    after: Annotated[
+        str | None, Field(max_length=64, description="a message id or a time, exclusive")
+    ] = None
+
+
+class StreamQuery(Query):
+    """How to open a stream where headers cannot be set."""
+
+    token: Annotated[str | None, Field(description="the session token, or the owner's key")] = None
+    after: Annotated[
+        str | None,
+        Field(alias="last_event_id", max_length=64, description="like the header Last-Event-ID"),
+    ] = None
+
+
+class Watch:
+    """Wake-ups that concern one mailbox."""
+
+    def __init__(self, waits: tuple[Callable[[], Awaitable[None]], ...]) -> None:
+        self._waits = waits
+
+    async def wait(self, seconds: float) -> None:
+        """Return at the next wake-up, or after `seconds`."""
+
+        async def one(wait: Callable[[], Awaitable[None]]) -> None:
+            await wait()
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(max(0.0, seconds)):
+            async with trio.open_nursery() as nursery:
+                for wait in self._waits:
+                    nursery.start_soon(one, wait)
+
+
+@contextmanager
+def watching(hub: Hub, mailbox_id: UUID, draining: trio.Event) -> Iterator[Watch]:
+    """Hear of new summaries in a mailbox, of changes to it, and of the relay's stopping."""
+    key = str(mailbox_id)
+    with (
+        hub.subscribe("relay_summaries", key) as summaries,
+        hub.subscribe("relay_mailboxes", key) as changes,
+    ):
+        yield Watch((summaries.wait, changes.wait, draining.wait))
+
+
+class Slots:
+    """How many wait at once, on one mailbox and in all."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held: dict[UUID, int] = {}
+        self._total = 0
+
+    def check(self, mailbox_id: UUID) -> None:
+        """Raise the 429 or the 503 when there is no room for one more."""
+        if self._held.get(mailbox_id, 0) >= self._limits.streams_per_mailbox:
+            raise Problem(
+                429,
+                "too-many-waits",
+                f"At most {self._limits.streams_per_mailbox} calls may wait on one mailbox.",
+                headers={"Retry-After": "5"},
+            )
+        if self._total >= self._limits.streams:
+            raise unavailable("Too many calls wait for mail; try again.", retry_after=5)
+
+    @contextmanager
+    def hold(self, mailbox_id: UUID, kind: str) -> Iterator[None]:
+        """Count one more for the block; `check` first."""
+        self.check(mailbox_id)
+        self._held[mailbox_id] = self._held.get(mailbox_id, 0) + 1
+        self._total += 1
+        STREAMS.labels(kind).inc()
+        try:
+            yield
+        finally:
+            STREAMS.labels(kind).dec()
+            self._total -= 1
+            self._held[mailbox_id] -= 1
+            if not self._held[mailbox_id]:
+                del self._held[mailbox_id]
+
+
+async def entries(
+    store: Store,
+    watch: Watch,
+    mailbox: Mailbox,
+    cursor: int | None,
+    *,
+    draining: trio.Event,
+    keep_alive_every: float,
+) -> AsyncIterator[list[Entry]]:
+    """Yield what becomes readable after `cursor`, page by page, until the mailbox ends.
+
+    An empty page comes first (the stream stands), and after each silent `keep_alive_every`.
+    """
+    ends_at = trio.current_time() + mailbox.expires_in
+    started = False
+    while not draining.is_set():
+        try:
+            events = await store.events(mailbox.id, cursor)
+        except DatabaseUnavailable:
+            if trio.current_time() >= ends_at:
+                return  # what was known last says that it is over
+            yield []
+            await watch.wait(_RETRY)
+            continue
+        if events is None:
+            return
+        cursor = events.cursor
+        ends_at = trio.current_time() + events.expires_in
+        if events.entries:
+            started = True
+            yield events.entries
+            continue
+        if not started:
+            started = True
+            yield []
+        left = events.expires_in + _SLACK
+        woken_by = trio.current_time() + keep_alive_every
+        await watch.wait(min(left, keep_alive_every))
+        if trio.current_time() >= woken_by:
+            yield []
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    store, hub, limits = api.deps.store, api.deps.hub, api.deps.limits
+    draining = api.deps.draining
+    slots = Slots(limits)
+    busy = Answer(429, "too many calls wait on this mailbox")
+
+    async def start(mailbox: Mailbox, last: str | None) -> int | None:
+        """The cursor behind the message `last`; the present when none is given."""
+        if last is None:
+            present = await store.events(mailbox.id, None)
+            if present is None:
+                raise mailbox_not_found()
+            return present.cursor
+        return await store.cursor_after(mailbox.id, last)
+
+    @api.add(
+        "GET",
+        f"{BASE}/wait",
+        Operation(
+            "Wait for a message",
+            "messages",
+            Access.MAILBOX,
+            (
+                Answer(200, "the oldest match; it is not marked read", WholeMessage),
+                Answer(204, "none came in time"),
+                NOT_FOUND,
+                busy,
+            ),
+            scope="read",
+            query=WaitQuery,
+            stream=True,
+            details="Answers at once when a match is there already, and with 404 at the moment "
+            "the mailbox ends. Sub-strings match in any case.",
+        ),
+    )
+    async def wait(call: Call) -> Response:
+        query: WaitQuery = call.query
+        after = None if query.after is None else parse_after(query.after)
+        mailbox_id = call.mailbox.id
+        deadline = trio.current_time() + query.timeout
+        with slots.hold(mailbox_id, "wait"), watching(hub, mailbox_id, draining) as watch:
+            while True:
+                found = await store.next_match(
+                    mailbox_id, sender=query.sender, subject=query.subject, after=after
+                )
+                if found is None:
+                    raise mailbox_not_found()
+                if found.message is not None:
+                    return json_response(found.message.as_json())
+                left = deadline - trio.current_time()
+                if left <= 0:
+                    return no_content()
+                if draining.is_set():
+                    raise unavailable("The relay is stopping; ask again.", retry_after=1)
+                await watch.wait(min(left, found.expires_in + _SLACK))
+
+    @api.add(
+        "GET",
+        "/api/v1/mailboxes/<address>/events",
+        Operation(
+            "Follow a mailbox as Server-Sent Events",
+            "messages",
+            Access.MAILBOX,
+            (
+                Answer(
+                    200,
+                    "event: new_message, id: the message's, data: its entry as JSON",
+                    media_type="text/event-stream",
+                ),
+                NOT_FOUND,
+                busy,
+            ),
+            scope="read",
+            query=StreamQuery,
+            stream=True,
+            token_in_query=True,
+            details="Begins at the present, or behind Last-Event-ID; ends with the mailbox.",
+        ),
+    )
+    async def events(call: Call) -> Response:
+        slots.check(call.mailbox.id)
+        cursor = await start(call.mailbox, request.headers.get("Last-Event-ID", call.query.after))
+
+        async def body() -> AsyncIterator[bytes]:
+            with (
+                slots.hold(call.mailbox.id, "sse"),
+                watching(hub, call.mailbox.id, draining) as watch,
+            ):
+                yield b"retry: 1000\n\n"
+                async with aclosing(follow(call.mailbox, watch, cursor)) as pages:
+                    async for page in pages:
+                        yield b"".join(map(as_event, page)) or b": still here\n\n"
+
+        return event_stream(body())
+
+    @api.add(
+        "GET",
+        "/api/v1/mailboxes/<address>/ws",
+        Operation(
+            "Follow a mailbox over a WebSocket",
+            "messages",
+            Access.MAILBOX,
+            (Answer(101, "each new message as JSON", NewMessage), NOT_FOUND, busy),
+            scope="read",
+            query=StreamQuery,
+            stream=True,
+            websocket=True,
+            token_in_query=True,
+            details="Begins at the present, or behind last_event_id; closes with 1000 at the "
+            "mailbox's end, with 1001 when the relay stops. What the client sends is ignored.",
+        ),
+    )
+    async def socket(call: Call) -> None:
+        slots.check(call.mailbox.id)
+        cursor = await start(call.mailbox, websocket.headers.get("Last-Event-ID", call.query.after))
+
+        async def discard() -> None:
+            # Unread messages would fill hypercorn's queue, behind which the close frame waits.
+            while True:
+                await websocket.receive()
+
+        with (
+            slots.hold(call.mailbox.id, "ws"),
+            watching(hub, call.mailbox.id, draining) as watch,
+        ):
+            await websocket.accept()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(discard)
+                async with aclosing(follow(call.mailbox, watch, cursor)) as pages:
+                    async for page in pages:
+                        for entry in page:
+                            await websocket.send(
+                                json.dumps(
+                                    {"type": "new_message", **entry.as_json()}, ensure_ascii=False
+                                )
+                            )
+                nursery.cancel_scope.cancel()
+            if draining.is_set():
+                await websocket.close(1001, "the relay is stopping")
+            else:
+                await websocket.close(1000, "the mailbox is over")
+
+    def follow(mailbox: Mailbox, watch: Watch, cursor: int | None) -> Any:
+        return entries(
+            store, watch, mailbox, cursor,
+            draining=draining, keep_alive_every=limits.keep_alive_every,
+        )  # fmt: skip
+
+
+class NewMessage(MessageEntry):
+    """What a WebSocket sends for each new message."""
+
+    type: Annotated[str, Field(description="always new_message")]
+
+
+def as_event(entry: Entry) -> bytes:
+    """Return an entry as a Server-Sent Event."""
+    data = json.dumps(entry.as_json(), ensure_ascii=False, separators=(",", ":"))
+    return (f"event: new_message\nid: {entry.id}\ndata: {data}\n\n").encode("utf-8", "replace")
+
+
+def event_stream(body: AsyncIterator[bytes]) -> Response:
+    """Return a response of Server-Sent Events that nobody buffers or keeps."""
+    return Response(
+        body,
+        content_type="text/event-stream; charset=utf-8",
+        headers={"Cache-Control": "no-cache, no-store", "X-Accel-Buffering": "no"},
+    )

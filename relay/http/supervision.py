@@ -1,0 +1,167 @@
+"""`/api/v1/supervision`: the tree, its events, and an operator's hand in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from quart import Response
+
+from relay.http.deps import Event, Node
+from relay.http.feeds import follow
+from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.problems import Problem
+from relay.http.streams import event_stream
+from relay.log import get_logger
+from relay.mailboxes.store import rfc3339
+
+if TYPE_CHECKING:
+    from relay.http.app import Api
+
+log = get_logger()
+
+
+class TreeNode(BaseModel):
+    """An actor or a supervisor, and what is under it."""
+
+    name: str
+    state: str
+    restarts: int
+    started_at: str | None
+    mailbox_depth: int
+    last_event: str | None
+    children: list[TreeNode]
+
+
+def as_json(node: Node) -> dict[str, Any]:
+    """Return a node, with everything under it, as plain values."""
+    return {
+        "name": node.name,
+        "state": str(node.state),
+        "restarts": node.restarts,
+        "started_at": _instant(node.started_at),
+        "mailbox_depth": node.mailbox_depth,
+        "last_event": node.last_event,
+        "children": [as_json(child) for child in node.children],
+    }
+
+
+def event_as_json(event: Event) -> dict[str, Any]:
+    """Return an event as plain values; `type` is its kind in snake_case."""
+    kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    return {
+        "type": kind, "name": event.name, "at": _instant(event.at), "detail": str(event),
+    }  # fmt: skip
+
+
+def find(node: Node, name: str) -> Node | None:
+    """Return the node called `name` in the tree under `node`."""
+    if node.name == name:
+        return node
+    return next(filter(None, (find(child, name) for child in node.children)), None)
+
+
+def _instant(seconds: float | None) -> str | None:
+    return None if seconds is None else rfc3339(datetime.fromtimestamp(seconds, UTC))
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    supervision, draining = api.deps.supervision, api.deps.draining
+    every = api.deps.limits.keep_alive_every
+
+    @api.add(
+        "GET",
+        "/api/v1/supervision",
+        Operation(
+            "Show the supervision tree",
+            "supervision",
+            Access.SCOPE,
+            (Answer(200, "its root", TreeNode),),
+            scope="admin",
+        ),
+    )
+    async def tree(call: Call) -> Response:
+        return json_response(as_json(supervision.tree()))
+
+    @api.add(
+        "GET",
+        "/api/v1/supervision/events",
+        Operation(
+            "Follow what happens in the tree",
+            "supervision",
+            Access.SCOPE,
+            (
+                Answer(
+                    200,
+                    "each event as JSON {type, name, at, detail}; a first one of type tree "
+                    "carries the tree",
+                    media_type="text/event-stream",
+                ),
+            ),
+            scope="admin",
+            stream=True,
+            details="A reader that is too slow loses the oldest events and is told how many.",
+        ),
+    )
+    async def events(call: Call) -> Response:
+        async def body() -> AsyncIterator[bytes]:
+            with supervision.subscribe() as feed:
+                yield _event("tree", as_json(supervision.tree()))
+                told = 0
+                async with aclosing(follow(feed, stop=draining, quiet_after=every)) as items:  # type: ignore[type-var]
+                    async for item in items:
+                        if feed.dropped > told:
+                            yield _event("dropped", {"count": feed.dropped - told})
+                            told = feed.dropped
+                        if item is None:
+                            yield b": still here\n\n"
+                        else:
+                            event = event_as_json(item)
+                            yield _event(event["type"], event)
+
+        return event_stream(body())
+
+    async def command(name: str, verb: str, act: Callable[[str], Any]) -> Response:
+        try:
+            result = act(name)
+            if result is not None:
+                await result
+        except KeyError as error:
+            raise Problem(
+                404, "actor-not-found", f"There is no actor named {name!r}.",
+                title="Actor not found",
+            ) from error  # fmt: skip
+        log.info(f"supervision.{verb}", target=name)
+        node = find(supervision.tree(), name)
+        return json_response(None if node is None else as_json(node), 202)
+
+    def declare(verb: str, summary: str, meaning: str, act: Callable[[str], Any]) -> None:
+        @api.add(
+            "POST",
+            f"/api/v1/supervision/<name>/{verb}",
+            Operation(
+                summary,
+                "supervision",
+                Access.SCOPE,
+                (Answer(202, meaning, TreeNode), Answer(404, "there is no such actor")),
+                scope="admin",
+            ),
+        )
+        async def handle(call: Call, name: str) -> Response:
+            return await command(name, verb, act)
+
+    declare("restart", "Restart an actor", "it is being drained and started", supervision.restart)
+    declare("pause", "Pause an actor", "it takes no more work; what waits is kept",
+            supervision.pause)  # fmt: skip
+    declare("resume", "Resume a paused actor", "it works again", supervision.resume)
+
+
+def _event(kind: str, value: dict[str, Any]) -> bytes:
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    return f"event: {kind}\ndata: {data}\n\n".encode("utf-8", "replace")
