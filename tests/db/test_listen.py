@@ -1,0 +1,147 @@
+"""Wake-ups: nothing published is lost, and an outage ends in a fresh look."""
+
+import os
+import signal
+from contextlib import aclosing
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from relay.db.connection import connect
+from relay.db.listen import Hub, Notification, Reconnected, notifications
+from tests.db.cluster import Cluster
+
+
+async def woken(subscription) -> bool:
+    with trio.move_on_after(1) as scope:
+        await subscription.wait()
+    return not scope.cancelled_caught
+
+
+class TestHub:
+    async def test_a_key_wakes_its_own_subscribers(self, autojump_clock):
+        """Publishing keys wakes those who wait for them, and those who want every key."""
+        hub = Hub()
+        with (
+            hub.subscribe("c", "a") as a,
+            hub.subscribe("c", "b") as b,
+            hub.subscribe("c") as every,
+            hub.subscribe("d", "a") as elsewhere,
+        ):
+            hub.publish("c", ["a"])
+            assert [await woken(s) for s in (a, b, every, elsewhere)] == [True, False, True, False]
+
+    @pytest.mark.parametrize("keys", [None, ["*"], ["x", "*"]])
+    async def test_everyone_on_a_channel_can_be_woken(self, keys, autojump_clock):
+        """None and the star concern every key of the channel and no other channel."""
+        hub = Hub()
+        with hub.subscribe("c", "a") as a, hub.subscribe("c") as b, hub.subscribe("d") as other:
+            hub.publish("c", keys)
+            assert [await woken(s) for s in (a, b, other)] == [True, True, False]
+
+    async def test_publish_all_wakes_every_channel(self, autojump_clock):
+        """After a reconnect everybody looks again."""
+        hub = Hub()
+        with hub.subscribe("c", "a") as a, hub.subscribe("d") as b:
+            hub.publish_all()
+            assert await woken(a)
+            assert await woken(b)
+
+    async def test_wake_ups_fold_into_one_and_none_is_lost(self, autojump_clock):
+        """Many wake-ups before a wait are one; one during the work is seen by the next wait."""
+        hub = Hub()
+        with hub.subscribe("c") as subscription:
+            hub.publish("c", None)
+            hub.publish("c", None)
+            assert await woken(subscription)
+            assert not await woken(subscription)
+            hub.publish("c", None)
+            assert await woken(subscription)
+
+    async def test_a_cancelled_wait_does_not_eat_the_wake_up(self, autojump_clock):
+        """A wake-up that arrives as the waiter is cancelled is there for the next wait."""
+        hub = Hub()
+        with hub.subscribe("c") as subscription:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                hub.publish("c", None)
+                await subscription.wait()
+            assert scope.cancelled_caught
+            assert await woken(subscription)
+
+    async def test_leaving_the_block_forgets_the_subscriber(self, autojump_clock):
+        """Nothing is kept of subscriptions that ended."""
+        hub = Hub()
+        with hub.subscribe("c", "a"), hub.subscribe("c", "a"):
+            assert hub.statistics() == {"c": 2}
+        assert hub.statistics() == {}
+
+
+class TestNotifications:
+    async def test_it_begins_with_reconnected_and_goes_on_with_notifications(
+        self, any_database_url
+    ):
+        """LISTEN is in effect when Reconnected arrives: nothing sent after it is missed."""
+        async with aclosing(notifications(any_database_url, ["news", "Other"])) as heard:
+            assert await anext(heard) == Reconnected(first=True)
+            async with await connect(any_database_url) as other:
+                await other.execute("""NOTIFY news, 'a'; NOTIFY "Other", 'b'""")
+            assert await anext(heard) == Notification("news", "a")
+            assert await anext(heard) == Notification("Other", "b")
+
+    async def test_a_terminated_connection_is_replaced(self, any_database_url):
+        """After the backend was terminated, Reconnected comes again and LISTEN is back."""
+        async with aclosing(notifications(any_database_url, ["news"])) as heard:
+            await anext(heard)
+            async with await connect(any_database_url) as other:
+                await other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name = 'relay-listen'"
+                )
+                assert await anext(heard) == Reconnected(first=False)
+                await other.execute("NOTIFY news, 'again'")
+            assert await anext(heard) == Notification("news", "again")
+
+    async def test_a_silent_connection_is_noticed(self, any_database_url):
+        """A backend that stopped answering is found by the ping and replaced."""
+        async with aclosing(
+            notifications(any_database_url, ["news"], ping_every=0.05, ping_timeout=0.3)
+        ) as heard:
+            await anext(heard)
+            async with await connect(any_database_url) as other:
+                cursor = await other.execute(
+                    "SELECT pid FROM pg_stat_activity WHERE application_name = 'relay-listen'"
+                )
+                row = await cursor.fetchone()
+                assert row is not None
+            os.kill(row[0], signal.SIGSTOP)
+            try:
+                with trio.fail_after(10):
+                    assert await anext(heard) == Reconnected(first=False)
+            finally:
+                os.kill(row[0], signal.SIGCONT)
+
+    async def test_an_outage_is_waited_out(self, server: Cluster):
+        """While the server is down nothing is yielded; when it is back, Reconnected is."""
+        seen = []
+        async with trio.open_nursery() as nursery:
+
+            async def listen() -> None:
+                async with aclosing(notifications(server.dsn(), ["news"])) as heard:
+                    async for event in heard:
+                        seen.append(event)
+                        if len(seen) == 2:
+                            return
+
+            nursery.start_soon(listen)
+            while not seen:
+                await wait_all_tasks_blocked(0.01)
+            await trio.to_thread.run_sync(server.stop)
+            await trio.to_thread.run_sync(server.start)
+            with trio.move_on_after(20) as patience:
+                while len(seen) < 2:
+                    await wait_all_tasks_blocked(0.01)
+            nursery.cancel_scope.cancel()
+        assert not patience.cancelled_caught
+        assert seen == [Reconnected(first=True), Reconnected(first=False)]
