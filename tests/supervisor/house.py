@@ -15,6 +15,8 @@ from supervisor import (
     SupervisorSpec,
 )
 
+Actor = Callable[[Context], Awaitable[None]]
+
 
 class Most(random.Random):
     """Jitter that always draws the longest delay, so that times in tests are exact."""

@@ -1,6 +1,7 @@
 """Mailboxes: bounded, cancel-safe, outliving crashes, never losing and never looping."""
 
 import math
+from typing import Any
 
 import pytest
 import trio
@@ -10,17 +11,18 @@ from supervisor import (
     Backoff,
     ChildSpec,
     Context,
+    DeadLettered,
     Drained,
     Mailbox,
     Restart,
     SupervisorSpec,
 )
-from tests.supervisor.house import finishes, running
+from tests.supervisor.house import Actor, finishes, running
 
 QUICK = Backoff(base=0.5, cap=0.5)
 
 
-def one(run, mailbox, **kw):
+def one(run: Actor, mailbox: Mailbox[Any], **kw: Any) -> SupervisorSpec:
     """A tree of one actor with this mailbox."""
     kw.setdefault("backoff", QUICK)
     return SupervisorSpec("root", (ChildSpec("a", run, mailbox=mailbox, **kw),), max_restarts=100)
@@ -162,7 +164,7 @@ async def test_what_on_dead_raises_stays_there(autojump_clock):
     async with running(one(run, box)) as house:
         await box.send(1)
         await house.settle(5)
-        (event,) = [e for e in house.raw if type(e).__name__ == "DeadLettered"]
+        (event,) = [e for e in house.raw if isinstance(e, DeadLettered)]
         assert isinstance(event.error, OSError)
         assert house.node("a").state == "running"
 

@@ -8,17 +8,18 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from supervisor import ChildSpec, Context, LoopBlocked, Mailbox, State, Supervisor, SupervisorSpec
-from tests.supervisor.house import running
+from tests.supervisor.house import Actor, running
 
 HERE = Path(__file__).parents[2]
 
 
-def alone(run, **kw):
+def alone(run: Actor, **kw: Any) -> SupervisorSpec:
     """A tree of one watched actor."""
     return SupervisorSpec("root", (ChildSpec("a", run, liveness=10, **kw),), max_restarts=100)
 
@@ -134,7 +135,7 @@ async def test_starting_and_draining_have_deadlines_of_their_own(autojump_clock)
 
 def block(seconds: float) -> None:
     """Hold the loop, in a function with a name to look for."""
-    time.sleep(seconds)  # noqa: ASYNC251 - the fault under test
+    time.sleep(seconds)
 
 
 async def test_a_blocked_loop_is_reported_while_it_is_blocked():
