@@ -3,6 +3,7 @@
 - `database_url`: a migrated database of the test's own, on PostgreSQL 18.
 - `any_database_url`: the same, once on 18 and once on 15 where that is installed.
 - `pool`: a `relay.db.pool.Pool` on `database_url`.
+- `relay`: the program itself, running; one for the session, so make mailboxes of your own.
 
 The servers start at first use and live as long as the session.  With `CI` set, a skip is a
 failure: what the tests need is installed there.
@@ -18,6 +19,7 @@ import trio
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from tests.db.cluster import Cluster, binaries
+from tests.relay_process import RelayProcess
 
 VERSIONS = (18, 15)
 TEMPLATE = "relay_template"
@@ -103,3 +105,10 @@ async def pool(database_url: str) -> AsyncIterator[Pool]:
     pool = Pool(database_url)
     yield pool
     await pool.close()
+
+
+@pytest.fixture(scope="session")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """A running relay on a temporary directory and free ports, shared by the session's tests."""
+    with RelayProcess(tmp_path_factory.mktemp("relay") / "data") as process:
+        yield process

@@ -77,6 +77,10 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
+    if instruction := os.environ.get("_RELAY_COMPLETE"):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, "relay", "_RELAY_COMPLETE", instruction)
     try:
         with cli.make_context("relay", sys.argv[1:]) as context:
             result = cli.invoke(context)

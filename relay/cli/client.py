@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from relay.cli import exits
 from relay.cli.exits import Failure
+from relay.cli.output import line
 from relay.datadir import DataDir
 
 if TYPE_CHECKING:
@@ -208,11 +209,12 @@ def _refuse(response: httpx.Response) -> None:
         return
     try:
         problem = response.json()
-        sentence = problem.get("detail") or problem.get("title") or ""
-    except (ValueError, AttributeError):
+        faults = problem.get("errors") or ()
+        sentence = " ".join(faults) or problem.get("detail") or problem.get("title") or ""
+    except (ValueError, AttributeError, TypeError):
         sentence = ""
     sentence = sentence or f"The relay answered {response.status_code} {response.reason_phrase}."
     code = exits.REFUSED
     if response.status_code >= 500:
         code = exits.UNAVAILABLE if response.status_code == 503 else exits.INTERNAL
-    raise Failure(sentence, code)
+    raise Failure(line(sentence), code)

@@ -22,7 +22,10 @@ def mailbox() -> None:
 
 @mailbox.command()
 @click.option(
-    "--ttl", type=click.IntRange(1), metavar="MIN", help="Minutes to live; else the plan's."
+    "--ttl",
+    type=click.FloatRange(0, min_open=True),
+    metavar="MIN",
+    help="Minutes to live, at most the plan's; else as many as the plan gives.",
 )
 @click.option("--local-part", metavar="X", help="The part before the @; else a random one.")
 @click.option("--domain", metavar="D", help="One of the relay's domains; else the first.")
@@ -36,7 +39,7 @@ def mailbox() -> None:
 @options.data_dir
 @options.as_json
 def create(
-    ttl: int | None,
+    ttl: float | None,
     local_part: str | None,
     domain: str | None,
     webhook_url: str | None,
@@ -74,7 +77,7 @@ def create(
 @options.data_dir
 @options.as_json
 def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_json: bool) -> None:
-    """List mailboxes, newest first."""
+    """List the live mailboxes, newest first."""
     with Api.find(data_dir, token=token_from(token)) as api:
         found = list(api.pages(BASE, limit=None if everything else limit))
     if as_json:
@@ -116,6 +119,7 @@ def show(address: str, token: str | None, data_dir: Path, as_json: bool) -> None
                 f"{output.moment(item['expires_at'])} ({output.until(item['expires_at'])})",
             ),
             ("owner", output.line(item["owner_type"])),
+            ("plan", output.line(item["plan"])),
             ("messages", str(item["message_count"])),
         ]
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,9 @@ def rows(node: dict[str, Any], now: float, lead: str = "", below: str = "") -> I
         str(node["restarts"]),
         output.line(node["mailbox_depth"]),
         uptime(node, now),
-        describe(node["last_event"]),
+        output.line(node["last_event"]),
     )
-    children = node.get("children") or []
+    children = node["children"]
     for child in children:
         last = child is children[-1]
         yield from rows(
@@ -64,18 +64,7 @@ def rows(node: dict[str, Any], now: float, lead: str = "", below: str = "") -> I
 
 def uptime(node: dict[str, Any], now: float) -> str:
     """Return how long this incarnation has been up; empty where it is not."""
-    if node["state"] in {"stopped", "failed", "backing_off"}:
+    if node["started_at"] is None or node["state"] in {"stopped", "failed", "backing_off"}:
         return ""
-    started = node.get("started_at")
-    if isinstance(started, str):
-        from datetime import datetime
-
-        started = datetime.fromisoformat(started).timestamp()
-    return output.span(max(0.0, now - started)) if isinstance(started, (int, float)) else ""
-
-
-def describe(event: Any) -> str:
-    """Return an event as one line, whether the API gives a name or an object."""
-    if isinstance(event, dict):
-        return output.line(event.get("event") or event.get("type") or json.dumps(event))
-    return output.line(event)
+    started = datetime.fromisoformat(node["started_at"]).timestamp()
+    return output.span(max(0.0, now - started))

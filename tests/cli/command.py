@@ -1,0 +1,64 @@
+"""Runs `relay` as people do: a process of its own, piped or on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+TIMEOUT = 60.0
+RELAY = [sys.executable, "-m", "relay"]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment without settings of Relay, and with `changes`."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("RELAY_") and name not in {"NO_COLOR", "TERM"}
+    }
+    return {**kept, "TERM": "xterm-256color", **changes}
+
+
+def relay(
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    input: bytes | None = None,
+    timeout: float = TIMEOUT,
+    **changes: str,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `relay` with its output piped; `changes` go into its environment."""
+    return subprocess.run(
+        [*RELAY, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**changes),
+        input=input if input is not None else b"",
+        capture_output=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def on_terminal(*arguments: str | Path, **changes: str) -> tuple[int, str]:
+    """Run `relay` on a terminal, and return its exit code and all that it wrote there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*RELAY, *map(str, arguments)],
+        env=environment(COLUMNS="150", **changes),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        close_fds=True,
+    )
+    os.close(theirs)
+    written = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            written += chunk
+    except OSError:
+        pass  # EIO: the last process on the terminal has gone
+    finally:
+        os.close(ours)
+    return process.wait(TIMEOUT), written.decode("utf-8", "replace")

@@ -1,0 +1,88 @@
+"""What is written for people: plain when piped, never in command of the terminal."""
+
+import io
+
+import pytest
+
+from relay.cli import output
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain text, ü and 漢", "plain text, ü and 漢"),
+        ("\x1b[2Jgone", "\\x1b[2Jgone"),
+        ("\x9b31m", "\\x9b31m"),
+        ("a\r\nb\rc", "a\nb\\x0dc"),
+        ("fdp\u202eexe", "fdp\\u202eexe"),
+        ("nul\x00", "nul\\x00"),
+    ],
+)
+def test_text_from_outside_cannot_drive_the_terminal(text: str, shown: str) -> None:
+    """Control characters and bidirectional overrides are shown as escapes."""
+    assert output.safe(text) == shown
+
+
+def test_a_line_stays_a_line() -> None:
+    """Line breaks and tabs become blanks, and nothing is the empty text."""
+    assert output.line("a\nb\tc\u2028d") == "a b c d"
+    assert output.line(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0421, "42 ms"),
+        (4.4, "4 s"),
+        (61, "1 min"),
+        (3600, "1 h"),
+        (5 * 3600 + 720, "5 h 12 min"),
+        (86400, "1 d"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_spans_are_in_units_of_people(seconds: float, shown: str) -> None:
+    """A length of time is said in its two largest units at most."""
+    assert output.span(seconds) == shown
+
+
+def test_sizes_are_in_units_of_people() -> None:
+    """Bytes below 1024 are exact, above in binary units; what is no number is nothing."""
+    assert [output.size(n) for n in (0, 1023, 1024, 26_214_400, None)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "25.0 MiB",
+        "",
+    ]
+
+
+def test_a_piped_table_is_plain_and_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    """Piped, a table has no colours and no frame, and wide characters count as two columns."""
+    output.table(("name", "state"), [("漢字", ("active", "green")), ("abcdefg", "x")])
+    assert capsys.readouterr().out == "NAME     STATE\n漢字     active\nabcdefg  x\n"
+
+
+def test_colour_needs_a_terminal_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No colour off a terminal, under NO_COLOR, or on a dumb terminal."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert output.has_colour(Terminal())
+    assert not output.has_colour(io.StringIO())
+    monkeypatch.setenv("TERM", "dumb")
+    assert not output.has_colour(Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not output.has_colour(Terminal())
+
+
+def test_times_that_are_none_are_shown_as_they_are() -> None:
+    """A time that cannot be read is not hidden and does no harm."""
+    assert output.moment("soon\x07") == "soon\\x07"
+    assert output.until("soon") == ""
+    assert output.until("2000-01-01T00:00:00Z").endswith(" ago")

@@ -1,0 +1,109 @@
+"""The filter and the renderer of `relay tail`, without a relay."""
+
+import itertools
+import json
+import re
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.cli.tail import Renderer, Term, blocks, matching
+
+
+def lines(*values: dict[str, object]) -> bytes:
+    return b"".join(
+        json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        for value in values
+    )
+
+
+def kept(stream: bytes, *terms: str) -> list[dict[str, object]]:
+    found = matching([stream], [Term.parse(term) for term in terms])
+    return [json.loads(line) for block in found for line in block]
+
+
+A = {"event": "smtp.accepted", "size": 12, "peer": "::1", "ok": True}
+B = {"event": "smtp.refused", "size": 120, "peer": "::1", "ok": False}
+
+
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [
+        ((), [A, B]),
+        (("event=smtp.refused",), [B]),
+        (("size=12",), [A]),
+        (("ok=true",), [A]),
+        (("peer=::1", "size=120"), [B]),
+        (("event=~^smtp",), [A, B]),
+        (("event=~^smtp", "size=~20$"), [B]),
+        (("nothing=1",), []),
+        (("event=smtp",), []),
+        (("peer=smtp.accepted",), []),
+    ],
+)
+def test_terms_select_lines(terms: tuple[str, ...], expected: list[dict[str, object]]) -> None:
+    """A term compares the whole value as text, `~` searches in it, and several are ANDed."""
+    assert kept(lines(A, B), *terms) == expected
+
+
+@given(st.text(), st.text(), st.booleans())
+def test_no_line_is_lost_to_the_search_of_bytes(key: str, value: str, ascii_only: bool) -> None:
+    """Whatever the characters and however the line spells them, an equal value matches."""
+    if not key or "=" in key or value.startswith("~"):
+        return
+    line = json.dumps({key: value}, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    term = Term.parse(f"{key}={value}")
+    assert list(matching([line + b"\n"], [term])) == [[line]]
+
+
+@given(st.binary(), st.lists(st.integers(0, 60), max_size=8))
+def test_chunks_are_joined_to_lines(stream: bytes, cuts: list[int]) -> None:
+    """However the stream is cut, the blocks are the stream, and only the last may be unfinished."""
+    places = [0, *sorted(cut for cut in cuts if cut <= len(stream)), len(stream)]
+    chunks = [stream[a:b] for a, b in itertools.pairwise(places)]
+    found = list(blocks(chunks))
+    assert b"".join(found) == stream
+    assert all(block.endswith(b"\n") for block in found[:-1])
+
+
+@pytest.mark.parametrize("term", ["novalue", "=x", "k=~("])
+def test_a_malformed_term_is_a_usage_error(term: str) -> None:
+    """A term without field or equals sign, or with a broken expression, is refused by name."""
+    with pytest.raises(click.BadParameter):
+        Term.parse(term)
+
+
+def test_a_line_is_rendered_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local time to the millisecond, level, actor, event, then the other fields in order."""
+    monkeypatch.setenv("TZ", "UTC")
+    line = {
+        "timestamp": "2026-11-20T19:46:12.123456Z",
+        "level": "info",
+        "event": "relay.ready",
+        "actor": "relay",
+        "http": "http://x",
+        "words": "two words",
+        "n": 3,
+        "evil": "\x1b[2J",
+    }
+    text = Renderer(colour=False)(json.dumps(line).encode())
+    time_, rest = text.split(" ", 1)
+    assert time_.endswith(":12.123")
+    assert rest == (
+        'info     relay      relay.ready http=http://x words="two words" n=3 evil=\\x1b[2J'
+    )
+
+
+def test_colour_marks_the_level() -> None:
+    """On a terminal an error is red, and the text is the same without the codes."""
+    line = lines({"timestamp": "x", "level": "error", "event": "e", "actor": "a", "k": 1})
+    text = Renderer(colour=True)(line)
+    assert "\x1b[31merror" in text
+    assert re.sub(r"\x1b\[[0-9;]*m", "", text) == Renderer(colour=False)(line)
+
+
+def test_what_is_no_json_is_still_shown() -> None:
+    """A line that cannot be parsed is shown as it is, harmless."""
+    assert Renderer(colour=True)(b"\x1b]0;title\x07 \xff") == "\\x1b]0;title\\x07 \\xff"

@@ -1,0 +1,150 @@
+"""Third-party SMTP clients, each as one function: send these bytes, tell what came of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import smtplib
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TIMEOUT = 60.0
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Whether the client took it for delivered, and what it said."""
+
+    ok: bool
+    said: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One message to send; `scratch` is a directory for files."""
+
+    port: int
+    sender: str
+    recipient: str
+    message: bytes
+    scratch: Path
+
+    def file(self, content: bytes | None = None) -> Path:
+        """Return a file with the message, or with `content`."""
+        path = self.scratch / "message.eml"
+        path.write_bytes(self.message if content is None else content)
+        return path
+
+
+def program(name: str) -> str:
+    """Return the path of a program, or skip the test with the reason."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def run(
+    *command: str | Path, stdin: bytes = b"", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a client, bounded in time."""
+    return subprocess.run(
+        list(map(str, command)),
+        input=stdin,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+def _sent(done: subprocess.CompletedProcess[bytes]) -> Sent:
+    return Sent(done.returncode == 0, (done.stdout + done.stderr).decode("utf-8", "replace"))
+
+
+def by_swaks(job: Job) -> Sent:
+    """Send with swaks, which takes lines and speaks CRLF itself."""
+    return _sent(
+        run(
+            program("swaks"), "--server", "127.0.0.1", "--port", str(job.port),
+            "--ehlo", "client.example", "--from", job.sender, "--to", job.recipient,
+            "--data", f"@{job.file()}",
+        )
+    )  # fmt: skip
+
+
+def by_smtp_source(job: Job) -> Sent:
+    """Send with Postfix's load generator, which appends CRLF to each line of the file."""
+    return _sent(
+        run(
+            program("smtp-source"), "-M", "client.example", "-f", job.sender, "-t", job.recipient,
+            "-m", "1", "-F", job.file(job.message.replace(b"\r\n", b"\n")),
+            f"inet:127.0.0.1:{job.port}",
+        )
+    )  # fmt: skip
+
+
+def by_smtplib(job: Job) -> Sent:
+    """Send with Python's smtplib."""
+    try:
+        with smtplib.SMTP("127.0.0.1", job.port, "client.example", timeout=TIMEOUT) as session:
+            session.sendmail(job.sender, job.recipient, job.message)
+    except smtplib.SMTPException as error:
+        return Sent(False, str(error))
+    return Sent(True, "")
+
+
+def by_curl(job: Job) -> Sent:
+    """Send with curl."""
+    return _sent(
+        run(
+            program("curl"), "--silent", "--show-error", "--max-time", "30", "--verbose",
+            "--url", f"smtp://127.0.0.1:{job.port}/client.example",
+            "--mail-from", job.sender, "--mail-rcpt", job.recipient, "--upload-file", job.file(),
+        )
+    )  # fmt: skip
+
+
+def by_nodemailer(job: Job) -> Sent:
+    """Send with nodemailer, installed from the lock file beside this one."""
+    node = program("node")
+    modules = _node_modules()
+    return _sent(
+        run(
+            node, HERE / "send.js", str(job.port), job.sender, job.recipient,
+            stdin=job.message, env={"NODE_PATH": str(modules)},
+        )
+    )  # fmt: skip
+
+
+SENDERS: dict[str, Callable[[Job], Sent]] = {
+    "swaks": by_swaks,
+    "smtp-source": by_smtp_source,
+    "smtplib": by_smtplib,
+    "curl": by_curl,
+    "nodemailer": by_nodemailer,
+}
+
+
+def _node_modules() -> Path:
+    """Install what the lock file names, once, outside the tree."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = cache / "relay-tests" / "clients"
+    lock = (HERE / "package-lock.json").read_bytes()
+    done = place / "installed-lock.json"
+    if done.exists() and done.read_bytes() == lock:
+        return place / "node_modules"
+    npm = program("npm")
+    place.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(HERE / name, place / name)
+    installed = run(npm, "ci", "--prefix", place, "--ignore-scripts", "--no-audit", "--no-fund")
+    if installed.returncode != 0:
+        pytest.skip(f"npm cannot install nodemailer: {installed.stderr.decode()[-300:]}")
+    done.write_bytes(lock)
+    return place / "node_modules"
