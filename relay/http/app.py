@@ -28,8 +28,17 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from relay.errors import DatabaseUnavailable, TemporaryFailure
 from relay.http import (
-    health, keys, logs, mailboxes, messages, openapi, pages, sns, streams, supervision,
-)  # fmt: skip
+    health,
+    keys,
+    logs,
+    mailboxes,
+    messages,
+    openapi,
+    pages,
+    sns,
+    streams,
+    supervision,
+)
 from relay.http.auth import Hosts, authorise
 from relay.http.deps import Deps
 from relay.http.operations import MAX_BODY, Call, Handler, Operation, read_values

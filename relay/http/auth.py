@@ -16,9 +16,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
+
+from werkzeug.datastructures import Headers
 
 from relay.crypto import hash_token, tokens_equal
 from relay.http.deps import Deps
@@ -86,7 +87,7 @@ async def _lookup(deps: Deps, token: str) -> Caller | None:
 async def authorise(
     deps: Deps,
     operation: Operation,
-    headers: Mapping[str, Any],
+    headers: Headers,
     arguments: Mapping[str, str],
     address: str | None,
 ) -> tuple[Caller | None, Mailbox | None]:
@@ -109,7 +110,7 @@ async def authorise(
 async def _on_mailbox(
     deps: Deps,
     operation: Operation,
-    headers: Mapping[str, Any],
+    headers: Headers,
     arguments: Mapping[str, str],
     address: str,
 ) -> tuple[Caller | None, Mailbox | None]:
@@ -198,9 +199,10 @@ def _split(host: str | None) -> tuple[str | None, int | None]:
         return None, None
     try:
         parts = urlsplit(f"//{host}")
-        return parts.hostname, parts.port
+        name, port = parts.hostname, parts.port
     except ValueError:
         return None, None
+    return name, port
 
 
 def _port_of(scheme: str) -> int | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any
 
 import trio
 
 
 async def follow(
-    feed: AsyncIterator[Any], *, stop: trio.Event, quiet_after: float
-) -> AsyncIterator[Any]:
+    feed: AsyncIterable[Any], *, stop: trio.Event, quiet_after: float
+) -> AsyncGenerator[Any, None]:
     """Yield the items of `feed`, and None after each `quiet_after` seconds without one.
 
     Ends with the feed, or once `stop` is set.  The feed's `__anext__` must lose nothing when

@@ -64,7 +64,7 @@ def register(api: Api) -> None:
                 if not query.follow:
                     return
                 told = 0
-                async with aclosing(follow(feed, stop=draining, quiet_after=60.0)) as items:  # type: ignore[type-var]
+                async with aclosing(follow(feed, stop=draining, quiet_after=60.0)) as items:
                     async for item in items:
                         if feed.dropped > told:
                             yield _line(

@@ -114,10 +114,10 @@ async def read_body(operation: Operation) -> bytes:
     """Return the body of the current request; 413 over the operation's limit, 408 if it drips."""
     if (request.content_length or 0) > operation.max_body:
         raise RequestEntityTooLarge
-    raw = await request.get_data(cache=False)
+    raw = await request.get_data(cache=False, as_text=False, parse_form_data=False)
     if len(raw) > operation.max_body:
         raise RequestEntityTooLarge
-    return bytes(raw)
+    return raw
 
 
 def check(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
@@ -151,7 +151,9 @@ def json_response(
         "utf-8",
         "backslashreplace",  # a lone surrogate of some header must not cost the answer
     )
-    return Response(data, status=status, headers=headers, content_type="application/json")
+    return Response(
+        data, status=status, headers=dict(headers or {}), content_type="application/json"
+    )
 
 
 def no_content() -> Response:

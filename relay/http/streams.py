@@ -16,9 +16,9 @@ Fails: a database outage is a 503 for a wait; streams outlive it and look again.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import trio
@@ -149,7 +149,7 @@ async def entries(
     *,
     draining: trio.Event,
     keep_alive_every: float,
-) -> AsyncIterator[list[Entry]]:
+) -> AsyncGenerator[list[Entry], None]:
     """Yield what becomes readable after `cursor`, page by page, until the mailbox ends.
 
     An empty page comes first (the stream stands), and after each silent `keep_alive_every`.
@@ -326,7 +326,9 @@ def register(api: Api) -> None:
             else:
                 await websocket.close(1000, "the mailbox is over")
 
-    def follow(mailbox: Mailbox, watch: Watch, cursor: int | None) -> Any:
+    def follow(
+        mailbox: Mailbox, watch: Watch, cursor: int | None
+    ) -> AsyncGenerator[list[Entry], None]:
         return entries(
             store, watch, mailbox, cursor,
             draining=draining, keep_alive_every=limits.keep_alive_every,

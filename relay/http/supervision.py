@@ -114,7 +114,7 @@ def register(api: Api) -> None:
             with supervision.subscribe() as feed:
                 yield _event("tree", as_json(supervision.tree()))
                 told = 0
-                async with aclosing(follow(feed, stop=draining, quiet_after=every)) as items:  # type: ignore[type-var]
+                async with aclosing(follow(feed, stop=draining, quiet_after=every)) as items:
                     async for item in items:
                         if feed.dropped > told:
                             yield _event("dropped", {"count": feed.dropped - told})

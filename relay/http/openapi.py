@@ -1,0 +1,247 @@
+"""`/openapi.json`: the description of every call, made from the declarations that enforce them.
+
+Nothing is written twice: paths and methods are the route table, parameters and bodies the
+pydantic models that validate them, credentials the access that is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, TypeAdapter
+from quart import Response
+
+from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.problems import MEDIA_TYPE
+
+if TYPE_CHECKING:
+    from relay.http.app import Api, Route
+
+_REFERENCE = "#/components/schemas/{model}"
+_PARAMETERS = {
+    "address": "the mailbox's address",
+    "message_id": "the message's id",
+    "index": "the attachment's index",
+    "name": "the actor's name, as the tree shows it",
+    "key_id": "the key's id",
+    "path": "the file's name",
+}
+
+PROBLEM = {
+    "type": "object",
+    "description": "RFC 9457 problem details; `type` names the case.",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "errors": {"type": "array", "items": {"type": "string"}},
+    },
+}
+
+_SCHEMES = {
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The administrator's token, or an API key.",
+    },
+    "session": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-Session-Token",
+        "description": "The session token of one mailbox.",
+    },
+    "query": {
+        "type": "apiKey",
+        "in": "query",
+        "name": "token",
+        "description": "Either, where a browser cannot set headers.",
+    },
+}
+
+
+def describe(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of `routes`."""
+    schemas: dict[str, Any] = {"Problem": PROBLEM}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.rule)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Relay",
+            "version": version or "0",
+            "description": "Addresses that expire, and the operation of the relay. Times are "
+            "RFC 3339 in UTC, ids are opaque strings, errors are RFC 9457 problem documents. "
+            "Lists are arrays; the next page is in the Link header.",
+        },
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": _SCHEMES},
+    }
+
+
+def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+    operation = route.operation
+    values = (operation.query, operation.body, operation.body_or_query)
+    names = re.findall(r"<(?:\w+:)?(\w+)>", route.rule)
+    described: dict[str, Any] = {
+        "operationId": _identifier(route),
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "parameters": [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "description": _PARAMETERS[name],
+                "schema": {"type": "string"},
+            }
+            for name in names
+        ],
+        "responses": {},
+        "security": _security(operation),
+    }
+    text = [operation.details] if operation.details else []
+    if operation.scope and operation.access is not Access.OPEN:
+        text.append(f"A key needs the scope `{operation.scope}`.")
+    if text:
+        described["description"] = " ".join(text)
+    for model in (operation.query, operation.body_or_query):
+        if model is not None:
+            described["parameters"] += _query(model, schemas)
+    body = operation.body or operation.body_or_query
+    if body is not None:
+        described["requestBody"] = {
+            "required": operation.body is not None,
+            "content": {"application/json": {"schema": _schema(body, schemas)}},
+        }
+    elif operation.raw_body is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {operation.raw_body: {"schema": {"type": "string"}}},
+        }
+    answers = {answer.status: answer for answer in (*_implied(operation), *operation.answers)}
+    takes_values = any(model is not None for model in values)
+    if takes_values:
+        answers.setdefault(422, Answer(422, "a value is wrong; `errors` names each"))
+    for status in sorted(answers):
+        described["responses"][str(status)] = _answer(answers[status], schemas)
+    return described
+
+
+def _implied(operation: Operation) -> list[Answer]:
+    """The answers that follow from access and body, so no declaration repeats them."""
+    found = [
+        Answer(403, "a foreign Host or Origin"),
+        Answer(500, "a fault of the relay, which its log explains"),
+    ]
+    if operation.access in {Access.SCOPE, Access.OPTIONAL}:
+        found += [
+            Answer(401, "no credential, or a wrong one"),
+            Answer(403, "the key lacks the scope, or a foreign Host or Origin"),
+        ]
+        if operation.access is Access.OPTIONAL:
+            found[-2] = Answer(401, "a credential was given and is wrong")
+    if operation.access is Access.MAILBOX:
+        found.append(Answer(403, "the owner's key lacks the scope, or a foreign Host or Origin"))
+    if operation.access is not Access.OPEN:
+        found.append(Answer(503, "a store does not answer; try again after Retry-After"))
+    if operation.body or operation.body_or_query or operation.raw_body:
+        found += [
+            Answer(400, "a body that cannot be read"),
+            Answer(408, "the body did not arrive in time"),
+            Answer(413, f"a body over {operation.max_body} bytes"),
+        ]
+    if operation.body or operation.body_or_query:
+        found.append(Answer(415, "a body that is not JSON"))
+    return found
+
+
+def _answer(answer: Answer, schemas: dict[str, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": answer.meaning}
+    if answer.headers:
+        described["headers"] = {
+            name: {"description": meaning, "schema": {"type": "string"}}
+            for name, meaning in answer.headers.items()
+        }
+    if answer.model is not None:
+        described["content"] = {"application/json": {"schema": _schema(answer.model, schemas)}}
+    elif answer.media_type is not None:
+        described["content"] = {answer.media_type: {"schema": {"type": "string"}}}
+    elif answer.status >= 400:
+        reference = {"$ref": "#/components/schemas/Problem"}
+        described["content"] = {MEDIA_TYPE: {"schema": reference}}
+    return described
+
+
+def _schema(model: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that refers to the components, adding those it needs."""
+    schema = TypeAdapter(model).json_schema(ref_template=_REFERENCE)
+    schemas.update(schema.pop("$defs", {}))
+    if isinstance(model, type) and issubclass(model, BaseModel) and "$ref" not in schema:
+        schemas[model.__name__] = schema
+        return {"$ref": _REFERENCE.format(model=model.__name__)}
+    return schema
+
+
+def _query(model: type[BaseModel], schemas: dict[str, Any]) -> list[dict[str, Any]]:
+    schema = model.model_json_schema(by_alias=True, ref_template=_REFERENCE)
+    schemas.update(schema.pop("$defs", {}))
+    required = schema.get("required", [])
+    found = []
+    for name, value in schema["properties"].items():
+        described = {
+            "name": name,
+            "in": "query",
+            "required": name in required,
+            "schema": {key: item for key, item in value.items() if key != "description"},
+        }
+        if "description" in value:
+            described["description"] = value["description"]
+        found.append(described)
+    return found
+
+
+def _security(operation: Operation) -> list[dict[str, list[str]]]:
+    if operation.access is Access.OPEN:
+        return []
+    if operation.access is Access.OPTIONAL:
+        return [{}, {"bearer": []}]
+    if operation.access is Access.SCOPE:
+        return [{"bearer": []}]
+    found: list[dict[str, list[str]]] = [{"session": []}, {"bearer": []}]
+    return [*found, {"query": []}] if operation.token_in_query else found
+
+
+def _identifier(route: Route) -> str:
+    words = re.findall(r"\w+", re.sub(r"^/api/v1", "", route.rule).replace(".", "_"))
+    return "_".join([route.method.lower(), *words]) if words else f"{route.method.lower()}_root"
+
+
+class Document(BaseModel):
+    """An OpenAPI document."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+
+
+def register(api: Api) -> None:
+    """Declare the call; the document is made when asked for, when all routes are there."""
+
+    @api.add(
+        "GET",
+        "/openapi.json",
+        Operation(
+            "Describe every call (OpenAPI 3.1)",
+            "operations",
+            Access.OPEN,
+            (Answer(200, "the document", Document),),
+        ),
+    )
+    async def document(call: Call) -> Response:
+        return json_response(describe(tuple(api.routes), api.deps.version))
