@@ -13,6 +13,7 @@ external server never ends this actor: everyone who needs the database waits for
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import trio
@@ -38,34 +39,39 @@ async def run(
     server: Embedded | None,
     dsn: str,
     pool: Pool,
+    prepare: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     look_every: float = LOOK_EVERY,
     rng: random.Random | None = None,
 ) -> None:
     """Run `server`, or watch the external one at `dsn` (a direct one, not PgBouncer's).
 
+    `prepare` is awaited after the migrations and before ready: what this relay writes at start.
     `pool` is only looked through: by one cheap query every `look_every` seconds.
     """
-    if server is not None:
-        await _embedded(ctx, server)
-    else:
-        await _external(ctx, dsn, pool, look_every, rng or random.Random())  # noqa: S311 - jitter
 
-
-async def _embedded(ctx: Context, server: Embedded) -> None:
-    async def accepting() -> None:
-        await migrate(server.dsn)
+    async def migrate_and_prepare() -> None:
+        await migrate(dsn)
+        await prepare()
         ctx.ready()
 
-    await server.run(accepting, ctx.draining)
+    if server is not None:
+        await server.run(migrate_and_prepare, ctx.draining)
+    else:
+        jitter = rng or random.Random()  # noqa: S311 - not a secret
+        await _external(ctx, migrate_and_prepare, pool, look_every, jitter)
 
 
 async def _external(
-    ctx: Context, dsn: str, pool: Pool, look_every: float, rng: random.Random
+    ctx: Context,
+    migrate_and_prepare: Callable[[], Awaitable[None]],
+    pool: Pool,
+    look_every: float,
+    rng: random.Random,
 ) -> None:
     failures = 0
     while not ctx.draining.is_set():
         try:
-            await migrate(dsn)
+            await migrate_and_prepare()
         except DatabaseUnavailable as error:
             failures += 1
             log.warning("postgres.waiting", attempt=failures, error=str(error))
@@ -73,7 +79,6 @@ async def _external(
             with trio.move_on_after(rng.uniform(0.1, min(10.0, 0.25 * 2 ** min(failures, 16)))):
                 await ctx.draining.wait()
         else:
-            ctx.ready()
             await _watch(ctx, pool, look_every)
 
 
