@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import trio
+from aiosmtpd.smtp import Envelope, Session
 
-from actors.letters import Accept, Accepted, Reply
+from actors.letters import Accept, Accepted, Consult, Reply
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
 from relay.log import get_logger
 from relay.mailboxes.accept import Lookups, message_id
 from relay.mailboxes.address import canonical
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.server import Filter, Server
+from relay.smtp.server import Server
 from supervisor import Context, Mailbox
 
 log = get_logger()
@@ -60,6 +62,26 @@ class _Mailboxes:
         return str(next(iter(accepted.stored.values()))) if accepted.stored else None
 
 
+class _Filter:
+    """What sessions see of the operator's filter: the mailbox of the actor that runs it."""
+
+    def __init__(self, mailbox: Mailbox[Consult], hooks: frozenset[str]) -> None:
+        self.hooks = hooks
+        self._mailbox = mailbox
+
+    async def ask(
+        self, hook: str, session: Session, envelope: Envelope, arguments: tuple[Any, ...]
+    ) -> object:
+        letter = Consult(hook, session, envelope, arguments)
+        try:
+            self._mailbox.send_nowait(letter)
+        except trio.WouldBlock:
+            raise TemporaryFailure("the filter is behind") from None
+        except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
+            raise TemporaryFailure("the filter has ended") from error
+        return await letter.reply.wait()
+
+
 async def run(
     ctx: Context,
     *,
@@ -68,12 +90,20 @@ async def run(
     writer: Mailbox[Accept],
     limits: SmtpLimits | None = None,
     domains: Sequence[str] = ("relay.localhost",),
-    filter_: Filter | None = None,
+    filter_: Mailbox[Consult] | None = None,
+    filter_hooks: frozenset[str] = frozenset(),
 ) -> None:
-    """Serve SMTP on `sockets`, which listen already and stay open, until drained."""
+    """Serve SMTP on `sockets`, which listen already and stay open, until drained.
+
+    `filter_` is the mailbox of the operator's filter, `filter_hooks` what that filter has.
+    """
     lookups = Lookups(pool)
     server = Server(
-        _Mailboxes(lookups, writer), canonical, limits=limits, domains=domains, filter_=filter_
+        _Mailboxes(lookups, writer),
+        canonical,
+        limits=limits,
+        domains=domains,
+        filter_=None if filter_ is None else _Filter(filter_, filter_hooks),
     )
     copies = [one.dup() for one in sockets]
     try:

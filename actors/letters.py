@@ -12,10 +12,11 @@ session then answers 4xx.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import trio
+from aiosmtpd.smtp import Envelope, Session
 
 T = TypeVar("T")
 
@@ -87,3 +88,18 @@ class Accept:
     recipients: tuple[tuple[UUID, str], ...]
     raw: bytes
     reply: Reply[Accepted] = field(default_factory=Reply, compare=False)
+
+
+@dataclass(frozen=True)
+class Consult:
+    """A question to the operator's ingest filter: one hook of one SMTP session.
+
+    `session` and `envelope` are aiosmtpd's objects, kept for the filter alone.  The reply is what
+    the hook returned, or None when it failed.
+    """
+
+    hook: str
+    session: Session
+    envelope: Envelope
+    arguments: tuple[Any, ...] = ()
+    reply: Reply[object] = field(default_factory=Reply, compare=False)

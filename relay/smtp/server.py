@@ -31,7 +31,7 @@ import contextlib
 import errno
 import math
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol, cast
 
 import trio
@@ -102,8 +102,17 @@ class Mailboxes(Protocol):
 Canonical = Callable[[str], str]
 """An address to its one spelling; ValueError when it is none of a mailbox."""
 
-Filter = Callable[[str, Conversation, Envelope, tuple[Any, ...]], Awaitable[object]]
-"""The operator's hook: its name (EHLO, MAIL, RCPT, DATA), aiosmtpd's objects, its arguments."""
+
+class Filter(Protocol):
+    """The operator's filter, wherever it runs."""
+
+    hooks: frozenset[str]
+    """Those it has, of EHLO, HELO, MAIL, RCPT, DATA; the others are not asked for."""
+
+    async def ask(
+        self, hook: str, session: Conversation, envelope: Envelope, arguments: tuple[Any, ...]
+    ) -> object:
+        """Return what the hook returned; None or `TemporaryFailure` when it failed."""
 
 
 class _Over(Exception):
@@ -335,6 +344,7 @@ class Session(SMTP):
         self._path_code = "5.1.3"  # of a malformed address: sender's or recipient's
         self._errors = self._unknown = self._idle_commands = 0
         self._stored = self._refused = 0
+        self._shown_session: Conversation | None = None  # the filter's own, made when it is asked
         self._set_post_data_state()
 
     # ------------------------------------------------------------------------ its life
@@ -575,6 +585,7 @@ class Session(SMTP):
     def _set_post_data_state(self) -> None:
         self.envelope = Envelope()
         self._recipients: dict[str, None] = {}  # canonical, in order, each once
+        self._shown: Envelope | None = None  # the filter's own
         self._transaction_until = math.inf
 
     def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
@@ -608,7 +619,7 @@ class Session(SMTP):
         if not hostname:
             await self.push("501 Syntax: HELO hostname")
             return
-        refusal = await self._consult("EHLO", hostname, list(self.server.offers))
+        refusal = await self._consult("HELO", hostname)
         if refusal is not None:
             await self.push(refusal)
             return
@@ -794,16 +805,14 @@ class Session(SMTP):
         self._refuse(b"554 5.6.0 Bare CR or LF in the message\r\n")
 
     async def _store(self, raw: bytes) -> None:
-        envelope = self.envelope
-        envelope.content = envelope.original_content = raw
-        refusal = await self._consult("DATA")
+        refusal = await self._consult("DATA", content=raw)
         if refusal is not None:
             if refusal[0] == "5":
                 self._refuse(refusal.encode() + b"\r\n")
             else:
                 self._defer(refusal.encode() + b"\r\n")
             return
-        reverse_path = "" if envelope.mail_from == "<>" else envelope.mail_from
+        reverse_path = "" if self.envelope.mail_from == "<>" else self.envelope.mail_from
         try:
             with trio.fail_after(self.limits.store_timeout):
                 stored = await self.server.mailboxes.store(
@@ -831,19 +840,43 @@ class Session(SMTP):
         self._refused += 1
         _deferred.inc()
 
-    async def _consult(self, hook: str, *args: Any) -> str | None:
-        """Ask the operator's filter; None when it agrees, else the reply to give."""
-        ask = self.server.filter
-        if ask is None:
+    async def _consult(self, hook: str, *args: Any, content: bytes | None = None) -> str | None:
+        """Ask the operator's filter; None when it agrees, else the reply to give.
+
+        It gets a session and an envelope of its own, as hooks written for aiosmtpd change them.
+        """
+        filter_ = self.server.filter
+        if filter_ is None or hook not in filter_.hooks:
             return None
+        session, envelope = self._show()
+        if content is not None:
+            envelope.content = envelope.original_content = content
         self.due = math.inf
         answer: object = None
         try:
-            with trio.move_on_after(self.limits.filter_timeout):
-                answer = await ask(hook, self.session, self.envelope, args)
+            with trio.move_on_after(self.limits.filter_timeout) as scope:
+                answer = await filter_.ask(hook, session, envelope, args)
+            if scope.cancelled_caught:
+                log.warning("smtp.filter_timed_out", hook=hook)
         except TemporaryFailure as error:
             log.warning("smtp.filter_failed", hook=hook, error=str(error))
         reply = foreign_reply(answer)
         if reply is None:
             return "451 4.3.0 Try again later"
         return None if reply[0] == "2" else reply
+
+    def _show(self) -> tuple[Conversation, Envelope]:
+        """Bring what the filter sees up to date."""
+        if self._shown_session is None:
+            self._shown_session = Conversation(cast(asyncio.AbstractEventLoop, None))
+            self._shown_session.peer = self.session.peer
+        if self._shown is None:
+            self._shown = Envelope()
+        self._shown_session.host_name = self.session.host_name
+        self._shown_session.extended_smtp = self.session.extended_smtp
+        self._shown.mail_from = self.envelope.mail_from
+        self._shown.mail_options = list(self.envelope.mail_options)
+        self._shown.smtp_utf8 = self.envelope.smtp_utf8
+        self._shown.rcpt_tos = list(self.envelope.rcpt_tos)
+        self._shown.rcpt_options = list(self.envelope.rcpt_options)
+        return self._shown_session, self._shown

@@ -10,11 +10,13 @@ from typing import Any
 
 import trio
 
+from actors import filter as filter_actor
 from actors import ingest, writer
-from actors.letters import Accept
+from actors.letters import Accept, Consult
 from relay.db.pool import Pool
+from relay.errors import ConfigError
+from relay.smtp.filtering import FilterClass
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.server import Filter
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 
 
@@ -130,15 +132,27 @@ async def serving(
     pool: Pool,
     *,
     limits: SmtpLimits | None = None,
-    filter_: Filter | None = None,
-    extra: tuple[ChildSpec, ...] = (),
+    filter_: FilterClass | None = None,
+    filter_timeout: float = 5.0,
     writer_pool: Pool | None = None,
     committers: int = 2,
+    drain_timeout: float = 15.0,
     **supervisor: Any,
 ) -> AsyncIterator[Service]:
     """Run writer and ingest on a free port until the block ends."""
     letters: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    questions: Mailbox[Consult] = Mailbox("filter", attempts=1, on_dead=filter_actor.dead)
+    children: list[ChildSpec] = []
+    if filter_ is not None:
+        run = functools.partial(
+            filter_actor.run,
+            filter_=filter_,
+            hostname="relay.localhost",
+            max_message_bytes=(limits or SmtpLimits()).max_message_bytes,
+            timeout=filter_timeout,
+        )
+        children.append(ChildSpec(name="filter", run=run, mailbox=questions, fatal=(ConfigError,)))
     boss = Supervisor(**supervisor)
     tree = SupervisorSpec(
         name="relay",
@@ -148,7 +162,7 @@ async def serving(
                 run=functools.partial(writer.run, pool=writer_pool or pool, committers=committers),
                 mailbox=letters,
             ),
-            *extra,
+            *children,
             ChildSpec(
                 name="ingest",
                 run=functools.partial(
@@ -157,21 +171,20 @@ async def serving(
                     pool=pool,
                     writer=letters,
                     limits=limits,
-                    filter_=filter_,
+                    filter_=questions if filter_ else None,
+                    filter_hooks=filter_.hooks if filter_ else frozenset(),
                 ),
-                drain_timeout=15.0,
+                drain_timeout=drain_timeout,
             ),
         ),
     )
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(boss.run, tree)
-        service = Service(pool, boss, listener)
-        async with service.raw_client() as first:  # the queue of connections exists already
-            assert (await first.reply())[:3] in ("220", "421")
-        try:
-            yield service
-        finally:
-            boss.shutdown()
-            boss.shutdown()
-            with trio.CancelScope(shield=True), listener:
-                pass
+    with listener:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(boss.run, tree)
+            service = Service(pool, boss, listener)
+            async with service.raw_client() as first:  # the queue of connections exists already
+                assert (await first.reply())[:3] in ("220", "421")
+            try:
+                yield service
+            finally:
+                boss.shutdown()

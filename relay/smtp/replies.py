@@ -1,0 +1,174 @@
+r"""SMTP replies, read from a peer that may be broken or hostile.
+
+`ReplyReader` takes bytes cut anyhow and gives back whole replies, single or multi-line
+(RFC 5321, 4.2), with the enhanced status code of RFC 2034 where there is one.
+
+Promises:
+- Memory is bounded by `ReplyLimits`, whatever the peer sends: an endless line, endless
+  continuation lines, a gigabyte without a line end.
+- The code decides, never the text: text that is not UTF-8 is decoded with replacement, and no
+  control character leaves this module.
+- The result does not depend on how the bytes were cut.
+
+Fails with `NotAReply` on what is no reply.  After it the stream has no known position, so the
+reader must not be used again.
+
+A line may end in a bare LF.  Some servers do that, and a 250 to the final dot that is not
+understood costs its recipient a second copy.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_TEXT = 1000
+"""Characters of a reply's text that are kept."""
+
+_LINE = re.compile(rb"([2-5][0-9][0-9])(?:([ -])([^\r\n]*))?\r?\n")
+_ENHANCED = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s+|$)")
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+class NotAReply(ValueError):
+    """The peer sent something that is no SMTP reply, or more of it than is allowed."""
+
+
+@dataclass(frozen=True)
+class ReplyLimits:
+    """How much a peer may say; bytes and lines, line ends included."""
+
+    max_line_bytes: int = 4096
+    max_lines: int = 128
+    max_bytes: int = 65_536
+
+
+class Reply:
+    """One reply: its code, and its text when somebody asks for it."""
+
+    __slots__ = ("_lines", "code")
+
+    def __init__(self, code: int, lines: tuple[bytes, ...]) -> None:
+        """`lines`: the text of each line, without code, separator and line end."""
+        self.code = code
+        self._lines = lines
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The text of each line, decoded, with no control characters in it."""
+        return tuple(_clean(line) for line in self._lines)
+
+    @property
+    def enhanced(self) -> str | None:
+        """The enhanced status code, when the first line has one of the reply's own class."""
+        found = _ENHANCED.match(_clean(self._lines[0][:16]))
+        if found is None or int(found[1][0]) != self.code // 100:
+            return None
+        return found[1]
+
+    @property
+    def text(self) -> str:
+        """The text of all lines without codes, in one line of at most `MAX_TEXT` characters."""
+        if len(self._lines) == 1:
+            return _ENHANCED.sub("", _clean(self._lines[0]), count=1)[:MAX_TEXT]
+        parts: list[str] = []
+        length = 0
+        for line in self._lines:
+            part = _clean(line)
+            found = _ENHANCED.match(part)
+            parts.append(part[found.end() :] if found else part)
+            length += len(parts[-1]) + 1
+            if length > MAX_TEXT:
+                break
+        return " ".join(filter(None, parts))[:MAX_TEXT]
+
+    @property
+    def challenge(self) -> bytes:
+        """The first line's text as it came (what AUTH puts into a 334)."""
+        return self._lines[0]
+
+    def __repr__(self) -> str:
+        return f"Reply({self.code}, {self.text!r})"
+
+
+def _clean(line: bytes) -> str:
+    text = line.decode("utf-8", "replace")
+    if not text.isprintable():
+        text = _UNFIT.sub(" ", text)
+    return text.strip()
+
+
+class ReplyReader:
+    """Cuts a stream of bytes into replies."""
+
+    __slots__ = ("_buffer", "_code", "_limits", "_lines", "_position", "_taken")
+
+    def __init__(self, limits: ReplyLimits) -> None:
+        self._limits = limits
+        self._buffer = b""
+        self._position = 0
+        self._code = b""
+        self._lines: list[bytes] = []
+        self._taken = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes are held that belong to no reply given out yet."""
+        return self._position < len(self._buffer) or bool(self._lines)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        if self._position < len(self._buffer):
+            self._buffer = self._buffer[self._position :] + data
+        else:
+            self._buffer = data
+        self._position = 0
+
+    def next(self) -> Reply | None:
+        """Return the next whole reply, None when more bytes are needed, or raise NotAReply."""
+        found = _LINE.match(self._buffer, self._position)
+        if (
+            found is not None
+            and not self._lines
+            and found[2] != b"-"
+            and found.end() - self._position <= self._limits.max_line_bytes
+        ):
+            self._position = found.end()
+            return Reply(int(found[1]), (found[3] or b"",))  # the ordinary reply
+        return self._next_of_many()
+
+    def _next_of_many(self) -> Reply | None:
+        limits = self._limits
+        while True:
+            start = self._position
+            found = _LINE.match(self._buffer, start)
+            if found is None:
+                self._judge_rest()
+                return None
+            if found.end() - start > limits.max_line_bytes:
+                raise NotAReply(f"a line of a reply has over {limits.max_line_bytes} bytes")
+            if self._lines and found[1] != self._code:
+                raise NotAReply("the lines of one reply have different codes")
+            self._position = found.end()
+            self._taken += found.end() - start
+            self._code = found[1]
+            self._lines.append(found[3] or b"")
+            if found[2] != b"-":
+                reply = Reply(int(self._code), tuple(self._lines))
+                self._lines = []
+                self._taken = 0
+                return reply
+            if len(self._lines) >= limits.max_lines or self._taken > limits.max_bytes:
+                raise NotAReply(
+                    f"a reply has over {limits.max_lines} lines or {limits.max_bytes} bytes"
+                )
+
+    def _judge_rest(self) -> None:
+        """What is no whole line yet may still become one, or may not."""
+        end = self._buffer.find(b"\n", self._position)
+        if end >= 0:
+            raise NotAReply("a line is no SMTP reply")
+        if len(self._buffer) - self._position > self._limits.max_line_bytes:
+            raise NotAReply(f"a line of a reply has over {self._limits.max_line_bytes} bytes")
