@@ -25,7 +25,7 @@ from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.http.app import create_app
-from relay.http.deps import Deps, ExtractAttachment, Fetch, Limits, Logs, ReadyCheck, Supervision
+from relay.http.deps import Deps, Fetch, Limits, Logs, ReadyCheck, Supervision
 from relay.http.fetch import fetch as fetch_https
 from relay.http.serve import serve
 from relay.mailboxes.keys import Keys
@@ -49,7 +49,6 @@ async def run(
     supervision: Supervision,
     logs: Logs,
     admin_token_hash: bytes,
-    attachment: ExtractAttachment,
     public_url: str = "",
     sns_topics: Sequence[str] = (),
     fetch: Fetch = fetch_https,
@@ -66,7 +65,6 @@ async def run(
             keys=keys,
             hub=hub,
             accept=_Acceptor(writer).accept,
-            attachment=attachment,
             supervision=supervision,
             logs=logs,
             admin_token_hash=admin_token_hash,

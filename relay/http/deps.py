@@ -76,22 +76,10 @@ class Logs(Protocol):
     def follow(self, capacity: int = 10_000) -> AbstractContextManager[Feed]: ...
 
 
-@dataclass(frozen=True)
-class Attachment:
-    """One attachment, decoded; `filename` is what its sender called it."""
-
-    filename: str | None
-    content_type: str
-    content: bytes
-
-
 Accept = Callable[[str, Sequence[tuple[UUID, str]], bytes], Awaitable[Mapping[str, UUID]]]
 """Make a message durable: (reverse-path, [(message id, address)], raw) to what was stored, by
 address; an address that is missing is unknown or expired.  `DatabaseUnavailable` when nothing
 is known to be stored."""
-
-ExtractAttachment = Callable[[bytes, int], Awaitable[Attachment | None]]
-"""The attachment of that index in a raw message, parsed where a MIME bomb hurts nobody."""
 
 Fetch = Callable[[str], Awaitable[bytes]]
 """The body at an https address, within a deadline and a size, following no redirect.  Raises
@@ -122,7 +110,6 @@ class Deps:
     keys: Keys
     hub: Hub
     accept: Accept
-    attachment: ExtractAttachment
     supervision: Supervision
     logs: Logs
     admin_token_hash: bytes

@@ -4,7 +4,7 @@ Promises
   * `raw` is byte for byte what was accepted.
   * A message's HTML runs no script, loads nothing from outside and shares no origin with the
     relay's pages; an attachment is always a download, under a name that is only a name.
-  * Attachments are parsed outside this process, a few at a time.
+  * Attachments are taken apart in threads, a few at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import trio
@@ -35,6 +35,7 @@ from relay.http.problems import (
     message_not_found,
     unavailable,
 )
+from relay.mailboxes.summary import extract_attachment
 
 if TYPE_CHECKING:
     from relay.http.app import Api
@@ -240,22 +241,24 @@ def register(api: Api) -> None:
         content = await store.raw(call.mailbox.id, message_id)
         if content is None:
             raise message_not_found()
-        found: Any = None
+        found: tuple[str, str, bytes] | None = None
         if re.fullmatch(r"[0-9]{1,6}", index, re.ASCII):
             if parsing.statistics().tasks_waiting >= 10 * parsing.total_tokens:
                 raise unavailable("Too many attachments are being taken apart; try again.")
-            async with parsing:
-                found = await api.deps.attachment(content, int(index))
+            # In linear time and bounded, but long enough for a large message to be a thread's.
+            found = await trio.to_thread.run_sync(
+                extract_attachment, content, int(index), limiter=parsing
+            )
         if found is None:
             raise Problem(
                 404, "attachment-not-found", "The message has no attachment of this index.",
                 title="Attachment not found",
             )  # fmt: skip
         return downloads.response(
-            found.content,
+            found[2],
             "application/octet-stream",
             {
-                "Content-Disposition": disposition(found.filename or f"attachment-{index}"),
+                "Content-Disposition": disposition(found[0] or f"attachment-{index}"),
                 "Content-Security-Policy": "sandbox; default-src 'none'",
             },
         )
