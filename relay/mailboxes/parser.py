@@ -1,0 +1,240 @@
+"""Parsing in a child process that can be killed: the parent's side of `relay.mailboxes.worker`.
+
+Promises
+- Nothing that a message contains takes time or memory of this process beyond its own bytes: the
+  child has a deadline a message and limits of its own, and is killed and replaced past them.
+- Every message gets a summary.  For one that killed the child it is made here from the headers
+  alone, by the same linear code under a cap, with the reason in `error`; the others of its batch
+  are parsed by the next child.
+- A call that is cancelled kills the child: half a conversation is worth nothing.
+
+Fails with `TemporaryFailure` when no child can be started (no process, no memory).
+
+One call at a time; others wait their turn.  The child starts with the first call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import trio
+
+import relay
+from relay.errors import TemporaryFailure
+from relay.log import get_logger
+from relay.mailboxes.summary import fallback
+from relay.mailboxes.worker import (
+    ATTACHMENT,
+    FAILED,
+    LENGTH,
+    NOTHING,
+    REPLY,
+    REQUEST,
+    SUMMARISE,
+)
+
+log = get_logger()
+
+_CHUNK = 256 * 1024
+_REAP = 1.0  # s; a killed child is gone within milliseconds
+_START = 30.0  # s; a first reply may include the start of the child on a busy machine
+
+
+class Parser:
+    """A child process that parses, started when first needed.
+
+    `deadline`: seconds a message may take; `memory`: bytes of address space of the child.
+    """
+
+    def __init__(self, *, deadline: float = 5.0, memory: int = 1024 * 2**20) -> None:
+        self.deadline = deadline
+        self.memory = memory
+        self.restarts = 0
+        """How many children had to be killed, or died."""
+        self._process: trio.Process | None = None
+        self._buffer = bytearray()
+        self._fresh = True
+        self._lock = trio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, or None while there is none."""
+        return self._process.pid if self._process else None
+
+    async def summarise(self, messages: Sequence[bytes]) -> list[bytes]:
+        """The summaries of `messages`, in order, each as the JSON object of `Summary.as_json`."""
+        done: list[bytes] = []
+        async with self._lock:
+            while len(done) < len(messages):
+                rest = messages[len(done) :]
+                replies, fault = await self._converse(
+                    [(REQUEST.pack(SUMMARISE, 0, len(raw)), raw) for raw in rest]
+                )
+                done += [payload for _, payload in replies]
+                if fault is not None:
+                    # The first without an answer did it; those after it are innocent.
+                    done.append(self._given_up(messages[len(done)], fault))
+        return done
+
+    async def attachment(self, raw: bytes, index: int) -> tuple[str, str, bytes] | None:
+        """File name, content type and bytes of the attachment `index` of a message, or None.
+
+        `TemporaryFailure` when the message cannot be read within the limits.
+        """
+        async with self._lock:
+            replies, fault = await self._converse(
+                [(REQUEST.pack(ATTACHMENT, index, len(raw)), raw)]
+            )
+        if fault is not None:
+            raise TemporaryFailure(f"the attachment could not be read: {fault}")
+        status, payload = replies[0]
+        if status == NOTHING:
+            return None
+        end = LENGTH.size + LENGTH.unpack_from(payload)[0]
+        name, content_type = json.loads(payload[LENGTH.size : end])
+        return name, content_type, payload[end:]
+
+    def close(self) -> None:
+        """Kill the child, if there is one.  Never waits; the next call starts another."""
+        process, self._process = self._process, None
+        self._buffer.clear()
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        # Closed by hand: `aclose` waits, and there may be no time for that.
+        for pipe in (process.stdin, process.stdout):
+            if isinstance(pipe, trio.lowlevel.FdStream):
+                pipe.close()
+        # Killed, so it ends at once; reaped here (trio reaps only in `wait`), so that no zombie
+        # is left behind when this is called in a cancelled scope.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process._proc.wait(_REAP)
+
+    def _given_up(self, raw: bytes, fault: str) -> bytes:
+        log.warning("summary.given_up", reason=fault, size=len(raw))
+        return fallback(raw, fault).as_json()
+
+    async def _converse(
+        self, requests: Sequence[tuple[bytes, bytes]]
+    ) -> tuple[list[tuple[int, bytes]], str | None]:
+        """Send the requests and collect replies until all are there or one fails.
+
+        Returns the replies to the first of them, and what ended it (None: nothing).  After a
+        failure there is no child.
+        """
+        replies: list[tuple[int, bytes]] = []
+        fault: str | None = None
+        process = await self._started()
+        assert process.stdin is not None
+        finished = False
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_send, process.stdin, requests)
+                while len(replies) < len(requests):
+                    # The first reply may include the start of the child on a busy machine.
+                    seconds = self.deadline + (_START if self._fresh else 0.0)
+                    with trio.move_on_after(seconds) as scope:
+                        reply = await self._reply(process)
+                    self._fresh = False
+                    if scope.cancelled_caught:
+                        fault = f"not parsed within {self.deadline:g} s"
+                    elif reply is None:
+                        fault = "the parser died of it"
+                    elif reply[0] == FAILED:
+                        fault = reply[1].decode()
+                    else:
+                        replies.append(reply)
+                    if fault is not None:
+                        nursery.cancel_scope.cancel()
+                        break
+            finished = fault is None
+        finally:
+            if not finished:
+                self.restarts += 1
+                self.close()
+        return replies, fault
+
+    async def _started(self) -> trio.Process:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
+        root = str(Path(relay.__file__).parent.parent)
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        cpu = math.ceil(self.deadline * 2)
+        try:
+            self._process = await trio.lowlevel.open_process(
+                [sys.executable, "-m", "relay.mailboxes.worker", str(self.memory), str(cpu)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # the terminal's signals are for the parent
+            )
+        except OSError as error:
+            raise TemporaryFailure(f"no parser process could be started: {error}") from error
+        self._fresh = True
+        return self._process
+
+    async def _reply(self, process: trio.Process) -> tuple[int, bytes] | None:
+        """The next reply, or None when the child has gone."""
+        head = await self._read(process, REPLY.size)
+        if head is None:
+            return None
+        status, length = REPLY.unpack(head)
+        payload = await self._read(process, length)
+        return None if payload is None else (status, payload)
+
+    async def _read(self, process: trio.Process, length: int) -> bytes | None:
+        assert process.stdout is not None
+        buffer = self._buffer
+        while len(buffer) < length:
+            chunk = await process.stdout.receive_some(_CHUNK)
+            if not chunk:
+                return None
+            buffer += chunk
+        taken = bytes(memoryview(buffer)[:length])
+        del buffer[:length]
+        return taken
+
+
+async def _send(pipe: trio.abc.SendStream, requests: Sequence[tuple[bytes, bytes]]) -> None:
+    """Write the requests; small ones together, as each write is a system call and a wake-up."""
+    pending: list[bytes] = []
+    size = 0
+    try:
+        for head, raw in requests:
+            if len(raw) >= _CHUNK:
+                await pipe.send_all(b"".join(pending) + head)
+                await pipe.send_all(raw)
+                pending, size = [], 0
+                continue
+            pending += (head, raw)
+            size += len(raw)
+            if size >= _CHUNK:
+                await pipe.send_all(b"".join(pending))
+                pending, size = [], 0
+        if pending:
+            await pipe.send_all(b"".join(pending))
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        return  # the child died; whoever reads its replies sees that
