@@ -56,18 +56,17 @@ async def _on_trio(
     run: Callable[[Any], Awaitable[int]],
     connections: int,
 ) -> float:
-    total = 0
+    done: list[int] = []
 
     async def worker(conn: Any) -> None:
-        nonlocal total
-        total += await _repeat(lambda: run(conn))
+        done.append(await _repeat(lambda: run(conn)))
 
     conns = [await connect() for _ in range(connections)]
     began = time.perf_counter()
     async with trio.open_nursery() as nursery:
         for conn in conns:
             nursery.start_soon(worker, conn)
-    rate = total / (time.perf_counter() - began)
+    rate = sum(done) / (time.perf_counter() - began)
     for conn in conns:
         closing = conn.close()
         if closing is not None:
