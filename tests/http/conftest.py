@@ -1,0 +1,184 @@
+"""A whole control plane: real PostgreSQL, listener, writer and control under a supervisor, and
+httpx on a real socket."""
+
+import contextlib
+import functools
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+import trio
+
+from actors import control, listener, writer
+from actors.letters import Accept
+from relay.crypto import hash_token, new_admin_token
+from relay.db.listen import Hub
+from relay.db.pool import Pool
+from relay.http.deps import Limits
+from relay.log import LogRing
+from relay.mailboxes.accept import message_id
+from relay.mailboxes.keys import Keys
+from relay.mailboxes.store import Store
+from relay.mailboxes.summary import summarise
+from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
+
+LETTER = b"From: Ada <ada@example.org>\r\nTo: you\r\nSubject: Hello\r\n\r\nYour code is 482913.\r\n"
+
+
+async def no_fetch(url: str) -> bytes:
+    """Fetch nothing: a test that needs it gives its own."""
+    raise AssertionError(f"{url} was fetched")
+
+
+@dataclass
+class House:
+    """A running control plane and ways into it."""
+
+    pool: Pool
+    port: int
+    supervisor: Supervisor
+    admin_token: str
+    ring: LogRing
+    hub: Hub
+    client: httpx.AsyncClient
+    fetch: list[Callable[[str], Awaitable[bytes]]] = field(default_factory=lambda: [no_fetch])
+
+    def __post_init__(self) -> None:
+        self.store = Store(self.pool, ["relay.localhost"])
+        self.keys = Keys(self.pool)
+
+    @property
+    def admin(self) -> dict[str, str]:
+        """The administrator's header."""
+        return {"Authorization": f"Bearer {self.admin_token}"}
+
+    async def mailbox(self, **values: Any) -> tuple[str, dict[str, str]]:
+        """Make an anonymous mailbox; its address and the header that opens it."""
+        made = (await self.client.post("/api/v1/mailboxes", json=values)).json()
+        return made["address"], {"X-Session-Token": made["session_token"]}
+
+    async def key(self, *scopes: str) -> dict[str, str]:
+        """Make an API key; its header."""
+        _, token = await self.keys.create("someone", scopes or ("read",), "pro")
+        return {"Authorization": f"Bearer {token}"}
+
+    async def deliver(self, address: str, raw: bytes = LETTER, *, parse: bool = True) -> UUID:
+        """Store a message as the writer does, and its summary as the summariser does."""
+        wanted = message_id()
+        await self.pool.execute(
+            "INSERT INTO relay.messages (id, mailbox_id, reverse_path, recipient, raw_email)"
+            " SELECT %s, id, 'bounce@example.org', address, %s"
+            " FROM relay.mailboxes WHERE address = %s",
+            (wanted, raw, address),
+        )
+        if parse:
+            await self.parse(wanted)
+        return wanted
+
+    async def parse(self, wanted: UUID) -> None:
+        """Store a message's summary and announce it, in one transaction."""
+        async with self.pool.transaction() as conn:
+            cursor = await conn.execute(
+                "SELECT mailbox_id, raw_email FROM relay.messages WHERE id = %s", (wanted,)
+            )
+            row = await cursor.fetchone()
+            assert row is not None
+            found = summarise(bytes(row[1]))
+            await conn.execute(
+                "INSERT INTO relay.summaries (message_id, mailbox_id, from_address, subject,"
+                " has_attachments, body_text, body_html, headers, attachments, otp, links)"
+                " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                (
+                    wanted, row[0], found.from_address, found.subject, found.has_attachments,
+                    found.body_text, found.body_html, json.dumps(found.headers),
+                    json.dumps(found.attachments), found.otp, json.dumps(found.links),
+                ),
+            )  # fmt: skip
+            await conn.execute("SELECT pg_notify('relay_summaries', %s)", (str(row[0]),))
+
+    async def expire(self, address: str, seconds: float = 0.0) -> None:
+        """Let a mailbox end in so many seconds."""
+        await self.pool.execute(
+            "UPDATE relay.mailboxes SET expires_at = clock_timestamp() + make_interval(secs => %s)"
+            " WHERE address = %s",
+            (seconds, address),
+        )
+
+    async def waiting(self, channel: str = "relay_summaries", count: int = 1) -> None:
+        """Return once so many subscriptions stand on a channel of the hub."""
+        with trio.fail_after(10):
+            while self.hub.statistics().get(channel, 0) != count:
+                await trio.sleep(0.005)
+
+
+SMALL = Limits(streams_per_mailbox=3, body_timeout=1.0, keep_alive_every=0.2, commit_timeout=10.0)
+
+
+@contextlib.asynccontextmanager
+async def open_house(
+    database_url: str, pool: Pool, limits: Limits = SMALL, **options: Any
+) -> AsyncIterator[House]:
+    """Run a control plane for the block."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    supervisor, hub, ring = Supervisor(), Hub(), LogRing()
+    token = new_admin_token()
+    letters: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
+    fetchers: list[Callable[[str], Awaitable[bytes]]] = [no_fetch]
+
+    async def fetch(url: str) -> bytes:
+        return await fetchers[0](url)
+
+    tree = SupervisorSpec(
+        "relay",
+        (
+            ChildSpec(
+                "listener",
+                functools.partial(listener.run, dsn=database_url, hub=hub, routes={}),
+            ),
+            ChildSpec("writer", functools.partial(writer.run, pool=pool), mailbox=letters),
+            ChildSpec(
+                "control",
+                functools.partial(
+                    control.run,
+                    sockets=(listening,),
+                    pool=pool,
+                    store=Store(pool, ["relay.localhost"]),
+                    keys=Keys(pool),
+                    hub=hub,
+                    writer=letters,
+                    supervision=supervisor,
+                    logs=ring,
+                    admin_token_hash=hash_token(token),
+                    limits=limits,
+                    fetch=fetch,
+                    **options,
+                ),
+            ),
+        ),
+    )
+    async with trio.open_nursery() as nursery:
+        with supervisor.subscribe() as events:
+            nursery.start_soon(supervisor.run, tree)
+            with trio.fail_after(20):
+                async for event in events:
+                    if isinstance(event, Ready) and event.name == "control":
+                        break
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            try:
+                yield House(pool, port, supervisor, token, ring, hub, client, fetchers)
+            finally:
+                supervisor.shutdown()
+    listening.close()
+
+
+@pytest.fixture
+async def house(database_url: str, pool: Pool) -> AsyncIterator[House]:
+    """A running control plane with small limits."""
+    async with open_house(database_url, pool) as running:
+        yield running

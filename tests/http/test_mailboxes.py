@@ -1,0 +1,146 @@
+"""Making, listing, showing and ending mailboxes over HTTP."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.http.conftest import House
+
+BASE = "/api/v1/mailboxes"
+
+
+def minutes_left(made: dict[str, str]) -> float:
+    """The minutes from now to `expires_at`."""
+    return (datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)).total_seconds() / 60
+
+
+async def test_anybody_may_make_a_mailbox_and_gets_its_token_once(house: House):
+    """An anonymous mailbox is of plan free, lives an hour and is opened by its token."""
+    response = await house.client.post(BASE)
+    made = response.json()
+    assert response.status_code == 201
+    assert made["plan"] == "free"
+    assert made["address"].endswith("@relay.localhost")
+    assert 59 < minutes_left(made) <= 60
+    assert made["expires_at"].endswith("Z")
+    shown = await house.client.get(
+        f"{BASE}/{made['address']}", headers={"X-Session-Token": made["session_token"]}
+    )
+    assert shown.status_code == 200
+    assert shown.json()["owner_type"] == "anonymous"
+    assert shown.json()["message_count"] == 0
+    assert "session_token" not in shown.json()
+
+
+@pytest.mark.parametrize("how", ["query", "json"])
+async def test_values_come_from_the_query_or_from_json(house: House, how: str):
+    """The same values are taken from either place."""
+    values = {"ttl_minutes": 5, "local_part": "Someone", "domain": "relay.localhost"}
+    sent = {"params": values} if how == "query" else {"json": values}
+    made = (await house.client.post(BASE, **sent)).json()
+    assert made["address"] == "someone@relay.localhost"
+    assert 4 < minutes_left(made) <= 5
+
+
+async def test_the_time_to_live_is_cut_to_the_plan(house: House):
+    """More minutes than the plan allows give what it allows."""
+    assert minutes_left((await house.client.post(f"{BASE}?ttl_minutes=9999")).json()) <= 60
+    made = (
+        await house.client.post(f"{BASE}?ttl_minutes=9999", headers=await house.key("read"))
+    ).json()
+    assert made["plan"] == "pro"
+    assert made["session_token"] is None
+    assert 1439 < minutes_left(made) <= 1440
+
+
+async def test_a_taken_local_part_is_a_conflict(house: House):
+    """The second who asks for a name is told so, in any case of letters."""
+    await house.mailbox(local_part="taken")
+    response = await house.client.post(BASE, json={"local_part": "TAKEN"})
+    assert response.status_code == 409
+    assert response.json()["type"] == "urn:relay:problem:address-taken"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"ttl_minutes": 0},
+        {"ttl_minutes": -1},
+        {"ttl_minutes": "many"},
+        {"ttl_minutes": float("1e400")},
+        {"local_part": ""},
+        {"local_part": "a b"},
+        {"local_part": "a@b"},
+        {"local_part": "a/b"},
+        {"local_part": "x" * 65},
+        {"local_part": "nul\x00"},
+        {"domain": "elsewhere.example"},
+        {"domain": "nul\x00"},
+        {"webhook_url": "ftp://x"},
+        {"webhook_url": "http://\ud800"},
+        {"misspelt": 1},
+        {"local_part": {"an": "object"}},
+    ],
+)
+async def test_values_that_cannot_be_are_named_in_a_422(house: House, values: dict):
+    """Each fault is one sentence that names the field."""
+    import json
+
+    response = await house.client.post(
+        BASE, content=json.dumps(values), headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 422, response.text
+    problem = response.json()
+    assert problem["status"] == 422
+    assert next(iter(values)) in problem["detail"]
+
+
+async def test_a_body_that_is_no_json_object_is_a_400_or_415(house: House):
+    """Broken JSON, an array, and another media type are refused by kind."""
+    for content, kind, status in (
+        (b"{", "application/json", 400),
+        (b"[]", "application/json", 400),
+        (b"[" * 50_000, "application/json", 400),
+        (b"a=b", "application/x-www-form-urlencoded", 415),
+    ):
+        response = await house.client.post(BASE, content=content, headers={"Content-Type": kind})
+        assert response.status_code == status
+        assert response.headers["Content-Type"] == "application/problem+json"
+
+
+async def test_a_list_shows_the_callers_own_mailboxes_page_by_page(house: House):
+    """A key sees its mailboxes, newest first, and the next page through the Link header."""
+    key, other = await house.key("read"), await house.key("read")
+    made = [
+        (await house.client.post(BASE, headers=key)).json()["address"] for _ in range(5)
+    ]
+    await house.client.post(BASE, headers=other)
+    await house.mailbox()
+    seen, url, pages = [], f"{BASE}?limit=2", 0
+    while url:
+        response = await house.client.get(url, headers=key)
+        seen += [item["address"] for item in response.json()]
+        url = response.links.get("next", {}).get("url")
+        pages += 1
+    assert seen == made[::-1]
+    assert pages == 3
+    everybody = await house.client.get(f"{BASE}?limit=500", headers=house.admin)
+    assert len(everybody.json()) == 7
+
+
+async def test_a_deleted_mailbox_is_gone_for_its_owner_too(house: House):
+    """DELETE is a 204 once, then the 404 of a mailbox that never was."""
+    address, token = await house.mailbox()
+    assert (await house.client.delete(f"{BASE}/{address}", headers=token)).status_code == 204
+    again = await house.client.delete(f"{BASE}/{address}", headers=token)
+    never = await house.client.get(f"{BASE}/never@relay.localhost", headers=token)
+    assert again.status_code == never.status_code == 404
+    assert again.content == never.content
+
+
+async def test_an_expired_mailbox_is_gone_from_that_instant(house: House):
+    """No ticker runs here: the time alone ends it."""
+    address, token = await house.mailbox()
+    await house.expire(address)
+    for credential in (token, house.admin):
+        assert (await house.client.get(f"{BASE}/{address}", headers=credential)).status_code == 404
