@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 TIMEOUT = 60.0
@@ -22,18 +23,18 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "TERM": "xterm-256color", **changes}
 
 
-def relay(
+def cli(
     *arguments: str | Path,
     cwd: Path | None = None,
     input: bytes | None = None,
     timeout: float = TIMEOUT,
-    **changes: str,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `relay` with its output piped; `changes` go into its environment."""
+    """Run `relay` with its output piped; `env` goes into its environment."""
     return subprocess.run(
         [*RELAY, *map(str, arguments)],
         cwd=cwd,
-        env=environment(**changes),
+        env=environment(**(env or {})),
         input=input if input is not None else b"",
         capture_output=True,
         timeout=timeout,

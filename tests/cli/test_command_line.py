@@ -13,7 +13,7 @@ import pytest
 from relay import __version__
 from relay.cli.client import credential, segment
 from relay.cli.exits import Failure
-from tests.cli.command import RELAY, environment, on_terminal, relay
+from tests.cli.command import RELAY, cli, environment, on_terminal
 
 NEEDS_RELAY = [
     ("status",),
@@ -28,7 +28,7 @@ NEEDS_RELAY = [
 @pytest.mark.parametrize("arguments", NEEDS_RELAY, ids=" ".join)
 def test_without_a_relay_one_sentence_and_69(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """A command that needs a relay says in one sentence that none runs, and where it looked."""
-    done = relay(*arguments, "--data-dir", tmp_path)
+    done = cli(*arguments, "--data-dir", tmp_path)
     assert done.returncode == 69
     assert done.stdout == b""
     text = done.stderr.decode()
@@ -39,22 +39,22 @@ def test_without_a_relay_one_sentence_and_69(arguments: tuple[str, ...], tmp_pat
 
 def test_the_data_directory_is_named_by_the_environment_else_var(tmp_path: Path) -> None:
     """--data-dir wins over RELAY_DATA_DIR, which wins over ./var."""
-    assert str(tmp_path / "var") in relay("status", cwd=tmp_path).stderr.decode()
-    named = relay("status", cwd=tmp_path, RELAY_DATA_DIR=str(tmp_path / "other"))
+    assert str(tmp_path / "var") in cli("status", cwd=tmp_path).stderr.decode()
+    named = cli("status", cwd=tmp_path, env={"RELAY_DATA_DIR": str(tmp_path / "other")})
     assert str(tmp_path / "other") in named.stderr.decode()
 
 
 def test_wrong_usage_is_2(tmp_path: Path) -> None:
     """Unknown commands, options and malformed values end with 2."""
-    assert relay("nonsense").returncode == 2
-    assert relay("status", "--nonsense").returncode == 2
-    assert relay("tail", "--grep", "novalue", "--data-dir", tmp_path).returncode == 2
+    assert cli("nonsense").returncode == 2
+    assert cli("status", "--nonsense").returncode == 2
+    assert cli("tail", "--grep", "novalue", "--data-dir", tmp_path).returncode == 2
 
 
 def test_a_configuration_error_is_78(tmp_path: Path) -> None:
     """A misspelt setting ends every command that reads settings with 78 and one sentence."""
     for arguments in (("config", "check"), ("config", "show"), ("db", "check"), ("up",)):
-        done = relay(*arguments, cwd=tmp_path, RELAY_SMTP__BINDD="x")
+        done = cli(*arguments, cwd=tmp_path, env={"RELAY_SMTP__BINDD": "x"})
         assert done.returncode == 78, arguments
         assert b"RELAY_SMTP__BIND?" in done.stderr
         assert done.stderr.count(b"\n") == 1
@@ -82,15 +82,17 @@ def test_an_unexpected_failure_is_70_without_a_traceback(tmp_path: Path) -> None
 
 def test_version_and_help_are_on_stdout() -> None:
     """--version prints name and version, --help the exit codes and how to complete."""
-    assert relay("--version").stdout.decode() == f"relay {__version__}\n"
-    text = relay("--help").stdout.decode()
+    assert cli("--version").stdout.decode() == f"relay {__version__}\n"
+    text = cli("--help").stdout.decode()
     assert "69 no relay" in text
     assert "_RELAY_COMPLETE=bash_source" in text
 
 
 def test_completion_knows_the_commands() -> None:
     """The shell completion of click answers for the program's name."""
-    done = relay(_RELAY_COMPLETE="bash_complete", COMP_WORDS="relay mail", COMP_CWORD="1")
+    done = cli(
+        env={"_RELAY_COMPLETE": "bash_complete", "COMP_WORDS": "relay mail", "COMP_CWORD": "1"}
+    )
     assert b"plain,mailbox" in done.stdout
 
 
@@ -157,7 +159,7 @@ def test_a_relay_that_does_not_answer_is_69(tmp_path: Path) -> None:
             ).encode()
         )
         listener.close()
-        assert b"does not answer" in relay("status", "--data-dir", tmp_path).stderr
+        assert b"does not answer" in cli("status", "--data-dir", tmp_path).stderr
 
 
 def test_an_interrupt_is_130(tmp_path: Path) -> None:
@@ -206,20 +208,20 @@ def test_settings_are_shown_with_their_origin_and_without_secrets(tmp_path: Path
     file = tmp_path / "relay.toml"
     file.write_text('[smtp]\nmax_recipients = 7\n[database]\nurl = "postgresql://u:geheim@h/d"\n')
     arguments = ("config", "show", "--config", file)
-    text = relay(*arguments, RELAY_HTTP__BIND="127.0.0.1:1").stdout.decode()
+    text = cli(*arguments, env={"RELAY_HTTP__BIND": "127.0.0.1:1"}).stdout.decode()
     rows = {row.split()[0]: row.split() for row in text.splitlines()}
     assert rows["http.bind"][1:3] == ['"127.0.0.1:1"', "environment"]
     assert rows["smtp.max_recipients"][1:3] == ["7", str(file)]
     assert rows["smtp.max_connections"][1:3] == ["1000", "default"]
     assert "geheim" not in text
-    values = json.loads(relay(*arguments, "--json").stdout)
+    values = json.loads(cli(*arguments, "--json").stdout)
     assert values["smtp.max_recipients"] == 7
     assert values["smtp.domains"] == ["relay.localhost"]
 
 
 def test_a_valid_configuration_is_0(tmp_path: Path) -> None:
     """config check ends with 0 and says so."""
-    done = relay("config", "check", cwd=tmp_path)
+    done = cli("config", "check", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, b"The settings are valid.\n")
 
 
@@ -229,4 +231,4 @@ def test_colours_are_for_terminals_that_want_them(tmp_path: Path) -> None:
     assert code == 0
     assert "\x1b[" in text
     assert "\x1b[3" not in on_terminal("config", "show", NO_COLOR="1")[1]
-    assert b"\x1b" not in relay("config", "show").stdout
+    assert b"\x1b" not in cli("config", "show").stdout

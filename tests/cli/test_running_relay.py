@@ -1,0 +1,315 @@
+"""The commands against a running relay: what they print, and the codes they end with."""
+
+from __future__ import annotations
+
+import json
+import re
+import smtplib
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from tests.cli.command import RELAY, cli, environment, on_terminal
+from tests.relay_process import RelayProcess
+
+LETTER = (
+    b"From: Shop <orders@shop.example>\r\nTo: you\r\nSubject: Your \x1b[31mcode\r\n\r\n"
+    b"Your confirmation code is 493817.\r\n.dot\r\n\x1b]0;owned\x07\r\n"
+)
+
+
+def run(relay: RelayProcess, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return cli(*arguments, "--data-dir", relay.data_dir, **options)
+
+
+def text(relay: RelayProcess, *arguments: str, **options: Any) -> str:
+    done = run(relay, *arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode()
+
+
+def document(relay: RelayProcess, *arguments: str) -> Any:
+    return json.loads(text(relay, *arguments, "--json"))
+
+
+def deliver(relay: RelayProcess, address: str, letter: bytes = LETTER) -> None:
+    with smtplib.SMTP(*relay.smtp, timeout=30) as session:
+        session.sendmail("orders@shop.example", address, letter)
+
+
+def test_a_mailbox_from_creation_to_deletion(relay: RelayProcess) -> None:
+    """create prints the address alone; show, list and delete take it; deleted, it is not found."""
+    address = text(relay, "mailbox", "create", "--ttl", "5").strip()
+    assert re.fullmatch(r"[a-z0-9-]+@relay\.localhost", address)
+    shown = document(relay, "mailbox", "show", address)
+    assert shown["address"] == address
+    assert shown["is_active"] is True
+    assert address in text(relay, "mailbox", "show", address)
+    assert address in [item["address"] for item in document(relay, "mailbox", "list", "--all")]
+    assert address in text(relay, "mailbox", "list", "--all")
+    assert text(relay, "mailbox", "delete", address) == ""
+    gone = run(relay, "mailbox", "show", address)
+    assert gone.returncode == 1
+    assert gone.stderr.startswith(b"relay: There is no such mailbox")
+    assert gone.stderr.count(b"\n") == 1
+
+
+def test_the_options_of_create_reach_the_relay(relay: RelayProcess) -> None:
+    """Local part and domain are taken; a taken local part ends with 1 and says so."""
+    made = document(
+        relay, "mailbox", "create", "--local-part", "chosen.name", "--domain", "relay.localhost"
+    )
+    assert made["address"] == "chosen.name@relay.localhost"
+    assert made["session_token"] is None
+    again = run(relay, "mailbox", "create", "--local-part", "chosen.name")
+    assert again.returncode == 1
+    assert b"taken" in again.stderr
+
+
+def test_an_anonymous_mailbox_is_read_with_its_session_token(relay: RelayProcess) -> None:
+    """--anonymous prints the token in a second line, and --token opens that mailbox only."""
+    address, token = text(relay, "mailbox", "create", "--anonymous").split()
+    deliver(relay, address)
+    found = document(relay, "messages", "list", address, "--token", token)
+    assert [item["size"] for item in found] == [len(LETTER)]
+    piped = run(relay, "messages", "list", address, "--token", "-", input=token.encode() + b"\n")
+    assert piped.returncode == 0
+    other = text(relay, "mailbox", "create").strip()
+    assert run(relay, "messages", "list", other, "--token", token).returncode == 1
+
+
+def test_a_message_is_waited_for_listed_shown_and_fetched(relay: RelayProcess) -> None:
+    """wait answers when the message comes; list and show name it; raw is byte for byte."""
+    address = text(relay, "mailbox", "create").strip()
+    sender = threading.Timer(0.5, deliver, (relay, address))
+    sender.start()
+    waited = document(relay, "messages", "wait", address, "--timeout", "20", "--subject", "CODE")
+    sender.join()
+    assert waited["otp"] == "493817"
+    assert waited["is_read"] is False
+    identity = waited["id"]
+
+    listed = text(relay, "messages", "list", address)
+    assert identity in listed
+    assert "new" in listed.splitlines()[1]
+    assert document(relay, "messages", "list", address, "--query", "493817")[0]["id"] == identity
+    assert document(relay, "messages", "list", address, "--query", "nothing like it") == []
+
+    shown = text(relay, "messages", "show", address, identity)
+    assert "493817" in shown
+    assert "\x1b" not in listed + shown, "a message must not drive the terminal"
+    assert "\x07" not in shown
+    assert document(relay, "messages", "show", address, identity)["is_read"] is True
+
+    raw = run(relay, "messages", "raw", address, identity)
+    assert raw.returncode == 0
+    assert raw.stdout == LETTER
+    assert run(relay, "messages", "raw", address, "nonsense").returncode == 1
+
+
+def test_waiting_in_vain_is_1_and_says_why(relay: RelayProcess) -> None:
+    """At the time-out stderr says that no message came, and stdout is empty."""
+    address = text(relay, "mailbox", "create").strip()
+    done = run(relay, "messages", "wait", address, "--timeout", "0.2")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.decode() == f"relay: No message came to {address} within 0.2 s.\n"
+
+
+def test_waiting_ends_when_the_mailbox_does(relay: RelayProcess) -> None:
+    """A mailbox that expires meanwhile ends the wait at once, with 1 and the relay's sentence."""
+    address = text(relay, "mailbox", "create").strip()
+    end = threading.Timer(1.0, run, (relay, "mailbox", "delete", address))
+    end.start()
+    done = run(relay, "messages", "wait", address, "--timeout", "50", timeout=40)
+    end.join()
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"relay: There is no such mailbox")
+
+
+def test_lists_follow_the_cursor(relay: RelayProcess) -> None:
+    """--limit beyond a page and --all fetch as many pages as it takes, each item once."""
+    wanted = 230
+    with relay.http() as api:
+        for _ in range(wanted):
+            api.post("/api/v1/mailboxes").raise_for_status()
+    limited = document(relay, "mailbox", "list", "--limit", "215")
+    assert len({item["address"] for item in limited}) == len(limited) == 215
+    everything = document(relay, "mailbox", "list", "--all")
+    assert len({item["address"] for item in everything}) == len(everything) >= wanted
+    assert everything[:215] == limited
+    assert len(document(relay, "mailbox", "list")) == 50
+
+
+def test_keys_are_made_listed_and_revoked(relay: RelayProcess) -> None:
+    """The token is shown once, opens what its scope says, and nothing after its revocation."""
+    made = document(
+        relay, "key", "create", "--owner", "CI", "--scope", "read,send", "--plan", "pro"
+    )
+    assert made["token"].startswith("rk_")
+    token = text(relay, "key", "create", "--owner", "CI 2").strip()
+    assert token.startswith("rk_")
+    address = text(relay, "mailbox", "create", "--token", made["token"]).strip()
+    assert run(relay, "mailbox", "show", address, "--token", token).returncode == 1
+
+    listed = {item["id"]: item for item in document(relay, "key", "list", "--all")}
+    assert listed[made["id"]]["owner"] == "CI"
+    assert "token" not in listed[made["id"]]
+    assert made["token"] not in text(relay, "key", "list", "--all")
+
+    assert text(relay, "key", "revoke", made["id"]) == ""
+    refused = run(relay, "mailbox", "list", "--token", made["token"])
+    assert refused.returncode == 1
+    assert run(relay, "key", "revoke", made["id"]).returncode == 1
+    assert run(relay, "key", "create", "--owner", "x", "--scope", "fly").returncode == 1
+
+
+def test_status_is_the_tree(relay: RelayProcess) -> None:
+    """Every actor has a line under the root; --json is what the API answers."""
+    with relay.http() as api:
+        tree = api.get("/api/v1/supervision").raise_for_status().json()
+    printed = document(relay, "status")
+    assert _shape(printed) == _shape(tree)
+    lines = text(relay, "status").splitlines()
+    names = [child["name"] for child in tree["children"]]
+    assert lines[1].split()[:2] == ["relay", "running"]
+    assert [line.split()[1] for line in lines[2:]] == names
+    assert lines[-1].startswith("└─ ")
+    code, shown = on_terminal("status", "--data-dir", relay.data_dir)
+    assert code == 0
+    assert "\x1b[32mrunning" in shown
+
+
+def _shape(node: dict[str, Any]) -> tuple[Any, ...]:
+    return node["name"], node["started_at"], node["restarts"], *map(_shape, node["children"])
+
+
+def test_the_log_can_be_filtered(relay: RelayProcess) -> None:
+    """Without -f tail ends with what was logged; each filter narrows it."""
+    lines = [json.loads(line) for line in text(relay, "tail", "--json").splitlines()]
+    assert all({"timestamp", "level", "event", "actor"} <= line.keys() for line in lines)
+    ready = [line for line in lines if line["event"] == "relay.ready"]
+    assert len(ready) == 1
+    for arguments in (
+        ("--grep", "event=relay.ready"),
+        ("--grep", f"smtp={relay.run['smtp']}", "--grep", "event=~^relay[.]"),
+        ("--actor", "relay", "--level", "info", "--grep", f"pid={relay.pid}"),
+    ):
+        found = text(relay, "tail", "--json", *arguments).splitlines()
+        assert [json.loads(line) for line in found if "relay.ready" in line] == ready, arguments
+    assert "relay.ready" in text(relay, "tail")
+    assert text(relay, "tail", "--grep", "event=relay.never") == ""
+    assert text(relay, "tail", "--actor", "nobody") == ""
+
+
+def test_the_log_is_followed_until_an_interrupt(relay: RelayProcess) -> None:
+    """-f shows what is logged from now on, as it comes, and ends with 130 on Ctrl-C."""
+    process = subprocess.Popen(
+        [*RELAY, "tail", "-f", "--json", "--grep", "event=supervision.pause", "--data-dir",
+         str(relay.data_dir)],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        with relay.http() as api:
+            for verb in ("pause", "resume"):
+                api.post(f"/api/v1/supervision/reaper/{verb}").raise_for_status()
+        assert json.loads(process.stdout.readline())["target"] == "reaper"
+        process.send_signal(2)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130
+    assert b"Traceback" not in said
+
+
+def test_the_database_url_is_one_that_connects(relay: RelayProcess) -> None:
+    """db url prints what psql takes; db check and db migrate use the running server."""
+    url = text(relay, "db", "url").strip()
+    with psycopg.connect(url, connect_timeout=10) as connection:
+        assert connection.execute("SELECT count(*) FROM relay.mailboxes").fetchone() is not None
+    assert document(relay, "db", "check")["pending"] == []
+    assert document(relay, "db", "migrate") == {"applied": []}
+    assert document(relay, "db", "url") == {"database_url": url}
+
+
+def test_the_doctor_finds_a_healthy_relay(relay: RelayProcess) -> None:
+    """Nothing FAILs, the ports are the relay's own, and the database has been looked at."""
+    done = run(relay, "doctor", "--json", env=relay.env)
+    findings = {item["check"]: item for item in json.loads(done.stdout)}
+    assert done.returncode == 0, findings
+    assert {"python", "settings", "data directory", "disk space", "open files"} <= findings.keys()
+    assert relay.run["smtp"] in findings["smtp port"]["found"]
+    assert findings["schema"]["state"] == "ok"
+    assert findings["clocks"]["state"] == "ok"
+    assert findings["relay"]["state"] == "ok"
+    assert findings["version"]["state"] == "ok"
+    table = run(relay, "doctor", env=relay.env)
+    assert table.returncode == 0
+    assert len(table.stdout.decode().splitlines()) == len(findings) + 1
+
+
+def test_a_second_relay_on_the_directory_is_refused(relay: RelayProcess) -> None:
+    """The second `up` ends with 78 and one sentence, and the first is unhurt."""
+    done = run(
+        relay, "up", env={"RELAY_HTTP__BIND": "127.0.0.1:0", "RELAY_SMTP__BIND": "127.0.0.1:0"}
+    )
+    assert done.returncode == 78
+    assert b"Another relay holds the data directory" in done.stderr
+    with relay.http() as api:
+        assert api.get("/readyz").status_code == 200
+
+
+def test_a_port_in_use_is_named(relay: RelayProcess, tmp_path: Path) -> None:
+    """`up` on a taken port ends with 78 and names the setting; `doctor` would have told."""
+    taken = {"RELAY_SMTP__BIND": relay.run["smtp"], "RELAY_HTTP__BIND": "127.0.0.1:0"}
+    done = cli("up", "--data-dir", tmp_path / "other", env=taken)
+    assert done.returncode == 78
+    assert b"RELAY_SMTP__BIND" in done.stderr
+    told = cli("doctor", "--json", "--data-dir", tmp_path / "other", env=taken)
+    assert told.returncode == 1
+    findings = {item["check"]: item for item in json.loads(told.stdout)}
+    assert findings["smtp port"]["state"] == "FAIL"
+    assert findings["relay"]["state"] == "warn"
+
+
+def test_a_stopped_relay_ends_a_follower(tmp_path: Path) -> None:
+    """When the relay stops, `tail -f` says so and ends with 0; commands then say 69."""
+    with RelayProcess(tmp_path / "data") as own:
+        process = subprocess.Popen(
+            [*RELAY, "tail", "-f", "--data-dir", str(own.data_dir)],
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert own.stop() == 0
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.communicate()
+        assert process.returncode == 0
+        assert said.startswith(b"relay: ")
+        assert run(own, "status").returncode == 69
+        began = time.monotonic()
+        assert own.start() < time.monotonic() - began + 1
+        assert document(own, "status")["name"] == "relay"
+
+
+def test_the_relay_is_not_asked_through_a_proxy(relay: RelayProcess) -> None:
+    """Proxy variables of the environment do not lead the administrator's token astray."""
+    proxies = {"http_proxy": "http://127.0.0.1:9", "ALL_PROXY": "http://127.0.0.1:9"}
+    assert text(relay, "status", env=proxies)
+
+
+@pytest.fixture(autouse=True)
+def _relay_is_well(relay: RelayProcess) -> None:
+    """The shared relay is ready before each test, whatever the one before did to it."""
+    answer = httpx.get(f"{relay.run['http']}/readyz", timeout=30, trust_env=False)
+    assert answer.status_code == 200, answer.text
