@@ -118,6 +118,7 @@ class Smtp(_Section):
     """The SMTP listener, its limits, and the operator's own filter."""
 
     bind: Bind = "127.0.0.1:2525"
+    share_port: bool = False
     domains: Annotated[tuple[str, ...], Field(min_length=1)] = ("relay.localhost",)
     max_message_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 26_214_400
     max_connections: Annotated[int, Field(ge=1, le=100_000)] = 1000

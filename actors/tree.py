@@ -1,0 +1,227 @@
+"""The tree: who runs, in which order, and who may write to whom.
+
+`build_tree` is data.  It starts nothing and waits for nothing, so a test can read it; the
+picture in the README is this file.  Children start from the top and stop from the bottom:
+
+    relay
+    ├── postgres      the database: embedded server, or a watch on an external one
+    ├── listener      the one LISTEN connection; fans wake-ups out
+    ├── writer        commits accepted mail, many sessions in one transaction
+    ├── summariser    parses what was accepted, in a process that may be killed
+    ├── ticker        expires mailboxes the moment they are due
+    ├── reaper        removes what has been expired for long
+    ├── filter        the operator's own filter, on asyncio (only if one is configured)
+    ├── ingest        SMTP sessions
+    └── control       the HTTP control plane
+
+Letters go: ingest, control → writer; listener → summariser, ticker; ingest → filter.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from actors import control, filter, ingest, listener, postgres, reaper, summariser, ticker, writer
+from actors.letters import Accept, Consult, Wake
+from relay.db.embedded import Embedded
+from relay.db.listen import Hub
+from relay.db.pool import Pool
+from relay.errors import ConfigError
+from relay.log import LogRing
+from relay.mailboxes.keys import Keys
+from relay.mailboxes.store import Store
+from relay.settings import Settings
+from relay.smtp.filtering import load as load_filter
+from relay.smtp.limits import SmtpLimits
+from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+
+ROLES = (
+    "postgres",
+    "listener",
+    "ingest",
+    "ticker",
+    "claimer",
+    "sender",
+    "reaper",
+    "collector",
+    "courier",
+    "devices",
+    "control",
+)
+"""The names that `--only` takes; the roles of systems not built yet start nothing."""
+
+_ALWAYS = {"postgres", "listener"}
+_NEEDS = {"ingest": {"writer", "summariser", "filter"}, "control": {"writer", "summariser"}}
+
+_INGEST_DRAIN = 30.0
+"""Seconds that a message which is arriving may take to finish after SIGTERM."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the actors share; made by `relay.app`, which also closes it."""
+
+    supervisor: Supervisor
+    server: Embedded | None
+    dsn: str
+    listen_dsn: str
+    pool: Pool
+    hub: Hub
+    smtp_sockets: tuple[socket.socket, ...]
+    http_sockets: tuple[socket.socket, ...]
+    admin_token_hash: bytes
+    logs: LogRing
+
+
+def build_tree(
+    settings: Settings, resources: Resources, *, only: frozenset[str] | None = None
+) -> SupervisorSpec:
+    """Return the tree of this process: all of it, or the roles in `only` and what they need."""
+    pool = resources.pool
+    store = Store(pool, settings.smtp.domains)
+    filter_class = load_filter(settings.smtp.filter) if settings.smtp.filter else None
+
+    writer_box: Mailbox[Accept] = Mailbox("writer", capacity=4096, on_dead=writer.dead)
+    filter_box: Mailbox[Consult] = Mailbox("filter", capacity=1024, attempts=1, on_dead=filter.dead)
+    summariser_box: Mailbox[Wake] = Mailbox("summariser", capacity=16)
+    ticker_box: Mailbox[Wake] = Mailbox("ticker", capacity=64)
+
+    actors = [
+        ChildSpec(
+            "postgres",
+            partial(
+                postgres.run,
+                server=resources.server,
+                dsn=resources.listen_dsn,
+                pool=pool,
+                prepare=store.register_domains,
+            ),
+            start_timeout=900.0,  # initdb, crash recovery and migrations take what they take
+            drain_timeout=30.0,
+            fatal=(ConfigError,),
+        ),
+        ChildSpec(
+            "listener",
+            partial(
+                listener.run,
+                dsn=resources.listen_dsn,
+                hub=resources.hub,
+                routes={
+                    "relay_messages": _wake(summariser_box),
+                    "relay_expiry": _wake(ticker_box),
+                },
+            ),
+            start_timeout=900.0,  # an external database may be away
+        ),
+        ChildSpec("writer", partial(writer.run, pool=pool), mailbox=writer_box, liveness=90.0),
+        ChildSpec(
+            "summariser",
+            partial(summariser.run, pool=pool),
+            mailbox=summariser_box,
+            liveness=120.0,
+        ),
+        ChildSpec(
+            "ticker",
+            partial(ticker.run, pool=pool, sweep_every=settings.expiry.sweep_every),
+            mailbox=ticker_box,
+            liveness=2 * settings.expiry.sweep_every + 60.0,
+        ),
+        ChildSpec("reaper", partial(reaper.run, pool=pool, retention=settings.expiry.retention)),
+        ChildSpec(
+            "ingest",
+            partial(
+                ingest.run,
+                sockets=resources.smtp_sockets,
+                pool=pool,
+                writer=writer_box,
+                limits=_smtp_limits(settings),
+                domains=settings.smtp.domains,
+                filter_=filter_box if filter_class else None,
+                filter_hooks=filter_class.hooks if filter_class else frozenset(),
+            ),
+            drain_timeout=_INGEST_DRAIN,
+            liveness=30.0,
+        ),
+        ChildSpec(
+            "control",
+            partial(
+                control.run,
+                sockets=resources.http_sockets,
+                pool=pool,
+                store=store,
+                keys=Keys(pool),
+                hub=resources.hub,
+                writer=writer_box,
+                supervision=resources.supervisor,
+                logs=resources.logs,
+                admin_token_hash=resources.admin_token_hash,
+                public_url=settings.http.public_url,
+                sns_topics=settings.ingest.sns_topics,
+            ),
+            liveness=30.0,
+        ),
+    ]
+    if filter_class is not None:
+        before_ingest = next(i for i, spec in enumerate(actors) if spec.name == "ingest")
+        actors.insert(
+            before_ingest,
+            ChildSpec(
+                "filter",
+                partial(
+                    filter.run,
+                    filter_=filter_class,
+                    hostname=settings.smtp.domains[0],
+                    max_message_bytes=settings.smtp.max_message_bytes,
+                    timeout=settings.smtp.filter_timeout,
+                ),
+                mailbox=filter_box,
+                fatal=(ConfigError,),
+            ),
+        )
+    wanted = _with_needs(only)
+    return SupervisorSpec(
+        "relay",
+        tuple(spec for spec in actors if wanted is None or spec.name in wanted),
+        max_restarts=30,
+        within=60.0,
+    )
+
+
+def _with_needs(only: frozenset[str] | None) -> frozenset[str] | None:
+    if only is None:
+        return None
+    for name in sorted(only):
+        if name not in ROLES:
+            raise ConfigError(
+                f"--only: there is no role {name!r}; the roles are {', '.join(ROLES)}."
+            )
+    needed = set(only) | _ALWAYS
+    for name in only:
+        needed |= _NEEDS.get(name, set())
+    return frozenset(needed)
+
+
+def _smtp_limits(settings: Settings) -> SmtpLimits:
+    return SmtpLimits(
+        max_message_bytes=settings.smtp.max_message_bytes,
+        max_connections=settings.smtp.max_connections,
+        max_connections_per_peer=settings.smtp.max_connections_per_peer,
+        max_recipients=settings.smtp.max_recipients,
+        filter_timeout=settings.smtp.filter_timeout,
+    )
+
+
+def _wake(mailbox: Mailbox[Wake]) -> Callable[[str], None]:
+    """Return a route that turns a payload (an instant, or nothing) into a `Wake`."""
+
+    def route(payload: str) -> None:
+        try:
+            due_at = float(payload) if payload else None
+        except ValueError:
+            due_at = None  # whatever was notified, looking does no harm
+        mailbox.send_nowait(Wake(due_at))
+
+    return route

@@ -1,0 +1,289 @@
+"""`relay up`: settings → resources → tree → run → exit code.
+
+Promises, in the order of a start: the settings are checked, the data directory is locked,
+the ports are bound (a fault up to here is a `ConfigError`, status 78, and nothing has been
+touched), then the tree runs; `run/relay.json` appears when every actor is ready and goes
+at a clean stop.
+
+Signals: the first SIGTERM or SIGINT drains, the second cuts every deadline to zero, the
+third exits at once; SIGHUP reads the settings again and applies the log level.
+
+Exit codes: 0 after a clean stop, 70 when supervision gave up or something was stuck, 78
+for a configuration error found while running (a schema newer than this program).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+import trio
+
+from actors.tree import Resources, build_tree
+from relay import log as logging
+from relay.crypto import hash_token, new_admin_token
+from relay.datadir import DataDir
+from relay.db.embedded import Embedded
+from relay.db.listen import Hub
+from relay.db.pool import Pool
+from relay.errors import ConfigError
+from relay.log import get_logger
+from relay.settings import Settings, load, parse_address
+from supervisor import (
+    Context,
+    Event,
+    Exited,
+    GaveUp,
+    LoopBlocked,
+    Node,
+    Supervisor,
+    Unstoppable,
+)
+
+EXIT_CLEAN = 0
+EXIT_SOFTWARE = 70
+EXIT_CONFIG = 78
+EXIT_AT_ONCE = 1
+
+BLOCKED_EXIT = 60.0  # seconds of one blocking step after which the process ends itself
+
+log = get_logger()
+
+
+def up(
+    settings: Settings,
+    data_dir: Path,
+    *,
+    only: frozenset[str] | None = None,
+    config: Path | None = None,
+) -> int:
+    """Run the relay in the foreground until a signal, and return the exit code."""
+    raise_open_files()
+    data = DataDir(data_dir)
+    data.prepare()
+    try:
+        # Unset secrets are made before anything is accepted that would need them.
+        data.secret_keys(settings.secret_key)
+        data.encryption_keys(settings.encryption_keys)
+        with (
+            _Listening("RELAY_SMTP__BIND", settings.smtp.bind, settings.smtp.share_port) as smtp,
+            _Listening("RELAY_HTTP__BIND", settings.http.bind) as http,
+        ):
+            logging.configure(settings.log.level, readable=sys.stdout.isatty())
+            return trio.run(_run, settings, data, only, config, smtp.sockets, http.sockets)
+    finally:
+        data.release()
+
+
+def raise_open_files() -> None:
+    """Raise the soft limit of open files to the hard one: each session needs one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _Listening:
+    """The listening sockets of one setting, bound before the tree starts.
+
+    They belong to the process and not to an actor, so that a restart of the actor keeps
+    port and backlog, and a port in use is said before anything runs.
+    """
+
+    def __init__(self, name: str, address: str, share: bool = False) -> None:
+        self.name, self.address, self.share = name, address, share
+        self.sockets: tuple[socket.socket, ...] = ()
+
+    def __enter__(self) -> _Listening:
+        bound: list[socket.socket] = []
+        try:
+            host, port = parse_address(self.address)
+            for family, kind, proto, _, address in socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            ):
+                listener = socket.socket(family, kind, proto)
+                bound.append(listener)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if self.share:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if family == socket.AF_INET6:
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                # A free port, once taken, is the port of the host's other addresses too.
+                listener.bind((address[0], port or bound[0].getsockname()[1], *address[2:]))
+                listener.listen(1024)
+                listener.setblocking(False)
+        except OSError as error:
+            for listener in bound:
+                listener.close()
+            raise ConfigError(
+                f"{self.name} is {self.address!r}, which cannot be listened on "
+                f"({error.strerror}); choose a free address and port, or port 0."
+            ) from error
+        self.sockets = tuple(bound)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for listener in self.sockets:
+            listener.close()
+
+
+def endpoint(listener: socket.socket) -> str:
+    """Return `host:port` of a bound socket, an IPv6 host in brackets."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _run(
+    settings: Settings,
+    data: DataDir,
+    only: frozenset[str] | None,
+    config: Path | None,
+    smtp_sockets: tuple[socket.socket, ...],
+    http_sockets: tuple[socket.socket, ...],
+) -> int:
+    admin_token = new_admin_token()
+    server = None if settings.database.url else Embedded(data.path / "postgres")
+    dsn = settings.database.url if server is None else server.dsn
+    pool = Pool(dsn, size=settings.database.pool_size)
+    supervisor = Supervisor(
+        wrap=_with_log_context, on_blocked=_log_blocked, blocked_exit=BLOCKED_EXIT
+    )
+    tree = build_tree(
+        settings,
+        Resources(
+            supervisor=supervisor,
+            server=server,
+            dsn=dsn,
+            listen_dsn=settings.database.direct_url or dsn,
+            pool=pool,
+            hub=Hub(),
+            smtp_sockets=smtp_sockets,
+            http_sockets=http_sockets,
+            admin_token_hash=hash_token(admin_token),
+            logs=logging.ring,
+        ),
+        only=only,
+    )
+    entries = {
+        "pid": os.getpid(),
+        "http": f"http://{endpoint(http_sockets[0])}",
+        "smtp": endpoint(smtp_sockets[0]),
+        "database_url": dsn,
+        "admin_token": admin_token,
+    }
+    code = EXIT_CLEAN
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_obey_signals, supervisor, config)
+        await nursery.start(_narrate, supervisor, data, entries)
+        try:
+            await supervisor.run(tree)
+        except ConfigError as error:
+            code = _complain(EXIT_CONFIG, str(error))
+        except GaveUp as error:
+            code = _complain(EXIT_SOFTWARE, f"Supervision gave up: {error}.")
+        except Unstoppable as error:
+            _complain(EXIT_SOFTWARE, f"Stopped without some actors: {error}.")
+            os._exit(EXIT_SOFTWARE)
+        nursery.cancel_scope.cancel()
+    data.remove_run()
+    log.info("relay.stopped", code=code)
+    return code
+
+
+def _complain(code: int, sentence: str) -> int:
+    log.error("relay.failed", reason=sentence)
+    sys.stderr.write(f"relay: {sentence}\n")
+    return code
+
+
+async def _with_log_context(context: Context, actor: Callable[[], Awaitable[None]]) -> None:
+    """Run an actor with its name on every line it logs."""
+    structlog.contextvars.bind_contextvars(actor=context.name, incarnation=context.incarnation)
+    await actor()
+
+
+def _log_blocked(event: LoopBlocked) -> None:
+    """Say at once, from the watch-dog's thread, what blocks the loop."""
+    log.error("loop.blocked", task=event.task, seconds=round(event.seconds, 3), stack=event.stack)
+
+
+async def _obey_signals(
+    supervisor: Supervisor,
+    config: Path | None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    stops = 0
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        task_status.started()
+        async for number in signals:
+            if number == signal.SIGHUP:
+                _reload(config)
+                continue
+            stops += 1
+            log.info("relay.stopping", signal=signal.Signals(number).name, request=stops)
+            if stops > 2:
+                os._exit(EXIT_AT_ONCE)
+            supervisor.shutdown()
+
+
+def _reload(config: Path | None) -> None:
+    try:
+        level = load(config=config).log.level
+    except ConfigError as error:
+        log.error("relay.reload_refused", reason=str(error))  # noqa: TRY400 - says it all
+        return
+    logging.configure(level, readable=sys.stdout.isatty())
+    log.info("relay.reloaded", log_level=level)
+
+
+async def _narrate(
+    supervisor: Supervisor,
+    data: DataDir,
+    entries: dict[str, object],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Log what supervision does, and publish `relay.json` once every actor is ready."""
+    announced = False
+    with supervisor.subscribe(1024) as events:
+        task_status.started()
+        async for event in events:
+            _log_event(event)
+            if not announced and _all_running(supervisor.tree()):
+                announced = True
+                data.write_run(entries)
+                log.info(
+                    "relay.ready", http=entries["http"], smtp=entries["smtp"], pid=entries["pid"]
+                )
+
+
+def _all_running(node: Node) -> bool:
+    if node.children:
+        return all(_all_running(child) for child in node.children)
+    return node.state in {"running", "paused"}
+
+
+_GRAVE = {"Stalled", "Stuck", "GaveUpOn", "DeadLettered"}
+_NOTABLE = {"BackingOff", "Restarting", "Paused", "Resumed"}
+
+
+def _log_event(event: Event) -> None:
+    kind = type(event).__name__
+    if kind == "LoopBlocked":
+        return  # already said by the watch-dog's thread, while it was still blocked
+    name = "supervisor." + "".join(
+        "_" + letter.lower() if letter.isupper() else letter for letter in kind
+    ).lstrip("_")
+    details = {
+        field.name: value
+        for field in dataclasses.fields(event)
+        if field.name not in {"at", "name"} and (value := getattr(event, field.name)) is not None
+    }
+    level = "error" if kind in _GRAVE else "info" if kind in _NOTABLE else "debug"
+    if isinstance(event, Exited) and event.reason not in {"finished", "drained", "cancelled"}:
+        level = "error"
+    getattr(log, level)(name, actor=event.name, **details)
