@@ -499,7 +499,7 @@ def _address(value: str) -> str | None:
     else:
         match = _BARE.search(masked)
         found = value[match.start() : match.end()] if match else ""
-    found = clean(re.sub(r"[\s\x00-\x1f\x7f]", "", found))
+    found = clean(re.sub(r"[\x00-\x1f\x7f]", "", found).strip())
     return found[:_MAX_ADDRESS] or None
 
 
@@ -597,6 +597,9 @@ def _invented_name(content_type: str, index: int) -> str:
 
 _TAG = re.compile(r"<[^<>]*>")
 _BLOCK = re.compile(r"<(?:br|/p|/div|/tr|/h\d|/li|/table)\b[^<>]*>", re.IGNORECASE)
+_INLINE = re.compile(
+    r"</?(?:b|i|u|a|em|strong|span|font|mark|code|small|big)\b[^<>]*>", re.IGNORECASE
+)
 _SPACES = re.compile(r"[ \t\xa0]+")
 
 
@@ -604,7 +607,7 @@ def _text_of(markup: str) -> str:
     """Roughly what a reader of `markup` sees: enough to look for a code in it."""
     for tag in ("style", "script", "head"):
         markup = _without(markup, tag)
-    text = html.unescape(_TAG.sub(" ", _BLOCK.sub("\n", markup)))
+    text = html.unescape(_TAG.sub(" ", _INLINE.sub("", _BLOCK.sub("\n", markup))))
     return "\n".join(line for line in map(str.strip, _SPACES.sub(" ", text).split("\n")) if line)
 
 
