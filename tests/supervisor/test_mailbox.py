@@ -422,3 +422,24 @@ async def test_an_inbox_dies_with_its_incarnation(autojump_clock):
         with pytest.raises(ValueError, match="at least one"):
             await inboxes[1].take(0)
         assert (await inboxes[1].receive()) == 1
+
+
+async def test_letters_that_came_back_keep_their_order_through_another_crash(autojump_clock):
+    """The one in hand at the second crash is still before those that wait since the first."""
+    box, got = Mailbox[int]("a"), []
+
+    async def run(ctx: Context) -> None:
+        ctx.ready()
+        while True:
+            batch = await ctx.inbox.take(3)
+            got.append([held.letter for held in batch])
+            if ctx.incarnation < 3:
+                raise ValueError
+            for held in batch:
+                held.done()
+
+    async with running(one(run, box)) as house:
+        for letter in range(4):
+            box.send_nowait(letter)
+        await house.settle(5)
+        assert got == [[0, 1, 2], [0], [0], [1], [2], [3]]

@@ -454,3 +454,14 @@ async def test_an_empty_supervisor_is_ready(autojump_clock):
     """A tree without children runs until shut down."""
     async with running(SupervisorSpec("root", (SupervisorSpec("inner", ()),))) as house:
         assert house.node("inner").state is State.RUNNING
+
+
+async def test_a_restarted_supervisor_begins_a_new_count(autojump_clock):
+    """The failures of its former life do not count towards its intensity."""
+    inner = SupervisorSpec(
+        "inner", (ChildSpec("y", dies_after(0, times=3)),), max_restarts=1, within=1000
+    )
+    async with running(SupervisorSpec("root", (inner,))) as house:
+        await house.settle(100)
+        assert len(house.of("gave up")) == 1
+        assert house.node("y").state is State.RUNNING
