@@ -1,0 +1,363 @@
+"""Durable ingest: messages per second of 2 kB over 20 connections that are used again.
+
+Every variant is a process of its own, driven by the same generator (Postfix's smtp-source where it
+is installed, else a small client here), in interleaved rounds; the figure is the median.
+
+- `relay`: the relay's own ingest and writer under its supervisor, 250 after COMMIT.
+- `relay up`: the whole program, which also summarises what it accepts, meanwhile and afterwards.
+- `aiosmtpd, stores nothing`: aiosmtpd on asyncio with a handler that answers 250.
+- `aiosmtpd, INSERT a message`: the same with one INSERT and COMMIT a message through asyncpg, as a
+  typical application does.
+- `Postfix`: its durable queue, where an instance can be run (not asked for; reported only).
+
+The database is one PostgreSQL 18 with fsync, its tables emptied between rounds.  CPU seconds are
+those of the process that speaks SMTP; the server's beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import trio
+
+from tests.db.cluster import Cluster, binaries
+
+CONNECTIONS = 20
+BYTES = 2048
+MESSAGES = 10_000
+WARM_UP = 1_000
+RECIPIENT = "bench@relay.localhost"
+POOL = 10  # connections of the asyncpg application
+
+VARIANTS = ("relay", "relay up", "aiosmtpd, stores nothing", "aiosmtpd, INSERT a message")
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+# ---------------------------------------------------------------------------- the peers
+
+
+def serve_relay(dsn: str) -> None:
+    """Run writer and ingest, as actors/tree.py wires them, until killed."""
+    from actors import ingest, writer
+    from actors.letters import Accept
+    from relay import log
+    from relay.db.pool import Pool
+    from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+
+    log.configure("info", stream=open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    print(listener.getsockname()[1], flush=True)
+    pool = Pool(dsn)
+    letters: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
+    tree = SupervisorSpec(
+        name="relay",
+        children=(
+            ChildSpec("writer", functools.partial(writer.run, pool=pool), mailbox=letters),
+            ChildSpec(
+                "ingest",
+                functools.partial(ingest.run, sockets=[listener], pool=pool, writer=letters),
+            ),
+        ),
+    )
+    trio.run(functools.partial(Supervisor().run, tree))
+
+
+def serve_aiosmtpd(dsn: str | None) -> None:
+    """Run aiosmtpd on asyncio; with a DSN, its handler stores each message with asyncpg."""
+    import logging
+
+    from aiosmtpd.smtp import SMTP
+
+    logging.getLogger("mail.log").setLevel(logging.ERROR)
+
+    class Nothing:
+        async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+            return "250 OK"
+
+    class Insert:
+        def __init__(self, pool: Any) -> None:
+            self.pool = pool
+
+        async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+            await self.pool.execute(
+                "INSERT INTO bench_messages (sender, recipient, raw) VALUES ($1, $2, $3)",
+                envelope.mail_from,
+                envelope.rcpt_tos[0],
+                envelope.content,
+            )
+            return "250 OK"
+
+    async def main() -> None:
+        handler: Any = Nothing()
+        if dsn is not None:
+            import asyncpg
+
+            parts = psycopg.conninfo.conninfo_to_dict(dsn)
+            handler = Insert(
+                await asyncpg.create_pool(
+                    host=parts["host"],
+                    user=parts["user"],
+                    database=parts["dbname"],
+                    min_size=POOL,
+                    max_size=POOL,
+                )
+            )
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: SMTP(handler, hostname="bench", loop=loop), "127.0.0.1", 0
+        )
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await server.serve_forever()
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------------------- the generator
+
+
+def generate(port: int, messages: int) -> float:
+    """Send so many messages over `CONNECTIONS` connections; return the seconds it took."""
+    program = shutil.which("smtp-source")
+    command = (
+        [program, "-s", str(CONNECTIONS), "-d", "-l", str(BYTES), "-m", str(messages)]
+        + ["-f", "a@bench.example", "-t", RECIPIENT, f"127.0.0.1:{port}"]
+        if program
+        else [sys.executable, "-m", "tests.bench.ingest", "generate", str(port), str(messages)]
+    )
+    began = time.perf_counter()
+    subprocess.run(command, check=True, timeout=300)
+    return time.perf_counter() - began
+
+
+async def _generate(port: int, messages: int) -> None:
+    body = (b"X" * 76 + b"\r\n") * (BYTES // 78) + b"\r\n.\r\n"
+    left = messages
+
+    async def connection() -> None:
+        nonlocal left
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def ask(data: bytes, code: bytes) -> None:
+            writer.write(data)
+            while (line := await reader.readline())[3:4] == b"-":
+                pass
+            if line[:3] != code:
+                raise RuntimeError(f"{data[:40]!r}: {line!r}")
+
+        await ask(b"", b"220")
+        await ask(b"EHLO bench\r\n", b"250")
+        while left > 0:
+            left -= 1
+            await ask(b"MAIL FROM:<a@bench.example>\r\n", b"250")
+            await ask(f"RCPT TO:<{RECIPIENT}>\r\n".encode(), b"250")
+            await ask(b"DATA\r\n", b"354")
+            await ask(body, b"250")
+        writer.close()
+
+    await asyncio.gather(*(connection() for _ in range(CONNECTIONS)))
+
+
+# ---------------------------------------------------------------------------- the measurement
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process and all its descendants, those that have ended included."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [child for task in tasks for child in (task / "children").read_text().split()]
+    except FileNotFoundError:
+        return 0.0  # it has just ended, and its parent's sum has it
+    own = sum(int(fields[i]) for i in (11, 12, 13, 14)) / TICK
+    return own + sum(cpu_seconds(int(child)) for child in children)
+
+
+class Peer:
+    """One server in a process of its own."""
+
+    def __init__(self, variant: str, dsn: str) -> None:
+        self.variant = variant
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.ingest", "serve", variant, dsn],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def cpu(self) -> float:
+        """CPU seconds so far."""
+        return cpu_seconds(self.process.pid)
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+
+
+class Whole:
+    """`relay up`, on the same database."""
+
+    def __init__(self, dsn: str, directory: Path) -> None:
+        from tests.relay_process import RelayProcess
+
+        self.relay = RelayProcess(directory / "relay", env={"RELAY_DATABASE__URL": dsn})
+        self.relay.start()
+        self.port = self.relay.smtp[1]
+
+    def cpu(self) -> float:
+        """CPU seconds so far, its summariser's included."""
+        return cpu_seconds(self.relay.pid)
+
+    def close(self) -> None:
+        """End it."""
+        self.relay.kill()
+
+
+def run(rounds: int = 3, variants: tuple[str, ...] = VARIANTS) -> dict[str, Any]:
+    """Measure every variant `rounds` times, interleaved."""
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    # The settings that a modest real server has; all variants share them.
+    cluster = Cluster(bin_dir, fsync=True, settings={"shared_buffers": "256MB"})
+    figures: dict[str, list[tuple[float, float, float]]] = {name: [] for name in variants}
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            cluster.start()
+            assert cluster.process is not None
+            server = cluster.process.pid
+            dsn = _prepare(cluster)
+            peers: dict[str, Any] = {}
+            try:
+                for name in variants:
+                    peers[name] = (
+                        Whole(dsn, Path(directory)) if name == "relay up" else Peer(name, dsn)
+                    )
+                    generate(peers[name].port, WARM_UP)
+                for _ in range(rounds):
+                    for name, peer in peers.items():
+                        _wait_for_rest(server)
+                        cluster.admin("TRUNCATE relay.messages CASCADE", "bench")
+                        cluster.admin("TRUNCATE bench_messages", "bench")
+                        cluster.admin("CHECKPOINT", "bench")
+                        before, server_before = peer.cpu(), cpu_seconds(server)
+                        seconds = generate(peer.port, MESSAGES)
+                        figures[name].append(
+                            (
+                                MESSAGES / seconds,
+                                (peer.cpu() - before) / MESSAGES * 1000,
+                                (cpu_seconds(server) - server_before) / MESSAGES * 1000,
+                            )
+                        )
+                        _check(cluster, name)
+            finally:
+                for peer in peers.values():
+                    peer.close()
+        finally:
+            cluster.remove()
+    return _report(figures)
+
+
+def _prepare(cluster: Cluster) -> str:
+    from relay.db.migrate import migrate
+
+    cluster.admin("CREATE DATABASE bench")
+    dsn = cluster.dsn("bench")
+    trio.run(functools.partial(migrate, dsn))
+    cluster.admin(
+        "CREATE TABLE bench_messages (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
+        "received_at timestamptz NOT NULL DEFAULT now(), sender text NOT NULL, "
+        "recipient text NOT NULL, raw bytea NOT NULL)",
+        "bench",
+    )
+    cluster.admin(
+        f"INSERT INTO relay.mailboxes (address, expires_at) "
+        f"VALUES ('{RECIPIENT}', now() + interval '1 day')",
+        "bench",
+    )
+    return dsn
+
+
+def _wait_for_rest(server: int) -> None:
+    """Wait until the database has finished with the round before (summaries, vacuum)."""
+    for _ in range(120):
+        before = cpu_seconds(server)
+        time.sleep(0.5)
+        if cpu_seconds(server) - before < 0.05:
+            return
+
+
+def _check(cluster: Cluster, name: str) -> None:
+    """A figure counts only if every message that was answered 250 is stored."""
+    table = {"aiosmtpd, stores nothing": None, "aiosmtpd, INSERT a message": "bench_messages"}
+    where = table.get(name, "relay.messages")
+    if where is not None:
+        with psycopg.connect(cluster.dsn("bench")) as conn:
+            row = conn.execute(f"SELECT count(*) FROM {where}").fetchone()
+        assert row == (MESSAGES,), f"{name} stored {row} of {MESSAGES}"
+
+
+def _report(figures: dict[str, list[tuple[float, float, float]]]) -> dict[str, Any]:
+    results = {
+        name: {
+            "messages/s": round(statistics.median(rate for rate, _, _ in rounds), 1),
+            "CPU s/1,000": round(statistics.median(cpu for _, cpu, _ in rounds), 3),
+            "PostgreSQL CPU s/1,000": round(statistics.median(cpu for _, _, cpu in rounds), 3),
+        }
+        for name, rounds in figures.items()
+    }
+    ratios = {}
+    for peer, required, aim in (
+        ("aiosmtpd, stores nothing", 1.5, 2.0),
+        ("aiosmtpd, INSERT a message", 2.0, 2.7),
+    ):
+        if peer in results and "relay" in results:
+            value = results["relay"]["messages/s"] / results[peer]["messages/s"]
+            ratios[f"relay / {peer}"] = {
+                "value": round(value, 2),
+                "required": required,
+                "aim": aim,
+            }
+    return {
+        "name": f"durable ingest, {BYTES} bytes over {CONNECTIONS} connections",
+        "unit": "messages/s",
+        "generator": "smtp-source" if shutil.which("smtp-source") else "python",
+        "results": results,
+        "ratios": ratios,
+    }
+
+
+def main() -> None:
+    """Be a peer or the generator, or measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.ingest")
+    parser.add_argument("role", choices=["serve", "generate", "run"])
+    parser.add_argument("arguments", nargs="*")
+    parsed = parser.parse_args()
+    match parsed.role, parsed.arguments:
+        case "serve", ["relay", dsn]:
+            serve_relay(dsn)
+        case "serve", ["aiosmtpd, stores nothing", _]:
+            serve_aiosmtpd(None)
+        case "serve", [_, dsn]:
+            serve_aiosmtpd(dsn)
+        case "generate", [port, messages]:
+            asyncio.run(_generate(int(port), int(messages)))
+        case "run", [*variants]:
+            print(run(3, tuple(variants) or VARIANTS))
+
+
+if __name__ == "__main__":
+    main()
