@@ -130,6 +130,7 @@ class Parser:
         # is left behind when this is called in a cancelled scope.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process._proc.wait(_REAP)
+        process.poll()  # lets go of the process's descriptor
 
     def _given_up(self, raw: bytes, fault: str) -> bytes:
         log.warning("summary.given_up", reason=fault, size=len(raw))

@@ -1,0 +1,140 @@
+"""The child process that parses: batches, deadlines, deaths, and no orphans."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import trio
+import trio.testing
+
+from relay.errors import TemporaryFailure
+from relay.mailboxes.parser import Parser
+
+SMALL = b"From: a@b.example\r\nSubject: %d\r\n\r\nhello\r\n"
+
+
+def _subjects(found):
+    return [json.loads(summary)["subject"] for summary in found]
+
+
+async def test_answers_a_batch_in_order():
+    """Many messages, large ones among them, come back in their order from one child."""
+    messages = [SMALL % n for n in range(200)]
+    messages[50] = SMALL % 50 + b"x" * 3_000_000
+    async with Parser() as parser:
+        found = await parser.summarise(messages)
+        assert _subjects(found) == [str(n) for n in range(200)]
+        first = parser.pid
+        assert _subjects(await parser.summarise([SMALL % 7])) == ["7"]
+        assert parser.pid == first
+        assert parser.restarts == 0
+
+
+async def test_extracts_attachments():
+    """An attachment comes back with its name, type and bytes; a missing one as None."""
+    raw = b"Content-Disposition: attachment; filename=x.bin\r\n\r\n" + os.urandom(300_000)
+    async with Parser() as parser:
+        assert await parser.attachment(raw, 0) == ("x.bin", "text/plain", raw[-300_000:])
+        assert await parser.attachment(raw, 1) is None
+
+
+async def test_a_message_that_kills_the_child_costs_nobody_else():
+    """The message in hand when the child dies keeps its headers; the others are parsed."""
+    async with Parser() as parser:
+        await parser.summarise([SMALL % 0])
+        pid = parser.pid
+        # Stopped, it answers nothing; killed in the middle of the batch, it has answered nobody.
+        os.kill(pid, signal.SIGSTOP)
+        found = []
+
+        async def parse():
+            found.extend(await parser.summarise([SMALL % n for n in range(5)]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(parse)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            os.kill(pid, signal.SIGKILL)
+        assert _subjects(found) == ["0", "1", "2", "3", "4"]
+        errors = [json.loads(summary)["error"] for summary in found]
+        assert errors == ["the parser died of it", None, None, None, None]
+        assert parser.pid != pid
+
+
+async def test_a_message_over_the_deadline_is_given_up():
+    """A child that does not answer in time is killed, and its message gets its headers only."""
+    async with Parser() as parser:
+        await parser.summarise([SMALL % 0])
+        parser.deadline = 0.2
+        pid = parser.pid
+        os.kill(pid, signal.SIGSTOP)
+        (summary,) = await parser.summarise([SMALL % 1])
+        assert _subjects([summary]) == ["1"]
+        assert json.loads(summary)["error"] == "not parsed within 0.2 s"
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_a_message_over_the_memory_is_given_up():
+    """The child's memory is limited; a message that needs more gets its headers only."""
+    async with Parser(memory=200 * 2**20) as parser:
+        huge = SMALL % 1 + b"x" * 250_000_000
+        found = await parser.summarise([SMALL % 0, huge, SMALL % 2])
+        assert _subjects(found) == ["0", "1", "2"]
+        assert [json.loads(summary)["error"] for summary in found] == [
+            None,
+            "too large to parse",
+            None,
+        ]
+        with pytest.raises(TemporaryFailure):
+            await parser.attachment(huge, 0)
+
+
+async def test_a_cancelled_call_leaves_no_child_and_no_mixed_answers():
+    """Cancelling in mid-conversation kills the child; the next call gets its own answers."""
+    async with Parser() as parser:
+        await parser.summarise([SMALL % 0])
+        pid = parser.pid
+        os.kill(pid, signal.SIGSTOP)
+        with trio.move_on_after(0.05):
+            await parser.summarise([SMALL % 1])
+        assert parser.pid is None
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        assert _subjects(await parser.summarise([SMALL % 2])) == ["2"]
+
+
+def test_the_child_ends_with_its_parent():
+    """After a kill -9 of the parent the child is gone by itself."""
+    program = (
+        "import trio, sys\n"
+        "from relay.mailboxes.parser import Parser\n"
+        "async def main():\n"
+        "    parser = Parser()\n"
+        "    await parser.summarise([b'Subject: x'])\n"
+        "    print(parser.pid, flush=True)\n"
+        "    await trio.sleep_forever()\n"
+        "trio.run(main)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+        os.kill(pid, 0)
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 10
+    while _alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
