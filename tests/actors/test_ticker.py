@@ -1,0 +1,213 @@
+"""The ticker: flips on time, alone, in batches, and survives what can be lost."""
+
+import math
+from uuid import uuid4
+
+import pytest
+import trio
+
+from actors import ticker
+from actors.letters import SweepNow, Wake
+from relay.db import leases
+from relay.db.migrate import migrate
+from relay.db.pool import Pool
+from tests.actors.running import becomes, make_mailbox, running
+from tests.db.cluster import Cluster, binaries
+
+ACTIVE = "SELECT count(*) FROM relay.mailboxes WHERE is_active"
+
+
+class _Undisturbed:
+    """As much of a context as a turn looks at."""
+
+    def __init__(self):
+        self.draining = trio.Event()
+        self.paused = False
+
+    def beat(self):
+        """Nobody watches."""
+
+
+async def test_flips_what_was_due_at_the_start(pool):
+    """Whatever came due while nobody ran is flipped at once, the rest left alone."""
+    await make_mailbox(pool, -5, count=3)
+    alive = await make_mailbox(pool, 600)
+    async with running(ticker.run, pool=pool):
+        await becomes(pool, ACTIVE, 1)
+    assert await pool.fetch_value("SELECT id FROM relay.mailboxes WHERE is_active") == alive
+    assert await pool.fetch_value(
+        "SELECT bool_and(closed_at >= expires_at) FROM relay.mailboxes WHERE NOT is_active"
+    )
+
+
+async def test_sleeps_until_the_earliest_expiry(pool):
+    """A mailbox is flipped when it is due, with no letter and long before the sweep."""
+    await make_mailbox(pool, 0.3)
+    async with running(ticker.run, pool=pool):
+        await becomes(pool, ACTIVE, 0)
+    assert await pool.fetch_value("SELECT closed_at >= expires_at FROM relay.mailboxes")
+
+
+async def test_a_letter_announces_an_earlier_expiry(pool):
+    """A mailbox made while the ticker sleeps is flipped in time once a letter has said so."""
+    async with running(ticker.run, pool=pool, sweep_every=3600.0) as (_, mailbox):
+        await becomes(pool, "SELECT count(*) FROM relay.leases WHERE expires_at > now()", 1)
+        await make_mailbox(pool, 0.2)
+        due = await pool.fetch_value(
+            "SELECT extract(epoch FROM expires_at)::float8 FROM relay.mailboxes"
+        )
+        await mailbox.send(Wake(due_at=due))
+        await becomes(pool, ACTIVE, 0)
+
+
+async def test_a_lost_letter_costs_a_sweep(pool):
+    """Without any letter the next sweep finds what has come due."""
+    async with running(ticker.run, pool=pool, sweep_every=0.1):
+        await becomes(pool, "SELECT count(*) FROM relay.leases WHERE expires_at > now()", 1)
+        await make_mailbox(pool, -1)
+        await becomes(pool, ACTIVE, 0)
+
+
+async def test_sweeps_on_command(pool):
+    """An operator's command sweeps at once."""
+    async with running(ticker.run, pool=pool, sweep_every=3600.0) as (_, mailbox):
+        await becomes(pool, "SELECT count(*) FROM relay.leases WHERE expires_at > now()", 1)
+        await make_mailbox(pool, -1)
+        await mailbox.send(SweepNow())
+        await becomes(pool, ACTIVE, 0)
+
+
+async def test_paused_it_flips_nothing(pool):
+    """While paused it leaves mailboxes alone; resumed, it catches up."""
+    async with running(ticker.run, pool=pool, sweep_every=0.02) as (supervisor, _):
+        await becomes(pool, "SELECT count(*) FROM relay.leases WHERE expires_at > now()", 1)
+        supervisor.pause("actor")
+        await trio.sleep(0.1)  # whatever was under way has ended
+        await make_mailbox(pool, -1)
+        await trio.sleep(0.1)
+        assert await pool.fetch_value(ACTIVE) == 1
+        supervisor.resume("actor")
+        await becomes(pool, ACTIVE, 0)
+
+
+async def test_of_two_one_leads(pool):
+    """Two tickers on one database: one acquires the lease, the other changes nothing."""
+    first, second = ticker.Ticker(pool, lease_ttl=30), ticker.Ticker(pool, lease_ttl=30)
+    await first.turn(_Undisturbed())
+    await make_mailbox(pool, -1)
+    assert await second.turn(_Undisturbed()) == pytest.approx(10)
+    assert second.lease is None
+    assert await pool.fetch_value(ACTIVE) == 1
+    first.heed([SweepNow()])
+    await first.turn(_Undisturbed())
+    assert await pool.fetch_value(ACTIVE) == 0
+
+
+async def test_takes_over_from_a_dead_leader(pool):
+    """When the leader has fallen silent for its lease, another leads under a higher term."""
+    dead = await leases.acquire(pool, "ticker", uuid4(), 0.3)
+    await make_mailbox(pool, -1)
+    async with running(ticker.run, pool=pool, lease_ttl=0.6):
+        await becomes(pool, ACTIVE, 0)
+        assert await pool.fetch_value("SELECT term FROM relay.leases") > dead.term
+
+
+async def test_a_stale_leader_changes_nothing(pool):
+    """A leader that slept through its lease finds its statements fenced."""
+    stale = ticker.Ticker(pool, lease_ttl=30)
+    await stale.turn(_Undisturbed())
+    await pool.execute("UPDATE relay.leases SET expires_at = now() - interval '1 second'")
+    await leases.acquire(pool, "ticker", uuid4(), 30)
+    await make_mailbox(pool, -1)
+    stale.heed([SweepNow()])
+    await stale.turn(_Undisturbed())
+    assert await pool.fetch_value(ACTIVE) == 1
+
+
+async def test_a_drained_leader_releases(pool):
+    """After a clean stop another node leads without waiting for the lease to run out."""
+    async with running(ticker.run, pool=pool, lease_ttl=30.0):
+        await becomes(pool, "SELECT count(*) FROM relay.leases WHERE expires_at > now()", 1)
+    assert await leases.acquire(pool, "ticker", uuid4(), 30) is not None
+
+
+async def test_flips_many_in_batches(pool):
+    """Twenty thousand mailboxes that expire together go in many short statements."""
+    await make_mailbox(pool, -1, count=20_000)
+    one = ticker.Ticker(pool, lease_ttl=30)
+    await one.turn(_Undisturbed())
+    assert await pool.fetch_value(ACTIVE) == 0
+    batches = await pool.fetch("SELECT count(*) FROM relay.mailboxes GROUP BY closed_at")
+    assert len(batches) > 4
+    assert max(count for (count,) in batches) <= 4000
+
+
+async def test_comes_back_to_locked_rows(pool):
+    """A row that somebody's transaction held is flipped soon after it is free."""
+    held = await make_mailbox(pool, -1)
+    await make_mailbox(pool, -1)
+    async with pool.transaction() as conn:
+        await conn.execute("SELECT FROM relay.mailboxes WHERE id = %s FOR UPDATE", (held,))
+        one = ticker.Ticker(pool, lease_ttl=30, sweep_every=3600)
+        assert await one.turn(_Undisturbed()) < 0.1
+        assert await pool.fetch_value(ACTIVE) == 1
+    await one.turn(_Undisturbed())
+    assert await pool.fetch_value(ACTIVE) == 1  # not yet its time again
+    await trio.sleep(0.03)
+    await one.turn(_Undisturbed())
+    assert await pool.fetch_value(ACTIVE) == 0
+
+
+async def test_a_delivery_does_not_hide_its_mailbox(pool):
+    """A delivery under way (a key-share lock) keeps no mailbox from being flipped."""
+    mailbox = await make_mailbox(pool, -1)
+    async with pool.transaction() as conn:
+        await conn.execute(
+            "INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%s, 'x')", (mailbox,)
+        )
+        await ticker.Ticker(pool, lease_ttl=30).turn(_Undisturbed())
+        assert await pool.fetch_value(ACTIVE) == 0
+
+
+async def test_a_later_expiry_costs_no_query(pool):
+    """A letter that announces something later than what is planned changes nothing."""
+    await make_mailbox(pool, 5)
+    one = ticker.Ticker(pool, lease_ttl=300)
+    before = await one.turn(_Undisturbed())
+    epoch = await pool.fetch_value("SELECT extract(epoch FROM now())::float8")
+    one.heed([Wake(due_at=epoch + 100)])
+    assert await one.turn(_Undisturbed()) == pytest.approx(before, abs=1)
+    one.heed([Wake(due_at=epoch + 1)])
+    assert await one.turn(_Undisturbed()) < 1.1
+
+
+async def test_survives_an_outage():
+    """With the database gone it waits, says so once, and goes on when it is back."""
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    cluster = Cluster(bin_dir)
+    await trio.to_thread.run_sync(cluster.start)
+    try:
+        await migrate(cluster.dsn())
+        pool = Pool(cluster.dsn(), acquire_timeout=1.0)
+        async with running(ticker.run, pool=pool, lease_ttl=0.6) as (supervisor, _):
+            await becomes(pool, "SELECT count(*) FROM relay.leases WHERE expires_at > now()", 1)
+            await make_mailbox(pool, 0.5)
+            await trio.to_thread.run_sync(cluster.stop)
+            await trio.sleep(0.6)
+            await trio.to_thread.run_sync(cluster.start)
+            await becomes(pool, ACTIVE, 0)
+            (child,) = supervisor.tree().children
+            assert child.restarts == 0
+        await pool.close()
+    finally:
+        cluster.remove()
+
+
+def test_batches_aim_at_a_duration():
+    """A batch that took long is followed by a smaller one, within limits."""
+    assert ticker._resized(500, 500, 0.024) == 250
+    assert ticker._resized(500, 500, 0.006) == 1000
+    assert ticker._resized(500, 400, 0.5) == 500
+    assert ticker._resized(50, 50, math.inf) == 50
+    assert ticker._resized(4000, 4000, 0.0) == 4000
