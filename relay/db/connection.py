@@ -89,10 +89,24 @@ class _Lock:
         self._held = False
         self._waiting = trio.lowlevel.ParkingLot()
 
-    async def __aenter__(self) -> None:
+    def acquire_nowait(self) -> bool:
         if self._held:
-            await self._waiting.park()  # whoever lets go hands the lock over
+            return False
         self._held = True
+        return True
+
+    async def acquire(self) -> None:
+        if not self.acquire_nowait():
+            await self._waiting.park()  # whoever lets go hands the lock over
+
+    def release(self) -> None:
+        if self._waiting:
+            self._waiting.unpark()
+        else:
+            self._held = False
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
 
     async def __aexit__(
         self,
@@ -100,10 +114,7 @@ class _Lock:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        if self._waiting:
-            self._waiting.unpark()
-        else:
-            self._held = False
+        self.release()
 
 
 class Cursor(psycopg.AsyncCursor[Row]):
@@ -122,12 +133,16 @@ class Cursor(psycopg.AsyncCursor[Row]):
         """Run one statement.  `psycopg.Error` when it fails."""
         await checkpoint_if_cancelled()
         conn = self._conn
+        lock = conn.lock
+        if not lock.acquire_nowait():
+            await lock.acquire()
         try:
-            async with conn.lock:
-                await conn.wait(self._execute_gen(query, params, prepare=prepare, binary=binary))
+            await conn.wait(self._execute_gen(query, params, prepare=prepare, binary=binary))
         except e.Error as error:
             # The frames inside psycopg say nothing and keep results alive.
             raise error.with_traceback(None) from error.__cause__
+        finally:
+            lock.release()
         return self
 
     async def executemany(
@@ -260,13 +275,10 @@ class Connection(psycopg.AsyncConnection[Any]):
         `timeout` in seconds raises psycopg's `_WaitTimeout`.  `interval` is asyncio's need to
         look up now and then; Trio has none and it is not used.
         """
-        if timeout is None:
-            return await self._wait(gen)
-        with trio.move_on_after(timeout):
-            return await self._wait(gen)
-        raise e._WaitTimeout("wait timeout expired")
-
-    async def _wait(self, gen: PQGen[RV]) -> RV:
+        if timeout is not None:
+            with trio.move_on_after(timeout):
+                return await self.wait(gen)
+            raise e._WaitTimeout("wait timeout expired")
         # The hot path: for an ordinary query, one next(), one wait_readable(), one send().
         try:
             wanted = next(gen)
@@ -323,6 +335,20 @@ class Connection(psycopg.AsyncConnection[Any]):
         if scope.cancelled_caught or self.pgconn.status != _OK:
             log.warning("db.query_not_cancelled", backend=self.pgconn.backend_pid)
             self.abandon()
+
+    async def execute(
+        self,
+        query: Any,  # psycopg's overloads, in one signature
+        params: Params | None = None,
+        *,
+        prepare: bool | None = None,
+        binary: bool = False,
+    ) -> psycopg.AsyncCursor[Any]:
+        """Run one statement in a cursor of its own, and return the cursor."""
+        # psycopg's does the same with one more layer, which pipeline mode pays per statement.
+        return await self.cursor(binary=binary).execute(
+            query, params, prepare=prepare, binary=binary or None
+        )
 
     async def cancel_safe(
         self,
