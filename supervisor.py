@@ -66,7 +66,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar, cast
 
-import outcome
 import trio
 
 T = TypeVar("T")
@@ -197,6 +196,7 @@ class Mailbox(Generic[T]):
         self._again: deque[Held[T]] = deque()  # came back from a failed incarnation; oldest first
         self._held: dict[Held[T], None] = {}  # handed out and not done; oldest first
         self._senders: dict[trio.lowlevel.Task, T] = {}  # blocked because full; oldest first
+        self._refused: dict[trio.lowlevel.Task, Exception] = {}  # were blocked when it closed
         self._receivers: dict[trio.lowlevel.Task, None] = {}
         self._closed: type[trio.ClosedResourceError | trio.BrokenResourceError] | None = None
         self._paused = False
@@ -255,6 +255,9 @@ class Mailbox(Generic[T]):
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
+        refusal = self._refused.pop(task, None)
+        if refusal is not None:
+            raise refusal
 
     # What follows is the supervisor's end.
 
@@ -325,8 +328,8 @@ class Mailbox(Generic[T]):
         """Refuse letters from now on; those inside stay.  Blocked senders learn it at once."""
         self._closed = trio.BrokenResourceError if failed else trio.ClosedResourceError
         for task in self._senders:
-            error = self._closed(f"the actor of mailbox {self.name!r} has ended")
-            trio.lowlevel.reschedule(task, outcome.Error(error))
+            self._refused[task] = self._closed(f"the actor of mailbox {self.name!r} has ended")
+            trio.lowlevel.reschedule(task)
         self._senders.clear()
 
 
