@@ -55,7 +55,7 @@ async def run(
         ctx.ready()
 
     if server is not None:
-        await server.run(migrate_and_prepare, ctx.draining)
+        await server.run(migrate_and_prepare, ctx.draining, hang_up=pool.hang_up)
     else:
         jitter = rng or random.Random()  # noqa: S311 - not a secret
         await _external(ctx, migrate_and_prepare, pool, look_every, jitter)

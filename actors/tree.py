@@ -101,6 +101,7 @@ def build_tree(
             ),
             start_timeout=900.0,  # initdb, crash recovery and migrations take what they take
             drain_timeout=30.0,
+            stop_timeout=10.0,
             fatal=(ConfigError,),
         ),
         ChildSpec(

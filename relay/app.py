@@ -149,7 +149,7 @@ async def _run(
     admin_token = new_admin_token()
     server = None if settings.database.url else Embedded(data.path / "postgres")
     dsn = settings.database.url if server is None else server.dsn
-    pool = Pool(dsn, size=settings.database.pool_size)
+    pool = Pool(dsn, size=settings.database.pool_size, prepare=settings.database.prepare)
     supervisor = Supervisor(
         wrap=_with_log_context, on_blocked=_log_blocked, blocked_exit=BLOCKED_EXIT
     )

@@ -201,12 +201,19 @@ class Embedded:
         self._place = place
         return place
 
-    async def run(self, accepting: Callable[[], Awaitable[None]], stopping: trio.Event) -> None:
+    async def run(
+        self,
+        accepting: Callable[[], Awaitable[None]],
+        stopping: trio.Event,
+        *,
+        hang_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    ) -> None:
         """Run the server until `stopping` is set, then stop it in good order and return.
 
-        `accepting` is awaited once the server accepts connections.  When cancelled, the server
-        is ended at once (recovery follows at the next start).  `DatabaseUnavailable` when the
-        server ends by itself.
+        `accepting` is awaited once the server accepts connections, `hang_up` before it is asked
+        to stop, so that clients of ours may leave before they are shown the door.  When
+        cancelled, the server is ended at once (recovery follows at the next start).
+        `DatabaseUnavailable` when the server ends by itself.
         """
         self.prepare()
         with self._lock():
@@ -219,7 +226,7 @@ class Embedded:
                 async with trio.open_nursery() as nursery:
                     logged = trio.Event()
                     nursery.start_soon(self._pass_log_on, process, logged)
-                    nursery.start_soon(self._stop_when, process, stopping)
+                    nursery.start_soon(self._stop_when, process, stopping, hang_up)
                     try:
                         await self._answers(process)
                         if process.returncode is None and not stopping.is_set():
@@ -414,8 +421,11 @@ class Embedded:
             if trio.current_time() - began > 2.0:
                 pause = 0.2  # it is recovering, and tells the log how far it is
 
-    async def _stop_when(self, process: trio.Process, stopping: trio.Event) -> None:
+    async def _stop_when(
+        self, process: trio.Process, stopping: trio.Event, hang_up: Callable[[], Awaitable[None]]
+    ) -> None:
         await stopping.wait()
+        await hang_up()
         if process.poll() is None:
             process.send_signal(signal.SIGINT)  # fast shutdown: no new work, a checkpoint, the end
 

@@ -169,6 +169,10 @@ class Pool:
     async def close(self) -> None:
         """Close idle connections now and the others as they come back.  Nothing new is given."""
         self._closed = True
+        await self.hang_up()
+
+    async def hang_up(self) -> None:
+        """Close what is idle now; the pool goes on with fresh connections when asked."""
         while self._idle:
             await self._idle.pop().close()
 
