@@ -39,6 +39,8 @@ def safe(text: str) -> str:
 
 def line(text: object) -> str:
     """Return a value as one safe line; None is empty."""
+    if type(text) is str and text.isprintable():
+        return text  # no control, no format character, no break: nearly every text there is
     return "" if text is None else _BREAKS.sub(" ", safe(str(text)))
 
 
@@ -153,12 +155,14 @@ def until(value: object) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a length of time in its two largest units at most: `4 s`, `3 min`, `5 h 12 min`."""
-    if seconds < 1:
+    """Return a length of time in its two largest units at most: `4.2 s`, `3 min`, `5 h 12 min`."""
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
+    minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)

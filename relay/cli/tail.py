@@ -219,6 +219,8 @@ class Renderer:
 
 
 def _value(value: Any) -> str:
+    if type(value) is int or type(value) is float:
+        return repr(value)
     if isinstance(value, str):
         text = output.line(value)
         return text if text and " " not in text and '"' not in text else json.dumps(text)
