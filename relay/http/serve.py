@@ -86,6 +86,8 @@ class _Stream:
         self._write_timeout = write_timeout
         self._ended = trio.Event()
         self._half_closed = False
+        self._reading = False
+        self.scope = trio.CancelScope()  # of everything that runs for this connection
         self.socket = stream.socket  # hypercorn asks it for the two addresses
 
     async def send_all(self, data: bytes) -> None:
@@ -97,11 +99,14 @@ class _Stream:
             raise trio.BrokenResourceError("the peer does not read")
 
     async def receive_some(self, limit: int) -> bytes:
+        self._reading = True
         try:
             data = bytes(await self._stream.receive_some(limit))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._ended.set()
             raise
+        finally:
+            self._reading = False
         if not data:
             self._ended.set()
         return data
@@ -113,15 +118,16 @@ class _Stream:
     async def aclose(self) -> None:
         # Closing with unread bytes resets the connection, and the reset overtakes our answer
         # (RFC 9112, section 9.6).  The reading task goes on discarding until the peer is done.
-        if self._half_closed and not self._ended.is_set():
+        if self._half_closed and self._reading and not self._ended.is_set():
             with trio.move_on_after(LINGER):
                 await self._ended.wait()
         self.cut()
 
     def cut(self) -> None:
-        """Close at once; whoever waits on the stream gets ClosedResourceError."""
+        """Close at once, and end what still runs: hypercorn's pings outlive their socket."""
         self._ended.set()
         self.socket.close()
+        self.scope.cancel()
 
 
 def _config() -> Config:
@@ -167,7 +173,8 @@ async def serve(
         streams.add(stream)
         try:
             server = TCPServer(wrapped, config, context, ConnectionState({}), cast("Any", stream))
-            await server.run()
+            with stream.scope:
+                await server.run()
         except* Exception:
             log.exception("http.connection_failed")
         finally:

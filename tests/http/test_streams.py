@@ -1,0 +1,339 @@
+"""Waiting for mail: long poll, Server-Sent Events, WebSocket; wake-ups, ends, limits."""
+
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import trio
+import websocket
+
+from relay.db.pool import Pool
+from tests.http.conftest import SMALL, House, open_house
+
+BASE = "/api/v1/mailboxes"
+
+
+def letter(sender: str = "ada@example.org", subject: str = "Hello") -> bytes:
+    """A small message."""
+    return f"From: {sender}\r\nSubject: {subject}\r\n\r\ntext\r\n".encode()
+
+
+@asynccontextmanager
+async def waiting(
+    house: House, address: str, headers: dict[str, str], **params: Any
+) -> AsyncIterator[list[httpx.Response]]:
+    """A wait call under way; its answer is in the list after the block."""
+    answers: list[httpx.Response] = []
+
+    async def call() -> None:
+        answers.append(
+            await house.client.get(
+                f"{BASE}/{address}/messages/wait", params={"timeout": 20, **params}, headers=headers
+            )
+        )
+
+    with trio.fail_after(15):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await house.waiting()
+            yield answers
+
+
+async def test_wait_answers_at_once_when_a_match_is_there(house: House):
+    """The oldest match is given whole, and stays unread."""
+    address, token = await house.mailbox()
+    first = await house.deliver(address, letter(subject="one 111222 code"))
+    await house.deliver(address, letter(subject="two"))
+    response = await house.client.get(f"{BASE}/{address}/messages/wait?timeout=0", headers=token)
+    assert response.status_code == 200
+    message = response.json()
+    assert message["id"] == str(first)
+    assert message["is_read"] is False
+    assert message["body_text"].strip() == "text"
+
+
+async def test_wait_wakes_at_the_commit_of_a_match(house: House):
+    """A message that does not match does not end the wait; the one that does, does."""
+    address, token = await house.mailbox()
+    async with waiting(house, address, token, **{"from": "BOB@", "subject": "invoice"}) as answers:
+        await house.deliver(address, letter("eve@example.org", "Invoice"))
+        await house.deliver(address, letter("bob@example.org", "nothing"))
+        wanted = await house.deliver(address, letter("Bob <bob@example.org>", "Your INVOICE"))
+    assert answers[0].json()["id"] == str(wanted)
+
+
+async def test_wait_ends_empty_at_its_time_out(house: House):
+    """No message in time is a 204 without a body."""
+    address, token = await house.mailbox()
+    response = await house.client.get(f"{BASE}/{address}/messages/wait?timeout=0.05", headers=token)
+    assert response.status_code == 204
+    assert response.content == b""
+
+
+async def test_wait_after_a_message_or_a_time_is_exclusive(house: House):
+    """`after` skips what was seen, by id or by time."""
+    address, token = await house.mailbox()
+    ids = [str(await house.deliver(address, letter(subject=str(n)))) for n in range(3)]
+    url = f"{BASE}/{address}/messages/wait"
+    for after, wanted in ((ids[0], ids[1]), (ids[1], ids[2])):
+        response = await house.client.get(url, params={"after": after}, headers=token)
+        assert response.json()["id"] == wanted
+    nothing = {"after": ids[2], "timeout": 0}
+    assert (await house.client.get(url, params=nothing, headers=token)).status_code == 204
+    at = (await house.client.get(url, params={"after": ids[0]}, headers=token)).json()
+    later = await house.client.get(url, params={"after": at["received_at"]}, headers=token)
+    assert later.json()["id"] == ids[2]
+    wrong = await house.client.get(url, params={"after": "yesterday"}, headers=token)
+    assert wrong.status_code == 422
+
+
+@pytest.mark.parametrize("how", ["due", "moved", "deleted", "removed"])
+async def test_wait_answers_404_at_once_when_the_mailbox_ends(house: House, how: str):
+    """Expiry in due time, a changed time, a DELETE and a removed row all end a wait."""
+    address, token = await house.mailbox()
+    if how == "due":
+        await house.expire(address, 1.0)
+    async with waiting(house, address, token) as answers:
+        if how == "moved":
+            await house.expire(address)
+        elif how == "deleted":
+            await house.client.delete(f"{BASE}/{address}", headers=token)
+        elif how == "removed":
+            await house.pool.execute("DELETE FROM relay.mailboxes WHERE address = %s", (address,))
+    assert answers[0].status_code == 404
+    assert answers[0].json()["type"] == "urn:relay:problem:mailbox-not-found"
+
+
+async def test_too_many_waits_on_one_mailbox_are_told_to_come_back(house: House):
+    """Beyond the cap a wait is a 429 with Retry-After; other mailboxes are not concerned."""
+    address, token = await house.mailbox()
+    other, other_token = await house.mailbox()
+    url = f"{BASE}/{address}/messages/wait"
+    async with trio.open_nursery() as nursery:
+        for _ in range(SMALL.streams_per_mailbox):
+            nursery.start_soon(lambda: house.client.get(url, headers=token))
+        await house.waiting(count=SMALL.streams_per_mailbox)
+        refused = await house.client.get(url, headers=token)
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) > 0
+        elsewhere = await house.client.get(
+            f"{BASE}/{other}/messages/wait?timeout=0", headers=other_token
+        )
+        assert elsewhere.status_code == 204
+        await house.deliver(address)
+
+
+async def test_a_caller_that_hangs_up_frees_its_place(house: House):
+    """A closed connection ends the wait behind it and its subscription."""
+    address, token = await house.mailbox()
+    with trio.move_on_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                lambda: house.client.get(f"{BASE}/{address}/messages/wait", headers=token)
+            )
+            await house.waiting()
+            nursery.cancel_scope.cancel()
+    await house.waiting(count=0)
+
+
+def events_of(
+    house: House, address: str, headers: dict[str, str], count: int, found: list[dict[str, str]]
+) -> None:
+    """Read the next events of a stream; blocking, as httpx leaves half-read streams to the GC."""
+    url = f"http://127.0.0.1:{house.port}{BASE}/{address}/events"
+    event: dict[str, str] = {}
+    with httpx.stream("GET", url, headers=headers, timeout=10) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        for line in response.iter_lines():
+            name, _, value = line.partition(": ")
+            if not line and "data" in event:
+                found.append(event)
+                if len(found) == count:
+                    return
+            event = {**event, name: value} if line else {}
+
+
+async def test_events_tell_of_each_message_once_in_the_order_of_becoming_readable(house: House):
+    """A message that was stored first and parsed last comes last, and is not skipped."""
+    address, token = await house.mailbox()
+    await house.deliver(address, letter(subject="before the stream"))
+    seen: list[dict[str, str]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(in_thread, events_of, house, address, token, 2, seen)
+        await house.waiting()
+        slow = await house.deliver(address, letter(subject="slow"), parse=False)
+        quick = await house.deliver(address, letter(subject="quick"))
+        await house.parse(slow)
+    assert [event["id"] for event in seen] == [str(quick), str(slow)]
+    assert {event["event"] for event in seen} == {"new_message"}
+    data = json.loads(seen[0]["data"])
+    assert set(data) == {
+        "id", "from_address", "subject", "received_at", "is_read", "has_attachments", "size",
+    }  # fmt: skip
+    assert data["subject"] == "quick"
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_events_go_on_behind_the_last_one_seen(house: House, deleted: bool):
+    """Last-Event-ID resumes exactly, also when that message was deleted meanwhile."""
+    address, token = await house.mailbox()
+    ids = [str(await house.deliver(address, letter(subject=str(n)))) for n in range(3)]
+    if deleted:
+        await house.client.delete(f"{BASE}/{address}/messages/{ids[0]}", headers=token)
+    headers = {**token, "Last-Event-ID": ids[0]}
+    seen: list[dict[str, str]] = []
+    await in_thread(events_of, house, address, headers, 2, seen)
+    assert [event["id"] for event in seen] == ids[1:]
+
+
+async def test_events_keep_a_silent_stream_alive_and_end_with_the_mailbox(house: House):
+    """Comments come while nothing happens; at expiry the body ends cleanly."""
+    address, token = await house.mailbox()
+    await house.expire(address, 1.0)
+    url = f"{BASE}/{address}/events?token={token['X-Session-Token']}"
+    with trio.fail_after(10):
+        async with house.client.stream("GET", url) as response:
+            text = "".join([part async for part in response.aiter_text()])
+    assert text.count(": still here") >= 3
+    await house.waiting(count=0)
+
+
+@contextmanager
+def slow_reader(house: House, path: str, headers: dict[str, str]) -> Iterator[socket.socket]:
+    """A client that asks and then does not read."""
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(("127.0.0.1", house.port))
+        lines = [f"GET {path} HTTP/1.1", "Host: localhost"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        peer.sendall("\r\n".join([*lines, "", ""]).encode())
+        yield peer
+
+
+async def test_a_reader_that_does_not_read_costs_others_nothing(house: House):
+    """While one stream is stuck, other calls answer, and the relay can still stop."""
+    address, token = await house.mailbox()
+    for n in range(40):
+        await house.deliver(address, letter(subject=f"{n} " + "x" * 10_000))
+    with slow_reader(house, f"{BASE}/{address}/events", {**token, "Last-Event-ID": "start"}):
+        with trio.fail_after(10):
+            fetched = await house.client.get(f"{BASE}/{address}/messages?limit=200", headers=token)
+            assert len(fetched.json()) == 40
+            house.supervisor.shutdown()
+            while house.supervisor.tree().state != "stopped":
+                await trio.sleep(0.05)
+
+
+def connect(house: House, path: str, **options: Any) -> websocket.WebSocket:
+    """A WebSocket of a third-party client, which leaks its socket when it is refused."""
+    peer = socket.create_connection(("127.0.0.1", house.port), timeout=10)
+    options.setdefault("suppress_origin", "origin" not in options)
+    try:
+        return websocket.create_connection(
+            f"ws://127.0.0.1:{house.port}{path}", timeout=10, socket=peer, **options
+        )
+    except websocket.WebSocketException:
+        peer.close()
+        raise
+
+
+async def in_thread(function: Any, *args: Any, **options: Any) -> Any:
+    """Run a blocking client."""
+    return await trio.to_thread.run_sync(lambda: function(*args, **options))
+
+
+@pytest.mark.parametrize("where", ["header", "query"])
+async def test_a_websocket_tells_of_new_messages_and_closes_with_the_mailbox(
+    house: House, where: str
+):
+    """The same entries as the event stream, with their type; 1000 at the end."""
+    address, token = await house.mailbox()
+    path = f"{BASE}/{address}/ws"
+    options = {}
+    if where == "query":
+        path += f"?token={token['X-Session-Token']}"
+    else:
+        options["header"] = [f"X-Session-Token: {token['X-Session-Token']}"]
+    client = await in_thread(connect, house, path, **options)
+    await house.waiting()
+    for _ in range(30):  # what a client sends is ignored, however much
+        await in_thread(client.send, "chatter")
+    wanted = await house.deliver(address, letter(subject="Grüße"))
+    message = json.loads(await in_thread(client.recv))
+    assert message["type"] == "new_message"
+    assert message["id"] == str(wanted)
+    await house.expire(address)
+    opcode, data = await in_thread(client.recv_data)
+    assert opcode == websocket.ABNF.OPCODE_CLOSE
+    assert int.from_bytes(data[:2], "big") == 1000
+    client.shutdown()
+    await house.waiting(count=0)
+
+
+async def test_a_websocket_is_refused_before_the_handshake(house: House):
+    """A wrong token is the 404, a foreign page the 403, as answers to the upgrade."""
+    address, token = await house.mailbox()
+    path = f"{BASE}/{address}/ws"
+    for options, status in (
+        ({}, 404),
+        ({"header": ["X-Session-Token: rs_wrong"]}, 404),
+        (
+            {
+                "header": [f"X-Session-Token: {token['X-Session-Token']}"],
+                "origin": "http://evil.example",
+            },
+            403,
+        ),
+        (
+            {
+                "header": [f"X-Session-Token: {token['X-Session-Token']}"],
+                "host": "evil.example",
+            },
+            403,
+        ),
+    ):
+        with pytest.raises(websocket.WebSocketBadStatusException) as refused:
+            await in_thread(connect, house, path, **options)
+        assert refused.value.status_code == status
+    client = await in_thread(
+        connect,
+        house,
+        path,
+        header=[f"X-Session-Token: {token['X-Session-Token']}"],
+        origin=f"http://127.0.0.1:{house.port}",
+    )
+    client.shutdown()
+
+
+async def test_stopping_ends_waits_and_streams_at_once(database_url: str, pool: Pool):
+    """A wait is told to ask again, a stream ends, a WebSocket closes with 1001."""
+    async with open_house(database_url, pool) as house:
+        address, token = await house.mailbox()
+        client = await in_thread(
+            connect, house, f"{BASE}/{address}/ws?token={token['X-Session-Token']}"
+        )
+        async with house.client.stream("GET", f"{BASE}/{address}/events", headers=token) as stream:
+            answers: list[httpx.Response] = []
+
+            async def wait() -> None:
+                answers.append(
+                    await house.client.get(f"{BASE}/{address}/messages/wait", headers=token)
+                )
+
+            with trio.fail_after(4):  # well below the grace of calls in hand
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(wait)
+                    await house.waiting(count=3)
+                    house.supervisor.shutdown()
+                async for _ in stream.aiter_raw():
+                    pass
+                opcode, data = await in_thread(client.recv_data)
+        assert answers[0].status_code == 503
+        assert answers[0].headers["Retry-After"] == "1"
+        assert opcode == websocket.ABNF.OPCODE_CLOSE
+        assert int.from_bytes(data[:2], "big") == 1001
+        client.shutdown()
