@@ -53,7 +53,7 @@ _DELETE_MESSAGES = f"""
                 FROM unnest(%(mailboxes)s::uuid[]) AS b (id)
                 JOIN relay.messages m ON m.mailbox_id = b.id
                 LIMIT %(limit)s
-            ) some
+            ) batch
         ) counted
         WHERE bytes_before < %(bytes)s))
       AND {leases.FENCE}

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -48,10 +49,13 @@ _ORPHANS_EVERY = 60.0  # s
 _STATEMENT = 30.0  # s; client-side deadline of a round, parsing aside
 _BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
 
+_Row = tuple[UUID, UUID, bytes | None, datetime]
+"""Message, mailbox, raw bytes (None: too large for a batch), when it was received."""
+
 # KEY SHARE: a message that is being deleted is left alone, and one that is claimed is not
 # deleted before its summary refers to it.
 _CLAIM = """
-    SELECT m.id, m.mailbox_id, CASE WHEN m.size <= %s THEN m.raw_email END
+    SELECT m.id, m.mailbox_id, CASE WHEN m.size <= %s THEN m.raw_email END, m.received_at
     FROM relay.unsummarised u
     JOIN relay.messages m ON m.id = u.message_id
     ORDER BY u.message_id {direction}
@@ -61,7 +65,7 @@ _CLAIM = """
     """
 _CLAIM_OLDEST, _CLAIM_NEWEST = _CLAIM.format(direction="ASC"), _CLAIM.format(direction="DESC")
 _CLAIM_ONE = """
-    SELECT m.id, m.mailbox_id, m.raw_email
+    SELECT m.id, m.mailbox_id, m.raw_email, m.received_at
     FROM relay.unsummarised u
     JOIN relay.messages m ON m.id = u.message_id
     WHERE u.message_id = %s
@@ -168,7 +172,7 @@ class Summariser:
             rows = await self._select(conn, claim, (_SMALL, _BATCH))
             small = [row for row in rows if row[2] is not None]
             # In the order of arrival, from whichever end they were taken.
-            small.sort(key=lambda row: row[0].int)
+            small.sort(key=lambda row: (row[3], row[0]))
             await self._summarise(conn, small)
             large = [row[0] for row in rows if row[2] is None]
         for message_id in large[:_LARGE_A_ROUND]:
@@ -176,33 +180,29 @@ class Summariser:
                 await self._summarise(conn, await self._select(conn, _CLAIM_ONE, (message_id,)))
         return len(rows)
 
-    async def _select(
-        self, conn: Connection, sql: str, parameters: tuple[Any, ...]
-    ) -> list[tuple[UUID, UUID, bytes | None]]:
+    async def _select(self, conn: Connection, sql: str, parameters: tuple[Any, ...]) -> list[_Row]:
         with _deadline():
             # Binary: as text every byte of mail travels as two hexadecimal digits.
             cursor = await conn.execute(sql, parameters, binary=True)
             return await cursor.fetchall()
         raise DatabaseUnavailable("PostgreSQL did not answer in time")
 
-    async def _summarise(
-        self, conn: Connection, rows: list[tuple[UUID, UUID, bytes | None]]
-    ) -> None:
+    async def _summarise(self, conn: Connection, rows: list[_Row]) -> None:
         if not rows:
             return
-        found = await self.parser.summarise([raw or b"" for _, _, raw in rows])
+        found = await self.parser.summarise([raw or b"" for _, _, raw, _ in rows])
         # Each summary is a JSON object; what identifies it is written into its front.
         objects = [
             b'{"n":%d,"message_id":"%s","mailbox_id":"%s",'
             % (number, str(message_id).encode(), str(mailbox_id).encode())
             + summary[1:]
-            for number, ((message_id, mailbox_id, _), summary) in enumerate(
+            for number, ((message_id, mailbox_id, _, _), summary) in enumerate(
                 zip(rows, found, strict=True)
             )
         ]
         parameters = {
             "rows": (b"[" + b",".join(objects) + b"]").decode(),
-            "ids": [message_id for message_id, _, _ in rows],
+            "ids": [message_id for message_id, _, _, _ in rows],
         }
         with _deadline():
             await conn.execute(_STORE, parameters)

@@ -27,6 +27,22 @@ async def running(
             supervisor.shutdown()
 
 
+class _Undisturbed:
+    """As much of a context as an actor's turn looks at: nobody drains or pauses it."""
+
+    def __init__(self) -> None:
+        self.draining = trio.Event()
+        self.paused = False
+
+    def beat(self) -> None:
+        """Nobody watches."""
+
+
+def undisturbed() -> Any:
+    """A context for single turns of an actor, run without a supervisor."""
+    return _Undisturbed()
+
+
 async def becomes(pool: Pool, sql: str, wanted: Any, *parameters: Any) -> None:
     """Wait until the database's answer is the wanted one (the test's time-out is the limit)."""
     while await pool.fetch_value(sql, parameters) != wanted:  # noqa: ASYNC110 - a database has no event

@@ -11,21 +11,10 @@ from actors.letters import SweepNow, Wake
 from relay.db import leases
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
-from tests.actors.running import becomes, make_mailbox, running
+from tests.actors.running import becomes, make_mailbox, running, undisturbed
 from tests.db.cluster import Cluster, binaries
 
 ACTIVE = "SELECT count(*) FROM relay.mailboxes WHERE is_active"
-
-
-class _Undisturbed:
-    """As much of a context as a turn looks at."""
-
-    def __init__(self):
-        self.draining = trio.Event()
-        self.paused = False
-
-    def beat(self):
-        """Nobody watches."""
 
 
 async def test_flips_what_was_due_at_the_start(pool):
@@ -93,19 +82,20 @@ async def test_paused_it_flips_nothing(pool):
 async def test_of_two_one_leads(pool):
     """Two tickers on one database: one acquires the lease, the other changes nothing."""
     first, second = ticker.Ticker(pool, lease_ttl=30), ticker.Ticker(pool, lease_ttl=30)
-    await first.turn(_Undisturbed())
+    await first.turn(undisturbed())
     await make_mailbox(pool, -1)
-    assert await second.turn(_Undisturbed()) == pytest.approx(10)
+    assert await second.turn(undisturbed()) == pytest.approx(10)
     assert second.lease is None
     assert await pool.fetch_value(ACTIVE) == 1
     first.heed([SweepNow()])
-    await first.turn(_Undisturbed())
+    await first.turn(undisturbed())
     assert await pool.fetch_value(ACTIVE) == 0
 
 
 async def test_takes_over_from_a_dead_leader(pool):
     """When the leader has fallen silent for its lease, another leads under a higher term."""
     dead = await leases.acquire(pool, "ticker", uuid4(), 0.3)
+    assert dead is not None
     await make_mailbox(pool, -1)
     async with running(ticker.run, pool=pool, lease_ttl=0.6):
         await becomes(pool, ACTIVE, 0)
@@ -115,12 +105,12 @@ async def test_takes_over_from_a_dead_leader(pool):
 async def test_a_stale_leader_changes_nothing(pool):
     """A leader that slept through its lease finds its statements fenced."""
     stale = ticker.Ticker(pool, lease_ttl=30)
-    await stale.turn(_Undisturbed())
+    await stale.turn(undisturbed())
     await pool.execute("UPDATE relay.leases SET expires_at = now() - interval '1 second'")
     await leases.acquire(pool, "ticker", uuid4(), 30)
     await make_mailbox(pool, -1)
     stale.heed([SweepNow()])
-    await stale.turn(_Undisturbed())
+    await stale.turn(undisturbed())
     assert await pool.fetch_value(ACTIVE) == 1
 
 
@@ -135,7 +125,7 @@ async def test_flips_many_in_batches(pool):
     """Twenty thousand mailboxes that expire together go in many short statements."""
     await make_mailbox(pool, -1, count=20_000)
     one = ticker.Ticker(pool, lease_ttl=30)
-    await one.turn(_Undisturbed())
+    await one.turn(undisturbed())
     assert await pool.fetch_value(ACTIVE) == 0
     batches = await pool.fetch("SELECT count(*) FROM relay.mailboxes GROUP BY closed_at")
     assert len(batches) > 4
@@ -149,12 +139,12 @@ async def test_comes_back_to_locked_rows(pool):
     async with pool.transaction() as conn:
         await conn.execute("SELECT FROM relay.mailboxes WHERE id = %s FOR UPDATE", (held,))
         one = ticker.Ticker(pool, lease_ttl=30, sweep_every=3600)
-        assert await one.turn(_Undisturbed()) < 0.1
+        assert await one.turn(undisturbed()) < 0.1
         assert await pool.fetch_value(ACTIVE) == 1
-    await one.turn(_Undisturbed())
+    await one.turn(undisturbed())
     assert await pool.fetch_value(ACTIVE) == 1  # not yet its time again
     await trio.sleep(0.03)
-    await one.turn(_Undisturbed())
+    await one.turn(undisturbed())
     assert await pool.fetch_value(ACTIVE) == 0
 
 
@@ -165,7 +155,7 @@ async def test_a_delivery_does_not_hide_its_mailbox(pool):
         await conn.execute(
             "INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%s, 'x')", (mailbox,)
         )
-        await ticker.Ticker(pool, lease_ttl=30).turn(_Undisturbed())
+        await ticker.Ticker(pool, lease_ttl=30).turn(undisturbed())
         assert await pool.fetch_value(ACTIVE) == 0
 
 
@@ -173,12 +163,12 @@ async def test_a_later_expiry_costs_no_query(pool):
     """A letter that announces something later than what is planned changes nothing."""
     await make_mailbox(pool, 5)
     one = ticker.Ticker(pool, lease_ttl=300)
-    before = await one.turn(_Undisturbed())
+    before = await one.turn(undisturbed())
     epoch = await pool.fetch_value("SELECT extract(epoch FROM now())::float8")
     one.heed([Wake(due_at=epoch + 100)])
-    assert await one.turn(_Undisturbed()) == pytest.approx(before, abs=1)
+    assert await one.turn(undisturbed()) == pytest.approx(before, abs=1)
     one.heed([Wake(due_at=epoch + 1)])
-    assert await one.turn(_Undisturbed()) < 1.1
+    assert await one.turn(undisturbed()) < 1.1
 
 
 async def test_survives_an_outage():

@@ -17,7 +17,7 @@ from relay.mailboxes.parser import Parser
 SMALL = b"From: a@b.example\r\nSubject: %d\r\n\r\nhello\r\n"
 
 
-def _subjects(found):
+def _subjects(found: list[bytes]) -> list[str]:
     return [json.loads(summary)["subject"] for summary in found]
 
 
@@ -47,11 +47,12 @@ async def test_a_message_that_kills_the_child_costs_nobody_else():
     async with Parser() as parser:
         await parser.summarise([SMALL % 0])
         pid = parser.pid
+        assert pid is not None
         # Stopped, it answers nothing; killed in the middle of the batch, it has answered nobody.
         os.kill(pid, signal.SIGSTOP)
-        found = []
+        found: list[bytes] = []
 
-        async def parse():
+        async def parse() -> None:
             found.extend(await parser.summarise([SMALL % n for n in range(5)]))
 
         async with trio.open_nursery() as nursery:
@@ -70,6 +71,7 @@ async def test_a_message_over_the_deadline_is_given_up():
         await parser.summarise([SMALL % 0])
         parser.deadline = 0.2
         pid = parser.pid
+        assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         (summary,) = await parser.summarise([SMALL % 1])
         assert _subjects([summary]) == ["1"]
@@ -98,6 +100,7 @@ async def test_a_cancelled_call_leaves_no_child_and_no_mixed_answers():
     async with Parser() as parser:
         await parser.summarise([SMALL % 0])
         pid = parser.pid
+        assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         with trio.move_on_after(0.05):
             await parser.summarise([SMALL % 1])
@@ -132,7 +135,7 @@ def test_the_child_ends_with_its_parent():
         time.sleep(0.01)
 
 
-def _alive(pid):
+def _alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"

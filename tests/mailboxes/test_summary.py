@@ -18,7 +18,7 @@ from relay.mailboxes.summary import (
 )
 
 
-def _message(**headers):
+def _message(**headers: str) -> EmailMessage:
     message = EmailMessage(policy=email.policy.SMTP)
     for name, value in headers.items():
         message[name.replace("_", "-")] = value
@@ -201,14 +201,14 @@ def test_a_forwarded_message_is_an_attachment():
     assert [(a["filename"], a["size"]) for a in summary.attachments] == [("attachment-0.eml", 22)]
 
 
-def _nested(levels):
+def _nested(levels: int) -> bytes:
     return b"".join(
         b"Content-Type: multipart/mixed; boundary=b%d\r\n\r\n--b%d\r\n" % (n, n)
         for n in range(levels)
     )
 
 
-def _parts(count):
+def _parts(count: int) -> bytes:
     return b"Content-Type: multipart/mixed; boundary=b\r\n\r\n" + b"--b\r\n\r\nx\r\n" * count
 
 

@@ -1,0 +1,130 @@
+"""The reaper: reclaims what is old enough, in batches, and nothing else."""
+
+from uuid import UUID, uuid4
+
+from actors import reaper
+from actors.letters import SweepNow
+from relay.db import leases
+from relay.db.pool import Pool
+from tests.actors.running import becomes, make_mailbox, running, undisturbed
+
+MAILBOXES = "SELECT count(*) FROM relay.mailboxes"
+CLOSE = "UPDATE relay.mailboxes SET is_active = false, closed_at = now() - interval '%s'"
+
+
+async def _fill(pool: Pool, mailbox: UUID, count: int) -> None:
+    await pool.execute(
+        """
+        INSERT INTO relay.messages (mailbox_id, raw_email)
+        SELECT %s, 'Subject: x' FROM generate_series(1, %s)
+        """,
+        (mailbox, count),
+    )
+
+
+async def test_deletes_what_has_been_closed_long_enough(pool):
+    """After the retention a mailbox goes with its messages and summaries."""
+    old = await make_mailbox(pool)
+    await _fill(pool, old, 3)
+    await pool.execute(
+        """
+        INSERT INTO relay.summaries (message_id, mailbox_id)
+        SELECT id, mailbox_id FROM relay.messages
+        """
+    )
+    await pool.execute(CLOSE % "8 days")
+    young = await make_mailbox(pool)
+    await pool.execute(CLOSE % "6 days" + " WHERE id = %s", (young,))
+    alive = await make_mailbox(pool, -3600)
+    async with running(reaper.run, pool=pool):
+        await becomes(pool, MAILBOXES, 2)
+    assert set(await pool.fetch("SELECT id FROM relay.mailboxes")) == {(young,), (alive,)}
+    assert await pool.fetch_value("SELECT count(*) FROM relay.messages") == 0
+    assert await pool.fetch_value("SELECT count(*) FROM relay.summaries") == 0
+
+
+async def test_retention_counts_from_the_close(pool):
+    """A mailbox closed by plain SQL a moment ago is kept, however old it is."""
+    await make_mailbox(pool, -30 * 86400)
+    await pool.execute("UPDATE relay.mailboxes SET is_active = false")
+    assert await reaper.Reaper(pool, retention=3600).round(undisturbed())
+    assert await pool.fetch_value(MAILBOXES) == 1
+    assert await reaper.Reaper(pool, retention=0).round(undisturbed())
+    assert await pool.fetch_value(MAILBOXES) == 0
+
+
+async def test_deletes_a_full_mailbox_in_batches(pool):
+    """Thousands of messages go in several transactions, the mailbox last."""
+    await _fill(pool, await make_mailbox(pool), 2500)
+    await pool.execute(CLOSE % "8 days")
+    await pool.execute("CREATE TABLE batches (n integer)")
+    await pool.execute(
+        """
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO batches SELECT count(*) FROM gone;
+            RETURN NULL;
+        END $$
+        """
+    )
+    await pool.execute(
+        """
+        CREATE TRIGGER note AFTER DELETE ON relay.messages REFERENCING OLD TABLE AS gone
+        FOR EACH STATEMENT EXECUTE FUNCTION note()
+        """
+    )
+    assert await reaper.Reaper(pool, retention=3600).round(undisturbed())
+    assert await pool.fetch_value(MAILBOXES) == 0
+    rows = await pool.fetch("SELECT n FROM batches WHERE n > 0")
+    assert rows == [(500,)] * 5
+
+
+async def test_counts_bytes_too(pool):
+    """Large messages make small batches."""
+    mailbox = await make_mailbox(pool)
+    for _ in range(5):
+        await pool.execute(
+            "INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%s, %s)",
+            (mailbox, b"x" * 9_000_000),
+        )
+    one = reaper.Reaper(pool, retention=0)
+    lease = await leases.acquire(pool, "reaper", one.node, 30)
+    assert lease is not None
+    deleted = await pool.execute(
+        reaper._DELETE_MESSAGES,
+        {"mailboxes": [mailbox], "limit": 500, "bytes": reaper._BYTES, **lease.fence},
+    )
+    assert deleted == 2
+
+
+async def test_leaves_what_became_active_again(pool):
+    """A mailbox that SQL has made active again is not deleted."""
+    await make_mailbox(pool)
+    await pool.execute(CLOSE % "8 days")
+    await pool.execute("UPDATE relay.mailboxes SET is_active = true")
+    assert await reaper.Reaper(pool, retention=3600).round(undisturbed())
+    assert await pool.fetch_value(MAILBOXES) == 1
+
+
+async def test_one_reaps_at_a_time(pool):
+    """While another node holds the lease, nothing is touched."""
+    await make_mailbox(pool)
+    await pool.execute(CLOSE % "8 days")
+    other = await leases.acquire(pool, "reaper", uuid4(), 30)
+    assert other is not None
+    one = reaper.Reaper(pool, retention=3600)
+    assert not await one.round(undisturbed())
+    assert await pool.fetch_value(MAILBOXES) == 1
+    await leases.release(pool, other)
+    assert await one.round(undisturbed())
+    assert await pool.fetch_value(MAILBOXES) == 0
+
+
+async def test_reaps_on_command(pool):
+    """A command starts a round at once."""
+    async with running(reaper.run, pool=pool, sweep_every=3600.0) as (_, mailbox):
+        await becomes(pool, "SELECT count(*) FROM relay.leases", 1)
+        await make_mailbox(pool)
+        await pool.execute(CLOSE % "8 days")
+        await mailbox.send(SweepNow())
+        await becomes(pool, MAILBOXES, 0)
