@@ -101,18 +101,18 @@ def _run() -> int:
     except DatabaseUnavailable as error:
         return _say(error, exits.UNAVAILABLE)
     except Exception as error:  # the boundary of the program: everything becomes a sentence
-        text = " ".join(str(error).split())
-        sentence = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        what = f"{type(error).__name__}: {error}".rstrip(": ")
         return _say(
             error,
             exits.INTERNAL,
-            f"Internal failure: {sentence} (RELAY_LOG__LEVEL=debug shows where).",
+            f"Internal failure: {what} (RELAY_LOG__LEVEL=debug shows where).",
         )
 
 
 def _say(error: Exception, code: int, sentence: str | None = None) -> int:
     if os.environ.get("RELAY_LOG__LEVEL", "").strip().lower() == "debug":
         traceback.print_exception(error)
+    text = " ".join((sentence or str(error)).split())  # what a library said may have lines
     with contextlib.suppress(OSError):  # nobody reads stderr: the exit code still tells
-        click.echo(f"relay: {sentence or error}", err=True)
+        click.echo(f"relay: {text}", err=True)
     return code

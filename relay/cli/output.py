@@ -113,8 +113,9 @@ def _draw(columns: Sequence[str], rows: Sequence[Row]) -> None:
     from rich.text import Text
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        # The first column is what people copy: on a narrow terminal the others are folded.
+        drawn.add_column(column, overflow="fold", no_wrap=number == 0)
     for row in rows:
         drawn.add_row(*(Text(c) if isinstance(c, str) else Text(c[0], style=c[1]) for c in row))
     Console(highlight=False).print(drawn)
