@@ -22,6 +22,7 @@ of it that remain once there is one plain socket and no lifespan protocol.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -99,6 +100,8 @@ class _Stream:
             raise trio.BrokenResourceError("the peer does not read")
 
     async def receive_some(self, limit: int) -> bytes:
+        if self._half_closed and not self._reading:
+            raise trio.ClosedResourceError("the connection is being closed")
         self._reading = True
         try:
             data = bytes(await self._stream.receive_some(limit))
@@ -117,10 +120,16 @@ class _Stream:
 
     async def aclose(self) -> None:
         # Closing with unread bytes resets the connection, and the reset overtakes our answer
-        # (RFC 9112, section 9.6).  The reading task goes on discarding until the peer is done.
-        if self._half_closed and self._reading and not self._ended.is_set():
-            with trio.move_on_after(LINGER):
-                await self._ended.wait()
+        # (RFC 9112, section 9.6).  So what still comes is discarded for a moment: by the task
+        # that reads, if it does, else here.
+        if self._half_closed and not self._ended.is_set():
+            with trio.move_on_after(LINGER), contextlib.suppress(trio.BrokenResourceError):
+                if self._reading:
+                    await self._ended.wait()
+                else:
+                    self._ended.set()  # one of us is enough
+                    while await self._stream.receive_some(65536):
+                        pass
         self.cut()
 
     def cut(self) -> None:

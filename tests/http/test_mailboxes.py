@@ -111,9 +111,7 @@ async def test_a_body_that_is_no_json_object_is_a_400_or_415(house: House):
 async def test_a_list_shows_the_callers_own_mailboxes_page_by_page(house: House):
     """A key sees its mailboxes, newest first, and the next page through the Link header."""
     key, other = await house.key("read"), await house.key("read")
-    made = [
-        (await house.client.post(BASE, headers=key)).json()["address"] for _ in range(5)
-    ]
+    made = [(await house.client.post(BASE, headers=key)).json()["address"] for _ in range(5)]
     await house.client.post(BASE, headers=other)
     await house.mailbox()
     seen, url, pages = [], f"{BASE}?limit=2", 0
