@@ -39,29 +39,44 @@ class SweepNow:
 
 
 class Reply(Generic[T]):
-    """Where the answer to a letter arrives; settled once, awaited by one."""
+    """Where the answer to a letter arrives; settled once, awaited by one.
 
-    __slots__ = ("_event", "_value")
+    Every message accepted awaits one, so it costs a flag and a switch of tasks, no `trio.Event`.
+    """
+
+    __slots__ = ("_settled", "_task", "_value")
 
     def __init__(self) -> None:
-        self._event = trio.Event()
+        self._settled = False
+        self._task: trio.lowlevel.Task | None = None
         self._value: T | None = None
 
     def settle(self, value: T) -> None:
         """Give the answer; a second answer is ignored, so redelivery is harmless."""
-        if not self._event.is_set():
-            self._value = value
-            self._event.set()
+        if self._settled:
+            return
+        self._settled, self._value = True, value
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+            self._task = None
 
     @property
     def settled(self) -> bool:
         """Whether an answer was given."""
-        return self._event.is_set()
+        return self._settled
 
     async def wait(self) -> T:
         """Wait for the answer."""
-        await self._event.wait()
-        return self._value  # type: ignore[return-value]  # set before the event, always
+        if self._settled:
+            await trio.lowlevel.checkpoint()
+        else:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abandon)
+        return self._value  # type: ignore[return-value]  # set when settled, always
+
+    def _abandon(self, _: Any) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 @dataclass(frozen=True)
