@@ -1,0 +1,507 @@
+"""Mailboxes and messages in PostgreSQL: who sees what, and until when."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from relay.crypto import hash_token
+from relay.db.pool import Pool
+from relay.mailboxes.plans import Invalid
+from relay.mailboxes.store import (
+    ADMINISTRATOR_ID,
+    AddressTaken,
+    Created,
+    Credential,
+    Store,
+    parse_after,
+    rfc3339,
+)
+
+ADMIN = Credential(administrator=True)
+EXPIRE = "UPDATE relay.mailboxes SET expires_at = now() - interval '1 microsecond' WHERE id = %s"
+
+
+def _session(created: Created) -> Credential:
+    assert created.session_token is not None
+    return Credential.of_session(created.session_token)
+
+
+async def _deliver(pool: Pool, mailbox: UUID, subject: str, **summary: Any) -> UUID:
+    """Store a message as if accepted, and its summary as if parsed."""
+    message: UUID = await pool.fetch_value(
+        """
+        INSERT INTO relay.messages (mailbox_id, raw_email, reverse_path)
+        VALUES (%s, %s, 'bounce@a.example')
+        RETURNING id
+        """,
+        (mailbox, f"Subject: {subject}\r\n\r\n".encode()),
+    )
+    await pool.execute(
+        """
+        INSERT INTO relay.summaries (message_id, mailbox_id, subject, from_address, body_text)
+        VALUES (%s, %s, %s, %s, %s)
+        """,
+        (message, mailbox, subject, summary.get("sender"), summary.get("text")),
+    )
+    return message
+
+
+async def _life(pool: Pool, created: Created) -> float:
+    """How many minutes a mailbox was given."""
+    seconds: float = await pool.fetch_value(
+        """
+        SELECT extract(epoch FROM expires_at - created_at)::float8
+        FROM relay.mailboxes WHERE id = %s
+        """,
+        (created.mailbox.id,),
+    )
+    return seconds / 60
+
+
+@pytest.mark.parametrize(
+    ("plan", "asked", "minutes"),
+    [
+        ("free", None, 60),
+        ("free", 5, 5),
+        ("free", 61, 60),
+        ("pro", None, 1440),
+        ("pro", 10**30, 1440),
+        ("enterprise", 10080, 10080),
+        ("free", 0.5, 0.5),
+    ],
+)
+async def test_a_mailbox_lives_as_long_as_its_plan_allows(pool, store, plan, asked, minutes):
+    """The life asked for is clamped to the plan; without one it is the plan's default."""
+    assert await _life(pool, await store.create(plan=plan, ttl_minutes=asked)) == minutes
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ttl_minutes": 0},
+        {"ttl_minutes": -1},
+        {"ttl_minutes": float("nan")},
+        {"plan": "gold"},
+        {"domain": "elsewhere.example"},
+        {"domain": ""},
+        {"local_part": ""},
+        {"local_part": "a b"},
+        {"local_part": "a@b"},
+        {"local_part": "a\x00"},
+        {"local_part": "x" * 65},
+        {"webhook_url": "ftp://x"},
+        {"webhook_url": "https://x y"},
+    ],
+)
+async def test_refuses_what_cannot_be_a_mailbox(store, wrong):
+    """Bad values are refused with a reason."""
+    with pytest.raises(Invalid):
+        await store.create(**wrong)
+
+
+async def test_an_address_belongs_to_one(pool, store):
+    """A local part is taken in any spelling, also by a mailbox that has expired."""
+    created = await store.create(local_part="Bob.Smith", domain="b.EXAMPLE")
+    assert created.mailbox.address == "bob.smith@b.example"
+    await pool.execute(EXPIRE, (created.mailbox.id,))
+    with pytest.raises(AddressTaken, match=r"bob\.smith@b\.example"):
+        await store.create(local_part="bob.SMITH", domain="b.example")
+    await store.create(local_part="bob.smith")
+
+
+async def test_random_addresses_differ(store):
+    """Without a local part, addresses are random and readable."""
+    made = {(await store.create()).mailbox.address for _ in range(20)}
+    assert len(made) == 20
+    assert all(len(address.partition("@")[0]) == 23 for address in made)
+
+
+async def test_only_a_hash_of_the_token_is_stored(pool, store):
+    """The session token is in the answer, its SHA-256 in the table."""
+    created = await store.create()
+    assert created.session_token is not None
+    stored = await pool.fetch_value("SELECT token_hash FROM relay.mailboxes")
+    assert bytes(stored) == hash_token(created.session_token)
+
+
+async def test_owned_mailboxes_have_no_session_token(store):
+    """With an API key the owner is the credential."""
+    key = uuid4()
+    created = await store.create(owner_id=key, plan="pro")
+    assert created.session_token is None
+    assert created.mailbox.owner_type == "api"
+    assert await store.find(created.mailbox.address, Credential(owner_id=key)) is not None
+    assert (await store.create(owner_id=key, owner_type="mcp")).mailbox.owner_type == "mcp"
+
+
+async def test_strangers_and_the_dead_see_nothing_alike(pool, store):
+    """Unknown, foreign, expired and deleted mailboxes are all None."""
+    created = await store.create()
+    mine, address = _session(created), created.mailbox.address
+    found = await store.find(address.upper(), mine)
+    assert found is not None
+    assert found.id == created.mailbox.id
+    assert await store.find(address, ADMIN) is not None
+    for stranger in (Credential(), Credential.of_session("rs_x"), Credential(owner_id=uuid4())):
+        assert await store.find(address, stranger) is None
+    for unknown in ("nobody@relay.localhost", "", "@", "a\x00b@c", "\ud800@x"):
+        assert await store.find(unknown, mine) is None
+    await pool.execute(EXPIRE, (created.mailbox.id,))
+    assert await store.find(address, mine) is None
+    assert await store.find(address, ADMIN) is None
+
+    deleted = await store.create()
+    assert await store.delete(deleted.mailbox.id)
+    assert not await store.delete(deleted.mailbox.id)
+    assert await store.find(deleted.mailbox.address, _session(deleted)) is None
+
+
+async def test_every_read_ends_with_the_mailbox(pool, store):
+    """From the instant of expires_at no call answers, though nobody has flipped the flag."""
+    mailbox = (await store.create()).mailbox.id
+    message = await _deliver(pool, mailbox, "x")
+    assert await store.raw(mailbox, message) == b"Subject: x\r\n\r\n"
+    await pool.execute(EXPIRE, (mailbox,))
+    assert await pool.fetch_value("SELECT is_active FROM relay.mailboxes")
+    assert await store.messages(mailbox) is None
+    assert await store.message(mailbox, message) is None
+    assert await store.raw(mailbox, message) is None
+    assert await store.next_match(mailbox) is None
+    assert await store.events(mailbox) is None
+    assert not await store.delete_message(mailbox, message)
+    assert not await store.delete(mailbox)
+    assert await pool.fetch_value("SELECT is_read FROM relay.messages") is False
+
+
+async def test_lists_an_owners_mailboxes(store):
+    """An owner sees his own, the administrator all, newest first, page by page."""
+    key = uuid4()
+    mine = [(await store.create(owner_id=key)).mailbox.address for _ in range(5)]
+    await store.create()
+    assert (await store.mailboxes(Credential())).items == []
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = await store.mailboxes(Credential(owner_id=key), limit=2, cursor=cursor)
+        seen += [item.address for item in page.items]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert sorted(seen) == sorted(mine)
+    assert len((await store.mailboxes(ADMIN)).items) == 6
+    await store.create(owner_id=ADMINISTRATOR_ID)
+    assert len((await store.mailboxes(Credential(owner_id=ADMINISTRATOR_ID))).items) == 1
+
+
+async def test_pages_through_messages(pool, store):
+    """Messages come newest first; a page goes on behind the one before, whatever arrives."""
+    mailbox = (await store.create()).mailbox.id
+    for number in range(7):
+        await _deliver(pool, mailbox, str(number))
+    first = await store.messages(mailbox, limit=3)
+    assert [item.subject for item in first.items] == ["6", "5", "4"]
+    await _deliver(pool, mailbox, "new")
+    second = await store.messages(mailbox, limit=3, cursor=first.cursor)
+    assert [item.subject for item in second.items] == ["3", "2", "1"]
+    third = await store.messages(mailbox, limit=3, cursor=second.cursor)
+    assert [item.subject for item in third.items] == ["0"]
+    assert third.cursor is None
+    skipped = await store.messages(mailbox, limit=2, offset=6)
+    assert [item.subject for item in skipped.items] == ["1", "0"]
+    empty = await store.create()
+    assert (await store.messages(empty.mailbox.id)).items == []
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "e30", "WzEsIDJd", "\ud800", "a" * 9000])
+async def test_refuses_foreign_cursors(store, cursor):
+    """A cursor that was not made here is refused, never an internal error."""
+    mailbox = (await store.create()).mailbox.id
+    with pytest.raises(Invalid):
+        await store.messages(mailbox, cursor=cursor)
+    with pytest.raises(Invalid):
+        await store.mailboxes(ADMIN, cursor=cursor)
+
+
+@pytest.mark.parametrize(
+    ("query", "subjects"),
+    [
+        ("INVOICE", ["Your invoice"]),
+        ("100%", ["100% off"]),
+        ("%", ["100% off"]),
+        ("_", ["snake_case"]),
+        ("\\", ["back\\slash"]),
+        ("shop@", ["Your invoice"]),
+        ("HiDdEn", ["100% off"]),
+        ("bounce@a", ["back\\slash", "snake_case", "100% off"]),
+        ("ÄRGER", ["ärger"]),
+        ("\x00", []),
+        ("", ["ärger", "back\\slash", "snake_case", "100% off", "Your invoice"]),
+    ],
+)
+async def test_searches_literally(pool, store, query, subjects):
+    """A search is a sub-string without regard to case; wild cards are ordinary letters."""
+    if query == "ÄRGER" and await pool.fetch_value("SELECT lower('Ä')") != "ä":
+        # A database with the C locale folds ASCII only; then the rest must still hold.
+        query = "äRGER"
+    mailbox = (await store.create()).mailbox.id
+    await _deliver(pool, mailbox, "Your invoice", sender="shop@x.example")
+    await _deliver(pool, mailbox, "100% off", text="something hidden")
+    await _deliver(pool, mailbox, "snake_case")
+    await _deliver(pool, mailbox, "back\\slash")
+    await _deliver(pool, mailbox, "ärger", sender="x@y")
+    found = await store.messages(mailbox, query=query)
+    assert [item.subject for item in found.items] == subjects
+
+
+async def test_shows_a_message_that_is_not_parsed_yet(pool, store):
+    """Before its summary a message is listed with its reverse-path, size and nulls."""
+    created = await store.create()
+    mailbox = created.mailbox.id
+    message = await pool.fetch_value(
+        "INSERT INTO relay.messages (mailbox_id, raw_email, reverse_path) "
+        "VALUES (%s, 'abc', 'a@b.example') RETURNING id",
+        (mailbox,),
+    )
+    (entry,) = (await store.messages(mailbox)).items
+    assert entry.as_json() == {
+        "id": str(message),
+        "from_address": "a@b.example",
+        "subject": None,
+        "received_at": rfc3339(entry.received_at),
+        "is_read": False,
+        "has_attachments": None,
+        "size": 3,
+    }
+    shown = await store.message(mailbox, str(message))
+    assert shown.as_json()["to"] == created.mailbox.address
+    assert (await store.find(created.mailbox.address, ADMIN)).message_count == 1
+    assert (await store.next_match(mailbox)).message is None
+
+
+async def test_reading_marks_read(pool, store):
+    """One look marks a message read, a look without marking does not."""
+    mailbox = (await store.create()).mailbox.id
+    message = await _deliver(pool, mailbox, "x")
+    assert not (await store.message(mailbox, message, mark_read=False)).is_read
+    assert not (await store.messages(mailbox)).items[0].is_read
+    assert (await store.message(mailbox, message)).is_read
+    assert (await store.messages(mailbox)).items[0].is_read
+
+
+async def test_a_message_belongs_to_its_mailbox(pool, store):
+    """Another mailbox's message, an unknown and a malformed id are not there."""
+    mine, other = (await store.create()).mailbox.id, (await store.create()).mailbox.id
+    message = await _deliver(pool, mine, "x")
+    for wanted in (message, uuid4(), "nonsense", ""):
+        assert await store.message(other, wanted) is None
+        assert await store.raw(other, wanted) is None
+        assert not await store.delete_message(other, wanted)
+    assert await store.delete_message(mine, message)
+    assert await store.message(mine, message) is None
+
+
+async def test_returns_the_raw_bytes(pool, store):
+    """Any bytes come back as they were stored, small and large."""
+    mailbox = (await store.create()).mailbox.id
+    for raw in (b"", bytes(range(256)), bytes(range(256)) * 20_000):
+        message = await pool.fetch_value(
+            "INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%s, %s) RETURNING id",
+            (mailbox, raw),
+        )
+        assert await store.raw(mailbox, message) == raw
+
+
+async def test_waiters_get_the_oldest_match(pool, store):
+    """The oldest message that matches comes first, then the one after it, each once."""
+    mailbox = (await store.create(ttl_minutes=1)).mailbox.id
+    first = await _deliver(pool, mailbox, "Welcome", sender="shop@x.example")
+    second = await _deliver(pool, mailbox, "Your code", sender="Auth@x.example")
+    found = await store.next_match(mailbox)
+    assert found.message.id == first
+    assert 0 < found.expires_in <= 60
+    assert not found.message.is_read
+    assert (await store.next_match(mailbox, after=first)).message.id == second
+    assert (await store.next_match(mailbox, after=second)).message is None
+    assert (await store.next_match(mailbox, sender="AUTH@")).message.id == second
+    assert (await store.next_match(mailbox, subject="CODE")).message.id == second
+    assert (await store.next_match(mailbox, subject="code", sender="shop")).message is None
+    assert (await store.next_match(mailbox, subject="%")).message is None
+    at = found.message.received_at
+    assert (await store.next_match(mailbox, after=at)).message.id == second
+    assert (await store.next_match(mailbox, after=at - timedelta(seconds=1))).message.id == first
+
+
+async def test_after_a_message_that_is_gone_goes_on(pool, store):
+    """Waiting after a message that was deleted finds what came later, and nothing earlier."""
+    mailbox = (await store.create()).mailbox.id
+    gone = await pool.fetch_value("SELECT relay.uuidv7()")
+    await pool.execute("SELECT pg_sleep(0.003)")
+    later = await _deliver(pool, mailbox, "later")
+    assert (await store.next_match(mailbox, after=gone)).message.id == later
+    await pool.execute("SELECT pg_sleep(0.003)")
+    gone = await pool.fetch_value("SELECT relay.uuidv7()")
+    assert (await store.next_match(mailbox, after=gone)).message is None
+
+
+async def test_events_go_on_from_a_cursor(pool, store):
+    """A stream starts at the present, then sees each entry once in the order of summaries."""
+    mailbox = (await store.create()).mailbox.id
+    await _deliver(pool, mailbox, "before")
+    start = await store.events(mailbox)
+    assert start.entries == []
+    for number in range(3):
+        await _deliver(pool, mailbox, str(number))
+    found = await store.events(mailbox, start.cursor, limit=2)
+    assert [entry.subject for entry in found.entries] == ["0", "1"]
+    found = await store.events(mailbox, found.cursor)
+    assert [entry.subject for entry in found.entries] == ["2"]
+    assert (await store.events(mailbox, found.cursor)).entries == []
+    assert (await store.events(mailbox, found.cursor)).cursor == found.cursor
+    assert len((await store.events(mailbox, 0)).entries) == 4
+
+
+@pytest.mark.parametrize(
+    "value", ["2026-01-02T03:04:05Z", "2026-01-02T03:04:05.123+01:00", str(uuid4())]
+)
+def test_reads_what_a_waiter_waits_after(value):
+    """Times and ids are told apart."""
+    assert isinstance(parse_after(value), (UUID, datetime))
+
+
+@pytest.mark.parametrize("value", ["", "yesterday", "12", "9999-12-31T23:59:59-23:00", "\x00"])
+def test_refuses_what_is_neither(value):
+    """Anything else is refused."""
+    with pytest.raises(Invalid):
+        parse_after(value)
+
+
+async def test_times_are_rfc_3339_in_utc():
+    """Instants are written in UTC with microseconds."""
+    zone = datetime.fromisoformat("2026-01-02T03:04:05+02:00")
+    assert rfc3339(zone) == "2026-01-02T01:04:05.000000Z"
+    assert rfc3339(datetime(2026, 1, 2, 3, 4, 5, 678, UTC)) == "2026-01-02T03:04:05.000678Z"
+
+
+# What users do by plain SQL ----------------------------------------------------------------------
+
+
+async def test_sql_makes_a_mailbox(pool, store):
+    """relay.create_mailbox gives an address of the relay's first domain and a working token."""
+    await store.register_domains()
+    row = await pool.fetch_row("SELECT * FROM relay.create_mailbox(5)")
+    assert row is not None
+    address, token, expires_at = row
+    assert address.endswith("@relay.localhost")
+    found = await store.find(address, Credential.of_session(token))
+    assert found.expires_at == expires_at
+    assert 299 < found.expires_in <= 300
+    row = await pool.fetch_row("SELECT address FROM relay.create_mailbox(plan => 'pro')")
+    assert (await store.find(row[0], ADMIN)).plan == "pro"
+    await Store(pool, ["c.example"]).register_domains()
+    assert (await pool.fetch_value("SELECT address FROM relay.create_mailbox()")).endswith(
+        "@c.example"
+    )
+
+
+@pytest.mark.parametrize("call", ["0", "-1", "5, 'gold'", "5, NULL"])
+async def test_sql_refuses_bad_values(pool, call):
+    """relay.create_mailbox raises for a life below a minute and an unknown plan."""
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        await pool.execute(f"SELECT * FROM relay.create_mailbox({call})")
+
+
+@pytest.mark.parametrize("address", ["Bob@x.example", "bob", "@x", "a b@x", "x" * 300 + "@y"])
+async def test_sql_cannot_insert_a_bad_address(pool, address):
+    """Addresses are canonical and bounded, whoever inserts them."""
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await pool.execute("INSERT INTO relay.mailboxes (address) VALUES (%s)", (address,))
+
+
+async def test_closing_keeps_the_time(pool, store):
+    """closed_at follows is_active through every way of changing it."""
+    mailbox = (await store.create()).mailbox.id
+    closed = "SELECT closed_at IS NOT NULL FROM relay.mailboxes"
+    assert not await pool.fetch_value(closed)
+    await store.delete(mailbox)
+    assert await pool.fetch_value(closed)
+    await pool.execute("UPDATE relay.mailboxes SET is_active = true")
+    assert not await pool.fetch_value(closed)
+    await pool.execute("INSERT INTO relay.mailboxes (address, is_active) VALUES ('a@b', false)")
+    assert await pool.fetch_value(closed + " WHERE address = 'a@b'")
+
+
+async def test_the_database_cascades(pool, store):
+    """A mailbox that is deleted by SQL takes its messages and summaries with it."""
+    mailbox = (await store.create()).mailbox.id
+    await _deliver(pool, mailbox, "x")
+    await pool.execute("DELETE FROM relay.mailboxes")
+    assert await pool.fetch_value("SELECT count(*) FROM relay.messages") == 0
+    assert await pool.fetch_value("SELECT count(*) FROM relay.summaries") == 0
+
+
+async def _heard(pool: Pool, *statements: str) -> list[tuple[str, str]]:
+    """The notifications that statements cause, in order."""
+    async with pool.connection() as conn:
+        for channel in ("relay_messages", "relay_expiry", "relay_mailboxes"):
+            await conn.execute(f"LISTEN {channel}")
+        for statement in statements:
+            await pool.execute(statement)
+        heard = [(n.channel, n.payload) async for n in conn.notifies(timeout=0.2)]
+        await conn.execute("UNLISTEN *")
+    return heard
+
+
+async def test_announces_new_mailboxes_once_a_statement(pool):
+    """Inserting many mailboxes announces the earliest expiry, once."""
+    heard = await _heard(
+        pool,
+        """
+        INSERT INTO relay.mailboxes (address, expires_at)
+        SELECT n || '@x', to_timestamp(4000000000 + n) FROM generate_series(1, 500) n
+        """,
+    )
+    assert heard == [("relay_expiry", "4000000001.000000")]
+
+
+async def test_announces_changes_of_mailboxes(pool, store):
+    """Deleting, shortening and removing announce the mailbox; the ticker's flip does not."""
+    made = [str((await store.create()).mailbox.id) for _ in range(4)]
+    heard = await _heard(
+        pool,
+        f"UPDATE relay.mailboxes SET is_active = false WHERE id = '{made[0]}'",
+        f"UPDATE relay.mailboxes SET expires_at = to_timestamp(1) WHERE id = '{made[1]}'",
+        f"UPDATE relay.mailboxes SET is_active = false WHERE id = '{made[1]}'",
+        f"UPDATE relay.mailboxes SET webhook_url = NULL, is_active = false WHERE id = '{made[0]}'",
+        f"DELETE FROM relay.mailboxes WHERE id = '{made[2]}'",
+        f"DELETE FROM relay.mailboxes WHERE id = '{made[0]}'",
+    )
+    assert heard == [
+        ("relay_mailboxes", made[0]),
+        ("relay_expiry", "1.000000"),
+        ("relay_mailboxes", made[1]),
+        ("relay_mailboxes", made[2]),
+    ]
+
+
+async def test_announces_a_mass_change_to_everybody(pool, store):
+    """More changes than a payload can name are announced as one star."""
+    await pool.execute("SELECT relay.create_mailbox() FROM generate_series(1, 300)")
+    heard = await _heard(pool, "UPDATE relay.mailboxes SET is_active = false")
+    assert heard == [("relay_mailboxes", "*")]
+
+
+async def test_announces_messages_once_a_statement(pool, store):
+    """Inserting many messages is one notification, and each of them is queued for parsing."""
+    await store.create()
+    heard = await _heard(
+        pool,
+        """
+        INSERT INTO relay.messages (mailbox_id, raw_email)
+        SELECT id, 'x' FROM relay.mailboxes, generate_series(1, 100)
+        """,
+    )
+    assert heard == [("relay_messages", "")]
+    assert await pool.fetch_value("SELECT count(*) FROM relay.unsummarised") == 100
