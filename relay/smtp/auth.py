@@ -1,7 +1,8 @@
 """How the client proves who it is: AUTH PLAIN, LOGIN and CRAM-MD5 (RFC 4954, 4616, 2195).
 
-A mechanism is a generator: it yields what to send, base64-coded by the caller, and is sent each
-challenge.  Whether credentials may be sent at all is not decided here but in `client.py`.
+A mechanism is a generator: it yields what goes with the AUTH command (nothing, for most), and
+then, for each challenge sent to it, the answer.  Base64 is the caller's work.  Whether
+credentials may be sent at all is not decided here but in `client.py`.
 
 Promises: a password appears in no `repr` and in no error; a NUL in a credential, which would
 shift the fields of PLAIN, is refused when the credentials are made.
@@ -42,7 +43,7 @@ def choose(offered: frozenset[str], *, encrypted: bool) -> str | None:
 
 
 def exchange(mechanism: str, credentials: Credentials) -> Exchange:
-    """Return the conversation of `mechanism`; PLAIN's one answer needs no challenge."""
+    """Return the conversation of `mechanism`, one that `choose` returned."""
     user, password = credentials.username.encode(), credentials.password.encode()
     if mechanism == "PLAIN":
         return _plain(user, password)
@@ -54,6 +55,7 @@ def _plain(user: bytes, password: bytes) -> Exchange:
 
 
 def _login(user: bytes, password: bytes) -> Exchange:
+    yield b""
     # What the challenges say ("Username:") is not specified, so it is not looked at.
     yield user
     yield password

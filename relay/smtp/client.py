@@ -1,0 +1,735 @@
+"""The client's side of SMTP (RFC 5321), without any networking: what to say, what was meant.
+
+The law is the table `LAW`: for each phase and each thing that can come back (a class of reply,
+nonsense, the end of the connection, a deadline), what it means for the mail, for the route and
+for the connection.  `SmtpClient` is the interpreter: bytes in, bytes out, `result` when every
+recipient of a mail has its outcome.  `relay/smtp/connection.py` runs it on Trio.
+
+Promises:
+- Every recipient gets exactly one `Outcome`; one recipient's failure never touches another's.
+- Nothing that a mail holds can become a command: controls, spaces and angle brackets in an
+  address are refused when the `Mail` is made; a line end that is not CRLF is made one; every
+  line that starts with a dot is stuffed.
+- Credentials are written only after `tls_established`, or when the driver vouches for loopback.
+  STARTTLS that is not offered, refused, or has plaintext behind its reply ends the session
+  before that.
+- PIPELINING where offered: MAIL, RCPT and DATA in one write, and with a mail to follow, that
+  mail's group in the same write as the final dot: one round trip a mail.
+- A reply that nobody asked for, or that arrived before its question, is nonsense: it could be
+  taken for the answer to something else.
+- Memory: one mail and `ReplyLimits`.
+
+Fails: by outcomes.  Only a mail that can never be sent raises, `UnfitMail`, when it is made.
+
+Why a dot without an answer is `UNKNOWN` and not `DEFERRED`: the peer may have taken the mail.
+Who retries it may send a second copy, and should know.
+
+Pure: no I/O, no clock; instants are handed in, on any clock that only rises.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections import deque
+from enum import Enum, StrEnum
+from typing import NamedTuple
+
+from relay.errors import Bug, PermanentFailure
+from relay.smtp.auth import Credentials, Exchange, choose, exchange
+from relay.smtp.replies import NotAReply, Reply, ReplyLimits, ReplyReader
+
+# --- the law -------------------------------------------------------------------------------
+
+
+class Phase(StrEnum):
+    """Where in the conversation something happened."""
+
+    CONNECT = "connect"
+    """Resolving, connecting, and the greeting."""
+    EHLO = "ehlo"
+    TLS = "tls"
+    """STARTTLS and the handshake, or the handshake of implicit TLS."""
+    AUTH = "auth"
+    MAIL = "mail"
+    RCPT = "rcpt"
+    DATA = "data"
+    DOT = "dot"
+    """From the first byte of the message to the reply to its final dot."""
+    RSET = "rset"
+    """Inside the client only: an outcome or a trace counts it as part of MAIL."""
+
+
+class Verdict(StrEnum):
+    """What became of a mail for one recipient."""
+
+    DELIVERED = "delivered"
+    BOUNCED = "bounced"
+    FAILED = "failed"
+    DEFERRED = "deferred"
+    UNKNOWN = "unknown"
+
+
+class Seen(Enum):
+    """What came back; the columns of `LAW`."""
+
+    GOOD = 0  # 2yz
+    MORE = 1  # 3yz
+    TRANSIENT = 2  # 4yz
+    PERMANENT = 3  # 5yz
+    CLOSING = 4  # 421
+    NONSENSE = 5  # no reply, too much of one, or one that nobody asked for
+    ENDED = 6  # end of the connection, reset, a TLS failure
+    LATE = 7  # a deadline passed
+
+
+class Ruling(NamedTuple):
+    """What follows: `verdict` None means that the conversation goes on."""
+
+    verdict: Verdict | None
+    route_trouble: bool
+    connection_usable: bool
+
+
+_on = Ruling(None, False, True)
+_sent = Ruling(Verdict.DELIVERED, False, True)
+_bounce = Ruling(Verdict.BOUNCED, False, True)
+_fail = Ruling(Verdict.FAILED, False, True)
+_later = Ruling(Verdict.DEFERRED, False, True)
+_route = Ruling(Verdict.DEFERRED, True, False)
+_doubt = Ruling(Verdict.UNKNOWN, True, False)
+
+# fmt: off
+LAW: dict[Phase, tuple[Ruling, ...]] = {
+    #               GOOD    MORE    TRANSIENT PERMANENT CLOSING NONSENSE ENDED   LATE
+    Phase.CONNECT: (_on,    _route, _route,   _route,   _route, _route,  _route, _route),
+    Phase.EHLO:    (_on,    _route, _route,   _route,   _route, _route,  _route, _route),
+    Phase.TLS:     (_on,    _route, _route,   _route,   _route, _route,  _route, _route),
+    Phase.AUTH:    (_on,    _on,    _route,   _route,   _route, _route,  _route, _route),
+    Phase.MAIL:    (_on,    _route, _later,   _fail,    _route, _route,  _route, _route),
+    Phase.RCPT:    (_on,    _route, _later,   _bounce,  _route, _route,  _route, _route),
+    Phase.DATA:    (_route, _on,    _later,   _fail,    _route, _route,  _route, _route),
+    Phase.DOT:     (_sent,  _doubt, _later,   _fail,    _route, _doubt,  _doubt, _doubt),
+    Phase.RSET:    (_on,    _route, _route,   _route,   _route, _route,  _route, _route),
+}
+"""`LAW[phase][seen.value]`.  A 5yz to EHLO is answered with HELO first, where that may do."""
+# fmt: on
+
+Step = tuple[Phase, int, float, float]
+"""One reply of a conversation: phase, code, instant of the reply, seconds since its command."""
+
+
+class Outcome(NamedTuple):
+    """What became of a mail for one recipient, or of an attempt to open a connection."""
+
+    verdict: Verdict
+    phase: Phase
+    code: int | None
+    """The reply's code; None when no reply decided it."""
+    enhanced: str | None
+    text: str
+    """What the peer said (at most `replies.MAX_TEXT` characters; `redact` it before storing), or,
+    with `code` None, one sentence of ours."""
+    route_trouble: bool
+    """The trouble is with the way, not with this mail: others would have met it too."""
+    connection_usable: bool
+    stale: bool = False
+    """A reused connection ended before this mail's first reply: nothing was tried, so another
+    connection may be tried at once, without counting an attempt."""
+    trace: tuple[Step, ...] = ()
+    """The replies of this delivery, in order; those of the connection are `SmtpClient.trace`."""
+
+
+# --- what is sent --------------------------------------------------------------------------
+
+
+class UnfitMail(PermanentFailure, ValueError):
+    """An envelope that can never be sent; the message is one sentence that names the field."""
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.\-]+@[A-Za-z0-9](?:[A-Za-z0-9.\-]*[A-Za-z0-9])?")
+_TEXT = r"[^\x00-\x20\x7f-\x9f<>()\[\]\\,;:\"@\s\ud800-\udfff]"
+_QUOTED = r'"(?:[^\x00-\x1f\x7f-\x9f"\\\u2028\u2029\ud800-\udfff]|\\[\x20-\x7e])*"'
+_PATH = re.compile(rf"(?:{_TEXT}+|{_QUOTED})@(?:{_TEXT}+|\[[A-Za-z0-9:.\-]+\])")
+MAX_PATH_BYTES = 254
+
+
+def _path(address: str, field: str) -> bytes:
+    """Return `address` as it stands between the angle brackets, or raise UnfitMail."""
+    if _PLAIN.fullmatch(address) is None and _PATH.fullmatch(address) is None:
+        raise UnfitMail(f"{field} is not an address that SMTP can carry")
+    path = address.encode()
+    if len(path) > MAX_PATH_BYTES:
+        raise UnfitMail(f"{field} has over {MAX_PATH_BYTES} bytes")
+    return path
+
+
+class Mail:
+    """An envelope and the bytes of its message, checked and ready to be sent any number of times.
+
+    The empty sender is the null reverse-path.  A message may hold bare CR or LF; they are made
+    CRLF.  Raises `UnfitMail`.
+    """
+
+    __slots__ = ("_data", "eight_bit", "mail_from", "rcpt_to", "recipients", "sender", "smtputf8")
+
+    def __init__(
+        self, sender: str, recipients: tuple[str, ...], data: bytes, *, smtputf8: bool = False
+    ) -> None:
+        """`smtputf8`: the headers need it; an address outside ASCII needs it by itself."""
+        if not recipients:
+            raise UnfitMail("a mail needs at least one recipient")
+        self.sender = sender
+        self.recipients = recipients
+        self.mail_from = b"MAIL FROM:<%b>" % (_path(sender, "the sender") if sender else b"")
+        self.rcpt_to = tuple(
+            b"RCPT TO:<%b>\r\n" % _path(recipient, "a recipient") for recipient in recipients
+        )
+        self.smtputf8 = smtputf8 or not (sender + "".join(recipients)).isascii()
+        self.eight_bit = not data.isascii()
+        self._data = with_crlf(data)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the message as SIZE counts them: CRLF line ends, dots unstuffed."""
+        return len(self._data)
+
+    def wire(self) -> bytes:
+        """Return what follows 354: the message, dots stuffed, and the final dot."""
+        data = self._data
+        if b"\r\n." in data:
+            data = data.replace(b"\r\n.", b"\r\n..")
+        if data.startswith(b"."):
+            data = b"." + data
+        return data + b".\r\n"
+
+    def __repr__(self) -> str:
+        return f"<Mail of {self.size} bytes to {len(self.recipients)} recipients>"
+
+
+_BARE = re.compile(rb"\r(?!\n)|(?<!\r)\n")
+
+
+def with_crlf(data: bytes) -> bytes:
+    """Return `data` with every line end made CRLF, the last line's included."""
+    pairs = data.count(b"\r\n")
+    if not pairs == data.count(b"\r") == data.count(b"\n"):
+        data = _BARE.sub(b"\r\n", data)
+    return data if not data or data.endswith(b"\r\n") else data + b"\r\n"
+
+
+# --- the interpreter -----------------------------------------------------------------------
+
+
+class _Transaction:
+    """One mail on its way."""
+
+    __slots__ = ("accepted", "delivering", "mail", "outcomes", "refused", "trace")
+
+    def __init__(self, mail: Mail) -> None:
+        self.mail = mail
+        self.outcomes: list[Outcome | None] = [None] * len(mail.recipients)
+        self.accepted = 0
+        self.refused = False  # at MAIL
+        self.delivering = False  # the message itself was handed out for sending
+        self.trace: list[Step] = []
+
+
+_RSET = b"RSET\r\n"
+_ORDINARY = {code: Seen(code // 100 - 2) for code in range(200, 600)} | {421: Seen.CLOSING}
+
+
+class SmtpClient:
+    """One connection: its opening, then one mail after the other.
+
+    Opening: feed what arrives to `receive`; send what `data_to_send` returns; when `wants_tls`,
+    shake hands and call `tls_established`; it is over when `ready`, or `failure` is set.
+    A mail: `begin`, then receive and send until `result` is set.
+    What is not bytes goes to `ended` (closed, reset, TLS failure) or `late` (a deadline).
+    """
+
+    def __init__(
+        self,
+        *,
+        local_name: str = "localhost",
+        starttls: bool = False,
+        credentials: Credentials | None = None,
+        secure: bool = False,
+        plaintext_allowed: bool = False,
+        limits: ReplyLimits = ReplyLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        """`secure`: verified TLS is established already.
+
+        `plaintext_allowed`: the peer is on loopback, so credentials may go in clear.
+        """
+        self._greeting = local_name.encode("ascii")
+        if not re.fullmatch(rb"[!-~]{1,255}", self._greeting):
+            raise ValueError("the name to greet with holds what no host name can hold")
+        self._starttls = starttls
+        self._credentials = credentials
+        self._secure = secure
+        self._plaintext_allowed = plaintext_allowed
+        self._reader = ReplyReader(limits)
+        self._out: list[bytes] = []
+        self._flight: deque[tuple[Phase, _Transaction | None, int, float]] = deque()
+        """Commands that were written and not yet answered, in order."""
+        self._queue: deque[tuple[Phase, int, bytes]] = deque()
+        """Without PIPELINING: the rest of the group, one to be written after each answer."""
+        self._exchange: Exchange | None = None
+        self._mechanism = ""
+        self._greeted_with = b"EHLO"
+        self._current: _Transaction | None = None
+        self._ahead: _Transaction | None = None
+        self._following: Mail | None = None
+        self._tail = 0
+        self._needs_reset = False
+        self._voiding = False
+        self._body_by = float("inf")
+        self._carried = 0
+        self.features: dict[str, str] = {}
+        """What EHLO offered last, by keyword in capitals."""
+        self.ready = False
+        """Whether mails may be begun."""
+        self.wants_tls = False
+        """Whether the handshake is to start now."""
+        self.usable = True
+        """Whether the connection can carry more."""
+        self.failure: Outcome | None = None
+        """Why opening failed."""
+        self.result: tuple[Outcome, ...] | None = None
+        """The outcome of the mail in hand, by recipient, once all are known."""
+        self.replies = 0
+        """Replies taken so far; a deadline belongs to one reply, not to the bytes it drips in."""
+        self.trace: list[Step] = []
+        """The replies of the opening."""
+        self._flight.append((Phase.CONNECT, None, 0, 0.0))
+
+    # --- bytes and instants in, bytes out ---
+
+    @property
+    def awaits(self) -> Phase:
+        """The phase whose reply is awaited."""
+        return self._flight[0][0] if self._flight else Phase.MAIL
+
+    @property
+    def ahead(self) -> Mail | None:
+        """The mail whose group is on the wire already; only that one can be begun next."""
+        return self._ahead.mail if self._ahead is not None else None
+
+    def started(self, now: float) -> None:
+        """Say when connecting began; the greeting's duration counts from there."""
+        self._flight[0] = (Phase.CONNECT, None, 0, now)
+
+    def data_to_send(self) -> bytes:
+        """Return what is to be sent now, and forget it."""
+        out = self._out
+        if not out:
+            return b""
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Take what has arrived."""
+        self._reader.feed(data)
+        self._advance(now)
+
+    def ended(self, now: float, text: str, *, unsent: int = 0, last: bytes = b"") -> None:
+        """The connection is gone.
+
+        `unsent`: how many bytes of what was handed out last were not sent; `last`: what the peer
+        had said by then and nobody has read.
+        """
+        self._judge_unsent(unsent)
+        if last:
+            self.receive(last, now)
+        if self.result is None or self._current is None:
+            self._break(Seen.ENDED, text, now)
+        elif self.usable:
+            self.usable = False
+            self.result = tuple(item._replace(connection_usable=False) for item in self.result)
+
+    def late(self, now: float, text: str, *, unsent: int = 0) -> None:
+        """A deadline passed.  `unsent` as for `ended`."""
+        self._judge_unsent(unsent)
+        self._break(Seen.LATE, text, now)
+
+    def _judge_unsent(self, unsent: int) -> None:
+        """A message whose dot never left cannot have been delivered."""
+        current = self._current
+        if current is not None and current.delivering and unsent > self._tail:
+            current.delivering = False
+
+    # --- opening ---
+
+    def tls_established(self, now: float, began: float) -> None:
+        """The handshake is done and the certificate verified: greet again, inside."""
+        if not self.wants_tls:
+            raise Bug("TLS was established when nobody had asked for it")
+        self.wants_tls = False
+        self._secure = True
+        self.features = {}
+        self.trace.append((Phase.TLS, 220, now, now - began))
+        self._command(Phase.EHLO, b"EHLO " + self._greeting, now)
+
+    def _command(self, phase: Phase, line: bytes, now: float) -> None:
+        if self._reader.pending:
+            self._break(Seen.NONSENSE, "the peer spoke before it was asked", now, phase)
+            return
+        self._out.append(line + b"\r\n")
+        self._flight.append((phase, None, 0, now))
+
+    def _open(self, phase: Phase, reply: Reply, now: float) -> None:
+        """One reply of the opening that the law lets pass."""
+        if phase is Phase.CONNECT:
+            self._command(Phase.EHLO, b"EHLO " + self._greeting, now)
+        elif phase is Phase.EHLO:
+            if self._greeted_with == b"EHLO":
+                self.features = _features(reply)
+            self._after_greeting(now)
+        elif phase is Phase.TLS:
+            if self._reader.pending:
+                self._break(Seen.NONSENSE, "plaintext came behind the STARTTLS reply", now, phase)
+            else:
+                self.wants_tls = True
+        else:
+            self._authenticate(reply, now)
+
+    def _after_greeting(self, now: float) -> None:
+        if self._starttls and not self._secure:
+            if "STARTTLS" in self.features:
+                self._command(Phase.TLS, b"STARTTLS", now)
+            else:
+                self._give_up(Phase.TLS, "the peer offers no STARTTLS", now)
+        elif self._credentials is None:
+            self.ready = True
+        elif not (self._secure or self._plaintext_allowed):
+            self._give_up(Phase.AUTH, "credentials are not sent in clear", now)
+        else:
+            offered = frozenset(self.features.get("AUTH", "").upper().split())
+            mechanism = choose(offered, encrypted=self._secure)
+            if mechanism is None:
+                self._give_up(Phase.AUTH, "the peer offers no AUTH of ours", now)
+                return
+            self._exchange = exchange(mechanism, self._credentials)
+            first = next(self._exchange)
+            line = b"AUTH " + mechanism.encode()
+            self._command(Phase.AUTH, line + b" " + base64.b64encode(first) if first else line, now)
+
+    def _authenticate(self, reply: Reply, now: float) -> None:
+        if reply.code // 100 == 2:
+            self._exchange = None
+            self.ready = True
+            return
+        try:
+            challenge = base64.b64decode(reply.challenge, validate=True)
+            answer = self._exchange.send(challenge) if self._exchange else b""
+        except (binascii.Error, StopIteration):
+            self._break(Seen.NONSENSE, "the peer's AUTH challenge makes no sense", now, Phase.AUTH)
+            return
+        self._command(Phase.AUTH, base64.b64encode(answer), now)
+
+    def _give_up(self, phase: Phase, text: str, now: float) -> None:
+        self._break(Seen.PERMANENT, text, now, phase)
+
+    # --- mails ---
+
+    def begin(
+        self,
+        mail: Mail,
+        now: float,
+        *,
+        following: Mail | None = None,
+        body_by: float = float("inf"),
+    ) -> None:
+        """Take a mail in hand.
+
+        `following`: the mail that will be begun next, for certain; its group may go out with
+        this mail's dot.  `body_by`: after this instant the message is not begun any more, as no
+        time would be left to wait for the answer to its dot.
+        """
+        if not self.ready or (self._current is not None and self.result is None):
+            raise Bug("a mail was begun on a connection that is not ready for one")
+        self.result = None
+        self._following = following
+        self._body_by = body_by
+        self._voiding = False
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.mail is mail and self.usable:
+            self._current = ahead
+            self._advance(now)
+            return
+        self._current = current = _Transaction(mail)
+        if not self.usable or ahead is not None:
+            self.usable = False
+            text = "the connection is not usable"
+            self._settle(_outcome(_route, Phase.MAIL, text, stale=True))
+            self._finish()
+            return
+        refusal = self._refusal(mail)
+        if refusal is not None:
+            self._settle(refusal)
+            self._finish()
+            return
+        if self._reader.pending:
+            self._advance(now)  # only a 421 makes sense here
+            if self.result is None:
+                self._break(Seen.NONSENSE, "the peer spoke before it was asked", now)
+            return
+        if self._needs_reset:
+            self._needs_reset = False
+            if "PIPELINING" in self.features:
+                self._out.append(_RSET)
+                self._flight.append((Phase.RSET, current, 0, now))
+            else:
+                self._queue.append((Phase.RSET, 0, _RSET))
+        self._write_group(current, now)
+
+    def _refusal(self, mail: Mail) -> Outcome | None:
+        """Return the outcome of a mail that this peer cannot take, without asking it."""
+        features = self.features
+        if mail.smtputf8 and "SMTPUTF8" not in features:
+            text = "the mail needs SMTPUTF8, which the peer does not offer"
+        elif mail.eight_bit and "8BITMIME" not in features:
+            text = "the message has 8-bit bytes, and the peer does not offer 8BITMIME"
+        elif (limit := features.get("SIZE", "")).isdecimal() and 0 < int(limit) < mail.size:
+            text = f"the message has {mail.size} bytes, the peer takes at most {int(limit)}"
+        else:
+            return None
+        return _outcome(LAW[Phase.MAIL][Seen.PERMANENT.value], Phase.MAIL, text)
+
+    def _write_group(self, transaction: _Transaction, now: float) -> int:
+        """Write MAIL, RCPT and DATA (or queue what must wait); return how many bytes."""
+        mail = transaction.mail
+        features = self.features
+        line = mail.mail_from
+        if "SIZE" in features:
+            line += b" SIZE=%d" % mail.size
+        if mail.eight_bit:
+            line += b" BODY=8BITMIME"
+        if mail.smtputf8:
+            line += b" SMTPUTF8"
+        flight = self._flight
+        if "PIPELINING" in features:
+            group = b"".join((line, b"\r\n", *mail.rcpt_to, b"DATA\r\n"))
+            self._out.append(group)
+            flight.append((Phase.MAIL, transaction, 0, now))
+            for index in range(len(mail.rcpt_to)):
+                flight.append((Phase.RCPT, transaction, index, now))
+            flight.append((Phase.DATA, transaction, 0, now))
+            return len(group)
+        queue = self._queue
+        queue.append((Phase.MAIL, 0, line + b"\r\n"))
+        queue.extend((Phase.RCPT, index, rcpt) for index, rcpt in enumerate(mail.rcpt_to))
+        queue.append((Phase.DATA, 0, b"DATA\r\n"))
+        self._write_next(now)
+        return 0
+
+    def _write_next(self, now: float) -> None:
+        """Without PIPELINING: the next command of the group, when the last was answered."""
+        if self._reader.pending:
+            self._break(Seen.NONSENSE, "the peer spoke before it was asked", now)
+            return
+        phase, index, line = self._queue.popleft()
+        self._out.append(line)
+        self._flight.append((phase, self._current, index, now))
+
+    def _advance(self, now: float) -> None:
+        """Take replies until the mail in hand is done or there are no more of them."""
+        take = self._reader.next
+        while self.result is None and self.usable:
+            try:
+                reply = take()
+            except NotAReply as error:
+                self._break(Seen.NONSENSE, str(error), now)
+                return
+            if reply is None:
+                return
+            self.replies += 1
+            if not self._flight:
+                if reply.code == 421:
+                    self._break(Seen.CLOSING, reply, now)
+                else:
+                    self._break(Seen.NONSENSE, "the peer spoke before it was asked", now)
+                return
+            self._take(reply, now)
+
+    def _take(self, reply: Reply, now: float) -> None:
+        """The answer to the oldest command in flight."""
+        phase, transaction, index, written = self._flight[0]
+        code = reply.code
+        ruling = LAW[phase][_ORDINARY[code].value]
+        step = (phase, code, now, now - written)
+        if transaction is None:
+            self.trace.append(step)
+            if phase is Phase.EHLO and code >= 500 and self._may_greet_again():
+                self._flight.popleft()
+                self._command(Phase.EHLO, self._greeted_with + b" " + self._greeting, now)
+            elif ruling.verdict is not None:
+                self._break(_ORDINARY[code], reply, now)
+            else:
+                self._flight.popleft()
+                self._open(phase, reply, now)
+            return
+        if phase is not Phase.RSET:
+            transaction.trace.append(step)
+        if not ruling.connection_usable:
+            # 421, or a reply that makes no sense here: what follows cannot be trusted
+            self._break(_ORDINARY[code], reply, now)
+            return
+        self._flight.popleft()
+        if phase is Phase.RCPT:
+            if ruling.verdict is None:
+                transaction.accepted += 1
+            elif transaction.outcomes[index] is None:
+                transaction.outcomes[index] = _outcome(ruling, phase, reply)
+        elif phase is Phase.DATA:
+            if ruling.verdict is None:
+                self._send_body(transaction, now)
+            else:
+                self._settle(_outcome(ruling, phase, reply))
+                self._needs_reset = True
+                self._finish()
+            return
+        elif phase is Phase.DOT:
+            if not self._voiding:
+                if ruling.verdict is Verdict.DELIVERED and not transaction.delivering:
+                    self._break(Seen.NONSENSE, "the peer answered the dot before it was sent", now)
+                    return
+                transaction.delivering = False
+                self._settle(_outcome(ruling, phase, reply))
+            self._finish()
+            return
+        elif phase is Phase.MAIL and ruling.verdict is not None:
+            transaction.refused = True
+            self._settle(_outcome(ruling, phase, reply))
+        if self._queue:
+            self._go_on(transaction, now)
+
+    def _go_on(self, transaction: _Transaction, now: float) -> None:
+        """Without PIPELINING: the next command, if the group still makes sense."""
+        if transaction.refused or (self._queue[0][0] is Phase.DATA and not transaction.accepted):
+            self._queue.clear()
+            self._needs_reset = True
+            self._finish()
+        else:
+            self._write_next(now)
+
+    def _may_greet_again(self) -> bool:
+        """Whether HELO may do: it offers neither STARTTLS nor AUTH."""
+        if self._greeted_with == b"HELO" or self._starttls or self._credentials is not None:
+            return False
+        self._greeted_with = b"HELO"
+        return True
+
+    def _send_body(self, transaction: _Transaction, now: float) -> None:
+        """354: send the message, and the next mail's group if it is known already."""
+        if self._reader.pending:
+            self._break(Seen.NONSENSE, "the peer answered the dot before it was sent", now)
+        elif transaction.refused:
+            # It wants a message from a sender it refused.  Even an empty one could be delivered.
+            self._break(Seen.NONSENSE, "the peer refused MAIL and accepted DATA", now)
+        elif not transaction.accepted:
+            # RFC 2920, 3.1: nobody is to get it, so an empty one ends the transaction.
+            self._voiding = True
+            self._out.append(b".\r\n")
+            self._flight.append((Phase.DOT, transaction, 0, now))
+        elif now > self._body_by:
+            self._break(Seen.LATE, "too little time was left to await the dot's reply", now)
+        else:
+            self._flight.append((Phase.DOT, transaction, 0, now))
+            self._out.append(transaction.mail.wire())
+            transaction.delivering = True
+            self._tail = 0
+            following = self._following
+            if (
+                following is not None
+                and "PIPELINING" in self.features
+                and self._refusal(following) is None
+            ):
+                self._ahead = _Transaction(following)
+                self._tail = self._write_group(self._ahead, now)
+
+    # --- ends ---
+
+    def _settle(self, outcome: Outcome) -> None:
+        """Give `outcome` to every recipient of the mail in hand that has none yet."""
+        transaction = self._current
+        if transaction is None:
+            raise Bug("an outcome without a mail")
+        outcomes = transaction.outcomes
+        for index, settled in enumerate(outcomes):
+            if settled is None:
+                outcomes[index] = outcome
+
+    def _finish(self) -> None:
+        """Every recipient has its outcome: say so."""
+        transaction = self._current
+        if transaction is None:
+            raise Bug("a result without a mail")
+        trace = tuple(transaction.trace)
+        usable = self.usable
+        self.result = tuple(
+            outcome._replace(trace=trace, connection_usable=usable)
+            for outcome in transaction.outcomes
+            if outcome is not None
+        )
+        self._following = None
+        self._carried += 1
+
+    def _break(self, seen: Seen, why: str | Reply, now: float, phase: Phase | None = None) -> None:
+        """Nothing more can be said on this connection."""
+        self.usable = False
+        if phase is None:
+            phase = self.awaits
+        self._out.clear()
+        self._queue.clear()
+        self._flight.clear()
+        self._exchange = None
+        transaction = self._current
+        if transaction is None or self.result is not None:
+            if self.failure is None:
+                outcome = _outcome(LAW[phase][seen.value], phase, why)
+                self.failure = outcome._replace(connection_usable=False, trace=tuple(self.trace))
+            return
+        if transaction.delivering:
+            outcome = _outcome(LAW[Phase.DOT][seen.value], Phase.DOT, why)
+        else:
+            # Nothing was delivered yet, and what breaks a connection is the route's trouble.
+            outcome = _outcome(_route, Phase.MAIL if phase is Phase.RSET else phase, why)
+            replies = len(transaction.trace) - isinstance(why, Reply)
+            if self._carried and replies <= 0 and seen in (Seen.ENDED, Seen.CLOSING):
+                outcome = outcome._replace(stale=True)
+        self._settle(outcome)
+        self._finish()
+
+
+def _outcome(ruling: Ruling, phase: Phase, why: str | Reply, *, stale: bool = False) -> Outcome:
+    """Return the outcome that `ruling` makes of a reply, or of a sentence of ours."""
+    verdict = ruling.verdict
+    if verdict is None:
+        raise Bug(f"no outcome follows from {why!r} at {phase}")
+    if isinstance(why, Reply):
+        code, code2, text = why.code, why.enhanced, why.text
+        return Outcome(
+            verdict, phase, code, code2, text, ruling.route_trouble, ruling.connection_usable
+        )
+    return Outcome(
+        verdict, phase, None, None, why, ruling.route_trouble, ruling.connection_usable, stale
+    )
+
+
+def _features(reply: Reply) -> dict[str, str]:
+    """Return what an EHLO reply offers: parameters by keyword."""
+    features: dict[str, str] = {}
+    for line in reply.lines[1:]:
+        keyword, _, parameters = line.partition(" ")
+        keyword = keyword.upper()
+        if keyword.startswith("AUTH="):  # as some old servers write it
+            parameters = f"{keyword[5:]} {parameters}"
+            keyword = "AUTH"
+        if keyword == "AUTH" and keyword in features:
+            parameters = f"{features[keyword]} {parameters}"
+        features[keyword] = parameters.strip()
+    return features

@@ -1,0 +1,535 @@
+"""The SMTP client on Trio: one connection to a route, opened once, used for many mails.
+
+`Connection.open` resolves, connects, greets, secures and authenticates; `deliver` sends one mail
+and returns the outcome of each recipient; `quit` says goodbye.  What the replies mean is
+`relay/smtp/client.py`'s business; here are sockets, TLS and deadlines.
+
+Promises:
+- `deliver` never raises for what a peer or a network does: that is an outcome.
+- Every wait has a deadline.  A deadline belongs to one reply, so a peer that drips bytes gains
+  nothing; a whole delivery has one more, the caller's.
+- A delivery that is cancelled or runs late closes its connection, at once and without waiting.
+  `outcomes` then says whether the dot may have left.
+- TLS is verified (chain, name, TLS 1.2 or newer) or the connection fails; `TlsMode.NONE` speaks
+  to loopback only, judged by the address that was reached and not by its name.
+- Memory: one read of `CHUNK` bytes, the caps of the core, and one mail.
+
+Fails: `open` raises `OpenFailed`, which carries its outcome (always deferred).
+
+Why not Trio's streams: a stream's send and receive each pass through the scheduler, and TLS
+through both.  Here a send that the kernel takes at once costs one system call, and each round
+trip waits once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import math
+import socket
+import ssl
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import trio
+
+from relay.errors import ConfigError, TemporaryFailure
+from relay.smtp.auth import Credentials
+from relay.smtp.client import Mail, Outcome, Phase, SmtpClient, Step, Verdict
+from relay.smtp.replies import ReplyLimits
+
+CHUNK = 8192
+"""Bytes read at once; replies are short."""
+BLOCK = 65_536
+"""Bytes of a message that must get through within `Deadlines.block`."""
+
+
+class TlsMode(StrEnum):
+    """How a route is secured."""
+
+    IMPLICIT = "implicit"
+    STARTTLS = "starttls"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where mail goes and as whom."""
+
+    host: str
+    port: int
+    tls: TlsMode = TlsMode.STARTTLS
+    credentials: Credentials | None = None
+    local_name: str = "localhost"
+    """The name to greet with."""
+    server_name: str | None = None
+    """The name in SNI and in the certificate; None: `host`."""
+
+    def __post_init__(self) -> None:
+        """Refuse a port that is none."""
+        if not 0 < self.port < 65_536:
+            raise ValueError("a port is a number from 1 to 65535")
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds a peer has, each counted from the command to its whole reply."""
+
+    connect: float = 30.0
+    greeting: float = 60.0
+    tls: float = 30.0
+    command: float = 60.0
+    """EHLO, STARTTLS, AUTH, RSET, MAIL, RCPT and DATA, each."""
+    block: float = 60.0
+    """For each `BLOCK` bytes of a message to get out."""
+    dot: float = 120.0
+    quit: float = 2.0
+    total: float = 300.0
+    """For one delivery in all; and for one opening."""
+
+    def within(self, seconds: float) -> Deadlines:
+        """Return these, cut so that a delivery ends within `seconds` (what a lease leaves).
+
+        The dot's reply gets at most half of it: a message is not begun when less than
+        `dot` is left.
+        """
+        half = seconds / 2
+        return replace(
+            self,
+            connect=min(self.connect, half),
+            greeting=min(self.greeting, half),
+            tls=min(self.tls, half),
+            command=min(self.command, half),
+            block=min(self.block, half),
+            dot=min(self.dot, half),
+            total=min(self.total, seconds),
+        )
+
+
+class OpenFailed(TemporaryFailure):
+    """A route could not be opened; `outcome` says at which phase and why."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(f"{outcome.phase}: {outcome.text}")
+        self.outcome = outcome
+
+
+def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
+    """Return a verifying context: the system's authorities, or those of SSL_CERT_FILE.
+
+    `ca_file` adds further ones (PEM).  Raises ConfigError when it cannot be read.
+    """
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca_file:
+        try:
+            context.load_verify_locations(cafile=ca_file)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"The CA file {ca_file} cannot be read: {error}.") from error
+    return context
+
+
+class _Plain:
+    """A connected, non-blocking socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.unsent = 0
+        """Bytes of the last `send` that the kernel has not taken."""
+
+    async def send(self, data: bytes) -> None:
+        self.unsent = len(data)
+        try:
+            self.unsent -= self._sock.send(data)
+        except BlockingIOError:
+            pass
+        if self.unsent:
+            rest = memoryview(data)
+            while self.unsent:
+                await trio.lowlevel.wait_writable(self._sock)
+                with contextlib.suppress(BlockingIOError):
+                    self.unsent -= self._sock.send(rest[-self.unsent :])
+
+    async def receive(self) -> bytes:
+        while True:
+            await trio.lowlevel.wait_readable(self._sock)
+            try:
+                return self._sock.recv(CHUNK)
+            except BlockingIOError:
+                continue
+
+    def quiet(self) -> bool:
+        """Whether the peer has neither spoken nor hung up."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def arrived(self) -> bytes:
+        """Return what has arrived, without waiting."""
+        try:
+            return self._sock.recv(CHUNK)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        trio.lowlevel.notify_closing(self._sock)
+        self._sock.close()
+
+
+class _Tls:
+    """TLS over `_Plain`."""
+
+    def __init__(self, plain: _Plain, context: ssl.SSLContext, server_name: str) -> None:
+        self._plain = plain
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_hostname=server_name)
+        self.unsent = 0
+
+    async def _flush(self) -> None:
+        if self._out.pending:
+            await self._plain.send(self._out.read())
+
+    async def _fill(self) -> None:
+        data = await self._plain.receive()
+        if data:
+            self._in.write(data)
+        else:
+            self._in.write_eof()
+
+    async def handshake(self) -> None:
+        """Shake hands and verify; raises ssl.SSLError (an OSError)."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._flush()
+                await self._fill()
+            except ssl.SSLError:
+                # the alert that says why; whether the peer reads it is its own affair
+                with contextlib.suppress(OSError):
+                    await self._flush()
+                raise
+            else:
+                await self._flush()
+                return
+
+    async def send(self, data: bytes) -> None:
+        # A record counts as sent once any of it may have left: then the peer may have read it.
+        self.unsent = len(data)
+        self._tls.write(data)
+        self.unsent = 0
+        await self._flush()
+
+    async def receive(self) -> bytes:
+        while True:
+            try:
+                return self._tls.read(CHUNK)
+            except ssl.SSLWantReadError:
+                await self._flush()
+                await self._fill()
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b""
+
+    def quiet(self) -> bool:
+        """Whether the peer has neither spoken nor hung up."""
+        return self._plain.quiet() and not self._in.pending and not self._tls.pending()
+
+    def arrived(self) -> bytes:
+        """Return what has arrived, without waiting."""
+        self._in.write(self._plain.arrived())
+        try:
+            return self._tls.read(CHUNK)
+        except ssl.SSLError:
+            return b""
+
+    def close(self) -> None:
+        self._plain.close()
+
+
+class Connection:
+    """An open connection to a route.  Used by one task at a time."""
+
+    def __init__(
+        self, route: Route, deadlines: Deadlines, wire: _Plain | _Tls, core: SmtpClient
+    ) -> None:
+        """For `open` only."""
+        self.route = route
+        self._deadlines = deadlines
+        self._wire = wire
+        self._core = core
+        self._closed = False
+        self._idle_since = trio.current_time()
+        self.delivered = 0
+        """Mails that were begun on this connection."""
+
+    # --- opening ---
+
+    @classmethod
+    async def open(
+        cls,
+        route: Route,
+        deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
+        *,
+        context: ssl.SSLContext | None = None,
+        limits: ReplyLimits = ReplyLimits(),  # noqa: B008 - frozen
+    ) -> Connection:
+        """Connect, greet, secure, authenticate.  Raises `OpenFailed`, nothing else of the world's.
+
+        `context`: from `client_tls`; None makes one, which reads the system's authorities anew.
+        """
+        began = trio.current_time()
+        ends = began + deadlines.total
+        plain = await _connect(route, deadlines, began)
+        core = SmtpClient(
+            local_name=route.local_name,
+            starttls=route.tls is TlsMode.STARTTLS,
+            credentials=route.credentials,
+            secure=route.tls is TlsMode.IMPLICIT,
+            plaintext_allowed=route.tls is TlsMode.NONE,
+            limits=limits,
+        )
+        core.started(began)
+        self = cls(route, deadlines, plain, core)
+        try:
+            if route.tls is not TlsMode.NONE and context is None:
+                context = client_tls()
+            if route.tls is TlsMode.IMPLICIT and context is not None:
+                took = await self._secure(plain, context)
+                now = trio.current_time()
+                core.trace.append((Phase.TLS, 220, now, took))
+            while not core.ready:
+                await self._exchange(min(ends, trio.current_time() + self._allowed()))
+                if core.wants_tls and context is not None:
+                    took = await self._secure(plain, context)
+                    now = trio.current_time()
+                    core.tls_established(now, now - took)
+                if core.failure is not None:
+                    raise OpenFailed(core.failure)
+        except BaseException:
+            self.abort()
+            raise
+        self._idle_since = trio.current_time()
+        return self
+
+    async def _secure(self, plain: _Plain, context: ssl.SSLContext) -> float:
+        """Shake hands; returns how many seconds it took."""
+        began = trio.current_time()
+        try:
+            tls = _Tls(plain, context, self.route.server_name or self.route.host)
+            with trio.fail_after(self._deadlines.tls):
+                await tls.handshake()
+        except ssl.SSLCertVerificationError as error:
+            text = f"the peer's certificate is not accepted: {error.verify_message}"
+        except trio.TooSlowError:
+            text = "the TLS handshake took too long"
+        except (OSError, ValueError) as error:  # ValueError: a name that SNI cannot carry
+            text = f"the TLS handshake failed: {_reason(error)}"
+        else:
+            self._wire = tls
+            return trio.current_time() - began
+        raise OpenFailed(_trouble(Phase.TLS, text, tuple(self._core.trace)))
+
+    async def _exchange(self, ends: float) -> None:
+        """One step of the opening: send what is to be sent, take what comes."""
+        core = self._core
+        try:
+            with trio.fail_at(ends):
+                out = core.data_to_send()
+                if out:
+                    await self._wire.send(out)
+                count = core.replies
+                while core.replies == count and core.failure is None:
+                    data = await self._wire.receive()
+                    now = trio.current_time()
+                    if data:
+                        core.receive(data, now)
+                    else:
+                        core.ended(now, "the peer closed the connection")
+        except trio.TooSlowError:
+            core.late(trio.current_time(), "the peer took too long to answer")
+        except OSError as error:
+            core.ended(trio.current_time(), f"the connection broke: {_reason(error)}")
+
+    def _allowed(self) -> float:
+        """Seconds for the reply that is awaited."""
+        phase = self._core.awaits
+        if phase is Phase.DOT:
+            return self._deadlines.dot
+        return self._deadlines.greeting if phase is Phase.CONNECT else self._deadlines.command
+
+    # --- state ---
+
+    @property
+    def trace(self) -> tuple[Step, ...]:
+        """The replies of the opening (instants on Trio's clock)."""
+        return tuple(self._core.trace)
+
+    @property
+    def features(self) -> dict[str, str]:
+        """What the peer offers, by EHLO keyword in capitals."""
+        return self._core.features
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...] | None:
+        """The outcomes of the last mail; after a `deliver` that was cancelled from outside, what
+        was known then: `UNKNOWN` when its dot may have left."""
+        return self._core.result
+
+    @property
+    def closed(self) -> bool:
+        """Whether the socket is closed."""
+        return self._closed
+
+    def reusable(self, idle_limit: float = 20.0) -> bool:
+        """Whether another mail can be begun: open, not idle too long, and the peer quiet.
+
+        False also while a mail is announced (`following`) that was not begun; that one can be.
+        Costs one system call.  A True can still turn out `stale`.
+        """
+        return (
+            not self._closed
+            and self._core.usable
+            and self._core.ahead is None
+            and trio.current_time() - self._idle_since <= idle_limit
+            and self._wire.quiet()
+        )
+
+    # --- mails ---
+
+    async def deliver(
+        self, mail: Mail, following: Mail | None = None, *, deadline: float = math.inf
+    ) -> tuple[Outcome, ...]:
+        """Send one mail; returns the outcome of each recipient, in order.
+
+        `following`: the mail that this connection gets next.  Its MAIL, RCPT and DATA go out
+        with this mail's dot, so it must be the next one delivered here, or none: an announced
+        mail that is not delivered leaves no way but to close.
+        `deadline`: an instant on Trio's clock by which all is over; `Deadlines.total` holds too.
+        """
+        core, wire, deadlines = self._core, self._wire, self._deadlines
+        now = trio.current_time()
+        deadline = min(deadline, now + deadlines.total)
+        self.delivered += 1
+        core.begin(mail, now, following=following, body_by=deadline - deadlines.dot)
+        wire.unsent = 0
+        if core.result is None:
+            with trio.CancelScope(deadline=min(deadline, now + self._allowed())) as scope:
+                try:
+                    awaited = core.replies
+                    while core.result is None:
+                        out = core.data_to_send()
+                        if out:
+                            if len(out) > BLOCK:
+                                await self._send_long(out, deadline, scope)
+                            else:
+                                await wire.send(out)
+                            now = trio.current_time()
+                        if out or core.replies != awaited:
+                            awaited = core.replies
+                            scope.deadline = min(deadline, now + self._allowed())
+                        data = await wire.receive()
+                        now = trio.current_time()
+                        if data:
+                            core.receive(data, now)
+                        else:
+                            core.ended(now, "the peer closed the connection")
+                except OSError as error:
+                    # A peer that hangs up in the middle of a message may have said why.
+                    core.ended(
+                        trio.current_time(),
+                        f"the connection broke: {_reason(error)}",
+                        unsent=wire.unsent,
+                        last=wire.arrived(),
+                    )
+                except BaseException:  # cancelled, by our deadline or from outside
+                    now = trio.current_time()
+                    late = now >= scope.deadline
+                    text = "the peer took too long" if late else "the delivery was cancelled"
+                    core.late(now, text, unsent=wire.unsent)
+                    self.abort()
+                    raise
+        if not core.usable:
+            self.abort()
+        self._idle_since = now
+        assert core.result is not None  # the loop ends with it, or late() or ended() set it
+        return core.result
+
+    async def _send_long(self, data: bytes, deadline: float, scope: trio.CancelScope) -> None:
+        """Send block by block, each with its own deadline."""
+        whole = memoryview(data)
+        wire = self._wire
+        for start in range(0, len(data), BLOCK):
+            scope.deadline = min(deadline, trio.current_time() + self._deadlines.block)
+            behind = max(len(data) - start - BLOCK, 0)
+            try:
+                await wire.send(bytes(whole[start : start + BLOCK]))
+            finally:
+                wire.unsent += behind
+
+    async def quit(self) -> None:
+        """Say goodbye if that makes sense, and close.  Never raises for what the peer does."""
+        if self._closed:
+            return
+        try:
+            if self._core.usable and self._core.ahead is None:
+                with trio.move_on_after(self._deadlines.quit), contextlib.suppress(OSError):
+                    await self._wire.send(b"QUIT\r\n")
+                    await self._wire.receive()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once, saying nothing.  May be called at any time, any number of times."""
+        if not self._closed:
+            self._closed = True
+            self._wire.close()
+
+
+async def _connect(route: Route, deadlines: Deadlines, began: float) -> _Plain:
+    """Resolve and connect, trying all addresses (RFC 8305).  Raises OpenFailed."""
+    try:
+        with trio.fail_after(min(deadlines.connect, deadlines.total)):
+            stream = await trio.open_tcp_stream(route.host, route.port)
+    except trio.TooSlowError:
+        raise OpenFailed(_trouble(Phase.CONNECT, "connecting took too long")) from None
+    except (OSError, ValueError) as error:  # ValueError: what is no host name
+        text = f"connecting failed: {_reason(error)}"
+        raise OpenFailed(_trouble(Phase.CONNECT, text)) from error
+    sock = socket.socket(fileno=stream.socket.detach())
+    sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    if route.tls is TlsMode.NONE and not _is_loopback(sock):
+        sock.close()
+        raise OpenFailed(_trouble(Phase.TLS, "without TLS, only loopback is spoken to"))
+    return _Plain(sock)
+
+
+def _is_loopback(sock: socket.socket) -> bool:
+    try:
+        host = sock.getpeername()[0]
+    except OSError:
+        return False
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _reason(error: BaseException) -> str:
+    """Return what an error says, without addresses and numbers that only mean something here."""
+    if isinstance(error, BaseExceptionGroup):
+        return _reason(error.exceptions[0])
+    if isinstance(error, OSError) and error.strerror is None and error.__cause__ is not None:
+        return _reason(error.__cause__)  # Trio's "all attempts to connect failed"
+    if isinstance(error, ssl.SSLError):
+        return error.reason or "TLS error"
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+
+
+def _trouble(phase: Phase, text: str, trace: tuple[Step, ...] = ()) -> Outcome:
+    return Outcome(Verdict.DEFERRED, phase, None, None, text, True, False, trace=trace)
