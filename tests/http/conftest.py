@@ -113,7 +113,7 @@ class House:
         """Return once so many subscriptions stand on a channel of the hub."""
         with trio.fail_after(10):
             while self.hub.statistics().get(channel, 0) != count:
-                await trio.sleep(0.005)
+                await trio.sleep(0.005)  # the hub tells nobody who joins it
 
 
 SMALL = Limits(streams_per_mailbox=3, body_timeout=1.0, keep_alive_every=0.2, commit_timeout=10.0)

@@ -12,6 +12,7 @@ import trio
 import websocket
 
 from relay.db.pool import Pool
+from supervisor import Stuck
 from tests.http.conftest import SMALL, House, open_house
 
 BASE = "/api/v1/mailboxes"
@@ -223,9 +224,10 @@ async def test_a_reader_that_does_not_read_costs_others_nothing(house: House):
         with trio.fail_after(10):
             fetched = await house.client.get(f"{BASE}/{address}/messages?limit=200", headers=token)
             assert len(fetched.json()) == 40
-            house.supervisor.shutdown()
-            while house.supervisor.tree().state != "stopped":
-                await trio.sleep(0.05)
+            with house.supervisor.subscribe() as events:
+                house.supervisor.shutdown()
+                async for event in events:  # ends with the tree
+                    assert not isinstance(event, Stuck)
 
 
 def connect(house: House, path: str, **options: Any) -> websocket.WebSocket:

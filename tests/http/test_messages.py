@@ -1,0 +1,147 @@
+"""Reading what arrived: lists, whole messages, raw bytes, previews, attachments."""
+
+import base64
+
+from relay.http.messages import disposition
+from tests.http.conftest import LETTER, House
+
+BASE = "/api/v1/mailboxes"
+
+MIXED = (
+    b"From: Ada <ada@example.org>\r\nSubject: files\r\nMIME-Version: 1.0\r\n"
+    b"Content-Type: multipart/mixed; boundary=b\r\n\r\n"
+    b"--b\r\nContent-Type: text/html\r\n\r\n<script>alert(1)</script><p>Hi</p>\r\n"
+    b"--b\r\nContent-Type: text/html; name=x.html\r\n"
+    b"Content-Disposition: attachment; filename=\"../../etc/x.html\"\r\n"
+    b"Content-Transfer-Encoding: base64\r\n\r\n" + base64.b64encode(b"<b>\x00\xff") + b"\r\n"
+    b"--b--\r\n"
+)  # fmt: skip
+
+
+async def test_messages_are_listed_newest_first_by_limit_offset_and_cursor(house: House):
+    """Offset and cursor give the same rows; the last page has no Link."""
+    address, token = await house.mailbox()
+    ids = [str(await house.deliver(address)) for _ in range(5)][::-1]
+    url = f"{BASE}/{address}/messages"
+    everything = (await house.client.get(url, headers=token)).json()
+    assert [item["id"] for item in everything] == ids
+    assert everything[0] == {
+        "id": ids[0],
+        "from_address": "ada@example.org",
+        "subject": "Hello",
+        "received_at": everything[0]["received_at"],
+        "is_read": False,
+        "has_attachments": False,
+        "size": len(LETTER),
+    }
+    part = await house.client.get(url, params={"limit": 2, "offset": 1}, headers=token)
+    assert [item["id"] for item in part.json()] == ids[1:3]
+    rest = await house.client.get(part.links["next"]["url"], headers=token)
+    assert [item["id"] for item in rest.json()] == ids[3:]
+    assert "next" not in rest.links
+    for wrong in ({"limit": 0}, {"limit": "x"}, {"offset": -1}, {"cursor": "nonsense"}):
+        assert (await house.client.get(url, params=wrong, headers=token)).status_code == 422
+
+
+async def test_search_finds_sender_subject_and_body_in_any_case(house: House):
+    """Patterns of SQL are only characters."""
+    address, token = await house.mailbox()
+    await house.deliver(address)
+    url = f"{BASE}/{address}/messages"
+    for needle, count in (("ADA@", 1), ("hello", 1), ("482913", 1), ("%", 0), ("\x00", 0)):
+        found = await house.client.get(url, params={"q": needle}, headers=token)
+        assert len(found.json()) == count, needle
+
+
+async def test_a_message_is_listed_before_it_is_parsed(house: House):
+    """Until then the reverse-path stands for the sender and the subject is null."""
+    address, token = await house.mailbox()
+    await house.deliver(address, parse=False)
+    (entry,) = (await house.client.get(f"{BASE}/{address}/messages", headers=token)).json()
+    assert entry["from_address"] == "bounce@example.org"
+    assert entry["subject"] is None
+
+
+async def test_reading_a_message_gives_everything_and_marks_it_read(house: House):
+    """The code is found; the list shows it as read afterwards; deleting removes it."""
+    address, token = await house.mailbox()
+    wanted = await house.deliver(address)
+    url = f"{BASE}/{address}/messages/{wanted}"
+    message = (await house.client.get(url, headers=token)).json()
+    assert message["otp"] == "482913"
+    assert message["to"] == address
+    assert message["headers"]["Subject"] == "Hello"
+    assert message["is_read"] is True
+    (entry,) = (await house.client.get(f"{BASE}/{address}/messages", headers=token)).json()
+    assert entry["is_read"] is True
+    assert (await house.client.delete(url, headers=token)).status_code == 204
+    gone = await house.client.get(url, headers=token)
+    assert gone.status_code == 404
+    assert gone.json()["type"] == "urn:relay:problem:message-not-found"
+
+
+async def test_another_mailboxs_message_is_not_there(house: House):
+    """A message id of a stranger opens nothing in one's own mailbox."""
+    theirs, _ = await house.mailbox()
+    address, token = await house.mailbox()
+    wanted = await house.deliver(theirs)
+    for suffix in ("", "/raw", "/html", "/attachments/0"):
+        url = f"{BASE}/{address}/messages/{wanted}{suffix}"
+        assert (await house.client.get(url, headers=token)).status_code == 404
+    nonsense = f"{BASE}/{address}/messages/nonsense"
+    assert (await house.client.get(nonsense, headers=token)).status_code == 404
+
+
+async def test_raw_is_byte_for_byte_also_when_large(house: House):
+    """Every byte value and megabytes of them come back as they were."""
+    address, token = await house.mailbox()
+    raw = b"Subject: x\r\n\r\n" + bytes(range(256)) * 20_000
+    wanted = await house.deliver(address, raw, parse=False)
+    response = await house.client.get(f"{BASE}/{address}/messages/{wanted}/raw", headers=token)
+    assert response.content == raw
+    assert response.headers["Content-Type"] == "message/rfc822"
+    assert response.headers["Content-Length"] == str(len(raw))
+
+
+async def test_the_preview_can_do_nothing(house: House):
+    """The policy forbids scripts and loads; text is escaped."""
+    address, token = await house.mailbox()
+    wanted = await house.deliver(address, MIXED)
+    url = f"{BASE}/{address}/messages/{wanted}/html"
+    response = await house.client.get(url, headers=token)
+    policy = response.headers["Content-Security-Policy"]
+    assert policy.startswith("sandbox; default-src 'none'")
+    assert "script" not in policy
+    assert "allow-" not in policy
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Referrer-Policy"] == "no-referrer"
+    assert response.headers["Content-Type"] == "text/html; charset=utf-8"
+    plain = await house.deliver(address, b"Subject: x\r\n\r\n<script>\r\n")
+    text = await house.client.get(f"{BASE}/{address}/messages/{plain}/html", headers=token)
+    assert "&lt;script&gt;" in text.text
+
+
+async def test_an_attachment_is_a_download_under_a_bare_name(house: House):
+    """HTML is no page here: octet-stream, attachment, nosniff, no path in the name."""
+    address, token = await house.mailbox()
+    wanted = await house.deliver(address, MIXED)
+    url = f"{BASE}/{address}/messages/{wanted}"
+    (listed,) = (await house.client.get(url, headers=token)).json()["attachments"]
+    response = await house.client.get(f"{url}/attachments/{listed['index']}", headers=token)
+    assert response.content == b"<b>\x00\xff"
+    assert response.headers["Content-Type"] == "application/octet-stream"
+    assert response.headers["Content-Disposition"].startswith('attachment; filename="x.html"')
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    for index in ("1", "99999999", "-1", "x"):
+        missing = await house.client.get(f"{url}/attachments/{index}", headers=token)
+        assert missing.status_code == 404
+
+
+def test_a_file_name_is_only_a_name():
+    """Paths, quotes, line ends and characters that turn text around do not survive."""
+    assert disposition('a"b\r\nX: y.txt') == (
+        "attachment; filename=\"a_bX_ y.txt\"; filename*=UTF-8''a%22bX%3A%20y.txt"
+    )
+    assert "filename*=UTF-8''Gr%C3%BC%C3%9Fe.pdf" in disposition("C:\\x\\Grüße.pdf")
+    assert "202" not in disposition("a\u202egpj.exe")
+    assert disposition("..") == "attachment; filename=\"attachment\"; filename*=UTF-8''attachment"

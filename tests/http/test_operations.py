@@ -1,0 +1,205 @@
+"""The operator's calls: tree, commands, events, logs, health, metrics, description, pages."""
+
+import json
+import re
+from typing import Any
+
+import httpx
+import trio
+
+from relay.http.openapi import describe
+from tests.http.conftest import House
+from tests.http.test_gate import routes
+from tests.http.test_streams import in_thread
+
+TREE = "/api/v1/supervision"
+
+
+async def test_the_tree_is_shown_as_the_contract_has_it(house: House):
+    """Every node has the seven fields; times are RFC 3339."""
+    tree = (await house.client.get(TREE, headers=house.admin)).json()
+    assert [child["name"] for child in tree["children"]] == ["listener", "writer", "control"]
+    for node in (tree, *tree["children"]):
+        assert set(node) == {
+            "name", "state", "restarts", "started_at", "mailbox_depth", "last_event", "children",
+        }  # fmt: skip
+        assert node["state"] == "running"
+        assert node["started_at"].endswith("Z")
+
+
+async def test_an_actor_is_paused_resumed_and_restarted_by_name(house: House):
+    """Commands act at once, a restart by hand counts, a wrong name is a 404."""
+    for verb, state in (("pause", "paused"), ("resume", "running")):
+        answer = await house.client.post(f"{TREE}/writer/{verb}", headers=house.admin)
+        assert answer.status_code == 202
+        assert answer.json()["state"] == state
+    with house.supervisor.subscribe() as events:
+        answer = await house.client.post(f"{TREE}/writer/restart", headers=house.admin)
+        assert answer.status_code == 202
+        with trio.fail_after(10):
+            async for event in events:
+                if type(event).__name__ == "Ready" and event.name == "writer":
+                    break
+    tree = (await house.client.get(TREE, headers=house.admin)).json()
+    assert tree["children"][1]["restarts"] == 1
+    missing = await house.client.post(f"{TREE}/nobody/pause", headers=house.admin)
+    assert missing.json()["type"] == "urn:relay:problem:actor-not-found"
+
+
+async def test_the_control_plane_can_restart_itself_and_keeps_its_port(house: House):
+    """The call is answered, and the next one is served by the next incarnation."""
+    with house.supervisor.subscribe() as events:
+        answer = await house.client.post(f"{TREE}/control/restart", headers=house.admin)
+        assert answer.status_code == 202
+        with trio.fail_after(20):
+            async for event in events:
+                if type(event).__name__ == "Ready" and event.name == "control":
+                    break
+    tree = (await house.client.get(TREE, headers=house.admin)).json()
+    assert tree["children"][2]["restarts"] == 1
+
+
+async def test_a_paused_control_plane_still_answers(house: House):
+    """Otherwise nobody could resume it."""
+    await house.client.post(f"{TREE}/control/pause", headers=house.admin)
+    answer = await house.client.post(f"{TREE}/control/resume", headers=house.admin)
+    assert answer.json()["state"] == "running"
+
+
+def read_lines(
+    house: House, path: str, until: str, found: list[str], began: trio.Event | None = None
+) -> None:
+    """Read a stream line by line until one contains `until`; blocking."""
+    url = f"http://127.0.0.1:{house.port}{path}"
+    with httpx.stream("GET", url, headers=house.admin, timeout=10) as response:
+        for line in response.iter_lines():
+            found.append(line)
+            if began is not None:
+                trio.from_thread.run_sync(began.set)
+            if until in line:
+                return
+
+
+async def test_supervision_events_begin_with_the_tree_and_go_on_live(house: House):
+    """A pause is seen as it happens, by kind, name, time and words."""
+    found: list[str] = []
+    began = trio.Event()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                in_thread, read_lines, house, f"{TREE}/events", '"type":"paused"', found, began
+            )
+            await began.wait()
+            house.supervisor.pause("writer")
+    assert found[0] == "event: tree"
+    assert json.loads(found[1].removeprefix("data: "))["name"] == "relay"
+    event = json.loads(found[-1].removeprefix("data: "))
+    assert event["name"] == "writer"
+    assert set(event) == {"type", "name", "at", "detail"}
+
+
+async def test_the_log_is_read_back_filtered_and_followed(house: House):
+    """Lines by level and actor, oldest first; with follow also those to come, none twice."""
+
+    def line(event: str, **more: Any) -> dict[str, Any]:
+        return {"timestamp": "t", "level": "info", "event": event, "actor": "ticker", **more}
+
+    house.ring.append(line("one"))
+    house.ring.append(line("two", level="error"))
+    house.ring.append(line("three", actor="reaper"))
+
+    async def events(query: str) -> list[str]:
+        response = await house.client.get(f"/api/v1/logs{query}", headers=house.admin)
+        assert response.headers["Content-Type"] == "application/x-ndjson"
+        return [json.loads(text)["event"] for text in response.text.splitlines()]
+
+    assert await events("") == ["one", "two", "three"]
+    assert await events("?level=warning") == ["two"]
+    assert await events("?actor=reaper") == ["three"]
+    wrong = await house.client.get("/api/v1/logs?level=loud", headers=house.admin)
+    assert wrong.status_code == 422
+    found: list[str] = []
+    began = trio.Event()
+    async with trio.open_nursery() as nursery:
+        path = "/api/v1/logs?follow=1&actor=ticker"
+        nursery.start_soon(in_thread, read_lines, house, path, "four", found, began)
+        await began.wait()
+        house.ring.append(line("other", actor="reaper"))
+        house.ring.append(line("four"))
+    assert [json.loads(text)["event"] for text in found] == ["one", "two", "four"]
+
+
+async def test_health_readiness_and_metrics_need_no_credential(house: House):
+    """Alive is enough for one; the other names what is not ready."""
+    assert (await house.client.get("/healthz")).json() == {"status": "ok"}
+    assert (await house.client.get("/readyz")).json() == {"status": "ready"}
+    metrics = await house.client.get("/metrics")
+    assert metrics.headers["Content-Type"].startswith("text/plain")
+    assert 'relay_http_answers_total{method="GET",status="200"}' in metrics.text
+
+
+async def test_the_description_covers_every_call(house: House):
+    """Each declared route is in /openapi.json with its parameters, answers and credentials."""
+    document = (await house.client.get("/openapi.json")).json()
+    assert document["openapi"].startswith("3.1")
+    described = {
+        (method.upper(), path) for path, methods in document["paths"].items() for method in methods
+    }
+    declared = {(route.method, re.sub(r"<(\w+)>", r"{\1}", route.rule)) for route in routes(house)}
+    assert described == declared
+    identifiers = set()
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            identifiers.add(operation["operationId"])
+            assert operation["summary"]
+            assert any(status < "400" for status in operation["responses"])
+            for parameter in operation["parameters"]:
+                assert parameter["schema"]
+    assert len(identifiers) == len(declared)
+    text = json.dumps(document)
+    for reference in re.findall(r'"#/components/schemas/(\w+)"', text):
+        assert reference in document["components"]["schemas"], reference
+    assert describe(tuple(routes(house)), "x")["info"]["version"] == "x"
+
+
+async def test_the_application_serves_no_route_that_is_not_declared(house: House):
+    """The URL map is the table of declarations, method by method."""
+    from relay.http.app import create_app
+    from relay.http.deps import Deps
+
+    app = create_app(
+        Deps(
+            store=house.store,
+            keys=house.keys,
+            hub=house.hub,
+            accept=None,  # type: ignore[arg-type]  # nothing is called
+            supervision=house.supervisor,
+            logs=house.ring,
+            admin_token_hash=b"",
+            draining=trio.Event(),
+        )
+    )
+    served = {
+        (method, rule.rule)
+        for rule in app.url_map.iter_rules()
+        for method in (rule.methods or {"GET"})
+        if method not in {"HEAD"}
+    }
+    assert served == {(route.method, route.rule) for route in routes(house)}
+
+
+async def test_the_pages_load_nothing_from_elsewhere_and_hold_no_inline_code(house: House):
+    """The policy allows the relay's own files only, and the pages need no more."""
+    for path in ("/", "/docs"):
+        page = await house.client.get(path)
+        assert page.headers["Content-Type"].startswith("text/html")
+        policy = page.headers["Content-Security-Policy"]
+        assert "unsafe" not in policy
+        assert "script-src 'self'" in policy
+        for source in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+            assert source.startswith("/") or source == "data:,"
+            if source.startswith("/ui/"):
+                assert (await house.client.get(source)).status_code == 200
+        assert not re.search(r"<script>|<style>|\son\w+=|\sstyle=", page.text)
+    assert (await house.client.get("/ui/..%2fapp.py")).status_code == 404
+    assert (await house.client.get("/ui/app.py")).status_code == 404

@@ -1,0 +1,262 @@
+"""Mail from Amazon SES through SNS, signed with a key of the test's own."""
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.x509.oid import NameOID
+
+from relay.db.pool import Pool
+from relay.errors import TemporaryFailure
+from relay.mailboxes import sns
+from tests.http.conftest import House, open_house
+
+URL = "/api/v1/ingest/sns"
+TOPIC = "arn:aws:sns:eu-west-1:123456789012:mail"
+CERTIFICATE_URL = "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0123abc.pem"
+SUBSCRIBE_URL = "https://sns.eu-west-1.amazonaws.com/?Action=ConfirmSubscription&Token=t"
+KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+RAW = b"From: a@example.org\r\nSubject: via SES\r\n\r\n\xff\x00 bytes\r\n"
+
+
+def certificate(start: timedelta = timedelta(days=-1), end: timedelta = timedelta(days=1)) -> bytes:
+    """A self-signed certificate of the key, in PEM."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sns.amazonaws.com")])
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(KEY.public_key())
+        .serial_number(1)
+        .not_valid_before(now + start)
+        .not_valid_after(now + end)
+        .sign(KEY, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+
+
+def signed(fields: dict[str, Any], version: str = "1") -> dict[str, Any]:
+    """The message with a signature, over the string as the developer guide spells it."""
+    names = ["Message", "MessageId", "Subject", "SubscribeURL", "Timestamp", "Token", "TopicArn"]
+    text = "".join(
+        f"{name}\n{fields[name]}\n"
+        for name in [*names, "Type"]
+        if name in fields and not (name == "SubscribeURL" and fields["Type"] == "Notification")
+    )
+    digest: hashes.HashAlgorithm = hashes.SHA1() if version == "1" else hashes.SHA256()
+    signature = KEY.sign(text.encode(), padding.PKCS1v15(), digest)
+    return {
+        **fields,
+        "SignatureVersion": version,
+        "Signature": base64.b64encode(signature).decode(),
+        "SigningCertURL": fields.get("SigningCertURL", CERTIFICATE_URL),
+    }
+
+
+def notification(
+    *recipients: str, raw: bytes = RAW, encoding: str = "BASE64", version: str = "1", **more: Any
+) -> dict[str, Any]:
+    """A signed notification of a letter received by SES."""
+    content = base64.b64encode(raw).decode() if encoding == "BASE64" else raw.decode()
+    message = {
+        "notificationType": "Received",
+        "mail": {"source": "bounce@example.org", "messageId": "ses"},
+        "receipt": {"recipients": list(recipients), "action": {"encoding": encoding}},
+        "content": content,
+    }
+    fields = {
+        "Type": "Notification",
+        "MessageId": "11111111-2222-3333-4444-555555555555",
+        "TopicArn": TOPIC,
+        "Message": json.dumps(message),
+        "Timestamp": "2026-01-02T03:04:05.678Z",
+        "UnsubscribeURL": "https://sns.eu-west-1.amazonaws.com/?Action=Unsubscribe",
+        **more,
+    }
+    return signed(fields, version)
+
+
+class Amazon:
+    """What is fetched, and how often."""
+
+    def __init__(self) -> None:
+        self.pem = certificate()
+        self.asked: list[str] = []
+
+    async def fetch(self, url: str) -> bytes:
+        self.asked.append(url)
+        return self.pem
+
+
+@pytest.fixture
+async def relay(database_url: str, pool: Pool) -> AsyncIterator[tuple[House, Amazon]]:
+    """A control plane that takes mail of one topic."""
+    async with open_house(database_url, pool, sns_topics=(TOPIC,)) as house:
+        amazon = Amazon()
+        house.fetch[0] = amazon.fetch
+        yield house, amazon
+
+
+async def post(house: House, message: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Post as SNS does: JSON that calls itself text."""
+    response = await house.client.post(
+        URL,
+        content=json.dumps(message),
+        headers={"Content-Type": "text/plain; charset=UTF-8", "x-amz-sns-message-type": "x"},
+    )
+    return response.status_code, response.json()
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+async def test_signed_mail_is_stored_once_byte_for_byte(relay: tuple[House, Amazon], version: str):
+    """A repetition stores nothing; unknown recipients are dropped; the certificate is kept."""
+    house, amazon = relay
+    address, token = await house.mailbox()
+    message = notification(
+        address.upper(), "nobody@relay.localhost", "not an address", version=version
+    )
+    assert await post(house, message) == (200, {"status": "stored", "stored": 1})
+    status, outcome = await post(house, message)
+    assert (status, outcome["status"]) == (200, "stored")
+    base = f"/api/v1/mailboxes/{address}/messages"
+    listed = (await house.client.get(base, headers=token)).json()
+    assert len(listed) == 1
+    raw = await house.client.get(f"{base}/{listed[0]['id']}/raw", headers=token)
+    assert raw.content == RAW
+    assert raw.headers["Content-Type"] == "message/rfc822"
+    assert amazon.asked == [CERTIFICATE_URL]
+
+
+async def test_content_may_be_text_and_the_subject_is_signed_when_present(
+    relay: tuple[House, Amazon],
+):
+    """UTF-8 content is stored as its bytes."""
+    house, _ = relay
+    address, _token = await house.mailbox()
+    text = "Subject: Grüße\r\n\r\nText\r\n".encode()
+    message = notification(address, raw=text, encoding="UTF8", Subject="Amazon SES Email")
+    assert (await post(house, message))[0] == 200
+    assert await house.pool.fetch_value("SELECT raw_email FROM relay.messages") == text
+
+
+async def test_forged_messages_fetch_nothing_but_certificates_and_store_nothing(
+    relay: tuple[House, Amazon],
+):
+    """Any member changed, any address that is not Amazon's, any wrong certificate: 403."""
+    house, amazon = relay
+    address, _ = await house.mailbox()
+    good = notification(address)
+    forged: list[dict[str, Any]] = [
+        {**good, "Message": good["Message"] + " "},
+        {**good, "TopicArn": TOPIC + "x"},
+        {**good, "Timestamp": "2026-01-02T03:04:05.679Z"},
+        {**good, "Subject": "added"},
+        {**good, "Signature": base64.b64encode(b"x" * 256).decode()},
+        {**good, "SignatureVersion": "3"},
+    ]
+    for message in forged:
+        status, problem = await post(house, message)
+        assert status == 403
+        assert problem["type"] == "urn:relay:problem:forged-notification"
+    asked = len(amazon.asked)
+    for url in (
+        "http://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0.pem",
+        "https://sns.eu-west-1.amazonaws.com.evil.example/SimpleNotificationService-0.pem",
+        "https://evil.example/SimpleNotificationService-0.pem",
+        "https://sns.eu-west-1.amazonaws.com@evil.example/SimpleNotificationService-0.pem",
+        "https://sns.eu-west-1.amazonaws.com:8443/SimpleNotificationService-0.pem",
+        "https://sns.eu-west-1.amazonaws.com/other.pem",
+        "https://sns.eu-west-1.amazonaws.com/x/../SimpleNotificationService-0.pem",
+        "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0.pem?x=1",
+        "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0.pem#x",
+        "https://sns.eu-west-1.amazonaws.com\\@evil.example/SimpleNotificationService-0.pem",
+        "https://s3.eu-west-1.amazonaws.com/SimpleNotificationService-0.pem",
+        "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0.pem\n",
+    ):
+        status, _ = await post(house, notification(address, SigningCertURL=url))
+        assert status == 403, url
+    assert len(amazon.asked) == asked, "a foreign address is never fetched"
+    for pem in (
+        certificate(end=timedelta(hours=-1)),
+        certificate(start=timedelta(hours=1)),
+        b"no certificate",
+    ):
+        amazon.pem = pem
+        assert (await post(house, good))[0] == 403
+    assert await house.pool.fetch_value("SELECT count(*) FROM relay.messages") == 0
+
+
+async def test_only_allowed_topics_are_taken_and_confirmed(relay: tuple[House, Amazon]):
+    """A subscription is confirmed after signature and allow-list, and only at Amazon's."""
+    house, amazon = relay
+    fields = {
+        "Type": "SubscriptionConfirmation", "MessageId": "m", "Token": "t", "TopicArn": TOPIC,
+        "Message": "You have chosen to subscribe", "SubscribeURL": SUBSCRIBE_URL,
+        "Timestamp": "2026-01-02T03:04:05.678Z",
+    }  # fmt: skip
+    other = {**fields, "TopicArn": "arn:aws:sns:eu-west-1:999999999999:theirs"}
+    assert (await post(house, signed(other)))[1]["type"] == "urn:relay:problem:topic-not-allowed"
+    evil = {**fields, "SubscribeURL": "https://evil.example/?Action=ConfirmSubscription"}
+    assert (await post(house, signed(evil)))[0] == 403
+    assert amazon.asked == [CERTIFICATE_URL]
+    assert await post(house, signed(fields)) == (200, {"status": "subscribed", "stored": 0})
+    assert amazon.asked == [CERTIFICATE_URL, SUBSCRIBE_URL]
+
+
+async def test_without_allowed_topics_everything_is_refused(house: House):
+    """The default takes mail from no topic, however well it is signed."""
+    amazon = Amazon()
+    house.fetch[0] = amazon.fetch
+    address, _ = await house.mailbox()
+    status, problem = await post(house, notification(address))
+    assert (status, problem["type"]) == (403, "urn:relay:problem:topic-not-allowed")
+
+
+async def test_trouble_that_passes_is_a_503_so_that_sns_tries_again(
+    relay: tuple[House, Amazon],
+):
+    """A certificate or a database that cannot be had now refuses nothing for good."""
+    house, amazon = relay
+    address, _ = await house.mailbox()
+
+    async def fails(url: str) -> bytes:
+        raise TemporaryFailure("no route")
+
+    house.fetch[0] = fails
+    assert (await post(house, notification(address)))[0] == 503
+    house.fetch[0] = amazon.fetch
+    await house.pool.close()
+    assert (await post(house, notification(address)))[0] == 503
+
+
+async def test_what_is_no_mail_is_acknowledged_and_what_is_no_message_refused(
+    relay: tuple[House, Amazon],
+):
+    """SES's own test text is a 200 that stores nothing; garbage is a 400."""
+    house, _ = relay
+    for text in ("Successfully validated SNS topic", json.dumps({"notificationType": "Bounce"})):
+        status, outcome = await post(house, notification(Message=text))
+        assert (status, outcome["status"]) == (200, "ignored")
+    for content in (b"", b"[]", b"{", b'{"Type": "Notification"}', b'{"Type": 7}'):
+        response = await house.client.post(URL, content=content)
+        assert response.status_code == 400
+        assert response.json()["type"] == "urn:relay:problem:malformed-notification"
+
+
+def test_ids_follow_from_the_message_and_go_by_age():
+    """The same delivery has the same id; another address, message or topic another one."""
+    one = sns.parse(json.dumps(notification("a@b")).encode())
+    later = sns.parse(
+        json.dumps(notification("a@b", Timestamp="2026-01-02T03:04:06.000Z")).encode()
+    )
+    assert sns.message_uuid(one, "a@b") == sns.message_uuid(one, "a@b")
+    assert sns.message_uuid(one, "a@b") != sns.message_uuid(one, "c@b")
+    assert sns.message_uuid(one, "a@b") < sns.message_uuid(later, "a@b")
+    assert sns.message_uuid(one, "a@b").version == 7
