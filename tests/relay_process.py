@@ -45,6 +45,7 @@ class RelayProcess:
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start the program without waiting for it to be ready."""
         self.run_file.unlink(missing_ok=True)
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_file, "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "relay", "up", "--data-dir", self.data_dir, *self.arguments],

@@ -1,0 +1,228 @@
+"""The program from outside: signals, exit codes, what it publishes, several on one database."""
+
+import json
+import os
+import signal
+import smtplib
+import socket
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.relay_process import RelayProcess
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until `condition` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.02)
+
+
+def logged(relay: RelayProcess, event: str) -> list[dict[str, object]]:
+    """The lines of the log with this event."""
+    lines = relay.log_file.read_text().splitlines()
+    parsed = [json.loads(line) for line in lines if line.startswith("{")]
+    return [line for line in parsed if line["event"] == event]
+
+
+def greeted(relay: RelayProcess) -> smtplib.SMTP:
+    """An SMTP session that has said EHLO."""
+    client = smtplib.SMTP(*relay.smtp, timeout=20)
+    client.ehlo("test.example")
+    return client
+
+
+def test_what_is_published_is_private_and_goes_with_a_clean_stop(tmp_path):
+    """relay.json has mode 0600 and the entries of the contract; SIGTERM removes it, exit 0."""
+    relay = RelayProcess(tmp_path / "var")
+    relay.start()
+    assert stat.S_IMODE(relay.run_file.stat().st_mode) == 0o600
+    assert set(relay.run) == {"pid", "http", "smtp", "database_url", "admin_token"}
+    assert relay.run["pid"] == relay.pid
+    with psycopg.connect(relay.run["database_url"]) as database:
+        assert database.execute("SELECT count(*) FROM relay.mailboxes").fetchone() == (0,)
+    assert [line["smtp"] for line in logged(relay, "relay.ready")] == [relay.run["smtp"]]
+    assert relay.stop() == 0
+    assert not relay.run_file.exists()
+    for line in relay.log_file.read_text().splitlines():
+        assert {"timestamp", "level", "event", "actor"} <= set(json.loads(line))
+
+
+def test_a_message_that_is_arriving_at_sigterm_may_finish(tmp_path):
+    """The drain waits for a DATA in progress: 250, stored, exit 0."""
+    relay = RelayProcess(tmp_path / "var")
+    relay.start()
+    address = relay.create_mailbox()
+    client = greeted(relay)
+    client.mail("a@example.org")
+    client.rcpt(address)
+    assert client.docmd("DATA")[0] == 354
+    client.send(b"Subject: slow\r\n\r\nfirst half\r\n")
+    assert relay.process is not None
+    relay.process.send_signal(signal.SIGTERM)
+    eventually(lambda: bool(logged(relay, "relay.stopping")))
+    time.sleep(0.5)
+    assert relay.process.poll() is None
+    client.send(b"second half\r\n.\r\n")
+    assert client.getreply()[0] == 250
+    client.close()
+    assert relay.process.wait(20) == 0
+    relay.start()
+    with relay.http() as http:
+        entries = http.get(f"/api/v1/mailboxes/{address}/messages").json()
+        assert len(entries) == 1
+        raw = http.get(f"/api/v1/mailboxes/{address}/messages/{entries[0]['id']}/raw").content
+    assert raw == b"Subject: slow\r\n\r\nfirst half\r\nsecond half\r\n"
+    assert relay.stop() == 0
+
+
+def test_an_idle_session_does_not_delay_the_stop(tmp_path):
+    """At SIGTERM an idle session is told 421 and the relay ends well before its drain limit."""
+    relay = RelayProcess(tmp_path / "var")
+    relay.start()
+    with socket.create_connection(relay.smtp, timeout=20) as session:
+        assert session.recv(500).startswith(b"220 ")
+        assert relay.process is not None
+        relay.process.send_signal(signal.SIGTERM)
+        assert session.recv(500).startswith(b"421 4.3.2 ")
+        assert relay.process.wait(10) == 0
+
+
+def test_a_second_signal_cuts_the_drain_short(tmp_path):
+    """A sender that stalls in DATA holds the first stop up, not the second; exit 0 all the same."""
+    relay = RelayProcess(tmp_path / "var")
+    relay.start()
+    address = relay.create_mailbox()
+    client = greeted(relay)
+    client.mail("a@example.org")
+    client.rcpt(address)
+    client.docmd("DATA")
+    client.send(b"never ends")
+    assert relay.process is not None
+    relay.process.send_signal(signal.SIGTERM)
+    time.sleep(1.0)
+    assert relay.process.poll() is None, "the first signal waits for the message"
+    relay.process.send_signal(signal.SIGINT)
+    assert relay.process.wait(10) == 0
+    client.close()
+
+
+def test_sighup_reads_the_log_level_again(tmp_path):
+    """A changed configuration file is applied without a restart; a broken one is refused."""
+    config = tmp_path / "relay.toml"
+    config.write_text('[log]\nlevel = "warning"\n')
+    relay = RelayProcess(tmp_path / "var", arguments=("--config", str(config)))
+    with relay:
+        assert relay.process is not None
+        assert not logged(relay, "relay.ready"), "info is not logged yet"
+        config.write_text('[log]\nlevel = "debug"\n')
+        relay.process.send_signal(signal.SIGHUP)
+        eventually(lambda: bool(logged(relay, "relay.reloaded")))
+        config.write_text('[log]\nlevel = "loud"\n')
+        relay.process.send_signal(signal.SIGHUP)
+        eventually(lambda: bool(logged(relay, "relay.reload_refused")))
+        assert relay.process.poll() is None
+
+
+def test_a_newer_schema_is_refused_in_one_sentence(tmp_path, database_url):
+    """An older program does not touch a database that a newer one has migrated: exit 78."""
+    with psycopg.connect(database_url, autocommit=True) as database:
+        database.execute(
+            "INSERT INTO relay.schema_migrations (number, name, checksum) VALUES (9999, 'x', 'y')"
+        )
+    relay = RelayProcess(tmp_path / "var", env={"RELAY_DATABASE__URL": database_url})
+    assert relay.spawn().wait(30) == 78
+    assert [line for line in relay.log_tail().splitlines() if line.startswith("relay: ")]
+    assert "Traceback" not in relay.log_tail()
+
+
+def test_a_start_after_kill_stops_the_orphaned_server_and_goes_on(tmp_path):
+    """kill -9 leaves PostgreSQL behind; the next start deals with it and the mail is there."""
+    relay = RelayProcess(tmp_path / "var")
+    relay.start()
+    address = relay.create_mailbox()
+    with greeted(relay) as client:
+        client.sendmail("a@example.org", [address], b"Subject: kept\r\n\r\nx\r\n")
+    relay.kill()
+    assert relay.run_file.exists(), "a killed relay cannot tidy up"
+    relay.start()
+    with relay.http() as http:
+        assert len(http.get(f"/api/v1/mailboxes/{address}/messages").json()) == 1
+    assert relay.stop() == 0
+
+
+def test_an_actor_restarted_or_paused_by_hand_keeps_its_port(tmp_path):
+    """Ingest paused answers 421 4.3.2 on the same port; restarted, it takes mail there again."""
+    with RelayProcess(tmp_path / "var") as relay, relay.http() as http:
+        address = relay.create_mailbox()
+        open_session = greeted(relay)
+        assert http.post("/api/v1/supervision/ingest/pause").status_code < 300
+        with socket.create_connection(relay.smtp, timeout=20) as refused:
+            assert refused.recv(500).startswith(b"421 4.3.2 ")
+        open_session.sendmail("a@example.org", [address], b"Subject: open\r\n\r\nx\r\n")
+        open_session.quit()
+        assert http.post("/api/v1/supervision/ingest/resume").status_code < 300
+        with greeted(relay) as client:
+            client.sendmail("a@example.org", [address], b"Subject: resumed\r\n\r\nx\r\n")
+        assert http.post("/api/v1/supervision/ingest/restart").status_code < 300
+
+        def restarted() -> bool:
+            tree = http.get("/api/v1/supervision").json()
+            found = [node for node in tree["children"] if node["name"] == "ingest"]
+            return (found[0]["state"], found[0]["restarts"]) == ("running", 1)
+
+        eventually(restarted)
+        with greeted(relay) as client:
+            client.sendmail("a@example.org", [address], b"Subject: restarted\r\n\r\nx\r\n")
+        assert len(http.get(f"/api/v1/mailboxes/{address}/messages").json()) == 3
+
+
+def test_two_relays_share_a_database_and_a_port(tmp_path, database_url):
+    """Mail taken by one is read through the other; a wait on one hears of mail to the other."""
+    env = {"RELAY_DATABASE__URL": database_url, "RELAY_SMTP__SHARE_PORT": "true"}
+    with RelayProcess(tmp_path / "one", env=env) as one:
+        shared = {**env, "RELAY_SMTP__BIND": one.run["smtp"]}
+        with RelayProcess(tmp_path / "two", env=shared) as two, two.http() as http:
+            assert one.run["smtp"] == two.run["smtp"]
+            address = one.create_mailbox()
+            for number in range(20):
+                with greeted(one) as client:
+                    body = f"Subject: n{number}\r\n\r\nx\r\n".encode()
+                    client.sendmail("a@example.org", [address], body)
+            answer = http.get(
+                f"/api/v1/mailboxes/{address}/messages/wait",
+                params={"subject": "n19", "timeout": 20},
+            )
+            assert answer.status_code == 200
+            both = [logged(relay, "writer.stored") for relay in (one, two)]
+            assert all(both), "the kernel spreads connections over both"
+            leaders = [logged(relay, "ticker.leads") for relay in (one, two)]
+            assert [bool(lines) for lines in leaders].count(True) == 1
+
+
+def test_without_sharing_a_port_in_use_is_refused(tmp_path):
+    """78, one sentence on stderr, and the relay that has the port is unhurt."""
+    with RelayProcess(tmp_path / "one") as one:
+        env = {"RELAY_SMTP__BIND": one.run["smtp"]}
+        other = RelayProcess(tmp_path / "two", env=env)
+        assert other.spawn().wait(30) == 78
+        assert "RELAY_SMTP__BIND" in other.log_tail()
+        assert "Traceback" not in other.log_tail()
+        with one.http() as http:
+            assert http.get("/readyz").status_code == 200
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_it_runs_as_root_in_a_home_that_nobody_else_may_enter(tmp_path):
+    """The embedded server runs below a 0700 directory of root's, whose mode is not changed."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    with RelayProcess(home / "deep" / "var") as relay:
+        assert relay.create_mailbox()
+    assert stat.S_IMODE(Path(home).stat().st_mode) == 0o700
