@@ -139,7 +139,7 @@ class _Plain:
 
     async def send(self, data: bytes) -> None:
         self.unsent = len(data)
-        try:
+        try:  # noqa: SIM105 - suppress() costs as much as the call, once a mail
             self.unsent -= self._sock.send(data)
         except BlockingIOError:
             pass
@@ -273,7 +273,7 @@ class Connection:
     async def open(
         cls,
         route: Route,
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
+        deadlines: Deadlines = Deadlines(),
         *,
         context: ssl.SSLContext | None = None,
         limits: ReplyLimits = ReplyLimits(),  # noqa: B008 - frozen
@@ -308,8 +308,6 @@ class Connection:
                     took = await self._secure(plain, context)
                     now = trio.current_time()
                     core.tls_established(now, now - took)
-                if core.failure is not None:
-                    raise OpenFailed(core.failure)
         except BaseException:
             self.abort()
             raise
@@ -335,7 +333,7 @@ class Connection:
         raise OpenFailed(_trouble(Phase.TLS, text, tuple(self._core.trace)))
 
     async def _exchange(self, ends: float) -> None:
-        """One step of the opening: send what is to be sent, take what comes."""
+        """One step of the opening: send what is to be sent, take one reply."""
         core = self._core
         try:
             with trio.fail_at(ends):
@@ -354,6 +352,8 @@ class Connection:
             core.late(trio.current_time(), "the peer took too long to answer")
         except OSError as error:
             core.ended(trio.current_time(), f"the connection broke: {_reason(error)}")
+        if core.failure is not None:
+            raise OpenFailed(core.failure)
 
     def _allowed(self) -> float:
         """Seconds for the reply that is awaited."""
