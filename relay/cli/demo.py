@@ -113,8 +113,8 @@ def _start(stage: Stage) -> str:
 
 
 def _make_mailbox(stage: Stage) -> str:
-    with stage.api() as api:
-        made = api.call("POST", "/api/v1/mailboxes", json={"ttl_minutes": 10}).json()
+    api = stage.api()
+    made = api.call("POST", "/api/v1/mailboxes", json={"ttl_minutes": 10}).json()
     stage.address = made["address"]
     return f"{stage.address}, expires {output.until(made['expires_at'])}"
 
@@ -142,8 +142,8 @@ def _send(stage: Stage) -> str:
 
 
 def _wait(stage: Stage) -> str:
-    with stage.api() as api:
-        message = await_message(api, stage.address, STEP_TIMEOUT, subject="confirm")
+    api = stage.api()
+    message = await_message(api, stage.address, STEP_TIMEOUT, subject="confirm")
     if message is None:
         raise Unexpected("it did not come")
     stage.message_id = message["id"]
@@ -151,16 +151,16 @@ def _wait(stage: Stage) -> str:
 
 
 def _read(stage: Stage) -> str:
-    with stage.api() as api:
-        message = api.get(f"{path_of(stage.address)}/{segment(stage.message_id)}")
+    api = stage.api()
+    message = api.get(f"{path_of(stage.address)}/{segment(stage.message_id)}")
     if message["otp"] != CODE or LINK not in message["links"]:
         raise Unexpected(f"code {message['otp']!r}, links {message['links']!r}")
     return f"code {message['otp']}, link {message['links'][0]}"
 
 
 def _compare(stage: Stage) -> str:
-    with stage.api() as api:
-        raw = api.call("GET", f"{path_of(stage.address)}/{segment(stage.message_id)}/raw").content
+    api = stage.api()
+    raw = api.call("GET", f"{path_of(stage.address)}/{segment(stage.message_id)}/raw").content
     if raw != stage.sent:
         raise Unexpected(f"{len(stage.sent)} bytes were sent and {len(raw)} others came back")
     return f"{len(raw)} bytes, all equal"
@@ -180,14 +180,14 @@ def _expire(stage: Stage) -> str:
             [stage.address],
         )
         began = time.monotonic()
-        with stage.api() as api:
-            try:
-                # After the message that is there, so that only the expiry can end this call.
-                await_message(api, stage.address, STEP_TIMEOUT, after=stage.message_id)
-            except Failure:
-                lasted = time.monotonic() - began
-            else:
-                raise Unexpected("a waiting call was not told")
+        api = stage.api()
+        try:
+            # After the message that is there, so that only the expiry can end this call.
+            await_message(api, stage.address, STEP_TIMEOUT, after=stage.message_id)
+        except Failure:
+            lasted = time.monotonic() - began
+        else:
+            raise Unexpected("a waiting call was not told")
         with stage.smtp() as session:
             session.ehlo("demo.example")
             session.mail("orders@shop.example")

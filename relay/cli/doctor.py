@@ -340,16 +340,16 @@ def _relay(patient: Patient) -> Iterator[Finding]:
         )
         return
     try:
-        with Api.find(patient.data.path) as api:
-            try:
-                api.call("GET", "/readyz", timeout=10.0)
-            except Failure as failure:
-                yield Finding(
-                    "relay", FAIL, output.line(failure), "relay status and relay tail say more"
-                )
-            else:
-                yield Finding("relay", OK, f"ready at {api.base}, pid {run['pid']}")
-            version = str(api.get("/openapi.json")["info"]["version"])
+        api = Api.find(patient.data.path)
+        try:
+            api.call("GET", "/readyz", timeout=10.0)
+        except Failure as failure:
+            yield Finding(
+                "relay", FAIL, output.line(failure), "relay status and relay tail say more"
+            )
+        else:
+            yield Finding("relay", OK, f"ready at {api.base}, pid {run['pid']}")
+        version = str(api.get("/openapi.json")["info"]["version"])
     except Failure as failure:
         yield Finding("relay", FAIL, output.line(failure), "relay tail says more")
         return

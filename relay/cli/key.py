@@ -39,8 +39,8 @@ def key() -> None:
 def create(owner: str, scope: str, plan: str, data_dir: Path, as_json: bool) -> None:
     """Make an API key and print its token, which is shown this once only."""
     scopes = [name.strip() for name in scope.split(",") if name.strip()]
-    with Api.find(data_dir) as api:
-        made = api.call("POST", BASE, json={"owner": owner, "scopes": scopes, "plan": plan}).json()
+    api = Api.find(data_dir)
+    made = api.call("POST", BASE, json={"owner": owner, "scopes": scopes, "plan": plan}).json()
     if as_json:
         output.document(made)
         return
@@ -55,8 +55,8 @@ def create(owner: str, scope: str, plan: str, data_dir: Path, as_json: bool) -> 
 @options.as_json
 def list_(limit: int, everything: bool, data_dir: Path, as_json: bool) -> None:
     """List the API keys; their tokens are known to nobody but their holders."""
-    with Api.find(data_dir) as api:
-        found = list(api.pages(BASE, limit=None if everything else limit))
+    api = Api.find(data_dir)
+    found = list(api.pages(BASE, limit=None if everything else limit))
     if as_json:
         output.document(found)
         return
@@ -81,5 +81,5 @@ def list_(limit: int, everything: bool, data_dir: Path, as_json: bool) -> None:
 @options.data_dir
 def revoke(key_id: str, data_dir: Path) -> None:
     """Revoke an API key: it opens nothing from now on."""
-    with Api.find(data_dir) as api:
-        api.call("DELETE", f"{BASE}/{segment(key_id)}")
+    api = Api.find(data_dir)
+    api.call("DELETE", f"{BASE}/{segment(key_id)}")

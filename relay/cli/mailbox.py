@@ -57,10 +57,10 @@ def create(
         "domain": domain,
         "webhook_url": webhook_url,
     }
-    with Api.find(data_dir, token=token_from(token), anonymous=anonymous) as api:
-        made = api.call(
-            "POST", BASE, json={name: value for name, value in asked.items() if value is not None}
-        ).json()
+    api = Api.find(data_dir, token=token_from(token), anonymous=anonymous)
+    made = api.call(
+        "POST", BASE, json={name: value for name, value in asked.items() if value is not None}
+    ).json()
     if as_json:
         output.document(made)
         return
@@ -78,8 +78,8 @@ def create(
 @options.as_json
 def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_json: bool) -> None:
     """List the live mailboxes, newest first."""
-    with Api.find(data_dir, token=token_from(token)) as api:
-        found = list(api.pages(BASE, limit=None if everything else limit))
+    api = Api.find(data_dir, token=token_from(token))
+    found = list(api.pages(BASE, limit=None if everything else limit))
     if as_json:
         output.document(found)
         return
@@ -105,8 +105,8 @@ def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_js
 @options.as_json
 def show(address: str, token: str | None, data_dir: Path, as_json: bool) -> None:
     """Show one mailbox."""
-    with Api.find(data_dir, token=token_from(token)) as api:
-        item = api.get(f"{BASE}/{segment(address)}")
+    api = Api.find(data_dir, token=token_from(token))
+    item = api.get(f"{BASE}/{segment(address)}")
     if as_json:
         output.document(item)
         return
@@ -131,8 +131,8 @@ def show(address: str, token: str | None, data_dir: Path, as_json: bool) -> None
 @options.data_dir
 def delete(address: str, token: str | None, data_dir: Path) -> None:
     """Delete a mailbox: it accepts and shows nothing from now on."""
-    with Api.find(data_dir, token=token_from(token)) as api:
-        api.call("DELETE", f"{BASE}/{segment(address)}")
+    api = Api.find(data_dir, token=token_from(token))
+    api.call("DELETE", f"{BASE}/{segment(address)}")
 
 
 def state(item: dict[str, Any]) -> tuple[str, str]:

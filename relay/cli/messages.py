@@ -37,8 +37,8 @@ def list_(
     as_json: bool,
 ) -> None:
     """List the messages of ADDRESS, newest first."""
-    with Api.find(data_dir, token=token_from(token)) as api:
-        found = list(api.pages(path_of(address), limit=None if everything else limit, q=query))
+    api = Api.find(data_dir, token=token_from(token))
+    found = list(api.pages(path_of(address), limit=None if everything else limit, q=query))
     if as_json:
         output.document(found)
         return
@@ -66,8 +66,8 @@ def list_(
 @options.as_json
 def show(address: str, message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
     """Show a message of ADDRESS, and mark it read."""
-    with Api.find(data_dir, token=token_from(token)) as api:
-        message = api.get(f"{path_of(address)}/{segment(message_id)}")
+    api = Api.find(data_dir, token=token_from(token))
+    message = api.get(f"{path_of(address)}/{segment(message_id)}")
     present(message, as_json)
 
 
@@ -78,10 +78,8 @@ def show(address: str, message_id: str, token: str | None, data_dir: Path, as_js
 @options.data_dir
 def raw(address: str, message_id: str, token: str | None, data_dir: Path) -> None:
     """Write a message of ADDRESS to stdout, byte for byte as it was accepted."""
-    with (
-        Api.find(data_dir, token=token_from(token)) as api,
-        api.stream(f"{path_of(address)}/{segment(message_id)}/raw", quiet=30.0) as chunks,
-    ):
+    api = Api.find(data_dir, token=token_from(token))
+    with api.stream(f"{path_of(address)}/{segment(message_id)}/raw", quiet=30.0) as chunks:
         for chunk in chunks:
             sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
@@ -117,10 +115,8 @@ def wait(
 
     Exit code 0 with the message, 1 when none came in time or the mailbox expired.
     """
-    with (
-        Api.find(data_dir, token=token_from(token)) as api,
-        output.working(f"Waiting for mail to {output.line(address)}"),
-    ):
+    api = Api.find(data_dir, token=token_from(token))
+    with output.working(f"Waiting for mail to {output.line(address)}"):
         message = await_message(
             api, address, timeout, **{"from": sender, "subject": subject, "after": after}
         )
@@ -144,7 +140,7 @@ def await_message(
             params={"timeout": f"{step:g}", **filters},
             timeout=step + 15.0,
         )
-        if response.status_code == 200:
+        if response.status == 200:
             message: dict[str, Any] = response.json()
             return message
         if time.monotonic() >= end:

@@ -29,8 +29,8 @@ STYLES = {
 @options.as_json
 def status(data_dir: Path, as_json: bool) -> None:
     """Show the supervision tree: state, restarts, mailbox depth, last event."""
-    with Api.find(data_dir) as api:
-        tree = api.get("/api/v1/supervision")
+    api = Api.find(data_dir)
+    tree = api.get("/api/v1/supervision")
     if as_json:
         output.document(tree)
         return

@@ -65,24 +65,26 @@ def tail(
     """Show the log since the relay's start; with -f, live."""
     filters = [Term.parse(term) for term in terms]
     write = _writer(as_json, output.has_colour(sys.stdout))
-    with Api.find(data_dir) as api:
-        try:
-            with api.stream(
-                "/api/v1/logs",
-                quiet=None if follow else 30.0,
-                level=level,
-                actor=actor,
-                follow="1" if follow else None,
-            ) as chunks:
-                for lines in matching(blocks(chunks), filters):
-                    write(lines)
-        except Failure as failure:
-            if not (follow and isinstance(failure.__cause__, Exception)):
-                raise
-            output.note(f"relay: {failure}")
-        else:
-            if follow:
-                output.note("relay: The relay has stopped.")
+    api = Api.find(data_dir)
+    began = False
+    try:
+        with api.stream(
+            "/api/v1/logs",
+            quiet=None if follow else 30.0,
+            level=level,
+            actor=actor,
+            follow="1" if follow else None,
+        ) as chunks:
+            began = True
+            for lines in matching(blocks(chunks), filters):
+                write(lines)
+    except Failure as failure:
+        if not (follow and began):
+            raise
+        output.note(f"relay: {failure}")
+    else:
+        if follow:
+            output.note("relay: The relay has stopped.")
 
 
 class Term:

@@ -159,7 +159,10 @@ def test_a_relay_that_does_not_answer_is_69(tmp_path: Path) -> None:
             ).encode()
         )
         listener.close()
-        assert b"does not answer" in cli("status", "--data-dir", tmp_path).stderr
+        for command in (("status",), ("tail", "-f")):
+            done = cli(*command, "--data-dir", tmp_path)
+            assert done.returncode == 69
+            assert b"does not answer" in done.stderr
 
 
 def test_an_interrupt_is_130(tmp_path: Path) -> None:

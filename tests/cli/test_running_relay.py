@@ -6,6 +6,7 @@ import json
 import re
 import smtplib
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -183,6 +184,22 @@ def test_status_is_the_tree(relay: RelayProcess) -> None:
     code, shown = on_terminal("status", "--data-dir", relay.data_dir)
     assert code == 0
     assert "\x1b[32mrunning" in shown
+
+
+def test_status_loads_nothing_slow(relay: RelayProcess) -> None:
+    """A command that makes a call answers without loading Trio, an HTTP stack or pydantic."""
+    program = (
+        "import atexit, sys, relay.cli as c;"
+        "slow = ('trio', 'httpx', 'pydantic', 'psycopg', 'rich.console', 'structlog', 'asyncio');"
+        "atexit.register(lambda: print([m for m in slow if m in sys.modules], file=sys.stderr));"
+        f"sys.argv = ['relay', 'status', '--data-dir', {str(relay.data_dir)!r}]; c.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert b"relay" in done.stdout
+    assert done.stderr == b"[]\n"
 
 
 def _shape(node: dict[str, Any]) -> tuple[Any, ...]:
