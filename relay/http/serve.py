@@ -29,11 +29,10 @@ from functools import partial
 from typing import Any, cast
 
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.logging import Logger
 from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ConnectionState
 from quart_trio import QuartTrio
 
@@ -82,10 +81,13 @@ class _Log(Logger):
 class _Stream:
     """A TCP stream whose writes have a deadline and whose close lets the peer finish."""
 
-    def __init__(self, stream: trio.SocketStream, write_timeout: float) -> None:
+    def __init__(
+        self, stream: trio.SocketStream, write_timeout: float, terminated: EventWrapper
+    ) -> None:
+        self._terminated = terminated
         self._stream = stream
         self._write_timeout = write_timeout
-        self._ended = trio.Event()
+        self.ended = trio.Event()
         self._half_closed = False
         self._reading = False
         self.scope = trio.CancelScope()  # of everything that runs for this connection
@@ -106,12 +108,12 @@ class _Stream:
         try:
             data = bytes(await self._stream.receive_some(limit))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._ended.set()
+            self.ended.set()
             raise
         finally:
             self._reading = False
         if not data:
-            self._ended.set()
+            self.ended.set()
         return data
 
     async def send_eof(self) -> None:
@@ -122,21 +124,66 @@ class _Stream:
         # Closing with unread bytes resets the connection, and the reset overtakes our answer
         # (RFC 9112, section 9.6).  So what still comes is discarded for a moment: by the task
         # that reads, if it does, else here.
-        if self._half_closed and not self._ended.is_set():
+        if self._half_closed and not self.ended.is_set() and not self._terminated.is_set():
             with trio.move_on_after(LINGER), contextlib.suppress(trio.BrokenResourceError):
                 if self._reading:
-                    await self._ended.wait()
+                    await self.ended.wait()
                 else:
-                    self._ended.set()  # one of us is enough
+                    self.ended.set()  # one of us is enough
                     while await self._stream.receive_some(65536):
                         pass
         self.cut()
 
     def cut(self) -> None:
         """Close at once, and end what still runs: hypercorn's pings outlive their socket."""
-        self._ended.set()
+        self.ended.set()
         self.socket.close()
         self.scope.cancel()
+
+
+class _Context(WorkerContext):
+    """hypercorn's view of the server, for one connection: its pings end with their peer."""
+
+    def __init__(self, terminated: EventWrapper, ended: trio.Event) -> None:
+        super().__init__(None)
+        self.terminated = terminated
+        self._ended = ended
+
+    async def sleep(self, wait: float) -> None:  # type: ignore[override]  # theirs is static
+        with trio.move_on_after(wait):
+            await self._ended.wait()
+            await trio.sleep(0.1)  # the reading task tells the rest meanwhile
+
+
+class _Application:
+    """The application, kept from seeing its own end as a client that hung up.
+
+    hypercorn reports `http.disconnect` as soon as an answer is complete.  quart-trio cancels
+    the request for it, and with it the very task in which hypercorn is about to make the
+    connection ready for the next request: the idle time-out is then never started.
+    """
+
+    def __init__(self, app: QuartTrio) -> None:
+        self._app = app
+
+    async def __call__(
+        self, scope: Any, receive: Any, send: Any, sync_spawn: object, call_soon: object
+    ) -> None:
+        complete = False
+
+        async def sending(message: Any) -> None:
+            nonlocal complete
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                complete = True
+            await send(message)
+
+        async def receiving() -> Any:
+            message = await receive()
+            if complete and message["type"] == "http.disconnect":
+                await trio.sleep_forever()  # until the request has ended by itself
+            return message
+
+        await self._app(scope, receiving, sending)
 
 
 def _config() -> Config:
@@ -168,8 +215,8 @@ async def serve(
     `ready` is called once connections are accepted.  Returns when the last connection ended.
     """
     config = _config()
-    wrapped = ASGIWrapper(app)
-    context = WorkerContext(None)
+    wrapped = _Application(app)
+    terminated = EventWrapper()
     streams: set[_Stream] = set()
     stopping = False
     empty = trio.Event()
@@ -178,9 +225,10 @@ async def serve(
         if len(streams) >= MAX_CONNECTIONS:
             raw.socket.close()
             return
-        stream = _Stream(raw, write_timeout)
+        stream = _Stream(raw, write_timeout, terminated)
         streams.add(stream)
         try:
+            context = _Context(terminated, stream.ended)
             server = TCPServer(wrapped, config, context, ConnectionState({}), cast("Any", stream))
             with stream.scope:
                 await server.run()
@@ -212,7 +260,7 @@ async def serve(
                     ready()
                     await wait_draining()
                     accepting.cancel_scope.cancel()
-                await context.terminated.set()  # idle connections close now, others after theirs
+                await terminated.set()  # idle connections close now, others after theirs
                 stopping = True
                 if streams:
                     with trio.move_on_after(graceful_timeout):

@@ -1,0 +1,136 @@
+"""The server under the application: idle connections, slow readers, sockets that outlive it."""
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from quart import Response
+from quart_trio import QuartTrio
+
+from relay.http import serve as module
+from relay.http.serve import serve
+
+
+def application() -> QuartTrio:
+    """An application with a short answer and an endless one."""
+    app = QuartTrio("tests")
+    app.config["RESPONSE_TIMEOUT"] = None
+
+    @app.get("/short")
+    async def short() -> str:
+        return "short"
+
+    @app.get("/endless")
+    async def endless() -> Response:
+        async def body() -> AsyncIterator[bytes]:
+            while True:
+                yield b"x" * 65536
+
+        return Response(body())
+
+    return app
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, nursery: trio.Nursery, **options: float) -> None:
+        self.bound = socket.create_server(("127.0.0.1", 0))
+        self.stop = trio.Event()
+        self.ended = trio.Event()
+        self._nursery = nursery
+        self._options = options
+
+    async def start(self) -> None:
+        """Serve until `stop`."""
+        ready = trio.Event()
+
+        async def run() -> None:
+            await serve(
+                application(),
+                [self.bound],
+                wait_draining=self.stop.wait,
+                ready=ready.set,
+                **self._options,
+            )
+            self.ended.set()
+
+        self._nursery.start_soon(run)
+        await ready.wait()
+
+    async def open(self, path: str) -> trio.SocketStream:
+        """Connect and ask."""
+        stream = await trio.open_tcp_stream(*self.bound.getsockname())
+        await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return stream
+
+
+@pytest.fixture
+async def served(nursery: trio.Nursery) -> AsyncIterator[Served]:
+    """A server whose writes may take a fifth of a second."""
+    running = Served(nursery, write_timeout=0.2, graceful_timeout=3.0)
+    await running.start()
+    yield running
+    running.stop.set()
+    with trio.fail_after(5):
+        await running.ended.wait()
+    running.bound.close()
+
+
+async def test_an_idle_connection_is_closed_after_its_last_answer(
+    served: Served, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+):
+    """Keep-alive has an end, also behind a request that was answered."""
+    monkeypatch.setattr(module, "KEEP_ALIVE", 0.2)
+    other = Served(nursery)
+    await other.start()
+    async with await other.open("/short") as stream:
+        received = b""
+        with trio.fail_after(5):
+            async for chunk in stream:
+                received += chunk
+    assert received.startswith(b"HTTP/1.1 200")
+    other.stop.set()
+    await other.ended.wait()
+    other.bound.close()
+
+
+async def test_a_stop_closes_idle_connections_at_once(served: Served):
+    """Nobody waits for a client that asks nothing."""
+    async with await served.open("/short") as stream:
+        assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200")
+        served.stop.set()
+        with trio.fail_after(2):  # below the grace of calls in hand
+            while await stream.receive_some(65536):
+                pass
+
+
+async def test_a_reader_that_stops_reading_is_dropped(served: Served):
+    """Its connection ends by the write deadline, not by the client's grace."""
+    async with await served.open("/endless") as stream:
+        await trio.sleep(0.6)
+        with trio.fail_after(5), contextlib.suppress(trio.BrokenResourceError):
+            while await stream.receive_some(65536):  # what had been sent, then the end
+                pass
+
+
+async def test_a_stop_does_not_wait_for_an_endless_answer(served: Served):
+    """After the grace the connection is cut and the server returns."""
+    async with await served.open("/endless") as stream:
+        assert await stream.receive_some(100)
+        served.stop.set()
+        with trio.fail_after(10):
+            await served.ended.wait()
+
+
+async def test_the_socket_outlives_the_server(served: Served):
+    """Who connects between two servers is answered by the second."""
+    served.stop.set()
+    await served.ended.wait()
+    async with await served.open("/short") as stream:
+        served.stop, served.ended = trio.Event(), trio.Event()
+        await served.start()
+        with trio.fail_after(5):
+            assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200")
