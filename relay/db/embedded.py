@@ -380,7 +380,9 @@ class Embedded:
         command, options = self._command(
             "initdb",
             *("--pgdata", str(scratch), "--username", ROLE, "--auth", "trust"),
+            # Sorts by bytes, folds all of Unicode, and asks nothing of the system's locales.
             *("--encoding", "UTF8", "--locale", "C", "--data-checksums"),
+            *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),
         )
         done = await trio.run_process(
             command,

@@ -51,7 +51,7 @@ class Cluster:
         self.prefix = (embedded.namespace_command() or []) if os.geteuid() == 0 else []
         initdb = [str(bin_dir / "initdb"), "-D", str(self.data), "-U", "relay", "-A", "trust"]
         subprocess.run(
-            [*self.prefix, *initdb, "-N", "-E", "UTF8", "--locale=C"],
+            [*self.prefix, *initdb, "-N", "-E", "UTF8", "--locale=C", "--lc-ctype=C.UTF-8"],
             check=True,
             capture_output=True,
             timeout=60,

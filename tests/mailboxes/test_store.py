@@ -243,9 +243,6 @@ async def test_refuses_foreign_cursors(store, cursor):
 )
 async def test_searches_literally(pool, store, query, subjects):
     """A search is a sub-string without regard to case; wild cards are ordinary letters."""
-    if query == "ÄRGER" and await pool.fetch_value("SELECT lower('Ä')") != "ä":
-        # A database with the C locale folds ASCII only; then the rest must still hold.
-        query = "äRGER"
     mailbox = (await store.create()).mailbox.id
     await _deliver(pool, mailbox, "Your invoice", sender="shop@x.example")
     await _deliver(pool, mailbox, "100% off", text="something hidden")
