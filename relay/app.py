@@ -28,6 +28,7 @@ import trio
 
 from actors.tree import Resources, build_tree
 from relay import log as logging
+from relay import metrics
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir
 from relay.db.embedded import Embedded
@@ -177,6 +178,7 @@ async def _run(
         "admin_token": admin_token,
     }
     code = EXIT_CLEAN
+    gathered = _gather_metrics(supervisor, pool)
     async with trio.open_nursery() as nursery:
         await nursery.start(_obey_signals, supervisor, config)
         await nursery.start(_narrate, supervisor, data, entries)
@@ -190,9 +192,51 @@ async def _run(
             _complain(EXIT_SOFTWARE, f"Stopped without some actors: {error}.")
             os._exit(EXIT_SOFTWARE)
         nursery.cancel_scope.cancel()
+    for collector in gathered:
+        metrics.registry.unregister(collector)
     data.remove_run()
     log.info("relay.stopped", code=code)
     return code
+
+
+def _gather_metrics(supervisor: Supervisor, pool: Pool) -> list[metrics.Collector]:
+    """Let each scrape read the supervision tree and the connection pool."""
+
+    def actors() -> metrics.Rows:
+        pending = [supervisor.tree()]
+        while pending:
+            node = pending.pop()
+            pending += node.children
+            yield (
+                node.name,
+                {
+                    "relay_actor_running": float(node.state in {"running", "paused"}),
+                    "relay_actor_restarts": float(node.restarts),
+                    "relay_actor_mailbox_depth": float(node.mailbox_depth),
+                },
+            )
+
+    def connections() -> metrics.Rows:
+        now = pool.statistics()
+        for state in ("in_use", "idle", "waiting"):
+            yield state, {"relay_database_connections": float(getattr(now, state))}
+
+    return [
+        metrics.gather(
+            {
+                "relay_actor_running": "1 while the actor is ready, paused included.",
+                "relay_actor_restarts": "Restarts of the actor since this start.",
+                "relay_actor_mailbox_depth": "Letters that wait in the actor's mailbox.",
+            },
+            "actor",
+            actors,
+        ),
+        metrics.gather(
+            {"relay_database_connections": "Connections of the pool, and tasks that want one."},
+            "state",
+            connections,
+        ),
+    ]
 
 
 def _complain(code: int, sentence: str) -> int:
