@@ -45,6 +45,8 @@ MAX_CONNECTIONS = 4096
 """Connections at once; further ones are closed at once rather than starve the rest."""
 LINGER = 1.0
 """Seconds that a refused upload may go on, so that its sender reads our answer, not a reset."""
+LINGER_STOPPING = 0.25
+"""The same while the relay stops: idle clients do not close by themselves."""
 
 log = get_logger()
 
@@ -124,8 +126,9 @@ class _Stream:
         # Closing with unread bytes resets the connection, and the reset overtakes our answer
         # (RFC 9112, section 9.6).  So what still comes is discarded for a moment: by the task
         # that reads, if it does, else here.
-        if self._half_closed and not self.ended.is_set() and not self._terminated.is_set():
-            with trio.move_on_after(LINGER), contextlib.suppress(trio.BrokenResourceError):
+        if self._half_closed and not self.ended.is_set():
+            patience = LINGER_STOPPING if self._terminated.is_set() else LINGER
+            with trio.move_on_after(patience), contextlib.suppress(trio.BrokenResourceError):
                 if self._reading:
                     await self.ended.wait()
                 else:

@@ -112,8 +112,9 @@ class House:
     async def waiting(self, channel: str = "relay_summaries", count: int = 1) -> None:
         """Return once so many subscriptions stand on a channel of the hub."""
         with trio.fail_after(10):
-            while self.hub.statistics().get(channel, 0) != count:
-                await trio.sleep(0.005)  # the hub tells nobody who joins it
+            # The hub tells nobody who joins it.
+            while self.hub.statistics().get(channel, 0) != count:  # noqa: ASYNC110
+                await trio.sleep(0.005)
 
 
 SMALL = Limits(streams_per_mailbox=3, body_timeout=1.0, keep_alive_every=0.2, commit_timeout=10.0)
@@ -162,19 +163,19 @@ async def open_house(
             ),
         ),
     )
-    async with trio.open_nursery() as nursery:
-        with supervisor.subscribe() as events:
-            nursery.start_soon(supervisor.run, tree)
-            with trio.fail_after(20):
-                async for event in events:
-                    if isinstance(event, Ready) and event.name == "control":
-                        break
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            try:
-                yield House(pool, port, supervisor, token, ring, hub, client, fetchers)
-            finally:
-                supervisor.shutdown()
-    listening.close()
+    with listening:
+        async with trio.open_nursery() as nursery:
+            with supervisor.subscribe() as events:
+                nursery.start_soon(supervisor.run, tree)
+                with trio.fail_after(20):
+                    async for event in events:
+                        if isinstance(event, Ready) and event.name == "control":
+                            break
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                try:
+                    yield House(pool, port, supervisor, token, ring, hub, client, fetchers)
+                finally:
+                    supervisor.shutdown()
 
 
 @pytest.fixture

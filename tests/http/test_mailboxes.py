@@ -1,6 +1,7 @@
 """Making, listing, showing and ending mailboxes over HTTP."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ async def test_anybody_may_make_a_mailbox_and_gets_its_token_once(house: House):
 async def test_values_come_from_the_query_or_from_json(house: House, how: str):
     """The same values are taken from either place."""
     values = {"ttl_minutes": 5, "local_part": "Someone", "domain": "relay.localhost"}
-    sent = {"params": values} if how == "query" else {"json": values}
+    sent: dict[str, Any] = {"params": values} if how == "query" else {"json": values}
     made = (await house.client.post(BASE, **sent)).json()
     assert made["address"] == "someone@relay.localhost"
     assert 4 < minutes_left(made) <= 5
@@ -82,7 +83,7 @@ async def test_a_taken_local_part_is_a_conflict(house: House):
         {"local_part": {"an": "object"}},
     ],
 )
-async def test_values_that_cannot_be_are_named_in_a_422(house: House, values: dict):
+async def test_values_that_cannot_be_are_named_in_a_422(house: House, values: dict[str, Any]):
     """Each fault is one sentence that names the field."""
     import json
 
@@ -114,7 +115,9 @@ async def test_a_list_shows_the_callers_own_mailboxes_page_by_page(house: House)
     made = [(await house.client.post(BASE, headers=key)).json()["address"] for _ in range(5)]
     await house.client.post(BASE, headers=other)
     await house.mailbox()
-    seen, url, pages = [], f"{BASE}?limit=2", 0
+    seen: list[str] = []
+    url: str | None = f"{BASE}?limit=2"
+    pages = 0
     while url:
         response = await house.client.get(url, headers=key)
         seen += [item["address"] for item in response.json()]

@@ -29,11 +29,14 @@ async def waiting(
 ) -> AsyncIterator[list[httpx.Response]]:
     """A wait call under way; its answer is in the list after the block."""
     answers: list[httpx.Response] = []
+    wanted: dict[str, Any] = {"timeout": 20, **params}
 
     async def call() -> None:
         answers.append(
             await house.client.get(
-                f"{BASE}/{address}/messages/wait", params={"timeout": 20, **params}, headers=headers
+                f"{BASE}/{address}/messages/wait",
+                params=wanted,
+                headers=headers,
             )
         )
 
