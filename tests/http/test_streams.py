@@ -86,7 +86,7 @@ async def test_wait_after_a_message_or_a_time_is_exclusive(house: House):
     for after, wanted in ((ids[0], ids[1]), (ids[1], ids[2])):
         response = await house.client.get(url, params={"after": after}, headers=token)
         assert response.json()["id"] == wanted
-    nothing = {"after": ids[2], "timeout": 0}
+    nothing = {"after": ids[2], "timeout": "0"}
     assert (await house.client.get(url, params=nothing, headers=token)).status_code == 204
     at = (await house.client.get(url, params={"after": ids[0]}, headers=token)).json()
     later = await house.client.get(url, params={"after": at["received_at"]}, headers=token)
