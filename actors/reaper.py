@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
 import trio
+from prometheus_client import Counter
 
 from actors.turns import next_turn
 from relay.db import leases
@@ -27,9 +28,14 @@ from relay.db.leases import Lease
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
+from relay.metrics import registry
 from supervisor import Context, Drained
 
 log = get_logger()
+
+_RECLAIMED = Counter(
+    "relay_reclaimed_rows", "Rows removed after their retention.", ["kind"], registry=registry
+)
 
 _LEASE = "reaper"
 _LEASE_TTL = 30.0  # s; far above the few hundredths that a batch takes
@@ -121,6 +127,8 @@ class Reaper:
         except DatabaseUnavailable as error:
             log.warning("reaper.waits_for_database", reason=str(error))
             return False
+        _RECLAIMED.labels("mailboxes").inc(mailboxes)
+        _RECLAIMED.labels("messages").inc(messages)
         if mailboxes or messages:
             log.info("mailbox.reclaimed", rows=mailboxes, messages=messages)
         return True

@@ -31,6 +31,7 @@ from typing import Any
 from uuid import UUID
 
 import trio
+from prometheus_client import Counter
 
 from actors.turns import next_turn
 from relay.db.connection import Connection
@@ -38,9 +39,14 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, TemporaryFailure
 from relay.log import get_logger
 from relay.mailboxes.parser import Parser
+from relay.metrics import registry
 from supervisor import Context, Drained
 
 log = get_logger()
+
+_SUMMARISED = Counter(
+    "relay_messages_summarised", "Messages parsed by this node.", registry=registry
+)
 
 _BATCH = 64
 _SMALL = 64 * 1024  # bytes; what is larger is handled alone

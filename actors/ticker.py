@@ -26,6 +26,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import trio
+from prometheus_client import Counter
 
 from actors.letters import SweepNow, Wake
 from actors.turns import next_turn
@@ -34,9 +35,12 @@ from relay.db.leases import Lease
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
+from relay.metrics import registry
 from supervisor import Context, Drained
 
 log = get_logger()
+
+_EXPIRED = Counter("relay_mailboxes_expired", "Mailboxes flipped by this node.", registry=registry)
 
 _LEASE = "ticker"
 _EARLY = 0.0005  # s; wake this much after the instant rather than before it
@@ -176,6 +180,7 @@ class Ticker:
             flipped, at, last = await self._flip(self.lease, position)
             took = trio.current_time() - began
             rows += flipped
+            _EXPIRED.inc(flipped)
             if at is None or last is None:
                 break
             position = (at, last)
