@@ -1,0 +1,307 @@
+"""The outbound queue as an operator and a message's owner see it: look, cancel, hold, retry, pause.
+
+Promises
+- Whether something may be done to a message is asked of `states`; the statement tests again what
+  the law was asked about, so of two at once the second looks again.
+- An owner sees and touches only his own; to everybody else a message is not there.
+- Lists are read by keyset from whichever table has few rows of the kind, so a page costs the same
+  with five million finished messages behind it.
+
+Fails with `Forbidden` (409) for what the law forbids and `DatabaseUnavailable` from the pool.
+
+Error texts here are redacted when stored; recipient and subject are for the owner's eyes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from relay.db.pool import Pool
+from relay.errors import Bug
+from relay.outbound.enqueue import announce
+from relay.outbound.states import FINISHED, Cause, State, next_state
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The queue at one moment.  `oldest_due` in seconds; `finished` of the last hour, by status."""
+
+    paused: bool
+    queued: int
+    due: int
+    processing: int
+    held: int
+    lost: int
+    oldest_due: float | None
+    finished: dict[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer of `GET /api/v1/queue`."""
+        return {
+            "paused": self.paused,
+            "queued": self.queued,
+            "due": self.due,
+            "processing": self.processing,
+            "held": self.held,
+            "lost": self.lost,
+            "oldest_due_seconds": self.oldest_due,
+            "last_hour": self.finished,
+        }
+
+
+class Desk:
+    """The messages in the database, to be looked at and changed by hand."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def state(self, message_id: UUID, owner: UUID | None = None) -> State | None:
+        """The state of a message, or None when there is none (or it is not `owner`'s)."""
+        status = await self._pool.fetch_value(
+            """
+            SELECT status
+            FROM relay.outbound_messages
+            WHERE id = %(id)s
+              AND (%(owner)s::uuid IS NULL OR owner = %(owner)s)
+            """,
+            {"id": message_id, "owner": owner},
+        )
+        return State(status) if status else None
+
+    async def cancel(self, message_id: UUID, owner: UUID | None = None) -> State | None:
+        """Cancel a queued or held message.  None: there is none; `Forbidden`: too late."""
+        return await self._by_hand(message_id, owner, Cause.CANCELLED)
+
+    async def hold(self, message_id: UUID, owner: UUID | None = None) -> State | None:
+        """Set a queued message aside until `retry`.  None and `Forbidden` as in `cancel`."""
+        return await self._by_hand(message_id, owner, Cause.HELD)
+
+    async def retry(self, message_id: UUID, owner: UUID | None = None) -> State | None:
+        """Queue a held, failed or bounced message again, due now, with a fresh set of attempts.
+
+        None and `Forbidden` as in `cancel`.
+        """
+        return await self._by_hand(message_id, owner, Cause.RETRIED)
+
+    async def _by_hand(self, message_id: UUID, owner: UUID | None, cause: Cause) -> State | None:
+        for _ in range(5):
+            before = await self.state(message_id, owner)
+            if before is None:
+                return None
+            after = next_state(before, cause)
+            changed = await self._pool.fetch(
+                _BY_HAND[before in FINISHED, cause], {"id": message_id}
+            )
+            if changed:
+                return after
+            # Somebody was quicker: look again, and ask the law again.
+        raise Bug(f"message {message_id} changes too fast to be {cause}")
+
+    async def pause(self) -> None:
+        """Hold claims on all nodes until `resume`; what is under way is finished."""
+        await self._switch(True)
+
+    async def resume(self) -> None:
+        """End a pause, and wake all nodes."""
+        await self._switch(False)
+        await announce(self._pool)
+
+    async def _switch(self, paused: bool) -> None:
+        await self._pool.execute(
+            """
+            UPDATE relay.outbound_control
+            SET paused = %(paused)s, paused_at = CASE WHEN %(paused)s THEN now() END
+            WHERE paused <> %(paused)s
+            """,
+            {"paused": paused},
+        )
+
+    async def stats(self) -> Stats:
+        """Count what is unfinished, and what finished within the last hour."""
+        row = await self._pool.fetch_row(
+            """
+            SELECT (SELECT paused FROM relay.outbound_control),
+                   count(*) FILTER (WHERE node IS NULL AND isfinite(run_at)
+                                       OR node IS NOT NULL AND run_at <= now()),
+                   count(*) FILTER (WHERE run_at <= now()),
+                   count(*) FILTER (WHERE node IS NOT NULL AND run_at > now()),
+                   count(*) FILTER (WHERE node IS NULL AND NOT isfinite(run_at)),
+                   count(*) FILTER (WHERE node IS NOT NULL AND run_at <= now()),
+                   extract(epoch FROM now() - min(run_at) FILTER (WHERE run_at <= now()))::float8,
+                   (SELECT COALESCE(jsonb_object_agg(status, n), '{}')
+                    FROM (SELECT status, count(*) AS n
+                          FROM relay.outbound_log
+                          WHERE finished_at > now() - interval '1 hour'
+                          GROUP BY status) f)
+            FROM relay.outbound_due
+            """
+        )
+        if row is None:
+            raise Bug("an aggregate without a row")
+        return Stats(*row)
+
+    async def show(self, message_id: UUID, owner: UUID | None = None) -> dict[str, Any] | None:
+        """One message as a row of relay.outbound_messages, or None."""
+        rows = await self._pool.fetch(
+            f"""
+            SELECT {_COLUMNS}
+            FROM relay.outbound_messages
+            WHERE id = %(id)s
+              AND (%(owner)s::uuid IS NULL OR owner = %(owner)s)
+            """,  # noqa: S608 - constants of this module only
+            {"id": message_id, "owner": owner},
+        )
+        return dict(zip(_NAMES, rows[0], strict=True)) if rows else None
+
+    async def find(
+        self,
+        *,
+        owner: UUID | None = None,
+        status: State | None = None,
+        recipient: str | None = None,
+        limit: int = 50,
+        before: UUID | None = None,
+    ) -> list[dict[str, Any]]:
+        """Messages, newest first, from below the id `before`; `owner` None sees everybody's.
+
+        `recipient` is a whole address, compared without case.
+        """
+        # Which table leads decides how many rows are read for a page: the unfinished and the
+        # unlucky are few and each in an index of their own, however many were sent.
+        if status is None or status is State.SENT:
+            leading = "relay.outbound_letters"
+            condition = """
+                AND (%(owner)s::uuid IS NULL OR x.owner = %(owner)s)
+                AND (%(recipient)s::text IS NULL OR x.address = %(recipient)s)"""
+        elif status in FINISHED:
+            leading, condition = "relay.outbound_log", "AND x.status <> 'sent'"
+        else:
+            leading, condition = "relay.outbound_due", ""
+        rows = await self._pool.fetch(
+            f"""
+            SELECT {", ".join("m." + name for name in _NAMES)}
+            FROM (SELECT x.id FROM {leading} x
+                  WHERE (%(before)s::uuid IS NULL OR x.id < %(before)s) {condition}) i
+            CROSS JOIN LATERAL (
+                SELECT {_COLUMNS}, owner
+                FROM relay.outbound_messages o
+                WHERE o.id = i.id
+                OFFSET 0
+            ) m
+            WHERE (%(status)s::text IS NULL OR m.status = %(status)s)
+              AND (%(owner)s::uuid IS NULL OR m.owner = %(owner)s)
+              AND (%(recipient)s::text IS NULL OR lower(m.recipient) = %(recipient)s)
+            ORDER BY i.id DESC
+            LIMIT %(limit)s
+            """,  # noqa: S608 - constants of this module only
+            {
+                "owner": owner,
+                "status": None if status is None else str(status),
+                "recipient": None if recipient is None else recipient.lower(),
+                "limit": limit,
+                "before": before,
+            },
+        )
+        return [dict(zip(_NAMES, row, strict=True)) for row in rows]
+
+    async def events(
+        self, message_id: UUID, owner: UUID | None = None
+    ) -> list[dict[str, Any]] | None:
+        """What happened in each delivery: `{attempt, phase, code, at, duration}`, oldest first.
+
+        None when there is no such message (or it is not `owner`'s).
+        """
+        rows = await self._pool.fetch(
+            """
+            SELECT a.attempt, a.phase, a.code, a.at, a.duration, a.events
+            FROM relay.outbound_letters l
+            LEFT JOIN relay.outbound_attempts a ON a.message_id = l.id AND a.phase IS NOT NULL
+            WHERE l.id = %(id)s
+              AND (%(owner)s::uuid IS NULL OR l.owner = %(owner)s)
+            ORDER BY a.attempt, a.at
+            """,
+            {"id": message_id, "owner": owner},
+        )
+        if not rows:
+            return None
+        found: list[dict[str, Any]] = []
+        for attempt, phase, code, at, duration, events in rows:
+            if phase is not None:
+                whole = [{"phase": phase, "code": code, "at": at, "duration": duration}]
+                found += [{"attempt": attempt, **event} for event in events or whole]
+        return found
+
+
+_NAMES = (
+    "id",
+    "sender",
+    "recipient",
+    "subject",
+    "priority",
+    "status",
+    "created_at",
+    "attempts",
+    "next_retry_at",
+    "processing_started_at",
+    "sent_at",
+    "error_log",
+)
+_COLUMNS = ", ".join(_NAMES)
+
+# By whether the message is finished, and what is to happen.  Each tests again what the law was
+# asked about, so of two at once the second changes nothing.
+_BY_HAND: dict[tuple[bool, Cause], str] = {
+    (False, Cause.CANCELLED): """
+        WITH gone AS (
+            DELETE FROM relay.outbound_due
+            WHERE id = %(id)s
+              AND held_until IS NULL
+              AND (node IS NULL OR run_at <= now())
+            RETURNING *
+        )
+        INSERT INTO relay.outbound_log (id, claimed_at, token, attempt, status, error)
+        SELECT g.id, g.claimed_at, g.token + 1, g.attempt, 'cancelled',
+               (SELECT t.error FROM relay.outbound_tries t
+                WHERE t.message_id = g.id ORDER BY t.attempt DESC, t.at DESC LIMIT 1)
+        FROM gone g
+        RETURNING id
+        """,
+    (False, Cause.HELD): """
+        UPDATE relay.outbound_due
+        SET run_at = 'infinity', node = NULL, token = token + 1
+        WHERE id = %(id)s
+          AND isfinite(run_at)
+          AND (node IS NULL OR run_at <= now())
+        RETURNING id
+        """,
+    (False, Cause.RETRIED): """
+        UPDATE relay.outbound_due
+        SET run_at = clock_timestamp(), token = token + 1, base = attempt, losses = 0
+        WHERE id = %(id)s
+          AND node IS NULL
+          AND NOT isfinite(run_at)
+        RETURNING id
+        """,
+    (True, Cause.RETRIED): """
+        WITH gone AS (
+            DELETE FROM relay.outbound_log
+            WHERE id = %(id)s
+              AND status IN ('failed', 'bounced')
+            RETURNING *
+        ), noted AS (
+            INSERT INTO relay.outbound_tries (message_id, at, attempt, code, duration, outcome,
+                                              phase, enhanced, error, events)
+            SELECT id, COALESCE(claimed_at, finished_at), attempt, code, duration, status, phase,
+                   enhanced, error, events
+            FROM gone
+        )
+        INSERT INTO relay.outbound_due (id, lane, token, run_at, priority, attempt, base)
+        SELECT g.id, relay.outbound_lane(l.owner, l.domain), g.token + 1, clock_timestamp(),
+               l.priority, g.attempt, g.attempt
+        FROM gone g
+        JOIN relay.outbound_letters l ON l.id = g.id
+        RETURNING id
+        """,
+}

@@ -1,0 +1,422 @@
+"""The outbound queue in PostgreSQL: claim, finalise, renew, reap.
+
+Promises
+- Claimed once: a claim commits before any SMTP, and until its lease runs out nobody else gets the
+  row.  Every claim raises the row's token.
+- Finished once: `finalise` matches id **and token alone**.  A worker that lost its lease, and a
+  finalise that is repeated because its answer was lost, change nothing and are told so.
+- The only window for a second copy is between the final dot and the commit of `finalise`.  It
+  cannot be closed (SMTP has no transactions); a lost lease is recorded as an attempt with the
+  outcome `lost`, and a message that says so is held instead of sent again (`begin_data`).
+- States follow `relay.outbound.states`; nothing here decides them.
+
+Crash safety: which rows exist in which state, and what a kill leaves
+
+    state       outbound_due                         outbound_log  a kill here leaves
+    ----------  -----------------------------------  ------------  ------------------------------
+    queued      node NULL, run_at = when it is due   none          it, unchanged
+    claiming    either side of one commit            none          queued, or leased by the dead
+    processing  node, token+1, run_at = lease's end  none          due again at run_at; the next
+                                                                   claim counts and records it
+    DATA begun  the same; if an unknown outcome is   none          held, once the reaper finds the
+                to be held: run_at = infinity,                     lease over; else due again,
+                held_until = lease's end                           perhaps a second copy
+    finalising  either side of one commit            either side   processing, or the outcome
+    held        node NULL, run_at = infinity         none          it, unchanged
+    finished    none                                 one row       it, unchanged
+
+    A letter with neither row cannot be: one statement inserts letter and due row (enqueue), one
+    moves due to log (finalise, cancel), one moves it back (retry by hand).
+
+Fails with `DatabaseUnavailable` from the pool.  Whether the statement took effect is then unknown:
+a claim that did is a lost lease later, and a `finalise` may be repeated with the same tokens.
+
+Why SQL functions for claim and finalise: see migration 0002 (plans made while the queue is empty).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import trio
+
+from relay.db.pool import Pool
+from relay.outbound.enqueue import KEY_LIFETIME, Attachment
+from relay.outbound.lanes import Ask, Strip
+from relay.outbound.states import NOT_BEGUN, OUTCOMES, Cause
+
+_FETCH_TIMEOUT = 60.0  # s; the largest message over a slow network
+_INLINE = 1 << 20  # bytes; what is larger is fetched by its sender alone, when it is its turn
+
+
+class Claimed(NamedTuple):
+    """A leased message with all that delivering it needs; the columns of relay.outbound_claim.
+
+    `attempt` counts deliveries begun, this one included; `turn` the same since it was last queued
+    by hand (for back-off).  `has_body` False: another message of this claim with the same
+    `content_id` brought the body (it is in `Batch.contents`), or it is large and `Queue.content`
+    fetches it.  `password` is encrypted; `upstream` None means the default route.
+    """
+
+    id: UUID
+    token: int
+    lane: int
+    priority: int
+    due_at: datetime
+    attempt: int
+    turn: int
+    lost: bool
+    quarantined: bool
+    suppressed: bool
+    owner: UUID
+    recipient: str
+    recipient_name: str | None
+    domain: str
+    hold_unknown: bool
+    created_at: datetime
+    content_id: UUID
+    sender: str
+    sender_name: str | None
+    subject: str
+    size: int
+    has_body: bool
+    text_body: str | None
+    html_body: str | None
+    headers: dict[str, str] | None
+    attachments: list[dict[str, Any]] | None
+    blob: bytes | None
+    sender_id: UUID | None
+    upstream: str | None
+    username: str | None
+    password: bytes | None
+
+    @property
+    def content(self) -> Content:
+        """The body that this row brought (only where `has_body`)."""
+        return Content(
+            self.text_body, self.html_body, self.headers or {}, self.attachments or [], self.blob
+        )
+
+
+class Content(NamedTuple):
+    """What was said, as it is stored: attachments describe the pieces of `blob`, in order."""
+
+    text: str | None
+    html: str | None
+    headers: dict[str, str]
+    attachments: list[dict[str, Any]]
+    blob: bytes | None
+
+    def files(self) -> list[Attachment]:
+        """The attachments, each with its bytes."""
+        files, start = [], 0
+        for part in self.attachments:
+            end = start + int(part["size"])
+            content = (self.blob or b"")[start:end]
+            files.append(Attachment(part["filename"], part["content_type"], content))
+            start = end
+        return files
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a claim found.
+
+    `messages` are to be delivered before `leased_until` (seconds of Trio's clock, counted from
+    before the claim was sent, so it is over here before it is over in the database).
+    `contents` are the bodies, by content id; `claimed` is for `LaneBook.took`.  `lost` are the
+    messages whose former lease had run out, `quarantined` those of them that were set aside,
+    `suppressed` those cancelled because of the suppression list.
+    """
+
+    messages: list[Claimed]
+    contents: dict[UUID, Content]
+    claimed: dict[tuple[int, int], tuple[int, datetime]]
+    leased_until: float
+    lost: list[UUID] = field(default_factory=list)
+    quarantined: list[UUID] = field(default_factory=list)
+    suppressed: list[UUID] = field(default_factory=list)
+
+
+class Outcome(NamedTuple):
+    """What became of a claimed message.
+
+    `cause` is one of `states.OUTCOMES`; `delay` the seconds until the next attempt (DEFERRED,
+    RELEASED).  `age` is how many seconds ago the attempt began, `duration` how long it took.
+    `error` is redacted.  `events` are the phases as `{phase, code, at, duration}`; None where the
+    deciding phase says it all.
+    """
+
+    id: UUID
+    token: int
+    cause: Cause
+    delay: float = 0.0
+    age: float | None = None
+    duration: float | None = None
+    phase: str | None = None
+    code: int | None = None
+    enhanced: str | None = None
+    error: str | None = None
+    events: Sequence[Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """What the reaper found: leases lost and due again, set aside, held with unknown outcome."""
+
+    lost: list[UUID]
+    quarantined: list[UUID]
+    unknown: list[UUID]
+
+
+class Queue:
+    """The queue, as one node sees it.  `node` is a fresh identity per start.
+
+    `lease_timeout` in seconds; after `max_attempts` attempts a message has failed; after
+    `max_losses` leases lost in a row it is set aside.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        node: UUID,
+        *,
+        lease_timeout: float = 300.0,
+        max_attempts: int = 10,
+        max_losses: int = 3,
+    ) -> None:
+        self._pool = pool
+        self.node = node
+        self.lease_timeout = lease_timeout
+        self.max_attempts = max_attempts
+        self.max_losses = max_losses
+
+    # Taking out -----------------------------------------------------------------------------------
+
+    async def survey(self) -> tuple[list[Strip], datetime]:
+        """Return every lane and priority with anything in it, and the database's clock."""
+        rows = await self._pool.fetch(
+            """
+            SELECT s.lane, s.priority, s.due_at, s.domain, clock_timestamp()
+            FROM (VALUES (1)) AS one (row)
+            LEFT JOIN relay.outbound_survey() s ON true
+            """
+        )
+        return [Strip(*row[:4]) for row in rows if row[0] is not None], rows[0][4]
+
+    async def claim(self, asks: Sequence[Ask]) -> Batch:
+        """Lease what `asks` name, committed, and return all that delivering it needs.
+
+        Nothing is claimed while the queue is paused.  Suppressed messages are cancelled here.
+        """
+        leased_until = trio.current_time() + self.lease_timeout
+        if not asks:
+            return Batch([], {}, {}, leased_until)
+        lanes, priorities, floors, limits = zip(*asks, strict=True)
+        rows = await self._pool.fetch(
+            """
+            SELECT *
+            FROM relay.outbound_claim(%b, %s, %b::bigint[], %b::smallint[], %b::timestamptz[],
+                                      %b::integer[], %s, %s, %s)
+            """,
+            (
+                self.node,
+                self.lease_timeout,
+                list(lanes),
+                list(priorities),
+                list(floors),
+                list(limits),
+                self.max_attempts,
+                self.max_losses,
+                _INLINE,
+            ),
+        )
+        batch = Batch([], {}, {}, leased_until)
+        skipped: list[Outcome] = []
+        for row in rows:
+            message = Claimed._make(row)
+            strip = (message.lane, message.priority)
+            count, _ = batch.claimed.get(strip, (0, None))
+            batch.claimed[strip] = (count + 1, message.due_at)
+            if message.has_body:
+                batch.contents[message.content_id] = message.content
+            if message.lost:
+                batch.lost.append(message.id)
+            if message.quarantined:
+                batch.quarantined.append(message.id)
+            elif message.suppressed:
+                skipped.append(
+                    Outcome(message.id, message.token, Cause.SUPPRESSED, error="suppressed")
+                )
+            else:
+                batch.messages.append(message)
+        batch.suppressed.extend(await self.finalise(skipped))
+        return batch
+
+    async def content(self, content_id: UUID) -> Content | None:
+        """Fetch one body: a large one, when its delivery is about to begin."""
+        row = await self._pool.fetch_row(
+            """
+            SELECT text_body, html_body, COALESCE(headers, '{}'), COALESCE(attachments, '[]'), blob
+            FROM relay.outbound_contents
+            WHERE id = %s
+            """,
+            (content_id,),
+            timeout=_FETCH_TIMEOUT,
+        )
+        return Content._make(row) if row else None
+
+    async def begin_data(self, held: Iterable[tuple[UUID, int]]) -> set[UUID]:
+        """Record, for messages with `hold_unknown`, that the dot may follow; return which may.
+
+        From here on a lost worker leaves them held.  One that is not returned has lost its lease:
+        its delivery must not go on.
+        """
+        ids, tokens = _pairs(held)
+        rows = await self._pool.fetch(
+            """
+            UPDATE relay.outbound_due d
+            SET held_until = COALESCE(d.held_until, d.run_at), run_at = 'infinity'
+            FROM unnest(%s::uuid[], %s::bigint[]) AS g (id, token)
+            WHERE d.id = g.id
+              AND d.token = g.token
+              AND COALESCE(d.held_until, d.run_at) > now()
+            RETURNING d.id
+            """,
+            (ids, tokens),
+        )
+        return {row[0] for row in rows}
+
+    async def renew(self, held: Iterable[tuple[UUID, int]]) -> set[UUID]:
+        """Extend leases by `lease_timeout` from now; return the ids of those that could be.
+
+        A delivery whose lease could not be renewed must be cancelled before its DATA.
+        """
+        ids, tokens = _pairs(held)
+        rows = await self._pool.fetch(
+            """
+            UPDATE relay.outbound_due d
+            SET run_at = CASE WHEN d.held_until IS NULL
+                              THEN clock_timestamp() + make_interval(secs => %(lease)s)
+                              ELSE d.run_at END,
+                held_until = CASE WHEN d.held_until IS NOT NULL
+                                  THEN clock_timestamp() + make_interval(secs => %(lease)s) END
+            FROM unnest(%(ids)s::uuid[], %(tokens)s::bigint[]) AS g (id, token)
+            WHERE d.id = g.id
+              AND d.token = g.token
+            RETURNING d.id
+            """,
+            {"ids": ids, "tokens": tokens, "lease": self.lease_timeout},
+        )
+        return {row[0] for row in rows}
+
+    async def finalise(self, outcomes: Sequence[Outcome]) -> set[UUID]:
+        """Record outcomes in one statement; return the ids that were recorded.
+
+        The others had been claimed by somebody else since, or finalised already: nothing was
+        changed for them.
+        """
+        if not outcomes:
+            return set()
+        ids, tokens, causes, delays, ages, durations, phases, codes, enhanced, errors, events = (
+            list(column) for column in zip(*outcomes, strict=True)
+        )
+        statuses = [OUTCOMES[cause] for cause in causes]
+        rows = await self._pool.fetch(
+            """
+            SELECT id
+            FROM relay.outbound_finalise(%b::uuid[], %b::bigint[], %s::text[], %b::float8[],
+                %s::boolean[], %b::float8[], %s::real[], %s::text[], %s::smallint[], %s::text[],
+                %s::text[], %s::text[])
+            """,
+            (
+                ids,
+                tokens,
+                [str(status) for status in statuses],
+                delays,
+                [cause not in NOT_BEGUN for cause in causes],
+                ages,
+                durations,
+                phases,
+                codes,
+                enhanced,
+                errors,
+                [None if e is None else json.dumps(list(e)) for e in events],
+            ),
+        )
+        return {row[0] for row in rows}
+
+    async def reap(self, *, grace: float = 10.0) -> Reaped:
+        """Set right what workers that vanished left behind, and nobody has claimed since.
+
+        A lease that ran out more than `grace` seconds ago is recorded as lost and its message
+        queued, or held when it has been lost too often; one lost after `begin_data` is held.
+        A claim does the same for what it meets, so this is for lanes that nobody claims from.
+        """
+        rows = await self._pool.fetch(
+            """
+            WITH stuck AS MATERIALIZED (
+                SELECT d.id, d.attempt, d.claimed_at, d.held_until IS NOT NULL AS unknown,
+                       d.held_until IS NULL
+                       AND (d.losses + 1 >= %(max_losses)s
+                            OR d.attempt - d.base >= %(max_attempts)s) AS quarantined
+                FROM relay.outbound_due d
+                WHERE (d.node IS NOT NULL
+                       AND d.run_at < now() - make_interval(secs => %(grace)s))
+                   OR d.held_until < now()
+                FOR NO KEY UPDATE SKIP LOCKED
+            ), freed AS (
+                UPDATE relay.outbound_due d
+                SET token = d.token + 1,
+                    node = NULL,
+                    held_until = NULL,
+                    losses = d.losses + 1,
+                    run_at = CASE WHEN s.unknown OR s.quarantined THEN 'infinity' ELSE now() END
+                FROM stuck s
+                WHERE d.id = s.id
+                RETURNING s.*
+            ), noted AS (
+                INSERT INTO relay.outbound_tries (message_id, at, attempt, duration, outcome, error)
+                SELECT f.id, f.claimed_at, f.attempt, extract(epoch FROM now() - f.claimed_at),
+                       'lost', 'the lease ran out; whether the message was delivered is unknown'
+                FROM freed f
+            )
+            SELECT id, unknown, quarantined
+            FROM freed
+            """,
+            {
+                "max_losses": self.max_losses,
+                "max_attempts": self.max_attempts,
+                "grace": grace,
+            },
+        )
+        return Reaped(
+            lost=[i for i, unknown, quarantined in rows if not (unknown or quarantined)],
+            quarantined=[i for i, _, quarantined in rows if quarantined],
+            unknown=[i for i, unknown, _ in rows if unknown],
+        )
+
+    async def forget(self, *, keep_days: float = 30.0) -> int:
+        """Make partitions ahead, drop those past their time and keys past theirs.
+
+        Returns how many partitions were dropped.  A message goes `keep_days` after it finished,
+        within a week.
+        """
+        await self._pool.execute(
+            "DELETE FROM relay.outbound_keys WHERE created_at < now() - make_interval(secs => %s)",
+            (KEY_LIFETIME,),
+        )
+        dropped: int = await self._pool.fetch_value(
+            "SELECT relay.outbound_roll(make_interval(secs => %s))", (keep_days * 86400.0,)
+        )
+        return dropped
+
+
+def _pairs(held: Iterable[tuple[UUID, int]]) -> tuple[list[UUID], list[int]]:
+    pairs = list(held)
+    return [message_id for message_id, _ in pairs], [token for _, token in pairs]

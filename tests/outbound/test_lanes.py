@@ -1,0 +1,144 @@
+"""The lane book: priorities, fair shares, floors."""
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.db.pool import Pool
+from relay.outbound.lanes import Ask, LaneBook, Strip, lane_of
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def book_of(*strips: tuple[int, int]) -> LaneBook:
+    """A book in which these (lane, priority) are due."""
+    book = LaneBook()
+    book.learn([Strip(lane, p, T0, f"d{lane}.example") for lane, p in strips], book.mark())
+    return book
+
+
+def serve(book: LaneBook, rounds: int, capacity: int, **kwargs) -> Counter[tuple[int, int]]:
+    """Claim `rounds` times from strips that never end, and count what each got."""
+    served: Counter[tuple[int, int]] = Counter()
+    for _ in range(rounds):
+        plan = book.plan(capacity, T0, **kwargs)
+        assert sum(ask.limit for ask in plan) <= capacity
+        assert len({(a.lane, a.priority) for a in plan}) == len(plan)
+        for ask in plan:
+            assert ask.limit > 0
+            served[ask.lane, ask.priority] += ask.limit
+        book.took(plan, {(a.lane, a.priority): (a.limit, a.floor) for a in plan})
+    return served
+
+
+@given(capacity=st.integers(1, 200), lanes=st.integers(1, 90))
+@settings(deadline=None, max_examples=40)
+def test_lanes_of_one_priority_get_equal_shares(capacity: int, lanes: int):
+    """Whatever the room and the number of lanes, no lane gets ahead by more than two turns."""
+    book = book_of(*((lane, 1) for lane in range(lanes)))
+    served = serve(book, 60, capacity)
+    fair = sum(served.values()) / lanes
+    quantum = -(-capacity // min(lanes, 64))
+    assert all(abs(served[lane, 1] - fair) <= 2 * quantum for lane in range(lanes))
+
+
+@given(capacity=st.integers(1, 100))
+@settings(deadline=None, max_examples=40)
+def test_bulk_gets_one_in_twenty_and_high_most(capacity: int):
+    """With all three priorities full, high goes first and bulk never starves."""
+    served = serve(book_of((1, 0), (2, 1), (3, 2)), 100, capacity)
+    total = sum(served.values())
+    assert total == 100 * capacity
+    assert served[3, 2] >= total // 20 - 1
+    assert served[2, 1] >= total // 20 - 1
+    assert served[1, 0] >= total * 0.85
+
+
+def test_bulk_alone_gets_everything():
+    """A guarantee is no limit."""
+    assert serve(book_of((3, 2)), 10, 50) == {(3, 2): 500}
+
+
+def test_a_throttled_lane_is_not_asked_for_and_the_others_get_its_room():
+    """Its backlog costs nothing, and it does not hold anyone up."""
+    book = book_of((1, 0), (1, 1), (2, 1), (3, 1))
+    served = serve(book, 10, 30, allowance=lambda domain: 0 if domain == "d1.example" else 10**6)
+    assert served[1, 0] == served[1, 1] == 0
+    assert served[2, 1] == served[3, 1] == 150
+
+
+def test_an_allowance_is_an_upper_bound_and_leaves_the_rest_to_others():
+    """A destination that may have three now gets three."""
+    book = book_of((1, 1), (2, 1))
+    plan = book.plan(100, T0, allowance=lambda domain: 3 if domain == "d1.example" else 10**6)
+    assert {ask.lane: ask.limit for ask in plan} == {1: 3, 2: 97}
+
+
+def test_room_that_a_limited_high_lane_cannot_use_goes_to_normal():
+    """Throttling high mail to one destination does not idle the senders."""
+    book = book_of((1, 0), (2, 1))
+    plan = book.plan(100, T0, allowance=lambda domain: 5 if domain == "d1.example" else 10**6)
+    assert {ask.lane: ask.limit for ask in plan} == {1: 5, 2: 95}
+
+
+def test_the_floor_follows_what_was_claimed_and_a_short_claim_ends_the_strip():
+    """The next claim begins where the last one ended; an empty strip is not asked for again."""
+    book = book_of((1, 1))
+    later = T0 + timedelta(seconds=5)
+    at = T0 + timedelta(seconds=60)
+    plan = book.plan(10, at)
+    assert plan == [Ask(1, 1, T0, 10)]
+    book.took(plan, {(1, 1): (10, later)})
+    plan = book.plan(10, at)
+    assert plan == [Ask(1, 1, later, 10)]
+    book.took(plan, {(1, 1): (9, later)})
+    assert book.plan(10, at) == []
+
+
+def test_a_wake_up_lowers_the_floor_also_while_a_claim_or_a_survey_is_under_way():
+    """What arrives between question and answer is not forgotten."""
+    book = book_of((1, 1))
+    at = T0 + timedelta(seconds=60)
+    plan = book.plan(10, at)
+    book.wake(1, 1, T0 - timedelta(seconds=9), "d1.example")
+    book.took(plan, {(1, 1): (3, T0)})
+    assert book.plan(10, at) == [Ask(1, 1, T0 - timedelta(seconds=9), 10)]
+
+    book = book_of((1, 1))
+    plan = book.plan(10, at)
+    book.wake(1, 1, T0 + timedelta(seconds=1), "d1.example")
+    book.took(plan, {(1, 1): (0, T0)})
+    assert book.plan(10, at) != []
+
+    mark = book.mark()
+    book.wake(7, 2, T0, "d7.example")
+    book.learn([], mark)
+    assert [ask.lane for ask in book.plan(10, at)] == [7]
+
+
+def test_what_is_due_later_is_not_asked_for_but_known():
+    """The claimer sleeps until the next due time."""
+    book = book_of((1, 1))
+    book.wake(2, 1, T0 + timedelta(hours=1), "d2.example")
+    assert [ask.lane for ask in book.plan(10, T0)] == [1]
+    assert book.next_due(T0) == T0 + timedelta(hours=1)
+    assert book.next_due(T0 + timedelta(hours=2)) is None
+
+
+def test_no_room_and_no_work_are_an_empty_plan():
+    """Neither is an error."""
+    assert book_of((1, 1)).plan(0, T0) == []
+    assert LaneBook().plan(10, T0) == []
+
+
+@pytest.mark.parametrize("domain", ["example.com", "xn--bcher-kva.example", "münchen.example"])
+async def test_python_and_sql_number_a_lane_alike(any_pool: Pool, domain: str):
+    """relay.send and the relay put mail for one destination into one lane."""
+    owner = uuid4()
+    assert lane_of(owner, domain) == await any_pool.fetch_value(
+        "SELECT relay.outbound_lane(%s, %s)", (owner, domain)
+    )

@@ -1,0 +1,436 @@
+"""Claimed once, finished once: claim, finalise, renew, reap, on each PostgreSQL."""
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import trio
+
+from relay.db.pool import Pool
+from relay.outbound.desk import Desk
+from relay.outbound.enqueue import NOBODY, Attachment, Message, Recipient, enqueue
+from relay.outbound.queue import Outcome
+from relay.outbound.states import Cause
+from tests.outbound.node import Node, lose, put, status
+
+
+async def test_a_claim_brings_all_that_delivery_needs_and_shows_processing(node: Node):
+    """One round trip: envelope, names, body, headers, attachments, owner, route."""
+    owner = uuid4()
+    files = [Attachment("a.txt", "text/plain", b"alpha"), Attachment("b.bin", "x/y", b"\x00\xff")]
+    message = Message(
+        "Sender@example.org",
+        [Recipient("Bob@Example.COM", "Bob")],
+        "Hello",
+        text="text",
+        html="<p>html</p>",
+        sender_name="Sender",
+        headers={"X-One": "1"},
+        attachments=files,
+        owner=owner,
+    )
+    (queued,) = (await enqueue(node.pool, [message])).messages
+    assert await status(node.pool, queued.id) == "queued"
+    await node.pool.execute(
+        "INSERT INTO relay.senders (owner, address, upstream, username, password)"
+        " VALUES (%s, 'sender@example.org', 'smtps://up.example:465', 'u', 'secret')",
+        (owner,),
+    )
+    batch = await node.look()
+    (claimed,) = batch.messages
+    content = batch.contents[claimed.content_id]
+    assert (claimed.id, claimed.attempt, claimed.turn) == (queued.id, 1, 1)
+    assert (claimed.sender, claimed.sender_name) == ("Sender@example.org", "Sender")
+    assert (claimed.recipient, claimed.recipient_name) == ("Bob@Example.COM", "Bob")
+    assert (claimed.domain, claimed.owner, claimed.subject) == ("example.com", owner, "Hello")
+    assert (claimed.upstream, claimed.username) == ("smtps://up.example:465", "u")
+    assert (content.text, content.html, content.headers) == ("text", "<p>html</p>", {"X-One": "1"})
+    assert content.files() == files
+    assert await status(node.pool, queued.id) == "processing"
+
+
+async def test_recipients_of_one_message_share_its_body_in_storage_and_in_a_claim(node: Node):
+    """Three recipients are three messages, one body."""
+    await put(node.pool, "a@x.example", "b@x.example", "c@y.example")
+    batch = await node.look()
+    assert len(batch.messages) == 3
+    assert sum(m.has_body for m in batch.messages) == 1
+    assert set(batch.contents) == {m.content_id for m in batch.messages}
+
+
+async def test_a_large_body_is_fetched_apart(node: Node):
+    """A claim of many does not bring gigabytes; the body is there when it is asked for."""
+    file = Attachment("big", "application/octet-stream", b"x" * (1 << 20))
+    message = Message("a@x.org", [Recipient("b@x.org")], "s", text="t", attachments=[file])
+    await enqueue(node.pool, [message])
+    batch = await node.look()
+    (claimed,) = batch.messages
+    assert not claimed.has_body
+    assert batch.contents == {}
+    content = await node.queue.content(claimed.content_id)
+    assert content is not None
+    assert content.files() == [file]
+
+
+async def test_sent_is_final_and_leaves_the_hot_table(node: Node):
+    """The finished row is in the log, the due row is gone, the attempt is recorded."""
+    (queued,) = await put(node.pool, "a@x.example")
+    claimed = await node.claim()
+    recorded = await node.finish(
+        claimed, age=2.0, duration=1.5, phase="dot", code=250, enhanced="2.0.0"
+    )
+    assert recorded == {queued.id}
+    assert await node.pool.fetch_value("SELECT count(*) FROM relay.outbound_due") == 0
+    row = await node.pool.fetch_row(
+        "SELECT status, attempts, sent_at IS NOT NULL, error_log, next_retry_at"
+        " FROM relay.outbound_messages WHERE id = %s",
+        (queued.id,),
+    )
+    assert row == ("sent", 1, True, None, None)
+    attempt = await node.pool.fetch_row(
+        "SELECT attempt, outcome, phase, code, enhanced, duration FROM relay.outbound_attempts"
+        " WHERE message_id = %s",
+        (queued.id,),
+    )
+    assert attempt == (1, "sent", "dot", 250, "2.0.0", 1.5)
+    assert await node.drain() == []
+
+
+async def test_a_stale_worker_changes_nothing(any_pool: Pool):
+    """After its lease was lost and another node claimed, its finalise is told so and is void."""
+    first, second = Node(any_pool), Node(any_pool)
+    (queued,) = await put(any_pool, "a@x.example")
+    stale = await first.claim()
+    await lose(any_pool, queued.id)
+    fresh = await second.claim()
+    assert fresh[0].token > stale[0].token
+    assert (fresh[0].attempt, fresh[0].lost) == (2, True)
+    for cause in (Cause.DELIVERED, Cause.DEFERRED, Cause.REFUSED, Cause.RELEASED):
+        assert await first.finish(stale, cause) == set()
+    assert await first.queue.renew([(m.id, m.token) for m in stale]) == set()
+    assert await first.queue.begin_data([(m.id, m.token) for m in stale]) == set()
+    assert await status(any_pool, queued.id) == "processing"
+    assert await second.finish(fresh) == {queued.id}
+    assert await status(any_pool, queued.id) == "sent"
+    outcomes = await any_pool.fetch(
+        "SELECT attempt, outcome FROM relay.outbound_attempts WHERE message_id = %s"
+        " ORDER BY attempt",
+        (queued.id,),
+    )
+    assert outcomes == [(1, "lost")]  # the second had no phase to record
+
+
+async def test_a_stale_worker_stays_stale_after_release_and_retry_by_hand(any_pool: Pool):
+    """The token rises on every change of hands, so an old one never fits again."""
+    node = Node(any_pool)
+    (queued,) = await put(any_pool, "a@x.example")
+    tokens = []
+    for cause in (Cause.RELEASED, Cause.DEFERRED, Cause.REFUSED):
+        claimed = await node.claim()
+        tokens.append(claimed[0].token)
+        await node.finish(claimed, cause)
+    await Desk(any_pool).retry(queued.id)
+    tokens.append((await node.claim())[0].token)
+    assert tokens == sorted(set(tokens))
+    for token in tokens[:-1]:
+        assert await node.queue.finalise([Outcome(queued.id, token, Cause.DELIVERED)]) == set()
+    assert await status(any_pool, queued.id) == "processing"
+
+
+async def test_a_repeated_finalise_is_void(node: Node):
+    """Its answer was lost, it is sent again: one log row, one attempt."""
+    await put(node.pool, "a@x.example", "b@x.example")
+    claimed = await node.claim()
+    assert len(await node.finish(claimed, phase="dot", code=250)) == 2
+    assert await node.finish(claimed, phase="dot", code=250) == set()
+    assert await node.pool.fetch_value("SELECT count(*) FROM relay.outbound_log") == 2
+    assert await node.pool.fetch_value("SELECT count(*) FROM relay.outbound_attempts") == 2
+
+
+async def test_concurrent_claims_never_share_a_message(any_pool: Pool):
+    """Eight claimers at once take each of a thousand messages exactly once."""
+    for start in range(0, 1000, 100):
+        await put(any_pool, *(f"u{n}@d{n % 3}.example" for n in range(start, start + 100)))
+    taken: Counter[UUID] = Counter()
+
+    async def work() -> None:
+        node = Node(any_pool)
+        taken.update(message.id for message in await node.drain(capacity=20))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(work)
+    assert len(taken) == 1000
+    assert set(taken.values()) == {1}
+
+
+async def test_a_lost_lease_is_due_again_by_itself(any_pool: Pool):
+    """Its run_at is the lease's end: no scan, no reaper, just a short lease and time."""
+    node = Node(any_pool, lease_timeout=0.05)
+    (queued,) = await put(any_pool, "a@x.example")
+    first = await node.claim()
+    with trio.fail_after(5):
+        while not (again := await node.look()).messages:  # noqa: ASYNC110 - the server's clock
+            await trio.sleep(0.01)
+    assert again.lost == [queued.id]
+    assert again.messages[0].token > first[0].token
+
+
+async def test_a_renewed_lease_is_not_lost(any_pool: Pool):
+    """A long delivery keeps its message."""
+    node = Node(any_pool)
+    (queued,) = await put(any_pool, "a@x.example")
+    (claimed,) = await node.claim()
+    await lose(any_pool, queued.id, seconds=-0.001)
+    assert await node.queue.renew([(claimed.id, claimed.token)]) == {queued.id}
+    await trio.sleep(0.01)
+    assert await Node(any_pool).claim() == []
+    assert await node.finish([claimed]) == {queued.id}
+
+
+async def test_a_message_that_takes_its_workers_down_is_set_aside(any_pool: Pool):
+    """The third lease lost in a row quarantines it, with an attempt recorded for each."""
+    node = Node(any_pool, max_losses=3)
+    (queued,) = await put(any_pool, "a@x.example")
+    for _ in range(3):
+        assert len(await node.claim()) == 1
+        await lose(any_pool, queued.id)
+    batch = await node.look()
+    assert (batch.messages, batch.quarantined) == ([], [queued.id])
+    assert await status(any_pool, queued.id) == "held"
+    tries = await any_pool.fetch("SELECT attempt, outcome FROM relay.outbound_tries ORDER BY 1")
+    assert tries == [(1, "lost"), (2, "lost"), (3, "lost")]
+    assert await node.drain() == []
+    await Desk(any_pool).retry(queued.id)
+    assert [m.id for m in await node.claim()] == [queued.id]
+
+
+async def test_losses_count_in_a_row_only(any_pool: Pool):
+    """A finished attempt between two lost ones clears the count."""
+    node = Node(any_pool, max_losses=2)
+    (queued,) = await put(any_pool, "a@x.example")
+    for _ in range(3):
+        await node.claim()
+        await lose(any_pool, queued.id)
+        (claimed,) = await node.claim()
+        await node.finish([claimed], Cause.DEFERRED)
+    assert await status(any_pool, queued.id) == "queued"
+
+
+async def test_a_lease_lost_in_the_last_attempt_starts_no_further_one(any_pool: Pool):
+    """Ten attempts in all, the one that ended in the dark included."""
+    node = Node(any_pool, max_attempts=2)
+    (queued,) = await put(any_pool, "a@x.example")
+    await node.finish(await node.claim(), Cause.DEFERRED)
+    await node.claim()
+    await lose(any_pool, queued.id)
+    assert (await node.look()).quarantined == [queued.id]
+    assert await status(any_pool, queued.id) == "held"
+
+
+async def test_the_reaper_frees_what_nobody_claims(any_pool: Pool):
+    """In a lane that is throttled or paused too, a lost lease is counted, recorded and released."""
+    node = Node(any_pool)
+    one, two = await put(any_pool, "a@x.example", "b@x.example")
+    stale = await node.claim()
+    await lose(any_pool, one.id)
+    reaped = await node.queue.reap()
+    assert (reaped.lost, reaped.quarantined, reaped.unknown) == ([one.id], [], [])
+    assert (await node.queue.reap()).lost == []
+    assert await status(any_pool, two.id) == "processing"
+    assert await node.finish([m for m in stale if m.id == one.id]) == set()
+    assert [m.id for m in await node.claim()] == [one.id]
+
+
+async def test_a_worker_lost_after_data_leaves_a_message_held_that_asked_for_it(any_pool: Pool):
+    """hold_unknown: no second copy without somebody's decision; an outcome that comes is taken."""
+    node = Node(any_pool)
+    lost, answered = await put(any_pool, "a@x.example", "b@x.example", hold_unknown=True)
+    claimed = await node.claim()
+    pairs = [(m.id, m.token) for m in claimed]
+    assert await node.queue.begin_data(pairs) == {lost.id, answered.id}
+    assert await node.queue.begin_data(pairs) == {lost.id, answered.id}
+    assert await status(any_pool, lost.id) == "processing"
+    assert await node.finish([m for m in claimed if m.id == answered.id]) == {answered.id}
+    await lose(any_pool, lost.id)
+    assert await node.claim() == []
+    assert await node.queue.begin_data(pairs) == set()
+    assert (await node.queue.reap()).unknown == [lost.id]
+    assert await status(any_pool, lost.id) == "held"
+    assert await node.finish([m for m in claimed if m.id == lost.id]) == set()
+
+
+async def test_a_deferred_message_comes_back_when_it_is_due_and_shows_why(node: Node):
+    """next_retry_at and error_log are there meanwhile, and attempts counts."""
+    (queued,) = await put(node.pool, "a@x.example")
+    claimed = await node.claim()
+    await node.finish(claimed, Cause.DEFERRED, delay=3600.0, phase="rcpt", code=450, error="busy")
+    row = await node.pool.fetch_row(
+        "SELECT status, attempts, error_log,"
+        " extract(epoch FROM next_retry_at - now()) BETWEEN 3590 AND 3600"
+        " FROM relay.outbound_messages WHERE id = %s",
+        (queued.id,),
+    )
+    assert row == ("queued", 1, "busy", True)
+    assert await node.claim() == []
+    strips, at = await node.queue.survey()
+    assert timedelta(minutes=59) < strips[0].due_at - at < timedelta(minutes=61)
+    await lose(node.pool, queued.id)
+    (again,) = await node.claim()
+    assert (again.attempt, again.turn, again.lost) == (2, 2, False)
+
+
+async def test_a_released_message_counts_no_attempt(node: Node):
+    """Given back before it began, it is due again at once."""
+    (queued,) = await put(node.pool, "a@x.example")
+    await node.finish(await node.claim(), Cause.RELEASED)
+    assert await status(node.pool, queued.id) == "queued"
+    (again,) = await node.claim()
+    assert again.attempt == 1
+    assert await node.pool.fetch_value("SELECT count(*) FROM relay.outbound_tries") == 0
+
+
+async def test_many_outcomes_of_all_kinds_go_into_one_statement(node: Node):
+    """One statement records sent, failed, bounced, deferred and held, each for itself."""
+    names = ("sent", "failed", "bounced", "queued", "held")
+    await put(node.pool, *(f"{name}@x.example" for name in names))
+    causes = {
+        "sent": Cause.DELIVERED,
+        "failed": Cause.REJECTED,
+        "bounced": Cause.REFUSED,
+        "queued": Cause.DEFERRED,
+        "held": Cause.UNCERTAIN,
+    }
+    claimed = await node.claim()
+    outcomes = [
+        Outcome(m.id, m.token, causes[m.recipient.partition("@")[0]], delay=60) for m in claimed
+    ]
+    assert len(await node.queue.finalise(outcomes)) == 5
+    for message in claimed:
+        assert await status(node.pool, message.id) == message.recipient.partition("@")[0]
+
+
+async def test_scheduled_mail_waits_for_its_time(node: Node):
+    """send_at in the future is not claimed, and the survey says when to wake up."""
+    when = datetime.now(UTC) + timedelta(hours=2)
+    (queued,) = await put(node.pool, "a@x.example", send_at=when)
+    assert await node.claim() == []
+    strips, _ = await node.queue.survey()
+    assert strips[0].due_at == when
+    shown = await Desk(node.pool).show(queued.id)
+    assert shown is not None
+    assert shown["next_retry_at"] == when
+
+
+async def test_high_goes_first_and_bulk_is_not_starved(node: Node):
+    """With 200 of each due and room for 20 at a time, bulk has its share in every stretch."""
+    for priority in ("bulk", "normal", "high"):
+        await put(node.pool, *(f"u{n}@x.example" for n in range(200)), priority=priority)
+    first = [message.priority for _ in range(10) for message in await node.claim(20)]
+    assert Counter(first)[0] >= 170
+    assert Counter(first)[2] >= 10
+    assert Counter(first)[1] >= 10
+
+
+async def test_a_lane_with_a_backlog_does_not_hold_up_another(node: Node):
+    """A hundred thousand to one domain first, one to another after: both are in the first claim."""
+    await put(node.pool, *(f"u{n}@big.example" for n in range(500)))
+    (small,) = await put(node.pool, "a@small.example")
+    assert small.id in {message.id for message in await node.claim(20)}
+
+
+async def test_messages_of_a_lane_go_in_the_order_in_which_they_came(node: Node):
+    """First come, first sent, within one call too."""
+    queued = [
+        message.id
+        for start in (0, 10, 20)
+        for message in await put(node.pool, *(f"u{start + n}@x.example" for n in range(10)))
+    ]
+    assert [message.id for message in await node.drain(7)] == queued
+
+
+async def test_a_pause_stops_every_node_and_resume_starts_them(any_pool: Pool):
+    """Nothing is claimed meanwhile; what is under way is finished."""
+    one, two = Node(any_pool), Node(any_pool)
+    await put(any_pool, "a@x.example", "b@x.example")
+    claimed = await one.claim(1)
+    desk = Desk(any_pool)
+    await desk.pause()
+    assert await two.claim() == []
+    assert (await desk.stats()).paused
+    assert len(await one.finish(claimed)) == 1
+    await desk.resume()
+    assert len(await two.claim()) == 1
+    assert not (await desk.stats()).paused
+
+
+async def test_suppressed_after_queueing_is_cancelled_at_its_turn(node: Node):
+    """Whatever the case; no attempt is counted, and others are delivered."""
+    stop, go = await put(node.pool, "Stop@X.example", "go@x.example")
+    await node.pool.execute("INSERT INTO relay.suppressions (address) VALUES ('sTOP@x.EXAMPLE')")
+    batch = await node.look()
+    assert [message.id for message in batch.messages] == [go.id]
+    assert batch.suppressed == [stop.id]
+    row = await node.pool.fetch_row(
+        "SELECT status, attempts, error_log FROM relay.outbound_messages WHERE id = %s", (stop.id,)
+    )
+    assert row == ("cancelled", 0, "suppressed")
+
+
+async def test_an_owners_suppression_stops_only_his_own_mail(node: Node):
+    """Another tenant's list is not mine; the administrator's is everybody's."""
+    mine, yours = uuid4(), uuid4()
+    await put(node.pool, "a@x.example", owner=mine)
+    await put(node.pool, "a@x.example", owner=yours)
+    await put(node.pool, "a@x.example")
+    await node.pool.execute(
+        "INSERT INTO relay.suppressions (address, owner) VALUES ('a@x.example', %s)", (mine,)
+    )
+    assert {message.owner for message in await node.drain()} == {yours, NOBODY}
+
+
+async def test_an_identity_is_used_for_its_owners_mail_alone(node: Node):
+    """A stranger who writes my address as his sender does not get my upstream."""
+    mine = uuid4()
+    await node.pool.execute(
+        "INSERT INTO relay.senders (owner, address, upstream)"
+        " VALUES (%s, 'sender@example.org', 'smtps://up.example:465')",
+        (mine,),
+    )
+    await put(node.pool, "a@x.example", owner=mine)
+    await put(node.pool, "a@x.example")
+    routes = {message.owner: message.upstream for message in await node.drain()}
+    assert routes == {mine: "smtps://up.example:465", NOBODY: None}
+
+
+async def scans(pool: Pool, column: str) -> int:
+    """How often the server says it has read outbound_due in this way."""
+    return int(
+        await pool.fetch_value(
+            f"SELECT {column} FROM pg_stat_user_tables WHERE relname = 'outbound_due'"
+        )
+    )
+
+
+async def test_a_plan_made_while_the_queue_is_empty_still_uses_the_index(any_pool: Pool):
+    """Claims and surveys that were prepared on an empty table do not scan a full one."""
+    pool = Pool(any_pool.dsn, size=1)
+    node = Node(pool)
+    for _ in range(12):
+        await node.look()
+    await put(any_pool, *(f"u{n}@x.example" for n in range(2000)))
+    before = await scans(any_pool, "seq_scan")
+    assert len(await node.drain(100)) == 2000
+    await pool.close()
+    with trio.fail_after(5):
+        while (
+            await any_pool.fetch_value(
+                "SELECT idx_scan FROM pg_stat_user_tables WHERE relname = 'outbound_due'"
+            )
+            < 2000
+        ):
+            await trio.sleep(0.05)
+    after = await any_pool.fetch_value(
+        "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'outbound_due'"
+    )
+    assert after == before
