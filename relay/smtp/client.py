@@ -538,6 +538,12 @@ class SmtpClient:
     def _advance(self, now: float) -> None:
         """Take replies until the mail in hand is done or there are no more of them."""
         take = self._reader.next
+        flight = self._flight
+        if len(flight) >= 3 and flight[0][0] is Phase.MAIL and flight[2][0] is Phase.DATA:
+            # One recipient, pipelined, nothing answered yet: nearly always all is well.
+            codes = self._reader.next_group()
+            if codes is not None:
+                self._take_group(codes, now)
         while self.result is None and self.usable:
             try:
                 reply = take()
@@ -554,6 +560,25 @@ class SmtpClient:
                     self._break(Seen.NONSENSE, "the peer spoke before it was asked", now)
                 return
             self._take(reply, now)
+
+    def _take_group(self, codes: tuple[int, int, int], now: float) -> None:
+        """What `_take` does for three good answers to MAIL, RCPT and DATA."""
+        flight = self._flight
+        _, transaction, _, written = flight.popleft()
+        flight.popleft()
+        flight.popleft()
+        if transaction is None:
+            raise Bug("a group without a mail")
+        self.replies += 3
+        took = now - written
+        mail, rcpt, data = codes
+        transaction.trace += (
+            (Phase.MAIL, mail, now, took),
+            (Phase.RCPT, rcpt, now, took),
+            (Phase.DATA, data, now, took),
+        )
+        transaction.accepted = 1
+        self._send_body(transaction, now)
 
     def _take(self, reply: Reply, now: float) -> None:
         """The answer to the oldest command in flight."""
@@ -671,7 +696,7 @@ class SmtpClient:
         trace = tuple(transaction.trace)
         usable = self.usable
         self.result = tuple(
-            outcome._replace(trace=trace, connection_usable=usable)
+            Outcome._make((*outcome[:6], usable, outcome.stale, trace))
             for outcome in transaction.outcomes
             if outcome is not None
         )
@@ -711,9 +736,9 @@ def _outcome(ruling: Ruling, phase: Phase, why: str | Reply, *, stale: bool = Fa
     if verdict is None:
         raise Bug(f"no outcome follows from {why!r} at {phase}")
     if isinstance(why, Reply):
-        code, code2, text = why.code, why.enhanced, why.text
+        enhanced, text = why.parsed()
         return Outcome(
-            verdict, phase, code, code2, text, ruling.route_trouble, ruling.connection_usable
+            verdict, phase, why.code, enhanced, text, ruling.route_trouble, ruling.connection_usable
         )
     return Outcome(
         verdict, phase, None, None, why, ruling.route_trouble, ruling.connection_usable, stale

@@ -420,24 +420,28 @@ class Connection:
         if core.result is None:
             with trio.CancelScope(deadline=min(deadline, now + self._allowed())) as scope:
                 try:
+                    out = core.data_to_send()
                     awaited = core.replies
-                    while core.result is None:
-                        out = core.data_to_send()
-                        if out:
-                            if len(out) > BLOCK:
-                                await self._send_long(out, deadline, scope)
-                            else:
-                                await wire.send(out)
+                    while True:
+                        if len(out) > BLOCK:
+                            await self._send_long(out, deadline, scope)
                             now = trio.current_time()
-                        if out or core.replies != awaited:
-                            awaited = core.replies
                             scope.deadline = min(deadline, now + self._allowed())
+                        elif out:
+                            await wire.send(out)
                         data = await wire.receive()
                         now = trio.current_time()
                         if data:
                             core.receive(data, now)
                         else:
                             core.ended(now, "the peer closed the connection")
+                        if core.result is not None:
+                            break
+                        out = core.data_to_send()
+                        if out or core.replies != awaited:
+                            # Setting a deadline is dear: only for a new reply or command.
+                            awaited = core.replies
+                            scope.deadline = min(deadline, now + self._allowed())
                 except OSError as error:
                     # A peer that hangs up in the middle of a message may have said why.
                     core.ended(

@@ -28,6 +28,11 @@ MAX_TEXT = 1000
 """Characters of a reply's text that are kept."""
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])(?:([ -])([^\r\n]*))?\r?\n")
+_GROUP = re.compile(
+    rb"(25[0-9])(?: [^\r\n]{0,500})?\r\n"
+    rb"(25[0-9])(?: [^\r\n]{0,500})?\r\n"
+    rb"(354)(?: [^\r\n]{0,500})?\r\n"
+)
 _ENHANCED = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s+|$)")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
@@ -60,29 +65,35 @@ class Reply:
         """The text of each line, decoded, with no control characters in it."""
         return tuple(_clean(line) for line in self._lines)
 
-    @property
-    def enhanced(self) -> str | None:
-        """The enhanced status code, when the first line has one of the reply's own class."""
-        found = _ENHANCED.match(_clean(self._lines[0][:16]))
-        if found is None or int(found[1][0]) != self.code // 100:
-            return None
-        return found[1]
-
-    @property
-    def text(self) -> str:
-        """The text of all lines without codes, in one line of at most `MAX_TEXT` characters."""
-        if len(self._lines) == 1:
-            return _ENHANCED.sub("", _clean(self._lines[0]), count=1)[:MAX_TEXT]
+    def parsed(self) -> tuple[str | None, str]:
+        """Return the enhanced status code, if the first line has one of the reply's own class,
+        and the text of all lines without codes, in one line of at most `MAX_TEXT` characters.
+        """
+        enhanced = None
         parts: list[str] = []
         length = 0
         for line in self._lines:
             part = _clean(line)
             found = _ENHANCED.match(part)
-            parts.append(part[found.end() :] if found else part)
-            length += len(parts[-1]) + 1
+            if found is not None:
+                if not parts and int(found[1][0]) == self.code // 100:
+                    enhanced = found[1]
+                part = part[found.end() :]
+            parts.append(part)
+            length += len(part) + 1
             if length > MAX_TEXT:
                 break
-        return " ".join(filter(None, parts))[:MAX_TEXT]
+        return enhanced, " ".join(filter(None, parts))[:MAX_TEXT]
+
+    @property
+    def enhanced(self) -> str | None:
+        """The enhanced status code."""
+        return self.parsed()[0]
+
+    @property
+    def text(self) -> str:
+        """The text without codes."""
+        return self.parsed()[1]
 
     @property
     def challenge(self) -> bytes:
@@ -125,6 +136,17 @@ class ReplyReader:
         else:
             self._buffer = data
         self._position = 0
+
+    def next_group(self) -> tuple[int, int, int] | None:
+        """Return the codes of three replies at once if MAIL, RCPT and DATA were all welcome.
+
+        None takes nothing: then `next` reads what is there.
+        """
+        found = _GROUP.match(self._buffer, self._position)
+        if found is None or self._lines:
+            return None
+        self._position = found.end()
+        return int(found[1]), int(found[2]), int(found[3])
 
     def next(self) -> Reply | None:
         """Return the next whole reply, None when more bytes are needed, or raise NotAReply."""
