@@ -29,6 +29,7 @@ from relay.http.deps import Deps, Fetch, Limits, Logs, ReadyCheck, Supervision
 from relay.http.fetch import fetch as fetch_https
 from relay.http.serve import serve
 from relay.mailboxes.keys import Keys
+from relay.mailboxes.parser import Parser
 from relay.mailboxes.store import Store
 from supervisor import Context, Mailbox
 
@@ -59,12 +60,14 @@ async def run(
 
     `public_url` is the address that people see, `sns_topics` the topics whose mail is taken.
     """
+    parser = Parser()  # its child starts with the first attachment that somebody downloads
     app = create_app(
         Deps(
             store=store,
             keys=keys,
             hub=hub,
             accept=_Acceptor(writer).accept,
+            attachment=parser.attachment,
             supervision=supervision,
             logs=logs,
             admin_token_hash=admin_token_hash,
@@ -82,7 +85,7 @@ async def run(
         async for _ in ctx.every(_BEAT_EVERY):
             ctx.beat()
 
-    async with trio.open_nursery() as nursery:
+    async with parser, trio.open_nursery() as nursery:
         nursery.start_soon(beat)
         await serve(
             app,

@@ -81,6 +81,10 @@ Accept = Callable[[str, Sequence[tuple[UUID, str]], bytes], Awaitable[Mapping[st
 address; an address that is missing is unknown or expired.  `DatabaseUnavailable` when nothing
 is known to be stored."""
 
+ExtractAttachment = Callable[[bytes, int], Awaitable[tuple[str, str, bytes] | None]]
+"""File name, content type and bytes of the attachment of that index in a raw message, or None;
+parsed where hostile mail hurts nobody.  Raises `TemporaryFailure`."""
+
 Fetch = Callable[[str], Awaitable[bytes]]
 """The body at an https address, within a deadline and a size, following no redirect.  Raises
 `TemporaryFailure`."""
@@ -110,6 +114,7 @@ class Deps:
     keys: Keys
     hub: Hub
     accept: Accept
+    attachment: ExtractAttachment
     supervision: Supervision
     logs: Logs
     admin_token_hash: bytes

@@ -35,7 +35,6 @@ from relay.http.problems import (
     message_not_found,
     unavailable,
 )
-from relay.mailboxes.summary import extract_attachment
 
 if TYPE_CHECKING:
     from relay.http.app import Api
@@ -245,10 +244,8 @@ def register(api: Api) -> None:
         if re.fullmatch(r"[0-9]{1,6}", index, re.ASCII):
             if parsing.statistics().tasks_waiting >= 10 * parsing.total_tokens:
                 raise unavailable("Too many attachments are being taken apart; try again.")
-            # In linear time and bounded, but long enough for a large message to be a thread's.
-            found = await trio.to_thread.run_sync(
-                extract_attachment, content, int(index), limiter=parsing
-            )
+            async with parsing:
+                found = await api.deps.attachment(content, int(index))
         if found is None:
             raise Problem(
                 404, "attachment-not-found", "The message has no attachment of this index.",

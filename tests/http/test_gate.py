@@ -10,6 +10,7 @@ import trio
 
 from relay.http.app import RESOURCES, Api, Route
 from relay.http.auth import Hosts
+from relay.http.deps import Deps
 from relay.http.operations import Access
 from relay.http.problems import Problem
 from tests.http.conftest import House
@@ -17,21 +18,24 @@ from tests.http.conftest import House
 MISSING = "00000000-0000-7000-8000-000000000000"
 
 
-def routes(house: House) -> list[Route]:
-    """Every declared call, from the application's own table."""
-    from relay.http.deps import Deps
-
-    deps = Deps(
+def inert(house: House) -> Deps:
+    """What an application needs that is looked at and never called."""
+    return Deps(
         store=house.store,
         keys=house.keys,
         hub=house.hub,
         accept=None,  # type: ignore[arg-type]  # nothing is called
+        attachment=None,  # type: ignore[arg-type]
         supervision=house.supervisor,
         logs=house.ring,
         admin_token_hash=b"",
         draining=trio.Event(),
     )
-    api = Api(deps)
+
+
+def routes(house: House) -> list[Route]:
+    """Every declared call, from the application's own table."""
+    api = Api(inert(house))
     for resource in RESOURCES:
         resource.register(api)
     return api.routes

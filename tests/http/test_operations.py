@@ -7,9 +7,10 @@ from typing import Any
 import httpx
 import trio
 
+from relay.http.app import create_app
 from relay.http.openapi import describe
 from tests.http.conftest import House
-from tests.http.test_gate import routes
+from tests.http.test_gate import inert, routes
 from tests.http.test_streams import in_thread
 
 TREE = "/api/v1/supervision"
@@ -164,21 +165,7 @@ async def test_the_description_covers_every_call(house: House):
 
 async def test_the_application_serves_no_route_that_is_not_declared(house: House):
     """The URL map is the table of declarations, method by method."""
-    from relay.http.app import create_app
-    from relay.http.deps import Deps
-
-    app = create_app(
-        Deps(
-            store=house.store,
-            keys=house.keys,
-            hub=house.hub,
-            accept=None,  # type: ignore[arg-type]  # nothing is called
-            supervision=house.supervisor,
-            logs=house.ring,
-            admin_token_hash=b"",
-            draining=trio.Event(),
-        )
-    )
+    app = create_app(inert(house))
     served = {
         (method, rule.rule)
         for rule in app.url_map.iter_rules()
