@@ -49,6 +49,7 @@ from relay.smtp.syntax import (
     HTTP_VERBS,
     MAIL,
     POSTMASTER,
+    QUOTED,
     RCPT,
     enhanced,
     foreign_reply,
@@ -271,6 +272,9 @@ class Server:
     async def _attend(self, session: Session, key: str) -> None:
         try:
             await session.run()
+        except Exception:
+            # A fault of ours, but one session's: the others go on.
+            log.exception("smtp.session_failed")
         finally:
             self.sessions.discard(session)
             self.gate.leave(key)
@@ -358,27 +362,34 @@ class Session(SMTP):
         """Serve until the peer, a limit or the relay ends the session, and close the socket."""
         began = trio.current_time()
         reason = "cancelled"
+        cut_off = True  # by its deadline, by draining, by the end of ingest
         try:
             with self._scope:
-                try:
-                    self._output.append(self.server.greeting)
-                    reason = await self._serve()
-                except _Over as over:
-                    reason = over.reason
-                    if over.reply is not None:
-                        self._output.append(over.reply.encode() + b"\r\n")
-                        await self._flush()
-                    if over.linger:
-                        await self._linger()
-                except OSError:
-                    reason = "broken"
+                reason = await self._live()
+                cut_off = False
             if self._scope.cancelled_caught:
                 reason = self.ending
         finally:
-            if reason in ("cancelled", "draining", "timeout"):
+            if cut_off:
                 self._part()
             self._sock.close()
             self._log_end(reason, trio.current_time() - began)
+
+    async def _live(self) -> str:
+        """Serve to the end, good-bye included; return why it ended."""
+        try:
+            self._output.append(self.server.greeting)
+            try:
+                return await self._serve()
+            except _Over as over:
+                if over.reply is not None:
+                    self._output.append(over.reply.encode() + b"\r\n")
+                    await self._flush()
+                if over.linger:
+                    await self._linger()
+                return over.reason
+        except OSError:
+            return "broken"  # by the peer, in whatever we were doing
 
     def drain(self) -> None:
         """The relay stops: end now if nothing is in hand, else when the message is done."""
@@ -550,6 +561,8 @@ class Session(SMTP):
                 raise _Over("draining", "421 4.3.2 Shutting down")
 
     async def _obey(self, line: bytes) -> None:
+        if self._suspect and line.upper() != b"QUIT":
+            raise _Over("smuggling", "421 4.7.0 Commands followed a malformed message; good-bye")
         try:
             text = line.decode()
         except UnicodeDecodeError:
@@ -560,8 +573,6 @@ class Session(SMTP):
         verb, _, argument = text.partition(" ")
         verb = verb.upper()
         method = self._smtp_methods.get(verb)
-        if self._suspect and verb != "QUIT":
-            raise _Over("smuggling", "421 4.7.0 Commands followed a malformed message; good-bye")
         if method is None:
             self._refuse_verb(verb)
         else:
@@ -598,12 +609,19 @@ class Session(SMTP):
         self._transaction_until = math.inf
 
     def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
-        """aiosmtpd's parser, which is the email package's, which has faults on odd input."""
+        """aiosmtpd's parser, which is the email package's: it forgives and it has faults."""
         try:
-            return super()._getaddr(arg)
+            address, rest = super()._getaddr(arg)
         except Exception:
             # RecursionError, IndexError: whatever it trips over, it is no address.
             return None, None
+        if address and rest is not None:
+            # It closes the brackets and the quotes that nobody closed.
+            if arg.startswith("<") and not arg[: len(arg) - len(rest)].rstrip().endswith(">"):
+                return None, None
+            if '"' in address and not QUOTED.fullmatch(address):
+                return None, None
+        return address, rest
 
     @syntax("EHLO hostname")
     async def smtp_EHLO(self, hostname: str | None) -> None:

@@ -30,6 +30,9 @@ RCPT = re.compile(rf"(?i:TO): ?<({_ADDRESS})> ?")
 POSTMASTER = re.compile(r"(?i:TO): ?<(postmaster)> ?", re.IGNORECASE)
 """The one recipient that needs no domain (RFC 5321, 4.5.1)."""
 
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"@[^"]+')
+"""An address with a quoted local part, its quotes closed."""
+
 HTTP_VERBS = frozenset({"GET", "POST", "PUT", "HEAD", "OPTIONS", "CONNECT", "PATCH", "DELETE"})
 """What a browser says that was talked into opening this port."""
 

@@ -131,12 +131,10 @@ def serve_aiosmtpd(dsn: str | None) -> None:
 def generate(port: int, messages: int) -> float:
     """Send so many messages over `CONNECTIONS` connections; return the seconds it took."""
     program = shutil.which("smtp-source")
-    command = (
-        [program, "-s", str(CONNECTIONS), "-d", "-l", str(BYTES), "-m", str(messages)]
-        + ["-f", "a@bench.example", "-t", RECIPIENT, f"127.0.0.1:{port}"]
-        if program
-        else [sys.executable, "-m", "tests.bench.ingest", "generate", str(port), str(messages)]
-    )
+    command = [sys.executable, "-m", "tests.bench.ingest", "generate", str(port), str(messages)]
+    if program:
+        command = [program, "-s", str(CONNECTIONS), "-d", "-l", str(BYTES), "-m", str(messages)]
+        command += ["-f", "a@bench.example", "-t", RECIPIENT, f"127.0.0.1:{port}"]
     began = time.perf_counter()
     subprocess.run(command, check=True, timeout=300)
     return time.perf_counter() - began

@@ -1,0 +1,154 @@
+"""Ingest as an actor: pause, drain, restart, a database that is away."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Any
+
+import pytest
+import trio
+
+from relay.db.migrate import migrate
+from relay.db.pool import Pool
+from relay.smtp.limits import SmtpLimits
+from tests.db.cluster import Cluster, binaries
+from tests.smtp.service import serving
+
+
+@pytest.fixture(autouse=True)
+async def _in_time():
+    with trio.fail_after(50):
+        yield
+
+
+async def test_paused_it_refuses_new_sessions_and_finishes_open_ones(pool):
+    """New: 421 4.3.2; open: as ever; resumed: as before, on the same port."""
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        async with service.client() as client:
+            service.supervisor.pause("ingest")
+            async with service.raw_client() as refused:
+                assert [reply[:9] for reply in await refused.replies()] == ["421 4.3.2"]
+            assert (await client.deliver(b"x\r\n", bob))[:3] == "250"
+        service.supervisor.resume("ingest")
+        async with service.client() as client:
+            assert (await client.deliver(b"y\r\n", bob))[:3] == "250"
+
+
+async def test_draining_ends_the_idle_and_lets_the_busy_finish(pool):
+    """An idle session hears 421 4.3.2 at once; a DATA that is arriving may finish and is answered;
+    a transaction that has begun may go on to its end."""
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        async with service.client() as idle, service.client() as busy, service.client() as begun:
+            await busy.begin(bob)
+            await busy.send(b"one\r\n")
+            assert (await begun.ask("MAIL FROM:<c@d.example>"))[:3] == "250"
+            service.supervisor.shutdown()
+            assert [reply[:9] for reply in await idle.replies()] == ["421 4.3.2"]
+            assert (await begun.ask(f"RCPT TO:<{bob}>"))[:3] == "250"
+            assert (await begun.ask("DATA"))[:3] == "354"
+            await trio.sleep(0.2)  # real time, in which the message goes on arriving
+            assert (await busy.ask(b"two\r\n."))[:3] == "250"
+            assert (await begun.ask(b"three\r\n."))[:3] == "250"
+            for client in (busy, begun):
+                assert [reply[:9] for reply in await client.replies()] == ["421 4.3.2"]
+        assert sorted(raw for _, _, raw in await service.stored()) == [
+            b"one\r\ntwo\r\n",
+            b"three\r\n",
+        ]
+
+
+async def test_a_drain_that_takes_too_long_says_so(pool):
+    """A session that does not finish hears 421 4.3.2 when its time is over."""
+    async with serving(pool, drain_timeout=0.3) as service:
+        bob = await service.mailbox()
+        async with service.client() as client:
+            await client.begin(bob)
+            service.supervisor.shutdown()
+            assert [reply[:9] for reply in await client.replies()] == ["421 4.3.2"]
+
+
+async def test_a_restart_keeps_the_port_and_the_queue_of_connections(pool):
+    """Who connects meanwhile waits and is served by the next incarnation."""
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        await service.supervisor.restart("ingest")
+        async with service.client() as client:
+            assert (await client.deliver(b"x\r\n", bob))[:3] == "250"
+        assert service.listener.fileno() >= 0
+
+
+async def test_without_file_descriptors_it_waits(pool, monkeypatch):
+    """EMFILE on accept is a pause, not a crash: who connects is served a little later."""
+    failures = [OSError(errno.EMFILE, "Too many open files")] * 3 + [
+        OSError(errno.ECONNABORTED, "gone")
+    ]
+    accept = socket.socket.accept
+
+    def scarce(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop(0)
+        return accept(listener)
+
+    async with serving(pool) as service:
+        monkeypatch.setattr(socket.socket, "accept", scarce)
+        async with service.client() as client:
+            assert (await client.ask("NOOP"))[:3] == "250"
+        assert failures == []
+
+
+async def test_a_database_that_is_away_is_451_and_comes_back():
+    """RCPT and the dot answer 451 4.3.0 without a word of the cause; then all is well again, on
+    the same session."""
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    cluster = Cluster(bin_dir)
+    try:
+        cluster.start()
+        await migrate(cluster.dsn())
+        pool = Pool(cluster.dsn())
+        async with serving(pool) as service:
+            bob = await service.mailbox()
+            async with service.client() as client, service.client() as other:
+                await client.begin(bob)
+                await trio.to_thread.run_sync(cluster.stop)
+                assert await client.ask(b"x\r\n.") == "451 4.3.0 Try again later"
+                assert (await other.ask("MAIL FROM:<a@b>"))[:3] == "250"
+                assert await other.ask(f"RCPT TO:<{bob}>") == "451 4.3.0 Try again later"
+                await trio.to_thread.run_sync(cluster.start)
+                while (await other.ask(f"RCPT TO:<{bob}>"))[:3] != "250":
+                    pass
+                assert (await client.deliver(b"x\r\n", bob))[:3] == "250"
+            assert len(await service.stored()) == 1
+        await pool.close()
+    finally:
+        cluster.remove()
+
+
+async def test_a_peer_that_leaves_before_its_reply_has_left_its_message(pool):
+    """The commit is not the session's: what was complete is stored, reply or no reply."""
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        async with pool.transaction() as blocker:
+            # The INSERT's foreign key waits for this lock.
+            await blocker.execute("SELECT FROM relay.mailboxes FOR UPDATE")
+            async with service.client() as client:
+                await client.begin(bob)
+                await client.send(b"x\r\n.\r\n")
+                await trio.sleep(0.1)  # real sockets: let it arrive
+        while not await service.stored():  # noqa: ASYNC110 - what is awaited is in the database
+            await trio.sleep(0.01)
+
+
+async def test_a_store_that_takes_too_long_is_4xx(pool):
+    """The session does not wait for ever for its commit."""
+    async with serving(pool, limits=SmtpLimits(store_timeout=0.2, command_timeout=1.0)) as service:
+        bob = await service.mailbox()
+        async with pool.transaction() as blocker:
+            await blocker.execute("SELECT FROM relay.mailboxes FOR UPDATE")
+            async with service.client() as client:
+                await client.begin(bob)
+                await client.send(b"x\r\n.\r\n")
+                assert (await client.replies())[0].startswith("421 4.")

@@ -1,0 +1,272 @@
+"""The writer: group commit, redelivery, and a database that fails."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+import trio
+
+from actors import writer
+from actors.letters import Accept, Accepted
+from relay.db.migrate import migrate
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.mailboxes import accept
+from relay.mailboxes.accept import message_id
+from supervisor import Backoff, ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
+from tests.db.cluster import Cluster, binaries
+
+BOB = "bob@relay.localhost"
+EVE = "eve@relay.localhost"
+
+
+@pytest.fixture(autouse=True)
+async def _in_time():
+    with trio.fail_after(50):
+        yield
+
+
+@asynccontextmanager
+async def writing(
+    pool: Pool, *, attempts: int = 3, **arguments: Any
+) -> AsyncIterator[tuple[Mailbox[Accept], Supervisor]]:
+    """A supervised writer; yields its mailbox and its supervisor."""
+    letters: Mailbox[Accept] = Mailbox("writer", attempts=attempts, on_dead=writer.dead)
+    boss = Supervisor()
+    spec = ChildSpec(
+        "writer",
+        functools.partial(writer.run, pool=pool, **arguments),
+        mailbox=letters,
+        backoff=Backoff(base=0.01, cap=0.02),
+    )
+    async with trio.open_nursery() as nursery:
+        with boss.subscribe() as events:
+            tree = SupervisorSpec(name="relay", children=(spec,), max_restarts=9)
+            nursery.start_soon(boss.run, tree)
+            async for event in events:
+                if isinstance(event, Ready) and event.name == "writer":
+                    break
+        try:
+            yield letters, boss
+        finally:
+            boss.shutdown()
+
+
+async def make(pool: Pool, *addresses: str) -> None:
+    """Make mailboxes that live for an hour."""
+    for address in addresses:
+        await pool.execute("INSERT INTO relay.mailboxes (address) VALUES (%s)", (address,))
+
+
+def letter(raw: bytes = b"x\r\n", *addresses: str) -> Accept:
+    """One message for bob, or for those named."""
+    recipients = tuple((message_id(), address) for address in addresses or (BOB,))
+    return Accept("a@b.example", recipients, raw)
+
+
+async def stored(pool: Pool) -> dict[UUID, bytes]:
+    """(id, raw) of what is stored."""
+    rows = await pool.fetch("SELECT id, raw_email FROM relay.messages")
+    return {identity: bytes(raw) for identity, raw in rows}
+
+
+async def test_what_gathers_shares_a_commit(pool):
+    """Letters sent while a commit is under way are stored by the next, all of them."""
+    await make(pool, BOB)
+    sent = [letter(b"%d" % number) for number in range(500)]
+    async with writing(pool) as (letters, _):
+        before = await commits(pool)
+        for one in sent:
+            await letters.send(one)
+        answers = [await one.reply.wait() for one in sent]
+    assert [answer.stored for answer in answers] == [{BOB: one.recipients[0][0]} for one in sent]
+    assert await stored(pool) == {one.recipients[0][0]: one.raw for one in sent}
+    assert await commits(pool) - before < 250
+
+
+async def commits(pool: Pool) -> int:
+    """Transactions of this database so far."""
+    await pool.execute("SELECT pg_stat_force_next_flush()")
+    return int(
+        await pool.fetch_value(
+            "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
+        )
+    )
+
+
+async def test_only_live_recipients_get_it(pool):
+    """Expired, closed and unknown ones are missing from the answer; the rest is stored."""
+    await make(pool, BOB, EVE, "closed@relay.localhost")
+    await pool.execute(
+        "UPDATE relay.mailboxes SET expires_at = clock_timestamp() WHERE address = %s", (EVE,)
+    )
+    await pool.execute(
+        "UPDATE relay.mailboxes SET is_active = false WHERE address LIKE 'closed%'", ()
+    )
+    mixed = letter(b"m", BOB, EVE, "closed@relay.localhost", "nobody@relay.localhost")
+    alone = letter(b"a", EVE)
+    async with writing(pool) as (letters, _):
+        await letters.send(mixed)
+        await letters.send(alone)
+        assert await mixed.reply.wait() == Accepted({BOB: mixed.recipients[0][0]})
+        assert await alone.reply.wait() == Accepted({})
+    assert await stored(pool) == {mixed.recipients[0][0]: b"m"}
+    (row,) = await pool.fetch(
+        "SELECT m.recipient, m.reverse_path, m.size, u.message_id IS NOT NULL "
+        "FROM relay.messages m LEFT JOIN relay.unsummarised u ON u.message_id = m.id"
+    )
+    assert row == (BOB, "a@b.example", 1, True)
+
+
+async def test_large_messages_travel_alone(pool):
+    """A message of many megabytes is stored exactly, beside small ones."""
+    await make(pool, BOB, EVE)
+    sent = [letter(b"s"), letter(b"\x00\xff" * 4_000_000, BOB, EVE), letter(b"t")]
+    async with writing(pool) as (letters, _):
+        for one in sent:
+            await letters.send(one)
+        for one in sent:
+            assert (await one.reply.wait()).error is None
+    found = await stored(pool)
+    assert found == {identity: one.raw for one in sent for identity, _ in one.recipients}
+
+
+async def test_a_poisonous_letter_fails_alone(pool):
+    """What the database refuses costs its batch-mates nothing."""
+    await make(pool, BOB)
+    sent = [letter(b"1"), letter(b"2"), letter(b"3")]
+    poison = Accept("nul\x00byte", sent[1].recipients, b"p")
+    async with writing(pool) as (letters, boss):
+        boss.pause("writer")
+        for one in (sent[0], poison, sent[2]):
+            await letters.send(one)
+        boss.resume("writer")
+        assert (await sent[0].reply.wait()).stored
+        assert (await poison.reply.wait()).error
+        assert (await sent[2].reply.wait()).stored
+    assert sorted((await stored(pool)).values()) == [b"1", b"3"]
+
+
+async def test_a_letter_in_hand_when_the_writer_dies_is_stored_once(pool, monkeypatch):
+    """A crash after COMMIT and before the answer: the next incarnation finds it stored, says so,
+    and does not store it again."""
+    await make(pool, BOB)
+    one = letter()
+    insert, calls = accept.insert_many, []
+
+    async def insert_and_crash(*args):
+        calls.append(await insert(*args))
+        if len(calls) == 1:
+            raise RuntimeError("the writer dies here")
+        return calls[-1]
+
+    monkeypatch.setattr(writer, "insert_many", insert_and_crash)
+    async with writing(pool) as (letters, _):
+        await letters.send(one)
+        assert (await one.reply.wait()).stored == {BOB: one.recipients[0][0]}
+    assert calls == [{one.recipients[0][0]}, set()]
+    assert len(await stored(pool)) == 1
+
+
+async def test_a_letter_that_kills_every_writer_is_answered(pool, monkeypatch):
+    """After its attempts it is dead, and its sender hears an error."""
+    await make(pool, BOB)
+
+    async def crash(*args):
+        raise RuntimeError("every time")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "insert_many", crash)
+        async with writing(pool, attempts=2) as (letters, _):
+            one = letter()
+            await letters.send(one)
+            assert (await one.reply.wait()).error == "the message could not be stored"
+
+
+async def test_a_restart_in_mid_commit_loses_nothing(pool):
+    """Cancelled while the database is at work, the writer finishes the commit first."""
+    await make(pool, BOB)
+    one = letter()
+    async with writing(pool) as (letters, boss), pool.transaction() as blocker:
+        # The INSERT's foreign key waits for this lock.
+        await blocker.execute("SELECT FROM relay.mailboxes FOR UPDATE")
+        await letters.send(one)
+        await trio.sleep(0.1)  # a real database: let the INSERT reach the lock
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(boss.restart, "writer")
+            await trio.sleep(0.05)
+            await blocker.execute("ROLLBACK")
+        assert (await one.reply.wait()).stored
+    assert len(await stored(pool)) == 1
+
+
+async def test_a_database_that_is_away_is_an_error_at_once_and_comes_back():
+    """No letter waits for it; the first after its return is stored."""
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    cluster = Cluster(bin_dir)
+    try:
+        cluster.start()
+        pool = Pool(cluster.dsn())
+        await migrate(cluster.dsn())
+        await make(pool, BOB)
+        async with writing(pool) as (letters, _):
+            first, second = letter(b"1"), letter(b"2")
+            await letters.send(first)
+            assert (await first.reply.wait()).stored
+            await trio.to_thread.run_sync(cluster.stop)
+            await letters.send(second)
+            assert (await second.reply.wait()).error
+            await trio.to_thread.run_sync(cluster.start)
+            while True:
+                third = letter(b"3")
+                await letters.send(third)
+                if (await third.reply.wait()).stored:
+                    break
+        assert sorted((await stored(pool)).values()) == [b"1", b"3"]
+        await pool.close()
+    finally:
+        cluster.remove()
+
+
+async def test_a_lost_answer_to_a_commit_is_looked_up(pool, database_url, monkeypatch):
+    """The connection breaks after COMMIT: the message is found by its id, and counts as stored."""
+    await make(pool, BOB)
+    insert = accept.insert_many
+
+    async def insert_and_lose(*args):
+        await insert(*args)
+        raise DatabaseUnavailable("connection lost")
+
+    monkeypatch.setattr(writer, "insert_many", insert_and_lose)
+    async with writing(pool) as (letters, _):
+        one = letter()
+        await letters.send(one)
+        assert (await one.reply.wait()).stored == {BOB: one.recipients[0][0]}
+
+
+async def test_a_terminated_backend_is_an_error_and_no_more(pool, database_url):
+    """The statement dies with its backend: nothing is stored, the sender may try again."""
+    await make(pool, BOB)
+    async with writing(pool) as (letters, _):
+        async with pool.transaction() as blocker:
+            await blocker.execute("SELECT FROM relay.mailboxes FOR UPDATE")
+            one = letter()
+            await letters.send(one)
+            await trio.sleep(0.1)  # a real database: let the INSERT reach the lock
+            await blocker.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE wait_event_type = 'Lock'"
+            )
+            assert (await one.reply.wait()).error
+        again = letter()
+        await letters.send(again)
+        assert (await again.reply.wait()).stored
+    with psycopg.connect(database_url) as conn:
+        assert conn.execute("SELECT count(*) FROM relay.messages").fetchone() == (1,)

@@ -1,0 +1,123 @@
+"""Shared look-ups, and the statement that many messages share."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import trio
+
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.mailboxes.accept import (
+    Lookups,
+    Row,
+    insert_many,
+    insert_one,
+    message_id,
+    stored_among,
+)
+
+
+def test_message_ids_are_uuid_7_in_order_of_time():
+    """Version and variant as RFC 9562 has them, the time in front, none twice."""
+    before = time.time_ns() // 1_000_000
+    made = [message_id() for _ in range(2000)]
+    after = time.time_ns() // 1_000_000
+    assert {(one.version, one.variant) for one in made} == {(7, "specified in RFC 4122")}
+    assert all(before <= one.int >> 80 <= after for one in made)
+    assert len(set(made)) == len(made)
+
+
+async def test_many_questions_share_a_query(pool, monkeypatch):
+    """Each gets its own answer."""
+    await pool.execute(
+        "INSERT INTO relay.mailboxes (address, expires_at, is_active) VALUES "
+        "('live@x', now() + interval '1 h', true), ('gone@x', now(), true), "
+        "('shut@x', now() + interval '1 h', false)"
+    )
+    queries = []
+    fetch = pool.fetch
+
+    async def counted(*args, **kwargs):
+        queries.append(args)
+        return await fetch(*args, **kwargs)
+
+    monkeypatch.setattr(pool, "fetch", counted)
+    lookups = Lookups(pool)
+    answers: dict[str, list[bool]] = {"live@x": [], "gone@x": [], "shut@x": [], "none@x": []}
+
+    async def ask(address):
+        answers[address].append(await lookups.find(address))
+
+    async with trio.open_nursery() as service:
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                for address in answers:
+                    nursery.start_soon(ask, address)
+            await trio.testing.wait_all_tasks_blocked()
+            service.start_soon(lookups.run)
+        service.cancel_scope.cancel()
+    assert answers == {"live@x": [True] * 50} | {
+        address: [False] * 50 for address in ("gone@x", "shut@x", "none@x")
+    }
+    assert len(queries) == 1
+
+
+async def test_a_question_may_be_given_up(pool):
+    """Its session was cancelled; the others are answered."""
+    lookups = Lookups(pool)
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(0):
+            await lookups.find("a@x")
+        nursery.start_soon(lookups.run)
+        assert await lookups.find("b@x") is False
+        nursery.cancel_scope.cancel()
+
+
+async def test_trouble_is_told_to_everyone_who_asked():
+    """The database away, and the look-ups stopping, are `DatabaseUnavailable`."""
+    pool = Pool("host=/nonexistent", acquire_timeout=1.0)
+    lookups = Lookups(pool)
+    failed = []
+
+    async def ask():
+        with pytest.raises(DatabaseUnavailable):
+            await lookups.find("a@x")
+        failed.append(True)
+
+    async with trio.open_nursery() as service:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+            service.start_soon(lookups.run)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            service.cancel_scope.cancel()
+    assert len(failed) == 4
+    await pool.close()
+
+
+@pytest.mark.parametrize("raws", [[b"a", b"", bytes(range(256))], [b"x" * 200_000] * 4])
+async def test_rows_are_stored_as_they_are_and_once(pool, raws):
+    """Any bytes; a repetition stores nothing and says so; the look-up by id finds them."""
+    await pool.execute("INSERT INTO relay.mailboxes (address) VALUES ('ü@x'), ('b@x')")
+    rows = [Row(message_id(), "ü@x", "sender-ö@x", raw) for raw in raws]
+    lost = Row(message_id(), "none@x", "", b"lost")
+    assert await insert_many(pool, [*rows, lost]) == {row.id for row in rows}
+    assert await insert_many(pool, rows) == set()
+    found = await pool.fetch(
+        "SELECT id, recipient, reverse_path, raw_email, received_at <= clock_timestamp() "
+        "FROM relay.messages"
+    )
+    assert {(one, to, path, bytes(raw), past) for one, to, path, raw, past in found} == {
+        (row.id, "ü@x", "sender-ö@x", row.raw, True) for row in rows
+    }
+    ids = (message_id(), message_id(), message_id())
+    pairs = list(zip(ids, ("ü@x", "b@x", "none@x"), strict=True))
+    assert await insert_one(pool, "", pairs, b"both") == set(ids[:2])
+    assert await insert_one(pool, "", pairs, b"both") == set()
+    assert await stored_among(pool, [*ids, lost.id]) == set(ids[:2])
+    assert pool.call_timeout < math.inf

@@ -1,0 +1,109 @@
+"""What relay/smtp/server.py relies on in aiosmtpd; its version is pinned for this reason."""
+
+from __future__ import annotations
+
+import inspect
+import socket
+
+import pytest
+from aiosmtpd import __version__
+from aiosmtpd.smtp import MISSING, SMTP, Envelope
+from aiosmtpd.smtp import Session as Conversation
+
+from relay.smtp.server import Server, Session
+
+VERBS = ("HELO", "EHLO", "MAIL", "RCPT", "DATA", "RSET", "NOOP", "QUIT", "VRFY", "EXPN", "HELP")
+
+
+class Nobody:
+    """Mailboxes of which there are none."""
+
+    async def find(self, address):
+        """Nobody lives here."""
+        return False
+
+    async def store(self, reverse_path, recipients, raw):
+        """Nothing is stored."""
+        return
+
+
+@pytest.fixture
+def session():
+    """A session on a socket nobody reads."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Session(Server(Nobody(), str), ours, ("127.0.0.1", 1))
+
+
+def replies(session: Session) -> list[bytes]:
+    """What the session would say, taken from it."""
+    said, session._output = session._output, []
+    return said
+
+
+def test_the_version_is_the_one_that_was_read():
+    """Another version needs another look at its private names."""
+    assert __version__ == "1.4.6"
+
+
+def test_the_constructor_makes_the_attributes_that_are_copied(session):
+    """A session has all that aiosmtpd's own code for its verbs reads."""
+    names = (
+        "event_handler data_size_limit enable_SMTPUTF8 _decode_data hostname tls_context "
+        "_tls_protocol _auth_required _handle_hooks _ehlo_hook_ver command_size_limits"
+    )
+    for name in names.split():
+        assert hasattr(session, name), name
+    assert (session._auth_required, session.tls_context, session._decode_data) == (
+        False,
+        None,
+        False,
+    )
+    assert isinstance(session.session, Conversation)
+    assert isinstance(session.envelope, Envelope)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_a_coroutine_of_one_argument(verb):
+    """The command loop calls each as aiosmtpd's own does."""
+    method = getattr(SMTP, f"smtp_{verb}")
+    assert inspect.iscoroutinefunction(method)
+    assert len(inspect.signature(method).parameters) == 2
+
+
+def test_only_the_verbs_meant_are_served(session):
+    """AUTH and STARTTLS are not among them."""
+    assert tuple(session._smtp_methods) == VERBS
+
+
+async def test_quit_marks_the_session(session):
+    """QUIT cancels the handler and closes the transport, which for us is a mark."""
+    await session.smtp_QUIT(None)
+    assert session.ending == "quit"
+    assert replies(session) == [b"221 2.0.0 Bye\r\n"]
+
+
+async def test_the_general_parser_asks_our_hooks(session):
+    """MAIL and RCPT that are out of the ordinary reach `_mail` and `_rcpt`, parsed."""
+    session.session.host_name = "x"
+    session.session.extended_smtp = True
+    await session.smtp_MAIL('FROM:<"a b"@c.example> SIZE=10')
+    assert replies(session) == [b"250 2.1.0 OK\r\n"]
+    assert session.envelope.mail_from == '"a b"@c.example'
+    await session.smtp_RCPT("TO:<@x.example:bob@y.example>")
+    assert replies(session)[0].startswith(b"550 5.1.1 ")
+    await session.smtp_MAIL("FROM:<a@b>")
+    assert replies(session)[0].startswith(b"503 5.5.1 ")
+
+
+@pytest.mark.parametrize("argument", ["(" * 400, "<" + "(" * 400, '<"' + "\\" * 99, "<[", "<@,@,"])
+async def test_the_parser_may_trip_over_anything(session, argument):
+    """RecursionError and its kin are a malformed address, not an internal error."""
+    session.session.host_name = "x"
+    await session.smtp_MAIL("FROM:" + argument)
+    assert replies(session)[0][:3] in (b"501", b"553")
+
+
+async def test_a_hook_that_is_missing_means_the_default():
+    """`MISSING` is what aiosmtpd takes for 'no hook'."""
+    assert await Session._call_handler_hook(object(), "NOOP") is MISSING  # type: ignore[arg-type]

@@ -1,0 +1,370 @@
+"""Every reply of the SMTP server, from real sockets against a real database."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import trio
+
+from relay.smtp.limits import SmtpLimits
+from tests.smtp.service import Client, serving
+
+
+@pytest.fixture(autouse=True)
+async def _in_time():
+    with trio.fail_after(50):
+        yield
+
+
+async def send_until_cut_off(client: Client, data: bytes, every: float = 0.0) -> None:
+    """Send and read nothing until the server has closed the connection."""
+    with contextlib.suppress(trio.BrokenResourceError):
+        while True:
+            await client.send(data)
+            await trio.sleep(every)
+
+
+async def test_a_message_is_stored_byte_for_byte(pool):
+    """Dots, 8-bit text, NULs, long lines and no last line end: what was sent is what is kept."""
+    texts = [
+        b"Subject: x\r\n\r\n.\r\n..\r\n.dot\r\n",
+        b"\x00\xff\xc3\xa4" + b"x" * 100_000 + b"\r\n",
+        b"\r\n",
+        b"",
+        b"Subject: \xe4\r\n\r\n" + bytes(c for c in range(256) if c not in (10, 13)) + b"\r\n",
+    ]
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        async with service.client() as client:
+            for text in texts:
+                assert (await client.deliver(text, bob)).startswith("250 2.6.0 ")
+        assert await service.stored() == [(bob, "a@b.example", text) for text in texts]
+
+
+async def test_the_greeting_and_the_extensions(pool):
+    """EHLO lists what is offered, and neither AUTH nor STARTTLS; HELO lists nothing."""
+    async with serving(pool) as service, service.raw_client() as client:
+        assert await client.reply() == "220 relay.localhost ESMTP Relay"
+        assert (await client.ask("EHLO x")).split("\n") == [
+            "250-relay.localhost",
+            "250-PIPELINING",
+            "250-SIZE 26214400",
+            "250-8BITMIME",
+            "250-SMTPUTF8",
+            "250-ENHANCEDSTATUSCODES",
+            "250 HELP",
+        ]
+        assert await client.ask("HELO x") == "250 relay.localhost"
+
+
+REPLIES: list[tuple[str | bytes, str]] = [
+    ("NOOP", "250 2.0.0"),
+    ("noop x", "250 2.0.0"),
+    ("RSET", "250 2.0.0"),
+    ("RSET x", "501 5.5.4"),
+    ("VRFY bob", "252 2.5.2"),
+    ("VRFY", "501 5.5.4"),
+    ("EXPN list", "502 5.5.1"),
+    ("HELP", "250 2.0.0 Supported commands: DATA EHLO EXPN HELO HELP MAIL NOOP QUIT RCPT RSET"),
+    ("HELP MAIL", "250 2.0.0 Syntax: MAIL FROM"),
+    ("EHLO", "501 5.5.4"),
+    ("HELO", "501 5.5.4"),
+    ("AUTH PLAIN secret", "500 5.5.1 Command not recognized"),
+    ("STARTTLS", "500 5.5.1"),
+    ("BDAT 3", "500 5.5.1"),
+    ("", "500 5.5.1"),
+    ("RCPT TO:<bob@relay.localhost>", "503 5.5.1"),
+    ("DATA", "503 5.5.1"),
+    ("MAIL", "501 5.5.4"),
+    ("MAIL TO:<a@b>", "501 5.5.4"),
+    ("MAIL FROM:<a", "553 5.1.7"),
+    ('MAIL FROM:<"a@b>', "553 5.1.7"),
+    ("MAIL FROM:<root>", "250 2.1.0"),
+    ("MAIL FROM: a@b", "250 2.1.0"),
+    ("MAIL FROM:<a@b> SIZE=26214401", "552 5.3.4"),
+    ("MAIL FROM:<a@b> SIZE=99999999999999999999", "552 5.3.4"),
+    ("MAIL FROM:<a@b> SIZE=x", "501 5.5.4"),
+    ("MAIL FROM:<a@b> BODY=9BIT", "501 5.5.4"),
+    ("MAIL FROM:<a@b> AUTH=<>", "555 5.5.4"),
+    ("MAIL FROM:<a@b> XFOO=1", "555 5.5.4"),
+    ("MAIL FROM:<ä@b.example>", "553 5.6.7"),
+    ("MAIL FROM:<ä@b.example> SMTPUTF8", "250 2.1.0"),
+    (b"MAIL FROM:<a\x00@b>", "501 5.1.7"),
+    (b"MAIL FROM:<a\x1b@b>", "501 5.1.7"),
+    (b"MAIL FROM:<a\x7f@b>", "501 5.1.7"),
+    (b"MAIL FROM:<\xff@b> SMTPUTF8", "501 5.1.7"),
+    ("MAIL FROM:<a\u0085@b> SMTPUTF8", "501 5.1.7"),
+    ("MAIL FROM:<a\u202e@b> SMTPUTF8", "501 5.1.7"),
+    (b"RCPT TO:<a\x00@b>", "501 5.1.3"),
+    (b"RCPT TO:<\xc3@b>", "501 5.1.3"),
+    (b"NOOP \x00", "500 5.5.2"),
+    (b"\xff\xfe", "500 5.5.2"),
+    (b"NOOP\nNOOP", "500 5.5.2"),
+    (b"NOOP\rNOOP", "500 5.5.2"),
+    (b"MAIL FROM:<a@b>\nRCPT TO:<bob@relay.localhost>", "500 5.5.2"),
+    (b"NOOP\n", "500 5.5.2"),
+    ("NOOP " + "x" * 3000, "500 5.5.2"),
+    ("NOOP " + "x" * 300_000, "500 5.5.2"),
+]
+
+
+async def test_every_command_has_its_reply(pool):
+    """One reply a command, with its enhanced code, and the session goes on."""
+    async with serving(pool) as service, service.client() as client:
+        for command, expected in REPLIES:
+            reply = await client.ask(command)
+            assert reply.startswith(expected), (command[:60], reply)
+            assert (await client.ask("RSET"))[:3] == "250"
+        assert await client.ask("QUIT") == "221 2.0.0 Bye"
+        assert await client.reply() == ""
+
+
+async def test_what_needs_helo_says_so(pool):
+    """MAIL before HELO is out of order; so is a second MAIL, and DATA without a recipient."""
+    async with serving(pool) as service, service.raw_client() as client:
+        await client.reply()
+        for command in ("MAIL FROM:<a@b>", 'MAIL FROM:<"a"@b>', "RCPT TO:<a@b>", "DATA"):
+            assert (await client.ask(command)).startswith("503 5.5.1"), command
+        await client.ask("HELO x")
+        assert (await client.ask("MAIL FROM:<a@b> SIZE=3")).startswith("501 5.5.4")
+        assert (await client.ask("MAIL FROM:<a@b>"))[:3] == "250"
+        assert (await client.ask("MAIL FROM:<a@b>")).startswith("503 5.5.1")
+        assert (await client.ask("DATA")).startswith("503 5.5.1")
+        assert (await client.ask("EHLO again"))[:3] == "250"
+        assert (await client.ask("MAIL FROM:<a@b>"))[:3] == "250"
+
+
+async def test_recipients(pool):
+    """Unknown, expired, inactive and foreign ones are 550 5.1.1; case and quotes do not matter."""
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        await service.mailbox("gone@relay.localhost", seconds=-1)
+        await service.mailbox("closed@relay.localhost")
+        await pool.execute(
+            "UPDATE relay.mailboxes SET is_active = false WHERE address = 'closed@relay.localhost'"
+        )
+        await service.mailbox("bücher@xn--bcher-kva.example")
+        async with service.client() as client:
+            assert (await client.ask("MAIL FROM:<> SMTPUTF8"))[:3] == "250"
+            for wrong in (
+                "nobody@relay.localhost",
+                "gone@relay.localhost",
+                "closed@relay.localhost",
+                "bob@elsewhere.example",
+                "bob+tag@relay.localhost",
+                "postmaster",
+                "bob%elsewhere.example@relay.localhost",
+                '"a b"@relay.localhost',
+                "x" * 65 + "@relay.localhost",
+            ):
+                reply = await client.ask(f"RCPT TO:<{wrong}>")
+                assert reply.startswith("550 5.1.1"), (wrong, reply)
+            for right in (
+                bob,
+                "BOB@Relay.LOCALHOST",
+                '"bob"@relay.localhost',
+                "bücher@BÜCHER.example",
+            ):
+                reply = await client.ask(f"RCPT TO:<{right}>")
+                assert reply.startswith("250 2.1.5"), (right, reply)
+            await client.ask("DATA")
+            assert (await client.ask(b"x\r\n."))[:3] == "250"
+        assert [(to, path) for to, path, _ in await service.stored()] == [
+            (bob, ""),
+            ("bücher@xn--bcher-kva.example", ""),
+        ]
+
+
+async def test_postmaster_is_the_first_domains(pool):
+    """RFC 5321's one recipient without a domain is a mailbox like any other."""
+    async with serving(pool) as service:
+        await service.mailbox("postmaster@relay.localhost")
+        async with service.client() as client:
+            assert (await client.ask("MAIL FROM:<a@b>"))[:3] == "250"
+            assert (await client.ask("RCPT TO:<Postmaster>"))[:3] == "250"
+
+
+async def test_a_mailbox_that_expires_before_the_dot(pool):
+    """Of two recipients the live one gets the message; if none is left, the dot is a 550."""
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        await service.mailbox("eve@relay.localhost")
+        expire = (
+            "UPDATE relay.mailboxes SET expires_at = clock_timestamp() "
+            "WHERE address = 'eve@relay.localhost'"
+        )
+        async with service.client() as client:
+            await client.begin(bob, "eve@relay.localhost")
+            await pool.execute(expire)
+            assert (await client.ask(b"one\r\n."))[:3] == "250"
+            await pool.execute(
+                "UPDATE relay.mailboxes SET expires_at = clock_timestamp() + interval '1 h' "
+                "WHERE address = 'eve@relay.localhost'"
+            )
+            await client.begin("eve@relay.localhost")
+            await pool.execute(expire)
+            assert (await client.ask(b"two\r\n.")).startswith("550 5.1.1 ")
+        assert await service.stored() == [(bob, "a@b.example", b"one\r\n")]
+
+
+async def test_pipelined_commands_are_answered_in_one_segment(pool):
+    """MAIL, RCPT, DATA, text, dot and QUIT in one write: the replies come in order."""
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        async with service.client() as client:
+            await client.send(
+                b"MAIL FROM:<a@b> SIZE=3\r\nRCPT TO:<no@x>\r\nRCPT TO:<%b>\r\nDATA\r\n"
+                % bob.encode()
+            )
+            codes = [(await client.reply())[:3] for _ in range(4)]
+            assert codes == ["250", "550", "250", "354"]
+            await client.send(b"x\r\n.\r\nMAIL FROM:<c@d>\r\nRSET\r\nQUIT\r\n")
+            assert [reply[:3] for reply in await client.replies()] == ["250", "250", "250", "221"]
+        assert len(await service.stored()) == 1
+
+
+async def test_a_group_of_replies_leaves_in_one_segment(pool):
+    """One system call, so one segment, for the replies to a pipelined group."""
+    async with serving(pool) as service, service.client() as client:
+        await client.send(b"NOOP\r\n" * 500)
+        received = await client.stream.receive_some(65536)
+        assert received == b"250 2.0.0 OK\r\n" * 500
+
+
+async def test_sizes(pool):
+    """The limit itself fits; a byte more is read to the dot and 552; ten times it ends all."""
+    async with serving(pool, limits=SmtpLimits(max_message_bytes=10_000)) as service:
+        bob = await service.mailbox()
+        async with service.client() as client:
+            assert (await client.ask("MAIL FROM:<a@b> SIZE=10001")).startswith("552 5.3.4")
+            assert (await client.deliver(b"x" * 9_998 + b"\r\n", bob))[:3] == "250"
+            assert (await client.deliver(b"x" * 9_999 + b"\r\n", bob)).startswith("552 5.3.4")
+            assert (await client.deliver(b"x" * 90_000 + b"\r\n", bob)).startswith("552 5.3.4")
+            assert (await client.deliver(b"after\r\n", bob))[:3] == "250"
+            await client.begin(bob)
+            await client.send(b"x" * 150_000)
+            assert [reply[:9] for reply in await client.replies()] == ["421 5.3.4"]
+        assert len(await service.stored()) == 2
+
+
+async def test_recipients_above_the_limit(pool):
+    """452 4.5.3 for each further one, and the message goes to those before."""
+    async with serving(pool, limits=SmtpLimits(max_recipients=3)) as service:
+        boxes = [await service.mailbox(f"b{number}@relay.localhost") for number in range(4)]
+        async with service.client() as client:
+            await client.ask("MAIL FROM:<a@b>")
+            for box in boxes[:3]:
+                assert (await client.ask(f"RCPT TO:<{box}>"))[:3] == "250"
+            for _ in range(200):
+                assert (await client.ask(f"RCPT TO:<{boxes[3]}>")).startswith("452 4.5.3")
+            await client.ask("DATA")
+            assert (await client.ask(b"x\r\n."))[:3] == "250"
+        assert [to for to, _, _ in await service.stored()] == boxes[:3]
+
+
+async def test_no_room_for_more_mail_in_flight(pool):
+    """When all messages together are too much, this one is read to its end and 452 4.3.1."""
+    limits = SmtpLimits(max_message_bytes=50_000, max_buffered_bytes=60_000)
+    async with serving(pool, limits=limits) as service:
+        bob = await service.mailbox()
+        async with service.client() as first, service.client() as second:
+            await first.begin(bob)
+            await first.send(b"x" * 40_000)
+            await trio.sleep(0.1)  # real sockets: let it arrive
+            assert (await second.deliver(b"y" * 40_000 + b"\r\n", bob)).startswith("452 4.3.1")
+            assert (await first.ask(b"\r\n."))[:3] == "250"
+            assert (await second.deliver(b"y" * 40_000 + b"\r\n", bob))[:3] == "250"
+
+
+@pytest.mark.parametrize(
+    ("limits", "command", "allowed"),
+    [
+        (SmtpLimits(max_unknown=5), "XYZZY", 5),
+        (SmtpLimits(max_errors=5), "MAIL", 5),
+        (SmtpLimits(max_idle_commands=50), "NOOP", 49),
+        (SmtpLimits(max_idle_commands=50), "RSET", 49),
+    ],
+)
+async def test_too_much_nonsense_ends_the_session(pool, limits, command, allowed):
+    """So many are answered, then 421 4.7.0."""
+    async with serving(pool, limits=limits) as service, service.client() as client:
+        for _ in range(allowed):
+            assert (await client.ask(command))[:3] != "421"
+        await client.send(f"{command}\r\n".encode())
+        assert (await client.replies())[-1].startswith("421 4.7.0")
+
+
+async def test_a_browser_is_sent_away(pool):
+    """An HTTP request is no list of unknown commands."""
+    async with serving(pool) as service, service.raw_client() as client:
+        await client.reply()
+        await client.send(b"POST / HTTP/1.1\r\nHost: x\r\n\r\nMAIL FROM:<a@b>\r\n")
+        assert [reply[:9] for reply in await client.replies()] == ["421 4.7.0"]
+
+
+@pytest.mark.parametrize("part", [b"", b"NOO", b"MAIL FROM:<a@b>\r\n", b"DATA"])
+async def test_a_silent_peer_is_timed_out(pool, part):
+    """421 4.4.2, at any point of a command."""
+    limits = SmtpLimits(command_timeout=0.2)
+    async with serving(pool, limits=limits) as service, service.client() as client:
+        await client.send(part)
+        assert (await client.replies())[-1] == "421 4.4.2 Timed out"
+
+
+async def test_dripping_bytes_buy_no_time(pool):
+    """Neither within a command nor within DATA."""
+    limits = SmtpLimits(command_timeout=0.3, data_timeout=0.3, transaction_timeout=0.6)
+    async with serving(pool, limits=limits) as service:
+        bob = await service.mailbox()
+
+        async with service.client() as client:
+            await send_until_cut_off(client, b"x", every=0.02)
+        async with service.client() as client:
+            await client.begin(bob)
+            await send_until_cut_off(client, b"x", every=0.02)
+        assert await service.stored() == []
+
+
+async def test_a_lf_only_client_is_told(pool):
+    """A line that ends in LF gets 500 5.5.2 after a moment, and the session ends."""
+    limits = SmtpLimits(bare_line_timeout=0.1)
+    async with serving(pool, limits=limits) as service, service.client() as client:
+        await client.send(b"NOOP\n")
+        assert [reply[:9] for reply in await client.replies()] == ["500 5.5.2"]
+
+
+async def test_a_peer_that_reads_nothing_is_cut_off(pool):
+    """Replies nobody reads are not kept, and hold nobody up."""
+    limits = SmtpLimits(reply_timeout=0.3, max_idle_commands=10**9)
+    async with serving(pool, limits=limits) as service, service.client() as client:
+        await send_until_cut_off(client, b"HELP\r\n" * 10_000)
+
+
+async def test_connection_caps(pool):
+    """By peer and in all: 421 at once; who leaves makes room."""
+    for limits, code in (
+        (SmtpLimits(max_connections_per_peer=2), "421 4.7.0"),
+        (SmtpLimits(max_connections=2), "421 4.3.2"),
+    ):
+        async with serving(pool, limits=limits) as service:
+            async with service.client(), service.client(), service.raw_client() as third:
+                assert [reply[:9] for reply in await third.replies()] == [code]
+            while True:
+                async with service.raw_client() as again:
+                    if (await again.reply())[:3] == "220":
+                        break
+
+
+async def test_an_internal_error_is_a_451_without_its_text(pool, monkeypatch):
+    """Nothing of the exception reaches the peer, and the session goes on."""
+
+    def broken(address):
+        raise RuntimeError("secret of the house")
+
+    monkeypatch.setattr("actors.ingest.canonical", broken)
+    async with serving(pool) as service, service.client() as client:
+        await client.ask("MAIL FROM:<a@b>")
+        reply = await client.ask("RCPT TO:<bob@relay.localhost>")
+        assert reply == "451 4.3.0 Internal error, try again later"
+        assert (await client.ask("NOOP"))[:3] == "250"
