@@ -74,8 +74,15 @@ def up(
         data.secret_keys(settings.secret_key)
         data.encryption_keys(settings.encryption_keys)
         with (
-            _Listening("RELAY_SMTP__BIND", settings.smtp.bind, settings.smtp.share_port) as smtp,
-            _Listening("RELAY_HTTP__BIND", settings.http.bind) as http,
+            _Listening(
+                "RELAY_SMTP__BIND",
+                settings.smtp.bind,
+                share=settings.smtp.share_port,
+                wanted=only is None or "ingest" in only,
+            ) as smtp,
+            _Listening(
+                "RELAY_HTTP__BIND", settings.http.bind, wanted=only is None or "control" in only
+            ) as http,
         ):
             logging.configure(settings.log.level, readable=sys.stdout.isatty())
             return trio.run(_run, settings, data, only, config, smtp.sockets, http.sockets)
@@ -93,14 +100,19 @@ class _Listening:
     """The listening sockets of one setting, bound before the tree starts.
 
     They belong to the process and not to an actor, so that a restart of the actor keeps
-    port and backlog, and a port in use is said before anything runs.
+    port and backlog, and a port in use is said before anything runs.  None are bound where
+    the role that serves them is not `wanted`: another relay of this machine may have it.
     """
 
-    def __init__(self, name: str, address: str, share: bool = False) -> None:
-        self.name, self.address, self.share = name, address, share
+    def __init__(
+        self, name: str, address: str, *, share: bool = False, wanted: bool = True
+    ) -> None:
+        self.name, self.address, self.share, self.wanted = name, address, share, wanted
         self.sockets: tuple[socket.socket, ...] = ()
 
     def __enter__(self) -> _Listening:
+        if not self.wanted:
+            return self
         bound: list[socket.socket] = []
         try:
             host, port = parse_address(self.address)
@@ -134,8 +146,10 @@ class _Listening:
 
 
 def endpoint(listener: socket.socket) -> str:
-    """Return `host:port` of a bound socket, an IPv6 host in brackets."""
+    """Return `host:port` at which this machine reaches a bound socket; IPv6 in brackets."""
     host, port = listener.getsockname()[:2]
+    # Bound to every address: say one of them, for "any" is no name that a request may carry.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -170,13 +184,12 @@ async def _run(
         ),
         only=only,
     )
-    entries = {
-        "pid": os.getpid(),
-        "http": f"http://{endpoint(http_sockets[0])}",
-        "smtp": endpoint(smtp_sockets[0]),
-        "database_url": dsn,
-        "admin_token": admin_token,
-    }
+    entries: dict[str, object] = {"pid": os.getpid()}
+    if http_sockets:
+        entries["http"] = f"http://{endpoint(http_sockets[0])}"
+    if smtp_sockets:
+        entries["smtp"] = endpoint(smtp_sockets[0])
+    entries |= {"database_url": dsn, "admin_token": admin_token}
     code = EXIT_CLEAN
     gathered = _gather_metrics(supervisor, pool)
     async with trio.open_nursery() as nursery:
@@ -301,7 +314,8 @@ async def _narrate(
                 announced = True
                 data.write_run(entries)
                 log.info(
-                    "relay.ready", http=entries["http"], smtp=entries["smtp"], pid=entries["pid"]
+                    "relay.ready",
+                    **{k: entries[k] for k in ("http", "smtp", "pid") if k in entries},
                 )
 
 

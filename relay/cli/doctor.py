@@ -339,6 +339,9 @@ def _relay(patient: Patient) -> Iterator[Finding]:
             "" if held else "relay up",
         )
         return
+    if "http" not in run:
+        yield Finding("relay", OK, f"running without control, pid {run['pid']}")
+        return
     try:
         api = Api.find(patient.data.path)
         try:

@@ -325,6 +325,28 @@ def test_the_relay_is_not_asked_through_a_proxy(relay: RelayProcess) -> None:
     assert text(relay, "status", env=proxies)
 
 
+def test_a_relay_on_all_addresses_is_reached_on_loopback(tmp_path: Path) -> None:
+    """Bound to 0.0.0.0, relay.json names an address that the Host check lets in."""
+    bound = {"RELAY_SMTP__BIND": "0.0.0.0:0", "RELAY_HTTP__BIND": "0.0.0.0:0"}
+    with RelayProcess(tmp_path / "data", env=bound) as own:
+        assert own.run["http"].startswith("http://127.0.0.1:")
+        assert document(own, "status")["name"] == "relay"
+        deliver(own, text(own, "mailbox", "create").strip())
+
+
+def test_a_relay_without_control_is_not_asked(tmp_path: Path) -> None:
+    """With --only ingest no HTTP port is bound or published; commands say so, the doctor lives."""
+    with RelayProcess(tmp_path / "data", arguments=("--only", "ingest")) as own:
+        assert "http" not in own.run
+        assert own.smtp[1] > 0
+        done = run(own, "status")
+        assert done.returncode == 69
+        assert b"without control" in done.stderr
+        assert json.loads(run(own, "db", "check", "--json").stdout)["pending"] == []
+        assert run(own, "doctor", env=own.env).returncode == 0
+        assert own.stop() == 0
+
+
 @pytest.fixture(autouse=True)
 def _relay_is_well(relay: RelayProcess) -> None:
     """The shared relay is ready before each test, whatever the one before did to it."""
