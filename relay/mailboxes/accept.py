@@ -48,16 +48,21 @@ _entropy_at = 0
 
 
 def message_id() -> UUID:
-    """Make a UUIDv7 (RFC 9562, 5.7): rows made together lie together in every index."""
-    global _entropy, _entropy_at
+    """Make a UUIDv7 (RFC 9562, 5.7): rows made together lie together in every index.
+
+    The 12 bits behind the milliseconds are their fraction (6.2, method 3), so ids made one after
+    the other by this process are in that order.
+    """
+    global _entropy, _entropy_at  # noqa: PLW0603 - one system call for 500 ids
     if _entropy_at == len(_entropy):
         _entropy, _entropy_at = os.urandom(4000), 0
-    random = int.from_bytes(_entropy[_entropy_at : _entropy_at + 10], "big")
-    _entropy_at += 10
+    random = int.from_bytes(_entropy[_entropy_at : _entropy_at + 8], "big")
+    _entropy_at += 8
+    milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
     return UUID(
-        int=(time.time_ns() // 1_000_000) << 80
+        int=milliseconds << 80
         | 0x7 << 76
-        | (random >> 64 & 0xFFF) << 64
+        | (nanoseconds * 4096 // 1_000_000) << 64
         | 0x2 << 62
         | random & 0x3FFF_FFFF_FFFF_FFFF
     )

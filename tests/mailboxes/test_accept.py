@@ -28,6 +28,7 @@ def test_message_ids_are_uuid_7_in_order_of_time():
     assert {(one.version, one.variant) for one in made} == {(7, "specified in RFC 4122")}
     assert all(before <= one.int >> 80 <= after for one in made)
     assert len(set(made)) == len(made)
+    assert made == sorted(made)
 
 
 async def test_many_questions_share_a_query(pool, monkeypatch):
