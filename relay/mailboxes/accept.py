@@ -53,7 +53,7 @@ def message_id() -> UUID:
     The 12 bits behind the milliseconds are their fraction (6.2, method 3), so ids made one after
     the other by this process are in that order.
     """
-    global _entropy, _entropy_at  # noqa: PLW0603 - one system call for 500 ids
+    global _entropy, _entropy_at  # one system call for 500 ids
     if _entropy_at == len(_entropy):
         _entropy, _entropy_at = os.urandom(4000), 0
     random = int.from_bytes(_entropy[_entropy_at : _entropy_at + 8], "big")
