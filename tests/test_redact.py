@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.redact import correlation, redact
@@ -21,6 +21,7 @@ addresses = st.one_of(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(before=st.text(max_size=40), address=addresses, after=st.text(max_size=40))
 def test_no_address_survives(before: str, address: str, after: str):
     """Whatever stands around an address, no @ is left, and a mark is."""
@@ -30,6 +31,7 @@ def test_no_address_survives(before: str, address: str, after: str):
     assert MARK.search(shown)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=200))
 def test_redacting_twice_changes_nothing(text: str):
     """What was redacted once is stored, and may be redacted again on its way out."""
@@ -37,6 +39,7 @@ def test_redacting_twice_changes_nothing(text: str):
     assert redact(once, KEY) == once
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     st.lists(
         st.sampled_from(
@@ -54,6 +57,7 @@ def test_redacting_twice_changes_nothing_where_kinds_meet(pieces: list[str], lim
     assert redact(once, KEY, limit=limit) == once
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(max_size=3000))
 def test_the_result_is_one_bounded_line(text: str):
     """No control character and no more than the limit comes out."""

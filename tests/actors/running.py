@@ -45,7 +45,7 @@ def undisturbed() -> Any:
 
 async def becomes(pool: Pool, sql: str, wanted: Any, *parameters: Any) -> None:
     """Wait until the database's answer is the wanted one (the test's time-out is the limit)."""
-    while await pool.fetch_value(sql, parameters) != wanted:  # noqa: ASYNC110 - a database has no event
+    while await pool.fetch_value(sql, parameters) != wanted:
         await trio.sleep(0.005)
 
 

@@ -138,7 +138,7 @@ async def test_a_peer_that_leaves_before_its_reply_has_left_its_message(pool):
                 await client.begin(bob)
                 await client.send(b"x\r\n.\r\n")
                 await trio.sleep(0.1)  # real sockets: let it arrive
-        while not await service.stored():  # noqa: ASYNC110 - what is awaited is in the database
+        while not await service.stored():
             await trio.sleep(0.01)
 
 

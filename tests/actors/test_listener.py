@@ -48,7 +48,7 @@ def running(boss: Supervisor) -> bool:
 
 async def until(condition) -> None:
     with trio.fail_after(30):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():
             await trio.sleep(0.005)
 
 

@@ -37,7 +37,7 @@ async def tree(run) -> AsyncIterator[Supervisor]:
 
 async def until(condition) -> None:
     with trio.fail_after(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():
             await trio.sleep(0.01)
 
 

@@ -1,6 +1,6 @@
 """The contract: what the relay uses of psycopg works on Trio, on every supported PostgreSQL."""
 
-# ruff: noqa: PT012 - a block under test is more than one statement
+
 
 import os
 import signal

@@ -1,6 +1,6 @@
 """The pool: bounded, fair, with deadlines, and nothing is inherited from an earlier user."""
 
-# ruff: noqa: PT012 - a block under test is more than one statement
+
 
 import os
 import signal

@@ -113,7 +113,7 @@ class House:
         """Return once so many subscriptions stand on a channel of the hub."""
         with trio.fail_after(10):
             # The hub tells nobody who joins it.
-            while self.hub.statistics().get(channel, 0) != count:  # noqa: ASYNC110
+            while self.hub.statistics().get(channel, 0) != count:
                 await trio.sleep(0.005)
 
 

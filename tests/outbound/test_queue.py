@@ -170,7 +170,7 @@ async def test_a_lost_lease_is_due_again_by_itself(any_pool: Pool):
     (queued,) = await put(any_pool, "a@x.example")
     first = await node.claim()
     with trio.fail_after(5):
-        while not (again := await node.look()).messages:  # noqa: ASYNC110 - the server's clock
+        while not (again := await node.look()).messages:
             await trio.sleep(0.01)
     assert again.lost == [queued.id]
     assert again.messages[0].token > first[0].token
