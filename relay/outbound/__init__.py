@@ -1,1 +1,1 @@
-"""Outbound mail: the law of a message, its queue, what is said, and how it is sent."""
+"""Outbound mail: what it is made of, where it waits, how it leaves."""

@@ -651,17 +651,21 @@ class SmtpClient:
     def _send_body(self, transaction: _Transaction, now: float) -> None:
         """354: send the message, and the next mail's group if it is known already."""
         if self._reader.pending:
-            self._break(Seen.NONSENSE, "the peer answered the dot before it was sent", now)
+            self._break(
+                Seen.NONSENSE, "the peer answered the dot before it was sent", now, Phase.DATA
+            )
         elif transaction.refused:
             # It wants a message from a sender it refused.  Even an empty one could be delivered.
-            self._break(Seen.NONSENSE, "the peer refused MAIL and accepted DATA", now)
+            self._break(Seen.NONSENSE, "the peer refused MAIL and accepted DATA", now, Phase.DATA)
         elif not transaction.accepted:
             # RFC 2920, 3.1: nobody is to get it, so an empty one ends the transaction.
             self._voiding = True
             self._out.append(b".\r\n")
             self._flight.append((Phase.DOT, transaction, 0, now))
         elif now > self._body_by:
-            self._break(Seen.LATE, "too little time was left to await the dot's reply", now)
+            self._break(
+                Seen.LATE, "too little time was left to await the dot's reply", now, Phase.DATA
+            )
         else:
             self._flight.append((Phase.DOT, transaction, 0, now))
             self._out.append(transaction.mail.wire())

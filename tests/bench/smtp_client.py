@@ -164,7 +164,7 @@ def running_sink() -> Iterator[tuple[str, int]]:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         name = "smtp-sink"
-        process = subprocess.Popen([program, "-u", "nobody", f"127.0.0.1:{port}", "256"])
+        process = subprocess.Popen([program, "-u", "nobody", f"127.0.0.1:{port}", "256"], text=True)
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):

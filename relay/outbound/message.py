@@ -1,0 +1,146 @@
+"""What a caller asks to be sent, checked field by field.
+
+`Message` is the request; `Mailbox` one address with its display name; `parse_mailbox` reads the
+form in which callers write one.
+
+Promises: what passed holds no control character and no line separator where a header will be
+made from it, and every address in it is one that SMTP can carry.  A domain outside ASCII becomes
+its A-label, so that only a local part outside ASCII needs SMTPUTF8.
+
+Fails with `MalformedMessage`, one sentence that names the field, before anything is stored.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from relay.errors import PermanentFailure
+
+MAX_ADDRESS_BYTES = 254
+MAX_LOCAL_BYTES = 64
+MAX_FIELD_CHARS = 10_000
+"""Characters of one header field; a subject of more is a mistake."""
+
+_ATEXT = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~\-\u00a1-\ud7ff\uf900-\U0010ffff"
+_DOT_ATOM = re.compile(rf"[{_ATEXT}]+(?:\.[{_ATEXT}]+)*")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
+_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*|\[(?:[0-9.]{{7,15}}|IPv6:[0-9A-Fa-f:.]{{2,45}})\]")
+_DEVIANT = re.compile("[ßς\u200c\u200d]")
+
+
+class MalformedMessage(PermanentFailure, ValueError):
+    """A field of a message is not usable; the sentence names it, and so does `field`."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} {reason}")
+        self.field = name
+
+
+@dataclass(frozen=True)
+class Mailbox:
+    """One address (local part as written, domain in lower-case A-labels) and its name."""
+
+    address: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """One file."""
+
+    filename: str
+    content_type: str
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as its author means it.  `compose` checks it."""
+
+    id: str
+    """Unique and stable: the Message-ID, and the boundaries, are made from it."""
+    sender: str
+    to: tuple[str, ...]
+    subject: str
+    date: datetime
+    """With a time zone."""
+    text: str | None = None
+    html: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    attachments: tuple[Attachment, ...] = ()
+    list_unsubscribe: str | None = None
+    """An https: or mailto: URL."""
+    domain: str | None = None
+    """The Message-ID's; None: the sender's."""
+
+
+def check_text(text: str, name: str, *, limit: int | None = MAX_FIELD_CHARS) -> str:
+    """Return `text` if a header can be made of it, else raise MalformedMessage."""
+    if limit is not None and len(text) > limit:
+        raise MalformedMessage(name, f"has over {limit} characters")
+    if not (text.isascii() and text.isprintable()):
+        for character in text:
+            kind = unicodedata.category(character)
+            if kind in {"Cc", "Zl", "Zp", "Cs"} and character != "\t":
+                raise MalformedMessage(name, "holds a control character or a line break")
+    return text
+
+
+def parse_mailbox(text: str, name: str) -> Mailbox:
+    """Read `a@b`, `<a@b>`, `Name <a@b>` or `"Name, the" <a@b>`; one address, no group."""
+    text = check_text(text, name).strip()
+    if not text.endswith(">"):
+        return Mailbox(_address(text, name))
+    shown, found, address = text[:-1].rpartition("<")
+    if not found:
+        raise MalformedMessage(name, "has a > without its <")
+    shown = shown.strip()
+    quoted = _QUOTED.fullmatch(shown)
+    if quoted is not None:
+        shown = re.sub(r"\\(.)", r"\1", quoted[1])
+    elif any(mark in shown for mark in '<>"'):
+        raise MalformedMessage(name, "has quotes or angle brackets that do not match")
+    return Mailbox(_address(address.strip(), name), shown)
+
+
+def _address(text: str, name: str) -> str:
+    """Return one addr-spec, its domain in A-labels, its local part unquoted where that can be."""
+    local, found, domain = text.rpartition("@")
+    if not found or not local or not domain:
+        raise MalformedMessage(name, "is not an address (local-part@domain)")
+    quoted = _QUOTED.fullmatch(local)
+    if quoted is not None:
+        bare = re.sub(r"\\(.)", r"\1", quoted[1])
+        local = (
+            bare
+            if _DOT_ATOM.fullmatch(bare)
+            else '"' + bare.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        )
+    elif not _DOT_ATOM.fullmatch(local):
+        raise MalformedMessage(name, "has a local part that needs quotes or is no local part")
+    if not domain.isascii():
+        domain = _a_labels(domain, name)
+    if not _DOMAIN.fullmatch(domain):
+        raise MalformedMessage(name, "has a domain that is no domain name")
+    address = f"{local}@{domain if domain.startswith('[') else domain.lower()}"
+    if len(address.encode()) > MAX_ADDRESS_BYTES or len(local.encode()) > MAX_LOCAL_BYTES:
+        raise MalformedMessage(name, "is too long for an address")
+    return address
+
+
+def _a_labels(domain: str, name: str) -> str:
+    # Python's codec knows IDNA 2003, which turns these into other letters and so into somebody
+    # else's domain; asking for the xn-- form is better than mail to a stranger.
+    if _DEVIANT.search(domain):
+        raise MalformedMessage(name, "has a domain that must be written in its xn-- form")
+    try:
+        return domain.encode("idna").decode("ascii")
+    except UnicodeError as error:
+        raise MalformedMessage(name, "has a domain that is no domain name") from error
