@@ -491,6 +491,7 @@ class Connection:
         """Close at once, saying nothing.  May be called at any time, any number of times."""
         if not self._closed:
             self._closed = True
+            self._core.usable = False
             self._wire.close()
 
 

@@ -372,6 +372,8 @@ async def test_an_idle_connection_is_not_reusable_for_ever():
         assert not connection.reusable(idle_limit=-1.0)
         await connection.quit()
         assert not connection.reusable()
+        (outcome,) = await connection.deliver(MAIL)
+        assert outcome.stale
 
 
 # --- opening and TLS -----------------------------------------------------------------------
