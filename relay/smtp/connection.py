@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import math
+import os
 import socket
 import ssl
 from dataclasses import dataclass, replace
@@ -533,7 +534,10 @@ def _reason(error: BaseException) -> str:
         return _reason(error.__cause__)  # Trio's "all attempts to connect failed"
     if isinstance(error, ssl.SSLError):
         return error.reason or "TLS error"
-    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+    if isinstance(error, OSError) and error.errno is not None:
+        # Not strerror: Trio puts the address into it.  A resolver's numbers are negative.
+        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+    return type(error).__name__
 
 
 def _trouble(phase: Phase, text: str, trace: tuple[Step, ...] = ()) -> Outcome:

@@ -1,6 +1,7 @@
 """The client's driver on real sockets, against peers that misbehave and peers of others."""
 
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -535,6 +536,7 @@ async def test_where_nobody_listens_it_defers(host: str):
         await Connection.open(Route(host, port, TlsMode.NONE), QUICK)
     outcome = caught.value.outcome
     assert (outcome.verdict, outcome.phase) == (Verdict.DEFERRED, Phase.CONNECT)
+    assert str(port) not in outcome.text
     assert outcome.route_trouble
 
 
@@ -613,3 +615,58 @@ async def test_aiosmtpd_with_starttls_and_auth(aiosmtpd: tuple[int, str]):
         with pytest.raises(OpenFailed) as caught:
             await Connection.open(wrong, context=context)
         assert (caught.value.outcome.phase, caught.value.outcome.code) == (Phase.AUTH, 535)
+
+
+def smtp_sink(port: int, flags: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    """Start Postfix's sink, or skip."""
+    program = shutil.which("smtp-sink")
+    if program is None:
+        pytest.skip("Postfix's smtp-sink is not installed")
+    options = ["-u", "nobody"] if os.geteuid() == 0 else []
+    return subprocess.Popen([program, *options, *flags, f"127.0.0.1:{port}", "20"])
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize(
+    ("flags", "verdict", "phase"),
+    [
+        ((), "delivered", "dot"),
+        (("-p",), "delivered", "dot"),
+        (("-e",), "delivered", "dot"),
+        (("-f", "EHLO"), "delivered", "dot"),
+        (("-r", "MAIL"), "deferred", "mail"),
+        (("-f", "MAIL"), "failed", "mail"),
+        (("-r", "RCPT"), "deferred", "rcpt"),
+        (("-f", "RCPT"), "bounced", "rcpt"),
+        (("-q", "RCPT"), "deferred", "rcpt"),
+        (("-f", "DATA"), "failed", "data"),
+        (("-q", "DATA"), "deferred", "data"),
+        (("-r", "."), "deferred", "dot"),
+        (("-f", "."), "failed", "dot"),
+        (("-q", "."), "unknown", "dot"),
+        (("-Q", "."), "deferred", "dot"),
+    ],
+)
+async def test_smtp_sink_in_its_failure_modes(flags: tuple[str, ...], verdict: str, phase: str):
+    """Postfix's sink refuses, hangs up and closes where told to; two mails in a row, each right."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    route = Route("127.0.0.1", port, TlsMode.NONE)
+    with trio.fail_after(20), smtp_sink(port, flags) as process:
+        try:
+            while True:
+                try:
+                    connection = await Connection.open(route)
+                    break
+                except OpenFailed:  # it is starting
+                    await trio.sleep(0.05)
+            (first,) = await connection.deliver(MAIL, MAIL)
+            (second,) = await connection.deliver(MAIL)
+            await connection.quit()
+        finally:
+            process.kill()
+    assert (first.verdict, first.phase) == (verdict, phase)
+    if first.connection_usable:
+        assert (second.verdict, second.phase) == (verdict, phase)
+    else:
+        assert second.stale
