@@ -1,13 +1,26 @@
-"""Secrets that Relay hands out and how it recognises them again.
+"""Secrets that Relay hands out and recognises again, and secrets that it keeps for others.
 
 Session tokens and API keys carry 256 bits from the operating system's generator.  Only
 their SHA-256 is stored: a slow password hash defends *guessable* secrets, and these are
 not, while a fast one keeps every request cheap.  Comparison is constant-time.
+
+`Vault` encrypts what must be read back (the passwords of upstreams).  What it seals names the
+account it is for, inside the ciphertext, so that whoever can write to the database cannot make
+one account use another's password.  Fails with `Unreadable`, which is temporary: a key that is
+missing here may be known to another node, or again after the next start.
 """
+
+from __future__ import annotations
 
 import hashlib
 import hmac
 import secrets
+from collections.abc import Sequence
+from uuid import UUID
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from relay.errors import TemporaryFailure
 
 
 def new_session_token() -> str:
@@ -33,3 +46,41 @@ def hash_token(token: str) -> bytes:
 def tokens_equal(left: bytes, right: bytes) -> bool:
     """Compare two token hashes without telling by the time taken where they differ."""
     return hmac.compare_digest(left, right)
+
+
+class Unreadable(TemporaryFailure):
+    """A secret cannot be decrypted with the keys at hand, or belongs to another account."""
+
+
+class Vault:
+    """Seals and opens secrets: the first of its Fernet keys seals, all of them open.
+
+    The keys may be replaced while it is in use; whoever holds the vault then has the new ones.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[str]) -> None:
+        """Use these keys from now on, newest first."""
+        self._fernet = MultiFernet([Fernet(key) for key in keys])
+        self._key_id = hashlib.sha256(keys[0].encode()).digest()[:8]
+
+    @property
+    def key_id(self) -> bytes:
+        """Which key seals now: 8 bytes that tell nothing about it."""
+        return self._key_id
+
+    def seal(self, account: UUID, secret: str) -> bytes:
+        """Return `secret` encrypted, for `account` alone."""
+        return self._fernet.encrypt(account.bytes + secret.encode())
+
+    def open(self, account: UUID, sealed: bytes) -> str:
+        """Return the secret that was sealed for `account`, or raise `Unreadable`."""
+        try:
+            plain = self._fernet.decrypt(bytes(sealed))
+        except InvalidToken as error:
+            raise Unreadable("no encryption key opens a stored password") from error
+        if not hmac.compare_digest(plain[:16], account.bytes):
+            raise Unreadable("a stored password was sealed for another account")
+        return plain[16:].decode()

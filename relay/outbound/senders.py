@@ -1,0 +1,216 @@
+"""Upstream identities: which server takes the mail of a sender, and as whom.
+
+Promises
+- Mail of an owner from an address that has a sender goes through that sender's upstream, all
+  other mail through the relay's own (`outbound.upstream`).
+- Passwords are stored encrypted, each for its account alone (`relay.crypto.Vault`), and are
+  never given out again: what is listed has user name and server.
+- Replacing a sender is one statement: there is no instant at which its mail would take another
+  route.
+- `reseal` moves every password to the newest key, a few rows at a time while mail flows.  Stopped
+  anywhere, it goes on where it was: a row says which key sealed it.
+
+Fails with `MalformedMessage` for a value that is not usable and `DatabaseUnavailable` from the
+pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import unquote, urlsplit
+from uuid import UUID
+
+from relay.crypto import Unreadable, Vault
+from relay.db.pool import Pool
+from relay.errors import Bug
+from relay.outbound.enqueue import new_id
+from relay.outbound.message import MalformedMessage, check_text
+from relay.outbound.suppressions import plain_address
+from relay.settings import is_loopback
+
+PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
+"""The schemes of an upstream that is a server, and the port each means when none is named."""
+
+_MAX_URL = 2048
+_BATCH = 100  # rows re-encrypted by one look
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """An upstream taken apart: `url` is `loop:` or `scheme://host:port`, without credentials."""
+
+    url: str
+    username: str | None = None
+    password: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """One identity, without its password."""
+
+    address: str
+    upstream: str
+    username: str | None
+    created_at: datetime
+
+
+def parse_upstream(text: str) -> Upstream:
+    """Take `loop:` or `smtps://user:password@host:port` apart, or raise `MalformedMessage`.
+
+    `smtp+starttls://` likewise; `smtp://`, which is in clear, to loopback only.  User name and
+    password are percent-encoded.  The sentence never repeats what was given: it holds a secret.
+    """
+    check_text(text, "upstream", limit=_MAX_URL)
+    if text == "loop:":
+        return Upstream(text)
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+        username = unquote(parts.username, errors="strict") if parts.username else None
+        password = unquote(parts.password, errors="strict") if parts.password else None
+    except ValueError as error:
+        raise MalformedMessage("upstream", "is not a URL") from error
+    if parts.scheme not in PORTS or not host or parts.path not in {"", "/"}:
+        raise MalformedMessage(
+            "upstream",
+            "must be loop:, smtp://, smtp+starttls:// or smtps://user:password@host:port",
+        )
+    if parts.query or parts.fragment or port == 0 or any(c.isspace() for c in host):
+        raise MalformedMessage("upstream", "holds more than user, password, host and port")
+    if parts.scheme == "smtp" and not is_loopback(host):
+        raise MalformedMessage(
+            "upstream",
+            "sends in clear, which is for loopback only; use smtp+starttls:// or smtps://",
+        )
+    if (username is None) != (password is None):
+        raise MalformedMessage("upstream", "must have both a user name and a password, or neither")
+    for value in (username, password):
+        check_text(value or "", "upstream")
+    shown = f"[{host}]" if ":" in host else host
+    return Upstream(f"{parts.scheme}://{shown}:{port or PORTS[parts.scheme]}", username, password)
+
+
+@dataclass(frozen=True, slots=True)
+class Resealed:
+    """What `Senders.reseal` did: passwords moved to the newest key, and those no key opens."""
+
+    moved: int
+    unreadable: int
+
+
+class Senders:
+    """The identities in `relay.senders`."""
+
+    def __init__(self, pool: Pool, vault: Vault) -> None:
+        self._pool = pool
+        self._vault = vault
+
+    async def put(self, owner: UUID, address: str, upstream: str) -> tuple[Sender, bool]:
+        """Make or replace the sender of `address`; True if it was made."""
+        address = plain_address(address)
+        parsed = parse_upstream(upstream)
+        account = new_id()
+        sealed = None if parsed.password is None else self._vault.seal(account, parsed.password)
+        row = await self._pool.fetch_row(
+            """
+            INSERT INTO relay.senders (id, owner, address, upstream, username, password, key_id)
+            VALUES (%s, %s, %s, %s, %s, %s, %s)
+            ON CONFLICT (owner, address) DO UPDATE
+            -- The id too: the password was sealed for it, and connections are kept by it.
+            SET id = excluded.id, upstream = excluded.upstream, username = excluded.username,
+                password = excluded.password, key_id = excluded.key_id
+            RETURNING address, upstream, username, created_at, xmax = 0
+            """,
+            (
+                account,
+                owner,
+                address,
+                parsed.url,
+                parsed.username,
+                sealed,
+                None if sealed is None else self._vault.key_id,
+            ),
+        )
+        if row is None:
+            raise Bug("an insert without a row")
+        return Sender(*row[:4]), row[4]
+
+    async def list(self, owner: UUID, *, limit: int, after: str = "") -> list[Sender]:
+        """The owner's senders by address, from beyond `after`."""
+        rows = await self._pool.fetch(
+            """
+            SELECT address, upstream, username, created_at
+            FROM relay.senders
+            WHERE owner = %s
+              AND address > %s
+            ORDER BY address
+            LIMIT %s
+            """,
+            (owner, after, limit),
+        )
+        return [Sender(*row) for row in rows]
+
+    async def remove(self, owner: UUID, address: str) -> bool:
+        """Remove a sender of the owner's; False if there was none.
+
+        Its queued mail goes through the relay's own upstream from then on.
+        """
+        removed = await self._pool.execute(
+            "DELETE FROM relay.senders WHERE address = %s AND owner = %s",
+            (plain_address(address), owner),
+        )
+        return removed > 0
+
+    async def stale(self) -> int:
+        """How many passwords are sealed with another key than the newest."""
+        count: int = await self._pool.fetch_value(
+            """
+            SELECT count(*)
+            FROM relay.senders
+            WHERE password IS NOT NULL
+              AND key_id IS DISTINCT FROM %s
+            """,
+            (self._vault.key_id,),
+        )
+        return count
+
+    async def reseal(self) -> Resealed:
+        """Seal every password with the newest key.
+
+        What another key opens is moved; what none opens stays as it is, and is counted.
+        """
+        moved = unreadable = 0
+        after = UUID(int=0)
+        while True:
+            rows = await self._pool.fetch(
+                """
+                SELECT id, password
+                FROM relay.senders
+                WHERE id > %s
+                  AND password IS NOT NULL
+                  AND key_id IS DISTINCT FROM %s
+                ORDER BY id
+                LIMIT %s
+                """,
+                (after, self._vault.key_id, _BATCH),
+            )
+            if not rows:
+                return Resealed(moved, unreadable)
+            for account, sealed in rows:
+                after = account
+                try:
+                    secret = self._vault.open(account, sealed)
+                except Unreadable:
+                    unreadable += 1
+                    continue
+                # Only if nobody replaced it meanwhile: the replacement is sealed anew already.
+                moved += await self._pool.execute(
+                    """
+                    UPDATE relay.senders
+                    SET password = %s, key_id = %s
+                    WHERE id = %s
+                      AND password = %s
+                    """,
+                    (self._vault.seal(account, secret), self._vault.key_id, account, sealed),
+                )

@@ -1,0 +1,89 @@
+"""The suppression list: addresses that get no mail.
+
+Promises
+- An address is one entry however it is written: without regard to case, its domain as A-labels.
+- What the administrator suppresses (the nil owner) gets mail from nobody; what the holder of a key
+  suppresses gets none from that key.  Everybody sees and removes his own entries only.
+- An entry refuses new mail at once, and cancels what is queued when its turn comes.
+
+Fails with `MalformedMessage` for what is no address and `DatabaseUnavailable` from the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from relay.db.pool import Pool
+from relay.errors import Bug
+from relay.outbound.message import MalformedMessage, check_text, parse_mailbox
+
+MAX_REASON = 500
+"""Characters of a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suppression:
+    """One entry."""
+
+    address: str
+    reason: str
+    created_at: datetime
+
+
+def plain_address(text: str, name: str = "address") -> str:
+    """Return an address in the one form in which lists hold it; `MalformedMessage` if it is none.
+
+    In lower case, without a display name, its domain as A-labels.
+    """
+    mailbox = parse_mailbox(text, name)
+    if mailbox.name:
+        raise MalformedMessage(name, "must be an address alone, without a display name")
+    return mailbox.address.lower()
+
+
+class Suppressions:
+    """The entries of `relay.suppressions`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def add(self, owner: UUID, address: str, reason: str = "") -> tuple[Suppression, bool]:
+        """Add an entry, or give the one that is there another reason; True if it was made."""
+        row = await self._pool.fetch_row(
+            """
+            INSERT INTO relay.suppressions (address, owner, reason)
+            VALUES (%s, %s, %s)
+            ON CONFLICT (address, owner) DO UPDATE
+            SET reason = excluded.reason
+            RETURNING address, reason, created_at, xmax = 0
+            """,
+            (plain_address(address), owner, check_text(reason, "reason", limit=MAX_REASON)),
+        )
+        if row is None:
+            raise Bug("an insert without a row")
+        return Suppression(*row[:3]), row[3]
+
+    async def list(self, owner: UUID, *, limit: int, after: str = "") -> list[Suppression]:
+        """The owner's entries by address, from beyond `after`."""
+        rows = await self._pool.fetch(
+            """
+            SELECT address, reason, created_at
+            FROM relay.suppressions
+            WHERE owner = %s
+              AND address > %s
+            ORDER BY address
+            LIMIT %s
+            """,
+            (owner, after, limit),
+        )
+        return [Suppression(*row) for row in rows]
+
+    async def remove(self, owner: UUID, address: str) -> bool:
+        """Remove an entry of the owner's; False if there was none."""
+        removed = await self._pool.execute(
+            "DELETE FROM relay.suppressions WHERE address = %s AND owner = %s",
+            (plain_address(address), owner),
+        )
+        return removed > 0
