@@ -196,8 +196,8 @@ async def test_survives_an_outage():
 
 def test_batches_aim_at_a_duration():
     """A batch that took long is followed by a smaller one, within limits."""
-    assert ticker._resized(500, 500, 0.024) == 250
-    assert ticker._resized(500, 500, 0.006) == 1000
+    assert ticker._resized(500, 500, 2 * ticker._STATEMENT) == 250
+    assert ticker._resized(500, 500, ticker._STATEMENT / 2) == 1000
     assert ticker._resized(500, 400, 0.5) == 500
     assert ticker._resized(50, 50, math.inf) == 50
     assert ticker._resized(4000, 4000, 0.0) == 4000
