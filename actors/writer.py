@@ -63,19 +63,19 @@ async def run(
     ctx: Context,
     *,
     pool: Pool,
-    committers: int = 2,
     batch_rows: int = 256,
     batch_bytes: int = 1024 * 1024,
+    aside: int = 2,
 ) -> None:
-    """Store letters until drained.  `committers` commits may be under way at once, each of at most
-    `batch_rows` messages and about `batch_bytes` bytes (one message may be larger)."""
-    writer = _Writer(ctx, pool, batch_rows, batch_bytes)
+    """Store letters until drained, in commits of at most `batch_rows` messages and about
+    `batch_bytes` bytes.  Large messages and those for several mailboxes are stored aside, so many
+    at once, and hold nobody up."""
+    writer = _Writer(ctx, pool, batch_rows, batch_bytes, aside)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.hurry)
-        async with trio.open_nursery() as committing:
-            for _ in range(committers):
-                committing.start_soon(writer.commit_all)
+        async with trio.open_nursery() as lane:
             ctx.ready()
+            await writer.commit_all(lane)
         nursery.cancel_scope.cancel()
 
 
@@ -87,11 +87,14 @@ def dead(letter: Accept, attempts: int) -> None:
 
 
 class _Writer:
-    def __init__(self, ctx: Context, pool: Pool, batch_rows: int, batch_bytes: int) -> None:
+    def __init__(
+        self, ctx: Context, pool: Pool, batch_rows: int, batch_bytes: int, aside: int
+    ) -> None:
         self._ctx = ctx
         self._pool = pool
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
+        self._aside = trio.CapacityLimiter(aside)
         self._shields: set[trio.CancelScope] = set()
 
     async def hurry(self) -> None:
@@ -103,61 +106,73 @@ class _Writer:
             for shield in self._shields:
                 shield.deadline = min(shield.deadline, latest)
 
-    async def commit_all(self) -> None:
-        """Take what has gathered and store it, again and again, until drained."""
+    async def commit_all(self, lane: trio.Nursery) -> None:
+        """Take what has gathered and store it, again and again, until drained.
+
+        One commit at a time: commits side by side would only queue for the log's flush and for
+        the lock of NOTIFY, and share fewer messages each (measured: one made the most of it).
+        """
         while True:
             try:
                 held = await self._ctx.inbox.take(self._batch_rows)
             except Drained:
                 return
-            with trio.CancelScope(
-                shield=True, deadline=trio.current_time() + _COMMIT_TIMEOUT
-            ) as shield:
-                self._shields.add(shield)
-                try:
-                    await self._commit(held)
-                finally:
-                    self._shields.discard(shield)
-            if shield.cancelled_caught:
-                log.error("writer.commit_timed_out", letters=len(held))
-                _settle_failed(held, "the commit took too long")
+            small = [one for one in held if not _alone(one.letter)]
+            for one in held:
+                if _alone(one.letter):
+                    lane.start_soon(self._store_aside, one)
+            for batch in self._batches(small):
+                await self._store(batch)
             self._ctx.beat()
 
-    async def _commit(self, held: Sequence[Held[Accept]]) -> None:
-        for batch in self._batches(held):
-            again = any(one.attempts > 1 for one in batch)
-            stored: set[UUID] | None
+    async def _store_aside(self, one: Held[Accept]) -> None:
+        async with self._aside:
+            await self._store([one])
+
+    async def _store(self, batch: list[Held[Accept]]) -> None:
+        """Make a batch durable and settle it, within a deadline, whoever is cancelled."""
+        with trio.CancelScope(
+            shield=True, deadline=trio.current_time() + _COMMIT_TIMEOUT
+        ) as shield:
+            self._shields.add(shield)
             try:
-                stored = await self._insert(batch, again=again)
-            except DatabaseUnavailable as error:
-                stored = await self._look(batch, str(error))
-            except psycopg.Error as error:
-                if len(batch) > 1:
-                    log.warning("writer.batch_refused", letters=len(batch), error=str(error))
-                    for one in batch:
-                        await self._commit([one])
-                    continue
-                log.exception("writer.letter_refused", bytes=len(batch[0].letter.raw))
-                stored = None
-            if stored is None:
-                _settle_failed(batch, "the database did not take the message")
-            else:
-                _settle_stored(batch, stored)
+                await self._commit(batch)
+            finally:
+                self._shields.discard(shield)
+        if shield.cancelled_caught:
+            log.error("writer.commit_timed_out", letters=len(batch))
+            _settle_failed(batch, "the commit took too long")
+
+    async def _commit(self, batch: list[Held[Accept]]) -> None:
+        again = any(one.attempts > 1 for one in batch)
+        stored: set[UUID] | None
+        try:
+            stored = await self._insert(batch, again=again)
+        except DatabaseUnavailable as error:
+            stored = await self._look(batch, str(error))
+        except psycopg.Error as error:
+            if len(batch) > 1:
+                log.warning("writer.batch_refused", letters=len(batch), error=str(error))
+                for one in batch:
+                    await self._commit([one])
+                return
+            log.exception("writer.letter_refused", bytes=len(batch[0].letter.raw))
+            stored = None
+        if stored is None:
+            _settle_failed(batch, "the database did not take the message")
+        else:
+            _settle_stored(batch, stored)
 
     def _batches(self, held: Sequence[Held[Accept]]) -> Iterator[list[Held[Accept]]]:
         """Cut what was taken so that no statement grows beyond measure."""
         batch: list[Held[Accept]] = []
         size = 0
         for one in held:
-            letter = one.letter
-            if len(letter.recipients) != 1 or len(letter.raw) > LARGE:
-                yield [one]
-                continue
-            if size + len(letter.raw) > self._batch_bytes and batch:
+            if size + len(one.letter.raw) > self._batch_bytes and batch:
                 yield batch
                 batch, size = [], 0
             batch.append(one)
-            size += len(letter.raw)
+            size += len(one.letter.raw)
         if batch:
             yield batch
 
@@ -168,7 +183,7 @@ class _Writer:
             # Its first attempt may have been committed: ON CONFLICT would store nothing and
             # return nothing.
             before = await stored_among(self._pool, _ids(batch), timeout=_CHECK_TIMEOUT)
-        if len(letter.recipients) != 1 or len(letter.raw) > LARGE:
+        if _alone(letter):
             return before | await insert_one(
                 self._pool, letter.reverse_path, letter.recipients, letter.raw
             )
@@ -189,6 +204,11 @@ class _Writer:
             return await stored_among(self._pool, _ids(batch), timeout=_CHECK_TIMEOUT) or None
         except (DatabaseUnavailable, psycopg.Error):
             return None
+
+
+def _alone(letter: Accept) -> bool:
+    """Whether a letter has a statement to itself."""
+    return len(letter.recipients) != 1 or len(letter.raw) > LARGE
 
 
 def _ids(batch: Sequence[Held[Accept]]) -> list[UUID]:

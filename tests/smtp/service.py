@@ -135,7 +135,6 @@ async def serving(
     filter_: FilterClass | None = None,
     filter_timeout: float = 5.0,
     writer_pool: Pool | None = None,
-    committers: int = 2,
     drain_timeout: float = 15.0,
     **supervisor: Any,
 ) -> AsyncIterator[Service]:
@@ -159,7 +158,7 @@ async def serving(
         children=(
             ChildSpec(
                 name="writer",
-                run=functools.partial(writer.run, pool=writer_pool or pool, committers=committers),
+                run=functools.partial(writer.run, pool=writer_pool or pool),
                 mailbox=letters,
             ),
             *children,
