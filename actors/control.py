@@ -15,22 +15,37 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from uuid import UUID
 
 import trio
 
 from actors.letters import Accept, Accepted, Reply
 from relay import __version__
+from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.http.app import create_app
-from relay.http.deps import Deps, Fetch, Limits, Logs, ReadyCheck, Supervision
+from relay.http.deps import (
+    Deps,
+    Fetch,
+    Limits,
+    Logs,
+    ReadyCheck,
+    Supervision,
+    WakeOutbound,
+    nobody_waits,
+)
 from relay.http.fetch import fetch as fetch_https
 from relay.http.serve import serve
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.store import Store
+from relay.outbound.desk import Desk
+from relay.outbound.enqueue import enqueue
+from relay.outbound.senders import Senders
+from relay.outbound.suppressions import Suppressions
 from supervisor import Context, Mailbox
 
 GRACEFUL_TIMEOUT = 5.0
@@ -50,6 +65,8 @@ async def run(
     supervision: Supervision,
     logs: Logs,
     admin_token_hash: bytes,
+    keyring: Keyring,
+    wake_outbound: WakeOutbound | None = None,
     public_url: str = "",
     sns_topics: Sequence[str] = (),
     fetch: Fetch = fetch_https,
@@ -58,7 +75,8 @@ async def run(
 ) -> None:
     """Serve the control plane on `sockets` until drained.
 
-    `public_url` is the address that people see, `sns_topics` the topics whose mail is taken.
+    `public_url` is the address that people see, `sns_topics` the topics whose mail is taken;
+    `wake_outbound` tells this process's claimer of what was queued (None: none runs here).
     """
     parser = Parser()  # its child starts with the first attachment that somebody downloads
     app = create_app(
@@ -72,6 +90,12 @@ async def run(
             logs=logs,
             admin_token_hash=admin_token_hash,
             draining=ctx.draining,
+            enqueue=partial(enqueue, pool),
+            desk=Desk(pool),
+            senders=Senders(pool, keyring.vault),
+            suppressions=Suppressions(pool),
+            keyring=keyring,
+            wake_outbound=wake_outbound or nobody_waits,
             ready_checks=(_Database(pool).check, *ready_checks),
             public_url=public_url,
             sns_topics=sns_topics,

@@ -26,6 +26,7 @@ from functools import partial
 
 from actors import control, filter, ingest, listener, postgres, reaper, summariser, ticker, writer
 from actors.letters import Accept, Consult, Wake
+from relay.datadir import Keyring
 from relay.db.embedded import Embedded
 from relay.db.listen import Hub
 from relay.db.pool import Pool
@@ -73,6 +74,7 @@ class Resources:
     smtp_sockets: tuple[socket.socket, ...]
     http_sockets: tuple[socket.socket, ...]
     admin_token_hash: bytes
+    keyring: Keyring
     logs: LogRing
 
 
@@ -159,6 +161,7 @@ def build_tree(
                 supervision=resources.supervisor,
                 logs=resources.logs,
                 admin_token_hash=resources.admin_token_hash,
+                keyring=resources.keyring,
                 public_url=settings.http.public_url,
                 sns_topics=settings.ingest.sns_topics,
             ),

@@ -30,7 +30,7 @@ from actors.tree import Resources, build_tree
 from relay import log as logging
 from relay import metrics
 from relay.crypto import hash_token, new_admin_token
-from relay.datadir import DataDir
+from relay.datadir import DataDir, Keyring
 from relay.db.embedded import Embedded
 from relay.db.listen import Hub
 from relay.db.pool import Pool
@@ -71,8 +71,7 @@ def up(
     data.prepare()
     try:
         # Unset secrets are made before anything is accepted that would need them.
-        data.secret_keys(settings.secret_key)
-        data.encryption_keys(settings.encryption_keys)
+        keyring = Keyring(data, settings.secret_key, settings.encryption_keys)
         with (
             _Listening(
                 "RELAY_SMTP__BIND",
@@ -85,7 +84,7 @@ def up(
             ) as http,
         ):
             logging.configure(settings.log.level, readable=sys.stdout.isatty())
-            return trio.run(_run, settings, data, only, config, smtp.sockets, http.sockets)
+            return trio.run(_run, settings, data, keyring, only, config, smtp.sockets, http.sockets)
     finally:
         data.release()
 
@@ -156,6 +155,7 @@ def endpoint(listener: socket.socket) -> str:
 async def _run(
     settings: Settings,
     data: DataDir,
+    keyring: Keyring,
     only: frozenset[str] | None,
     config: Path | None,
     smtp_sockets: tuple[socket.socket, ...],
@@ -180,6 +180,7 @@ async def _run(
             smtp_sockets=smtp_sockets,
             http_sockets=http_sockets,
             admin_token_hash=hash_token(admin_token),
+            keyring=keyring,
             logs=logging.ring,
         ),
         only=only,

@@ -27,6 +27,7 @@ from typing import Any
 
 from cryptography.fernet import Fernet
 
+from relay.crypto import Vault
 from relay.errors import ConfigError
 
 
@@ -111,13 +112,75 @@ class DataDir:
             return file.read_text().strip()
         except FileNotFoundError:
             text = make()
+        self.keep(name, text)
+        return text
+
+    def keep(self, name: str, text: str) -> None:
+        """Replace a kept secret: atomically, durably, mode 0600."""
+        file = self.path / name
         draft = file.with_suffix(".new")
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
             out.write(text + "\n")
             out.flush()
             os.fsync(out.fileno())
         os.replace(draft, file)
-        return text
+        directory = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+class Keyring:
+    """The signing and encryption keys of a relay, which may be rotated while it runs.
+
+    Keys that the settings give are the operator's to change; those of the data directory are
+    changed here, each change durable before it is used.  Blocking: a file is written.
+    """
+
+    OLD_SIGNING_KEYS = 4
+    """So many former signing keys go on verifying what they signed."""
+
+    def __init__(self, data: DataDir, secret_key: str = "", encryption_keys: str = "") -> None:
+        """Read the keys, or make them; the arguments are the settings of the same names."""
+        self._data = data
+        self.signing_is_ours = not secret_key
+        self.encryption_is_ours = not encryption_keys
+        self._signing = data.secret_keys(secret_key)
+        self._encryption = data.encryption_keys(encryption_keys)
+        self.vault = Vault(self._encryption)
+
+    @property
+    def signing(self) -> tuple[bytes, ...]:
+        """The signing keys of 32 bytes: the first signs, all verify."""
+        return self._signing
+
+    @property
+    def encryption_count(self) -> int:
+        """How many encryption keys there are; more than one while a rotation is unfinished."""
+        return len(self._encryption)
+
+    def renew_signing(self) -> None:
+        """Sign with a new key from now on."""
+        keys = (secrets.token_bytes(32), *self._signing)[: 1 + self.OLD_SIGNING_KEYS]
+        self._data.keep("secret_key", ",".join(key.hex() for key in keys))
+        self._signing = keys
+
+    def renew_encryption(self) -> None:
+        """Encrypt with a new key from now on; the former ones still decrypt."""
+        keys = (Fernet.generate_key().decode(), *self._encryption)
+        self._data.keep("encryption_keys", ",".join(keys))
+        self._encryption = keys
+        self.vault.replace(keys)
+
+    def drop_old_encryption(self) -> None:
+        """Forget the former encryption keys, which nothing stored needs any more.
+
+        The vault goes on knowing them until the next start: somebody may have read a row a
+        moment before it was sealed anew.
+        """
+        self._data.keep("encryption_keys", self._encryption[0])
+        self._encryption = self._encryption[:1]
 
 
 def _locked(lock: int, *, shared: bool = False, patience: float = 0.0) -> bool:

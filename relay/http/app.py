@@ -34,14 +34,19 @@ from relay.http import (
     mailboxes,
     messages,
     openapi,
+    outbound,
     pages,
+    send,
+    senders,
     sns,
     streams,
     supervision,
+    suppressions,
 )
 from relay.http.auth import Hosts, authorise
+from relay.http.bodies import Connection, Request, Uploads
 from relay.http.deps import Deps
-from relay.http.operations import MAX_BODY, Call, Handler, Operation, read_values
+from relay.http.operations import Call, Handler, Operation, read_values
 from relay.http.problems import Problem, from_status, unavailable
 from relay.log import get_logger
 from relay.mailboxes.plans import Invalid
@@ -56,7 +61,22 @@ ANSWERS = Counter(
     "relay_http_answers", "Answers of the control plane.", ["method", "status"], registry=registry
 )
 
-RESOURCES = (health, pages, mailboxes, messages, streams, supervision, logs, keys, sns, openapi)
+RESOURCES = (
+    health,
+    pages,
+    mailboxes,
+    messages,
+    streams,
+    send,
+    outbound,
+    senders,
+    suppressions,
+    supervision,
+    logs,
+    keys,
+    sns,
+    openapi,
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +113,10 @@ class Api:
 
 
 class _App(QuartTrio):
-    """Quart with its log going to ours."""
+    """Quart with its log going to ours, and bodies that wait for their call."""
+
+    request_class = Request
+    asgi_http_class = Connection
 
     def log_exception(self, exception_info: Any) -> None:
         log.error("http.error", exc_info=exception_info)
@@ -104,8 +127,7 @@ def create_app(deps: Deps) -> QuartTrio:
     app = _App("relay.http", static_folder=None)
     app.url_map.merge_slashes = False  # a redirect would lose a POST
     app.config.update(
-        # What memory a body may take before its call is known; then its operation's own limit.
-        MAX_CONTENT_LENGTH=MAX_BODY,
+        MAX_CONTENT_LENGTH=None,  # bodies.py: by operation
         BODY_TIMEOUT=deps.limits.body_timeout,
         RESPONSE_TIMEOUT=None,  # each write has its deadline in serve.py
         PROVIDE_AUTOMATIC_OPTIONS=False,
@@ -115,15 +137,16 @@ def create_app(deps: Deps) -> QuartTrio:
     for resource in RESOURCES:
         resource.register(api)
     app.extensions["relay.routes"] = tuple(api.routes)
+    uploads = Uploads(deps.limits)
     for route in api.routes:
-        _mount(app, deps, route)
+        _mount(app, deps, uploads, route)
     _guard(app, Hosts(deps.public_url))
     app.register_error_handler(Exception, _answer_error)
     app.after_request(_finish)
     return app
 
 
-def _mount(app: QuartTrio, deps: Deps, route: Route) -> None:
+def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, route: Route) -> None:
     operation = route.operation
 
     async def view(**path: str) -> Any:
@@ -133,8 +156,12 @@ def _mount(app: QuartTrio, deps: Deps, route: Route) -> None:
         caller, mailbox = await authorise(
             deps, operation, connection.headers, connection.args, path.pop("address", None)
         )
-        query, body = await read_values(operation, connection.args)
-        return await route.handler(Call(caller, mailbox, query, body), **path)
+        if operation.websocket:
+            query, body = await read_values(operation, connection.args)
+            return await route.handler(Call(caller, mailbox, query, body), **path)
+        async with uploads.admitted(operation):
+            query, body = await read_values(operation, connection.args)
+            return await route.handler(Call(caller, mailbox, query, body), **path)
 
     endpoint = f"{route.method} {route.rule}"
     if operation.websocket:
@@ -176,6 +203,8 @@ async def _answer_error(error: Exception) -> Response:
         return Problem(422, "invalid", f"{error}.", title="Invalid values").response()
     if isinstance(error, AddressTaken):
         return Problem(409, "address-taken", "That local_part is taken.").response()
+    if (problem := send.answer_refusal(error)) is not None:
+        return problem.response()
     if isinstance(error, TemporaryFailure):
         log.warning("http.unavailable", error=str(error))
         return unavailable("A store that this call needs does not answer; try again.").response()

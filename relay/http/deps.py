@@ -7,7 +7,15 @@ is wired once, by `actors/control.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +24,15 @@ from uuid import UUID
 
 import trio
 
+from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.store import Store
+from relay.outbound.desk import Desk
+from relay.outbound.enqueue import Enqueued, Message
+from relay.outbound.lanes import Strip
+from relay.outbound.senders import Senders
+from relay.outbound.suppressions import Suppressions
 
 
 class Node(Protocol):
@@ -85,6 +99,19 @@ ExtractAttachment = Callable[[bytes, int], Awaitable[tuple[str, str, bytes] | No
 """File name, content type and bytes of the attachment of that index in a raw message, or None;
 parsed where hostile mail hurts nobody.  Raises `TemporaryFailure`."""
 
+
+class Enqueue(Protocol):
+    """Queue messages durably, all or none; see `relay.outbound.enqueue.enqueue`."""
+
+    async def __call__(
+        self, messages: Sequence[Message], *, key: str | None = None, key_hash: bytes | None = None
+    ) -> Enqueued: ...
+
+
+WakeOutbound = Callable[[Collection[Strip]], None]
+"""Say at once that these lanes have something due, to this process's claimer and through it to
+the other nodes.  Never waits; what it says is found without it too, only later."""
+
 Fetch = Callable[[str], Awaitable[bytes]]
 """The body at an https address, within a deadline and a size, following no redirect.  Raises
 `TemporaryFailure`."""
@@ -104,6 +131,12 @@ class Limits:
     body_timeout: float = 15.0  # s; from the head of a request to the end of its body
     keep_alive_every: float = 15.0  # s between comments on a silent event stream
     commit_timeout: float = 25.0  # s; a change begun goes on this long without its caller
+    uploads: int = 4  # bodies over MAX_BODY that are in memory at once
+    upload_timeout: float = 60.0  # s; `body_timeout` for those
+
+
+def nobody_waits(strips: Collection[Strip]) -> None:
+    """Where no claimer runs in this process, others find what is due."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +152,12 @@ class Deps:
     logs: Logs
     admin_token_hash: bytes
     draining: trio.Event
+    enqueue: Enqueue
+    desk: Desk
+    senders: Senders
+    suppressions: Suppressions
+    keyring: Keyring
+    wake_outbound: WakeOutbound = nobody_waits
     ready_checks: Sequence[ReadyCheck] = ()
     public_url: str = ""
     sns_topics: Iterable[str] = ()

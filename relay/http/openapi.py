@@ -25,6 +25,7 @@ _PARAMETERS = {
     "index": "the attachment's index",
     "name": "the actor's name, as the tree shows it",
     "key_id": "the key's id",
+    "entry": "the address",
     "path": "the file's name",
 }
 

@@ -27,7 +27,7 @@ JSON_BODY = 64 * 1024
 
 
 MAX_BODY = 512 * 1024
-"""Bytes that no body may exceed; SNS posts at most 256 KiB, in JSON."""
+"""Bytes that a body may have before its call is known; SNS posts at most 256 KiB, in JSON."""
 
 
 class Access(enum.Enum):

@@ -81,9 +81,12 @@ class Desk:
     async def retry(self, message_id: UUID, owner: UUID | None = None) -> State | None:
         """Queue a held, failed or bounced message again, due now, with a fresh set of attempts.
 
-        None and `Forbidden` as in `cancel`.
+        All nodes are told.  None and `Forbidden` as in `cancel`.
         """
-        return await self._by_hand(message_id, owner, Cause.RETRIED)
+        after = await self._by_hand(message_id, owner, Cause.RETRIED)
+        if after is not None:
+            await announce(self._pool)
+        return after
 
     async def _by_hand(self, message_id: UUID, owner: UUID | None, cause: Cause) -> State | None:
         for _ in range(5):
@@ -185,7 +188,7 @@ class Desk:
             FROM (SELECT x.id FROM {leading} x
                   WHERE (%(before)s::uuid IS NULL OR x.id < %(before)s) {condition}) i
             CROSS JOIN LATERAL (
-                SELECT {_COLUMNS}, owner
+                SELECT {_COLUMNS}
                 FROM relay.outbound_messages o
                 WHERE o.id = i.id
                 OFFSET 0
@@ -247,6 +250,7 @@ _NAMES = (
     "processing_started_at",
     "sent_at",
     "error_log",
+    "owner",
 )
 _COLUMNS = ", ".join(_NAMES)
 

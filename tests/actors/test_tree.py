@@ -1,8 +1,12 @@
 """The tree as data: who runs, in which order, and what a subset needs."""
 
+from pathlib import Path
+
 import pytest
+from cryptography.fernet import Fernet
 
 from actors.tree import ROLES, Resources, build_tree
+from relay.datadir import DataDir, Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.errors import ConfigError
@@ -25,6 +29,7 @@ def names(settings: Settings, only: frozenset[str] | None = None) -> list[str]:
         smtp_sockets=(),
         http_sockets=(),
         admin_token_hash=b"",
+        keyring=Keyring(DataDir(Path("none")), "5a" * 32, Fernet.generate_key().decode()),
         logs=LogRing(),
     )
     return [child.name for child in build_tree(settings, resources, only=only).children]

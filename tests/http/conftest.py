@@ -7,16 +7,19 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import httpx
 import pytest
 import trio
+from cryptography.fernet import Fernet
 
 from actors import control, listener, writer
 from actors.letters import Accept
 from relay.crypto import hash_token, new_admin_token
+from relay.datadir import DataDir, Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.http.deps import Limits
@@ -46,6 +49,7 @@ class House:
     ring: LogRing
     hub: Hub
     client: httpx.AsyncClient
+    keyring: Keyring
     fetch: list[Callable[[str], Awaitable[bytes]]] = field(default_factory=lambda: [no_fetch])
 
     def __post_init__(self) -> None:
@@ -129,6 +133,8 @@ async def open_house(
     port = listening.getsockname()[1]
     supervisor, hub, ring = Supervisor(), Hub(), LogRing()
     token = new_admin_token()
+    # Keys as the settings give them, so that no directory is touched.
+    keyring = Keyring(DataDir(Path("none")), "5a" * 32, Fernet.generate_key().decode())
     letters: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
     fetchers: list[Callable[[str], Awaitable[bytes]]] = [no_fetch]
 
@@ -158,6 +164,7 @@ async def open_house(
                     admin_token_hash=hash_token(token),
                     limits=limits,
                     fetch=fetch,
+                    keyring=keyring,
                     **options,
                 ),
             ),
@@ -173,7 +180,7 @@ async def open_house(
                             break
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
                 try:
-                    yield House(pool, port, supervisor, token, ring, hub, client, fetchers)
+                    yield House(pool, port, supervisor, token, ring, hub, client, keyring, fetchers)
                 finally:
                     supervisor.shutdown()
 

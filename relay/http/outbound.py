@@ -1,0 +1,298 @@
+"""`/api/v1/outbound` and `/api/v1/queue`: what became of a message, and the queue as a whole.
+
+A message is its owner's: the holder of the key that sent it, and nobody else but the
+administrator, finds it.  The administrator sees the state of every message, but recipient and
+subject only of his own (those sent with his token, and by `relay.send` in SQL).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+from quart import Response
+
+from relay.http.mailboxes import NEXT, PageQuery, next_link
+from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.problems import Problem
+from relay.mailboxes.store import rfc3339
+from relay.outbound.message import MalformedMessage
+from relay.outbound.states import Forbidden, State
+from relay.outbound.suppressions import plain_address
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from relay.http.app import Api
+    from relay.http.auth import Caller
+
+
+class OutboundQuery(PageQuery):
+    """Which messages."""
+
+    status: Annotated[State | None, Field(description="only messages in this state")] = None
+    recipient: Annotated[
+        str | None, Field(max_length=1000, description="only to this address, whatever its case")
+    ] = None
+
+
+class OutboundMessage(BaseModel):
+    """One message to one recipient; recipient and subject are null to all but its owner."""
+
+    id: str
+    recipient: str | None
+    subject: str | None
+    status: State
+    attempts: int
+    next_retry_at: str | None
+    sent_at: str | None
+    priority: str
+    error: str | None
+    created_at: str
+
+
+class DeliveryEvent(BaseModel):
+    """One phase of one delivery; `duration` in seconds, `code` null where no reply came."""
+
+    phase: str
+    code: int | None
+    at: str
+    duration: float | None
+    attempt: int
+
+
+class QueueState(BaseModel):
+    """The queue at one moment; `last_hour` counts what finished, by status."""
+
+    paused: bool
+    queued: int
+    due: int
+    processing: int
+    held: int
+    lost: int
+    oldest_due_seconds: float | None
+    last_hour: dict[str, int]
+
+
+_NONE = Answer(404, "there is no such message, or it is not the caller's")
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    desk = api.deps.desk
+
+    @api.add(
+        "GET",
+        "/api/v1/outbound",
+        Operation(
+            "List the messages that were sent, newest first",
+            "outbound",
+            Access.SCOPE,
+            (Answer(200, "a page of them", list[OutboundMessage], headers=NEXT),),
+            scope="send",
+            query=OutboundQuery,
+            details="The holder of a key sees his own. The administrator sees everybody's, "
+            "recipient and subject of his own only.",
+        ),
+    )
+    async def list_(call: Call) -> Response:
+        wanted: OutboundQuery = call.query
+        before = None
+        if wanted.cursor is not None:
+            before = _uuid(wanted.cursor)
+            if before is None:
+                raise Problem(
+                    422, "invalid", "cursor: it is not one of ours.", title="Invalid values"
+                )
+        try:
+            recipient = None if wanted.recipient is None else plain_address(wanted.recipient)
+        except MalformedMessage:
+            return json_response([])  # nothing was ever sent to what is no address
+        found = await desk.find(
+            owner=_owner(call.caller),
+            status=wanted.status,
+            recipient=recipient,
+            limit=wanted.rows + 1,
+            before=before,
+        )
+        page = found[: wanted.rows]
+        cursor = str(page[-1]["id"]) if len(found) > len(page) else None
+        return json_response([_shown(row, call.caller) for row in page], headers=next_link(cursor))
+
+    @api.add(
+        "GET",
+        "/api/v1/outbound/<message_id>",
+        Operation(
+            "Show a message that was sent",
+            "outbound",
+            Access.SCOPE,
+            (Answer(200, "the message", OutboundMessage), _NONE),
+            scope="send",
+        ),
+    )
+    async def show(call: Call, message_id: str) -> Response:
+        return json_response(await _one(call.caller, message_id))
+
+    @api.add(
+        "GET",
+        "/api/v1/outbound/<message_id>/events",
+        Operation(
+            "Show what happened in each delivery of a message, oldest first",
+            "outbound",
+            Access.SCOPE,
+            (Answer(200, "the phases", list[DeliveryEvent]), _NONE),
+            scope="send",
+        ),
+    )
+    async def events(call: Call, message_id: str) -> Response:
+        wanted = _uuid(message_id)
+        found = None if wanted is None else await desk.events(wanted, _owner(call.caller))
+        if found is None:
+            raise _not_found()
+        return json_response([_event(event) for event in found])
+
+    @api.add(
+        "POST",
+        "/api/v1/outbound/<message_id>/retry",
+        Operation(
+            "Queue a held, failed or bounced message again",
+            "outbound",
+            Access.SCOPE,
+            (
+                Answer(200, "it is queued and due, with a fresh set of attempts", OutboundMessage),
+                _NONE,
+                Answer(409, "it is in a state in which there is nothing to retry"),
+            ),
+            scope="send",
+        ),
+    )
+    async def retry(call: Call, message_id: str) -> Response:
+        await _by_hand(desk.retry, call.caller, message_id)
+        return json_response(await _one(call.caller, message_id))
+
+    @api.add(
+        "POST",
+        "/api/v1/outbound/<message_id>/cancel",
+        Operation(
+            "Cancel a queued or held message",
+            "outbound",
+            Access.SCOPE,
+            (
+                Answer(200, "it will not be sent", OutboundMessage),
+                _NONE,
+                Answer(409, "it is being delivered, or is finished"),
+            ),
+            scope="send",
+        ),
+    )
+    async def cancel(call: Call, message_id: str) -> Response:
+        await _by_hand(desk.cancel, call.caller, message_id)
+        return json_response(await _one(call.caller, message_id))
+
+    @api.add(
+        "GET",
+        "/api/v1/queue",
+        Operation(
+            "Count the queue",
+            "outbound",
+            Access.SCOPE,
+            (Answer(200, "the counts, of all nodes", QueueState),),
+            scope="admin",
+        ),
+    )
+    async def queue(call: Call) -> Response:
+        return json_response((await desk.stats()).as_json())
+
+    @api.add(
+        "POST",
+        "/api/v1/queue/pause",
+        Operation(
+            "Hold all deliveries, on all nodes, until resumed",
+            "outbound",
+            Access.SCOPE,
+            (Answer(200, "nothing new is begun; what is under way ends", QueueState),),
+            scope="admin",
+        ),
+    )
+    async def pause(call: Call) -> Response:
+        await api.committed(desk.pause)
+        return json_response((await desk.stats()).as_json())
+
+    @api.add(
+        "POST",
+        "/api/v1/queue/resume",
+        Operation(
+            "End a pause",
+            "outbound",
+            Access.SCOPE,
+            (Answer(200, "deliveries go on", QueueState),),
+            scope="admin",
+        ),
+    )
+    async def resume(call: Call) -> Response:
+        await api.committed(desk.resume)
+        return json_response((await desk.stats()).as_json())
+
+    async def _one(caller: Caller, message_id: str) -> dict[str, Any]:
+        wanted = _uuid(message_id)
+        row = None if wanted is None else await desk.show(wanted, _owner(caller))
+        if row is None:
+            raise _not_found()
+        return _shown(row, caller)
+
+    async def _by_hand(
+        act: Callable[[UUID, UUID | None], Awaitable[State | None]],
+        caller: Caller,
+        message_id: str,
+    ) -> None:
+        wanted = _uuid(message_id)
+        try:
+            done = (
+                None if wanted is None else await api.committed(lambda: act(wanted, _owner(caller)))
+            )
+        except Forbidden as error:
+            raise Problem(409, "wrong-state", f"{error}.".capitalize()) from error
+        if done is None:
+            raise _not_found()
+
+
+def _owner(caller: Caller) -> UUID | None:
+    """Whose messages the caller finds; None: everybody's."""
+    return None if caller.key is None else caller.owner_id
+
+
+def _shown(row: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    own = row["owner"] == caller.owner_id
+    return {
+        "id": str(row["id"]),
+        "recipient": row["recipient"] if own else None,
+        "subject": row["subject"] if own else None,
+        "status": row["status"],
+        "attempts": row["attempts"],
+        "next_retry_at": _instant(row["next_retry_at"]),
+        "sent_at": _instant(row["sent_at"]),
+        "priority": row["priority"],
+        "error": row["error_log"],
+        "created_at": _instant(row["created_at"]),
+    }
+
+
+def _event(event: dict[str, Any]) -> dict[str, Any]:
+    at = event["at"]
+    return {**event, "at": at if isinstance(at, str) else _instant(at)}
+
+
+def _instant(value: Any) -> str | None:
+    return None if value is None else rfc3339(value)
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def _not_found() -> Problem:
+    return Problem(404, "outbound-not-found", "There is no such message, or it is not yours.")

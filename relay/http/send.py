@@ -1,0 +1,267 @@
+"""`POST /api/v1/messages/send`: putting mail into the outbound queue."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import trio
+from pydantic import AwareDatetime, BaseModel, Field
+from quart import Response, request
+
+from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.http.problems import Problem
+from relay.outbound import enqueue, message
+from relay.outbound.compose import compose
+from relay.outbound.lanes import Strip
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from relay.http.app import Api
+
+T = TypeVar("T")
+
+MAX_RECIPIENTS = 10_000
+MAX_TEXT = 5_000_000
+"""Characters of each of the two bodies."""
+MAX_FILES_BYTES = 26_214_400
+"""Bytes of all attachments of a call together."""
+SEND_BODY = 48 * 1024 * 1024
+"""Bytes of the JSON: the attachments in base64, and as much again for what is written."""
+
+_IN_A_THREAD = 256 * 1024  # bytes of a body from which checking it would be felt by others
+
+
+class NewAttachment(Form):
+    """A file to go with a message."""
+
+    filename: Annotated[str, Field(min_length=1, max_length=255)]
+    content_type: Annotated[str, Field(max_length=255)] = "application/octet-stream"
+    content: Annotated[str, Field(description="the bytes, in base64", repr=False)]
+
+
+class NewMessage(Form):
+    """What is to be sent to whom."""
+
+    sender: Annotated[
+        str, Field(alias="from", max_length=1000, description="an address, or Name <address>")
+    ]
+    to: Annotated[
+        tuple[Annotated[str, Field(max_length=1000)], ...] | Annotated[str, Field(max_length=1000)],
+        Field(description="addresses, each of which gets a message of its own"),
+    ]
+    subject: Annotated[str, Field(max_length=2000)] = ""
+    text: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    html: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    headers: Annotated[
+        dict[str, str],
+        Field(
+            max_length=50,
+            description="further headers, such as Reply-To and List-Unsubscribe; those that the "
+            "relay makes (From, To, Subject, Date, Message-ID, MIME) cannot be given",
+        ),
+    ] = {}  # noqa: RUF012 - pydantic copies it
+    attachments: Annotated[tuple[NewAttachment, ...], Field(max_length=100)] = ()
+    priority: Literal["high", "normal", "bulk"] = "normal"
+    send_at: Annotated[
+        AwareDatetime | None, Field(description="not before then; what is past means at once")
+    ] = None
+    unknown_outcome: Annotated[
+        Literal["retry", "hold"],
+        Field(
+            description="what to do when a connection broke between the end of the message and "
+            "its answer: send again, perhaps a second copy, or hold it for a person to decide"
+        ),
+    ] = "retry"
+
+
+class QueuedMessage(BaseModel):
+    """One message of the queue."""
+
+    id: str
+    recipient: str
+    status: str
+
+
+class Sent(BaseModel):
+    """What a call queued: one message a recipient, in the order of `to`."""
+
+    messages: list[QueuedMessage]
+
+
+def register(api: Api) -> None:
+    """Declare the call."""
+    deps = api.deps
+
+    @api.add(
+        "POST",
+        "/api/v1/messages/send",
+        Operation(
+            "Send a message to one or more recipients",
+            "outbound",
+            Access.SCOPE,
+            (
+                Answer(202, "queued, durably; each is delivered at least once", Sent),
+                Answer(409, "the Idempotency-Key was used for another body within 24 hours"),
+                Answer(422, "malformed, or a recipient is on the suppression list: nothing queued"),
+            ),
+            scope="send",
+            body=NewMessage,
+            max_body=SEND_BODY,
+            details="Each recipient gets a message of his own and sees no other's address. With "
+            "an Idempotency-Key header (1 to 255 bytes) the same call again within 24 hours gives "
+            "the same answer and sends nothing; keys belong to the credential. Any address may "
+            "be `from`: one that has a sender goes through its upstream, any other through the "
+            "relay's own.",
+        ),
+    )
+    async def send(call: Call) -> Response:
+        wanted: NewMessage = call.body
+        key = request.headers.get("Idempotency-Key")
+        owner: UUID = call.caller.owner_id
+        large = (request.content_length or SEND_BODY) > _IN_A_THREAD
+
+        def prepare() -> tuple[enqueue.Message, bytes | None]:
+            return _checked(wanted, owner), None if key is None else _hash(wanted)
+
+        ready, key_hash = await (_in_thread(prepare) if large else _here(prepare))
+        queued = await api.committed(
+            lambda: deps.enqueue([ready], key=_header_text(key), key_hash=key_hash)
+        )
+        if queued.due_at is not None:  # None: replayed, so nothing new is due
+            deps.wake_outbound(
+                {
+                    Strip(item.lane, item.priority, queued.due_at, item.domain)
+                    for item in queued.messages
+                }
+            )
+        return json_response(
+            {
+                "messages": [
+                    {"id": str(item.id), "recipient": item.recipient, "status": "queued"}
+                    for item in queued.messages
+                ]
+            },
+            202,
+        )
+
+
+async def _here(work: Callable[[], T]) -> T:
+    return work()
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(work)
+
+
+def _header_text(value: str | None) -> str | None:
+    """Return a header as its sender wrote it: the framework reads bytes as Latin-1."""
+    if value is None:
+        return None
+    try:
+        text = value.encode("latin-1").decode()
+    except UnicodeError:
+        text = value
+    if not text.isprintable():
+        raise enqueue.Invalid("an idempotency key holds no control characters")
+    return text
+
+
+def _hash(wanted: NewMessage) -> bytes:
+    return enqueue.body_hash(wanted.model_dump(mode="json", by_alias=True))
+
+
+def _checked(wanted: NewMessage, owner: UUID) -> enqueue.Message:
+    """Return what is to be queued, or raise `MalformedMessage`: what passed can be composed."""
+    to = (wanted.to,) if isinstance(wanted.to, str) else wanted.to
+    if not to:
+        raise message.MalformedMessage("to", "names nobody")
+    if len(to) > MAX_RECIPIENTS:
+        raise message.MalformedMessage("to", f"names over {MAX_RECIPIENTS} recipients")
+    if wanted.text is None and wanted.html is None and not wanted.attachments:
+        raise message.MalformedMessage("text", "is required where there is no html")
+    files = tuple(
+        enqueue.Attachment(item.filename, item.content_type, _decoded(item, index))
+        for index, item in enumerate(wanted.attachments)
+    )
+    if sum(len(item.content) for item in files) > MAX_FILES_BYTES:
+        raise message.MalformedMessage("attachments", f"have over {MAX_FILES_BYTES} bytes together")
+    sender = message.parse_mailbox(wanted.sender, "from")
+    boxes = [message.parse_mailbox(text, f"to[{index}]") for index, text in enumerate(to)]
+    # Composed once and thrown away: whatever composing refuses is refused here, not in the queue.
+    # The attachments' content cannot matter, only what is said about them.
+    compose(
+        message.Message(
+            id="check",
+            sender=wanted.sender,
+            to=(to[0],),
+            subject=wanted.subject,
+            date=datetime.now(UTC),
+            text=wanted.text,
+            html=wanted.html,
+            headers=wanted.headers,
+            attachments=tuple(
+                message.Attachment(item.filename, item.content_type, b"") for item in files
+            ),
+        )
+    )
+    once = {box.address.lower(): box for box in reversed(boxes)}  # the first of equal ones
+    send_at = wanted.send_at
+    return enqueue.Message(
+        sender=sender.address,
+        sender_name=sender.name or None,
+        recipients=[
+            enqueue.Recipient(box.address, box.name or None) for box in reversed(once.values())
+        ],
+        subject=wanted.subject,
+        text=wanted.text,
+        html=wanted.html,
+        headers=wanted.headers,
+        attachments=files,
+        priority=wanted.priority,
+        send_at=None if send_at is None or send_at <= datetime.now(UTC) else send_at,
+        hold_unknown=wanted.unknown_outcome == "hold",
+        owner=owner,
+    )
+
+
+def _decoded(item: NewAttachment, index: int) -> bytes:
+    try:
+        return b64decode("".join(item.content.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise message.MalformedMessage(f"attachments[{index}].content", "is not base64") from error
+
+
+def answer_refusal(error: Exception) -> Problem | None:
+    """Return the problem that a refusal of the outbound queue is, or None for any other error.
+
+    No address is repeated: a refusal may be logged by whoever gets it.
+    """
+    if isinstance(error, message.MalformedMessage):
+        return _invalid([f"{error.field}: it {str(error).removeprefix(error.field).strip()}."])
+    if isinstance(error, enqueue.Suppressed):
+        count = len(error.addresses)
+        who = "A recipient is" if count == 1 else f"{count} recipients are"
+        return Problem(
+            422,
+            "suppressed",
+            f"{who} on the suppression list, so nothing was queued.",
+            title="Suppressed recipient",
+        )
+    if isinstance(error, enqueue.KeyConflict):
+        return Problem(
+            409,
+            "idempotency-key-reused",
+            "The Idempotency-Key was used for another body within 24 hours.",
+        )
+    if isinstance(error, enqueue.Invalid):
+        return _invalid([f"{error}.".capitalize()])
+    return None
+
+
+def _invalid(sentences: list[str]) -> Problem:
+    return Problem(422, "invalid", sentences[0], title="Invalid values", errors=sentences)
