@@ -128,11 +128,17 @@ class Pool:
             yield conn
 
     async def fetch(
-        self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, timeout: float | None = None
+        self,
+        sql: str,
+        params: Sequence[Any] | dict[str, Any] = (),
+        *,
+        timeout: float | None = None,
+        binary: bool = False,
     ) -> list[tuple[Any, ...]]:
         """Run one statement and return its rows.  `timeout` in seconds for the call, once it has
-        a connection.  As in psycopg, `%` is only special when there are parameters."""
-        return await self._call(sql, params, timeout, _rows)
+        a connection; `binary` has large answers sent in the form that is cheaper to read.  As in
+        psycopg, `%` is only special when there are parameters."""
+        return await self._call(sql, params, timeout, _rows, binary=binary)
 
     async def fetch_row(
         self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, timeout: float | None = None
@@ -182,12 +188,14 @@ class Pool:
         params: Sequence[Any] | dict[str, Any],
         timeout: float | None,
         take: Callable[[psycopg.AsyncCursor[Any]], T],
+        *,
+        binary: bool = False,
     ) -> T:
         seconds = self.call_timeout if timeout is None else timeout
         conn = await self._acquire(None)
         try:
             with trio.move_on_after(seconds):
-                cursor = await conn.execute(sql, params or None)
+                cursor = await conn.execute(sql, params or None, binary=binary)
                 return take(cursor)
             conn.abandon()
             raise DatabaseUnavailable(f"PostgreSQL did not answer within {seconds:g} s")

@@ -58,6 +58,7 @@ class Ask(NamedTuple):
     priority: int
     floor: datetime
     limit: int
+    domain: str
 
 
 class Strip(NamedTuple):
@@ -166,13 +167,16 @@ class LaneBook:
         """Record what a claim by `plan` found: (lane, priority) → how many, and the last's due_at.
 
         A strip that gave less than it was asked for is exhausted and forgotten until a wake-up
-        or a survey speaks of it.
+        or a survey speaks of it.  Several plans may be under way at once.
         """
         for ask in plan:
             count, last = claimed.get((ask.lane, ask.priority), (0, ask.floor))
             self._owed[ask.priority] = max(self._owed[ask.priority] - count, 0.0)
             entry = self._rings[ask.priority].get(ask.lane)
             if entry is None:
+                # Another claim, under way at the same time, found the end of what it could see.
+                if count >= ask.limit:
+                    self.wake(ask.lane, ask.priority, last, ask.domain)
                 continue
             # Below the floor that was asked from: a wake-up came in while the claim was under way.
             if entry.floor < ask.floor:
@@ -232,7 +236,7 @@ class LaneBook:
                     entry.deficit = 0
                     ring.move_to_end(entry.lane)
         return [
-            Ask(entry.lane, entry.priority, entry.floor, limits[entry.lane])
+            Ask(entry.lane, entry.priority, entry.floor, limits[entry.lane], entry.domain)
             for entry, _ in turns
             if limits[entry.lane]
         ]

@@ -217,7 +217,7 @@ class Queue:
         leased_until = trio.current_time() + self.lease_timeout
         if not asks:
             return Batch([], {}, {}, leased_until)
-        lanes, priorities, floors, limits = zip(*asks, strict=True)
+        lanes, priorities, floors, limits, _ = zip(*asks, strict=True)
         rows = await self._pool.fetch(
             """
             SELECT *
@@ -235,6 +235,7 @@ class Queue:
                 self.max_losses,
                 _INLINE,
             ),
+            binary=True,
         )
         batch = Batch([], {}, {}, leased_until)
         skipped: list[Outcome] = []
@@ -348,6 +349,7 @@ class Queue:
                 errors,
                 [None if e is None else json.dumps(list(e)) for e in events],
             ),
+            binary=True,
         )
         return {row[0] for row in rows}
 

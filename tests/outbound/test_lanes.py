@@ -91,10 +91,10 @@ def test_the_floor_follows_what_was_claimed_and_a_short_claim_ends_the_strip():
     later = T0 + timedelta(seconds=5)
     at = T0 + timedelta(seconds=60)
     plan = book.plan(10, at)
-    assert plan == [Ask(1, 1, T0, 10)]
+    assert plan == [Ask(1, 1, T0, 10, "d1.example")]
     book.took(plan, {(1, 1): (10, later)})
     plan = book.plan(10, at)
-    assert plan == [Ask(1, 1, later, 10)]
+    assert plan == [Ask(1, 1, later, 10, "d1.example")]
     book.took(plan, {(1, 1): (9, later)})
     assert book.plan(10, at) == []
 
@@ -106,7 +106,7 @@ def test_a_wake_up_lowers_the_floor_also_while_a_claim_or_a_survey_is_under_way(
     plan = book.plan(10, at)
     book.wake(1, 1, T0 - timedelta(seconds=9), "d1.example")
     book.took(plan, {(1, 1): (3, T0)})
-    assert book.plan(10, at) == [Ask(1, 1, T0 - timedelta(seconds=9), 10)]
+    assert book.plan(10, at) == [Ask(1, 1, T0 - timedelta(seconds=9), 10, "d1.example")]
 
     book = book_of((1, 1))
     plan = book.plan(10, at)
@@ -118,6 +118,16 @@ def test_a_wake_up_lowers_the_floor_also_while_a_claim_or_a_survey_is_under_way(
     book.wake(7, 2, T0, "d7.example")
     book.learn([], mark)
     assert [ask.lane for ask in book.plan(10, at)] == [7]
+
+
+def test_two_claims_under_way_at_once_lose_nothing():
+    """The one that finds the end early does not hide what the other one left."""
+    book = book_of((1, 1))
+    at, later = T0 + timedelta(seconds=60), T0 + timedelta(seconds=5)
+    first, second = book.plan(10, at), book.plan(10, at)
+    book.took(second, {})
+    book.took(first, {(1, 1): (10, later)})
+    assert book.plan(10, at) == [Ask(1, 1, later, 10, "d1.example")]
 
 
 def test_what_is_due_later_is_not_asked_for_but_known():

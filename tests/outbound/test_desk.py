@@ -1,0 +1,153 @@
+"""By hand: cancel, hold, retry; lists, events, figures; each only for the owner."""
+
+from uuid import uuid4
+
+import pytest
+
+from relay.db.pool import Pool
+from relay.outbound.desk import Desk
+from relay.outbound.enqueue import new_id
+from relay.outbound.queue import Outcome
+from relay.outbound.states import Cause, Forbidden, State
+from tests.outbound.node import Node, lose, put, status
+
+
+@pytest.fixture
+def desk(any_pool: Pool) -> Desk:
+    """The desk on the test's database."""
+    return Desk(any_pool)
+
+
+async def test_cancel_takes_a_message_out_before_its_turn(node: Node, desk: Desk):
+    """It is never claimed, and is final."""
+    one, two = await put(node.pool, "a@x.example", "b@x.example")
+    assert await desk.cancel(one.id) is State.CANCELLED
+    assert [m.id for m in await node.claim()] == [two.id]
+    assert await status(node.pool, one.id) == "cancelled"
+    for method in (desk.cancel, desk.hold, desk.retry):
+        with pytest.raises(Forbidden):
+            await method(one.id)
+
+
+async def test_what_is_being_delivered_cannot_be_cancelled(node: Node, desk: Desk):
+    """It may be gone already; a lost lease can."""
+    (queued,) = await put(node.pool, "a@x.example")
+    claimed = await node.claim()
+    with pytest.raises(Forbidden, match="processing cannot be cancelled"):
+        await desk.cancel(queued.id)
+    await lose(node.pool, queued.id)
+    assert await desk.cancel(queued.id) is State.CANCELLED
+    assert await node.finish(claimed) == set()
+
+
+async def test_a_held_message_waits_until_it_is_released(node: Node, desk: Desk):
+    """hold, then retry: due at once; hold, then cancel: out."""
+    one, two = await put(node.pool, "a@x.example", "b@x.example")
+    for message in (one, two):
+        assert await desk.hold(message.id) is State.HELD
+    assert await node.claim() == []
+    assert await desk.retry(one.id) is State.QUEUED
+    assert await desk.cancel(two.id) is State.CANCELLED
+    assert [m.id for m in await node.claim()] == [one.id]
+
+
+@pytest.mark.parametrize("cause", [Cause.EXHAUSTED, Cause.REJECTED, Cause.REFUSED])
+async def test_retry_queues_what_failed_or_bounced_with_fresh_attempts(
+    node: Node, desk: Desk, cause: Cause
+):
+    """The count goes on, the back-off starts again, the history stays, an old token never fits."""
+    (queued,) = await put(node.pool, "a@x.example")
+    (first,) = await node.claim()
+    await node.finish([first], cause, phase="rcpt", code=550, error="no")
+    assert await desk.retry(queued.id) is State.QUEUED
+    (again,) = await node.claim()
+    assert (again.attempt, again.turn) == (2, 1)
+    assert again.token > first.token + 1
+    await node.finish([again], phase="dot", code=250)
+    events = await desk.events(queued.id)
+    assert events is not None
+    assert [(e["attempt"], e["phase"], e["code"]) for e in events] == [
+        (1, "rcpt", 550),
+        (2, "dot", 250),
+    ]
+    with pytest.raises(Forbidden):
+        await desk.retry(queued.id)
+
+
+async def test_retry_while_it_is_queued_is_forbidden(node: Node, desk: Desk):
+    """It is waiting already."""
+    (queued,) = await put(node.pool, "a@x.example")
+    with pytest.raises(Forbidden):
+        await desk.retry(queued.id)
+
+
+async def test_to_a_stranger_a_message_is_not_there(node: Node, desk: Desk):
+    """Not to look at, not to touch; to its owner it is."""
+    mine, yours = uuid4(), uuid4()
+    (queued,) = await put(node.pool, "a@x.example", owner=mine)
+    for method in (desk.state, desk.show, desk.events, desk.cancel, desk.hold, desk.retry):
+        assert await method(queued.id, yours) is None
+        assert await method(new_id(), None) is None
+    assert await desk.find(owner=yours) == []
+    assert await desk.state(queued.id, mine) is State.QUEUED
+    assert [m["id"] for m in await desk.find(owner=mine)] == [queued.id]
+
+
+async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, desk: Desk):
+    """Every filter agrees with the view, page by page."""
+    names = ("sent", "failed", "bounced", "queued", "held", "processing", "cancelled")
+    causes = {"sent": Cause.DELIVERED, "failed": Cause.REJECTED, "bounced": Cause.REFUSED}
+    await put(node.pool, *(f"{name}@x.example" for name in names for _ in range(3)))
+    for message in await node.claim():
+        name = message.recipient.partition("@")[0]
+        cause = causes.get(name, Cause.RELEASED)
+        if name != "processing":
+            await node.queue.finalise([Outcome(message.id, message.token, cause)])
+        if name == "held":
+            await desk.hold(message.id)
+        if name == "cancelled":
+            await desk.cancel(message.id)
+    everything = await desk.find(limit=200)
+    assert len(everything) == 21
+    assert [m["id"] for m in everything] == sorted((m["id"] for m in everything), reverse=True)
+    for name in names:
+        found = await desk.find(status=State(name))
+        assert [m["recipient"] for m in found] == [f"{name}@x.example"] * 3
+        assert found == [m for m in everything if m["status"] == name]
+        assert await desk.find(recipient=f"{name.upper()}@X.example") == found
+        assert await desk.find(status=State(name), limit=2) == found[:2]
+        assert await desk.find(status=State(name), before=found[1]["id"]) == found[2:]
+    assert await desk.find(before=everything[10]["id"], limit=5) == everything[11:16]
+
+
+async def test_events_show_each_phase_of_each_attempt(node: Node, desk: Desk):
+    """As recorded, or the deciding phase where nothing more was."""
+    (queued,) = await put(node.pool, "a@x.example")
+    assert await desk.events(queued.id) == []
+    phases = [
+        {"phase": "mail", "code": 250, "at": "2026-01-01T00:00:00Z", "duration": 0.1},
+        {"phase": "rcpt", "code": 450, "at": "2026-01-01T00:00:00Z", "duration": 0.2},
+    ]
+    await node.finish(await node.claim(), Cause.DEFERRED, phase="rcpt", code=450, events=phases)
+    await node.finish(await node.claim(), phase="dot", code=250, duration=0.5)
+    events = await desk.events(queued.id)
+    assert events is not None
+    assert events[:2] == [{"attempt": 1, **phase} for phase in phases]
+    assert (events[2]["phase"], events[2]["code"], events[2]["duration"]) == ("dot", 250, 0.5)
+
+
+async def test_the_figures_count_every_state(node: Node, desk: Desk):
+    """queued, due, processing, held, lost; and what finished within the hour."""
+    await put(node.pool, *(f"u{n}@x.example" for n in range(6)))
+    claimed = await node.claim(5)
+    await node.finish(claimed[:1])
+    await node.finish(claimed[1:2], Cause.REFUSED)
+    await node.finish(claimed[2:3], Cause.DEFERRED, delay=600)
+    await lose(node.pool, claimed[3].id)
+    await desk.hold((await desk.find(status=State.QUEUED))[0]["id"])
+    stats = await desk.stats()
+    assert (stats.queued, stats.due, stats.processing, stats.held, stats.lost) == (2, 1, 1, 1, 1)
+    assert stats.finished == {"sent": 1, "bounced": 1}
+    assert stats.oldest_due is not None
+    assert stats.oldest_due >= 60
+    assert stats.as_json()["paused"] is False
