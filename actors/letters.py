@@ -4,9 +4,10 @@ Letters are frozen: what is in a mailbox may be handed to an actor twice (its fi
 crashed), so nobody may change one.  The one exception is the `Reply` that a letter may
 carry, which is settled at most once; settling it again changes nothing.
 
-Letters are hints (`Wake`, `SweepNow`) or work (`Accept`).  A lost hint costs time until the
-next sweep; work is lost only together with the session that waits for its reply, and that
-session then answers 4xx.
+Letters are hints (`Wake`, `SweepNow`, `Due`), work (`Accept`, `Deliver`) or agreements on how much
+work may come (`Room`, `Claiming`).  A lost hint costs time until the next sweep; accepted mail is
+lost only together with the session that waits for its reply, and that session then answers 4xx;
+a lost `Deliver` is a lease that runs out, after which its messages are due again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from uuid import UUID
 
 import trio
 from aiosmtpd.smtp import Envelope, Session
+
+from relay.outbound.lanes import Strip
+from relay.outbound.queue import Batch
 
 T = TypeVar("T")
 
@@ -118,3 +122,41 @@ class Consult:
     envelope: Envelope
     arguments: tuple[Any, ...] = ()
     reply: Reply[object] = field(default_factory=Reply, compare=False)
+
+
+@dataclass(frozen=True)
+class Due:
+    """To the claimer: these lanes have something due at these times; none named means: look.
+
+    `announce`: other nodes do not know it yet; the claimer tells them, for many letters at once.
+    """
+
+    strips: tuple[Strip, ...]
+    announce: bool = False
+
+
+@dataclass(frozen=True)
+class Room:
+    """From the sender to the claimer: `count` more messages may be claimed.
+
+    `fresh`: all in all, whatever was said before (the sender or the claimer has just started).
+    """
+
+    count: int
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Claiming:
+    """From the claimer to the sender: it has just started and knows of no room."""
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """From the claimer to the sender: claimed messages, to be delivered within their lease.
+
+    `epoch`: what to add to an instant of Trio's clock for seconds of the database's epoch.
+    """
+
+    batch: Batch
+    epoch: float

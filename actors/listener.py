@@ -21,7 +21,13 @@ from relay.db.listen import EVERYONE, Hub, Reconnected, notifications
 if TYPE_CHECKING:
     from supervisor import Context
 
-CHANNELS = ("relay_messages", "relay_summaries", "relay_expiry", "relay_mailboxes")
+CHANNELS = (
+    "relay_messages",
+    "relay_summaries",
+    "relay_expiry",
+    "relay_mailboxes",
+    "relay_outbound",
+)
 
 
 async def run(

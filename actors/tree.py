@@ -9,23 +9,45 @@ picture in the README is this file.  Children start from the top and stop from t
     ├── writer        commits accepted mail, many sessions in one transaction
     ├── summariser    parses what was accepted, in a process that may be killed
     ├── ticker        expires mailboxes the moment they are due
-    ├── reaper        removes what has been expired for long
+    ├── reaper        removes what has been expired for long, sets right what workers lost
+    ├── sender        delivers what was claimed, and has the outcomes recorded
+    ├── claimer       leases outbound mail that is due, as much as the sender has room for
     ├── filter        the operator's own filter, on asyncio (only if one is configured)
     ├── ingest        SMTP sessions
     └── control       the HTTP control plane
 
-Letters go: ingest, control → writer; listener → summariser, ticker; ingest → filter.
+Letters go: ingest, control, sender → writer; listener → summariser, ticker, claimer;
+claimer ⇄ sender; control → claimer; ingest → filter.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hmac
+import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+from uuid import uuid4
 
-from actors import control, filter, ingest, listener, postgres, reaper, summariser, ticker, writer
-from actors.letters import Accept, Consult, Wake
+import trio
+
+from actors import (
+    claimer,
+    control,
+    filter,
+    ingest,
+    listener,
+    postgres,
+    reaper,
+    sender,
+    summariser,
+    ticker,
+    writer,
+)
+from actors.letters import Accept, Consult, Due, Wake
 from relay.datadir import Keyring
 from relay.db.embedded import Embedded
 from relay.db.listen import Hub
@@ -34,7 +56,14 @@ from relay.errors import ConfigError
 from relay.log import LogRing
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.store import Store
+from relay.outbound.enqueue import announce
+from relay.outbound.gates import Gates
+from relay.outbound.lanes import Strip
+from relay.outbound.message import MalformedMessage
+from relay.outbound.queue import Queue
+from relay.outbound.senders import Upstream, parse_upstream
 from relay.settings import Settings
+from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
 from relay.smtp.limits import SmtpLimits
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
@@ -55,10 +84,18 @@ ROLES = (
 """The names that `--only` takes; the roles of systems not built yet start nothing."""
 
 _ALWAYS = {"postgres", "listener"}
-_NEEDS = {"ingest": {"writer", "summariser", "filter"}, "control": {"writer", "summariser"}}
+_NEEDS = {
+    "ingest": {"writer", "summariser", "filter"},
+    "control": {"writer", "summariser"},
+    "claimer": {"sender", "writer", "summariser"},  # the writer for what goes to the loop
+    "sender": {"claimer", "writer", "summariser"},
+}
 
 _INGEST_DRAIN = 30.0
 """Seconds that a message which is arriving may take to finish after SIGTERM."""
+
+_OUTBOUND_DRAIN = 30.0
+"""Seconds that a delivery which has begun may take to finish after SIGTERM."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +127,14 @@ def build_tree(
     filter_box: Mailbox[Consult] = Mailbox("filter", capacity=1024, attempts=1, on_dead=filter.dead)
     summariser_box: Mailbox[Wake] = Mailbox("summariser", capacity=16)
     ticker_box: Mailbox[Wake] = Mailbox("ticker", capacity=64)
+    claimer_box: Mailbox[Any] = Mailbox("claimer", capacity=4096)
+    sender_box: Mailbox[Any] = Mailbox("sender", capacity=64)
+
+    outbound = settings.outbound
+    queue = Queue(
+        pool, uuid4(), lease_timeout=outbound.lease_timeout, max_attempts=outbound.max_attempts
+    )
+    gates = Gates(outbound.concurrency, outbound.retry_unit, random.Random())  # noqa: S311 - jitter
 
     actors = [
         ChildSpec(
@@ -115,6 +160,7 @@ def build_tree(
                 routes={
                     "relay_messages": _wake(summariser_box),
                     "relay_expiry": _wake(ticker_box),
+                    "relay_outbound": _wake(claimer_box),
                 },
             ),
             start_timeout=900.0,  # an external database may be away
@@ -133,6 +179,40 @@ def build_tree(
             liveness=2 * settings.expiry.sweep_every + 60.0,
         ),
         ChildSpec("reaper", partial(reaper.run, pool=pool, retention=settings.expiry.retention)),
+        # The claimer after the sender: stopped first, it hands over nothing more.
+        ChildSpec(
+            "sender",
+            partial(
+                sender.run,
+                pool=pool,
+                queue=queue,
+                claimer=claimer_box,
+                writer=writer_box,
+                gates=gates,
+                vault=resources.keyring.vault,
+                upstream=_upstream(outbound.upstream),
+                domains=settings.smtp.domains,
+                redact_key=hmac.digest(resources.keyring.signing[0], b"relay redact", "sha256"),
+                context=client_tls(outbound.ca_file or None),
+                concurrency=outbound.concurrency,
+                retry_unit=outbound.retry_unit,
+            ),
+            mailbox=sender_box,
+            drain_timeout=_OUTBOUND_DRAIN,
+            stop_timeout=sender.GRACE + 2.0,
+        ),
+        ChildSpec(
+            "claimer",
+            partial(
+                claimer.run,
+                queue=queue,
+                sender=sender_box,
+                gates=gates,
+                announce=partial(announce, pool),
+            ),
+            mailbox=claimer_box,
+            liveness=120.0,
+        ),
         ChildSpec(
             "ingest",
             partial(
@@ -162,6 +242,7 @@ def build_tree(
                 logs=resources.logs,
                 admin_token_hash=resources.admin_token_hash,
                 keyring=resources.keyring,
+                wake_outbound=_due(claimer_box),
                 public_url=settings.http.public_url,
                 sns_topics=settings.ingest.sns_topics,
             ),
@@ -216,6 +297,26 @@ def _smtp_limits(settings: Settings) -> SmtpLimits:
         max_recipients=settings.smtp.max_recipients,
         filter_timeout=settings.smtp.filter_timeout,
     )
+
+
+def _upstream(text: str) -> Upstream:
+    try:
+        return parse_upstream(text)
+    except MalformedMessage as error:
+        raise ConfigError(f"RELAY_OUTBOUND__UPSTREAM is not usable: {error}.") from error
+
+
+def _due(mailbox: Mailbox[Any]) -> Callable[[Collection[Strip]], None]:
+    """Return what tells the claimer, and through it other nodes, of mail that was queued."""
+
+    def tell(strips: Collection[Strip]) -> None:
+        # A full box holds a reason to look already; a claimer that has ended finds it by itself.
+        with contextlib.suppress(
+            trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError
+        ):
+            mailbox.send_nowait(Due(tuple(strips), announce=True))
+
+    return tell
 
 
 def _wake(mailbox: Mailbox[Wake]) -> Callable[[str], None]:

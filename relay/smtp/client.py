@@ -191,6 +191,11 @@ class Mail:
         self._data = with_crlf(data)
 
     @property
+    def data(self) -> bytes:
+        """The message itself: CRLF line ends, dots unstuffed."""
+        return self._data
+
+    @property
     def size(self) -> int:
         """Bytes of the message as SIZE counts them: CRLF line ends, dots unstuffed."""
         return len(self._data)
@@ -311,6 +316,11 @@ class SmtpClient:
     def awaits(self) -> Phase:
         """The phase whose reply is awaited."""
         return self._flight[0][0] if self._flight else Phase.MAIL
+
+    @property
+    def in_data(self) -> bool:
+        """Whether the message in hand was given out for sending and is not answered yet."""
+        return self._current is not None and self.result is None and self._current.delivering
 
     @property
     def ahead(self) -> Mail | None:

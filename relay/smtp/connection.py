@@ -382,6 +382,11 @@ class Connection:
         return self._core.result
 
     @property
+    def in_data(self) -> bool:
+        """Whether the message itself is on its way: broken off now, its outcome is unknown."""
+        return self._core.in_data
+
+    @property
     def closed(self) -> bool:
         """Whether the socket is closed."""
         return self._closed

@@ -44,6 +44,8 @@ def test_the_database_starts_first_and_the_doors_open_last():
         "summariser",
         "ticker",
         "reaper",
+        "sender",
+        "claimer",
         "ingest",
         "control",
     ]

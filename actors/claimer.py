@@ -1,0 +1,251 @@
+"""The claimer: leases what is due, as much as the sender has room for and no more.
+
+Demand flows backwards: the sender says `Room`, the claimer claims at most that much and hands it
+on as one `Deliver`.  A claim that was filled to the brim is followed by the next at once.
+
+It looks again when something says so: a notification (another node, or `relay.send` in somebody's
+transaction), a `Due` letter (this node queued or deferred something), the next due time known,
+the opening of a gate, and a sweep every few seconds with jitter, whatever happens.
+
+Promises
+- A claim is committed before its messages are handed on, and no connection to the database is
+  held while they are delivered.
+- Nothing is claimed without room, so nothing is leased that would lie about.
+- Mail of a lane whose destination is in trouble is claimed only as its gate allows.
+
+Fails: never on an outage of the database; the next sweep finds the same rows.  A claim whose answer
+was lost, or that was handed to a sender that died, is a lease that runs out: due again, counted.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import trio
+from prometheus_client import Counter, Histogram
+
+from actors.letters import Claiming, Deliver, Due, Room, SweepNow, Wake
+from actors.turns import next_turn
+from relay.errors import DatabaseUnavailable
+from relay.log import get_logger
+from relay.metrics import registry
+from relay.outbound.gates import Gates
+from relay.outbound.lanes import LaneBook
+from relay.outbound.queue import Batch, Queue
+from supervisor import Context, Drained, Mailbox
+
+log = get_logger()
+
+_MOST = 500  # messages a claim; more only makes its transaction long
+_ANNOUNCE_EVERY = 0.03  # s; NOTIFY takes a lock that all commits share
+_REST = 3  # a survey is followed by so many times its duration without one
+
+_CLAIMED = Counter("relay_outbound_claimed", "Messages leased.", registry=registry)
+_LOST = Counter(
+    "relay_outbound_lost_leases", "Leases of vanished workers that were found.", registry=registry
+)
+_QUARANTINED = Counter(
+    "relay_outbound_quarantined", "Messages set aside after lost leases.", registry=registry
+)
+_SUPPRESSED = Counter(
+    "relay_outbound_suppressed", "Messages cancelled at their turn.", registry=registry
+)
+_BATCH = Histogram(
+    "relay_outbound_claim_rows",
+    "Messages a claim.",
+    buckets=(0, 1, 4, 16, 32, 64, 128, 256, 512, math.inf),
+    registry=registry,
+)
+_SECONDS = Histogram(
+    "relay_outbound_claim_seconds",
+    "Duration of a claim.",
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, math.inf),
+    registry=registry,
+)
+
+
+async def run(
+    ctx: Context,
+    *,
+    queue: Queue,
+    sender: Mailbox[Any],
+    gates: Gates,
+    announce: Callable[[], Any] | None = None,
+    sweep_every: float = 4.0,
+    rng: random.Random | None = None,
+) -> None:
+    """Claim until drained.
+
+    `sender`: the mailbox that `Deliver` and `Claiming` go to; `announce`: tells other nodes that
+    something is due (an async function); `sweep_every`: seconds, a quarter more or less.
+    """
+    claimer = _Claimer(ctx, queue, sender, gates, sweep_every, rng or random.Random())  # noqa: S311 - jitter, not a secret
+    await sender.send(Claiming())
+    ctx.ready()
+    async with trio.open_nursery() as nursery:
+        if announce is not None:
+            nursery.start_soon(claimer.announce_for_all, announce)
+        try:
+            await claimer.take_turns()
+        except Drained:
+            nursery.cancel_scope.cancel()
+
+
+class _Claimer:
+    def __init__(
+        self,
+        ctx: Context,
+        queue: Queue,
+        sender: Mailbox[Any],
+        gates: Gates,
+        sweep_every: float,
+        rng: random.Random,
+    ) -> None:
+        self._ctx = ctx
+        self._queue = queue
+        self._sender = sender
+        self._gates = gates
+        self._sweep_every = sweep_every
+        self._rng = rng
+        self._book = LaneBook()
+        self._room = 0
+        self._look = True  # a survey is wanted
+        self._rested_at = -math.inf  # not before
+        self._swept_at = -math.inf
+        self._clock_at = trio.current_time()
+        self._clock: datetime | None = None
+        self._unannounced = trio.Event()
+
+    # Letters --------------------------------------------------------------------------------------
+
+    async def take_turns(self) -> None:
+        """Wait for a reason, look, claim; until drained."""
+        seconds = 0.0
+        while True:
+            for letter in await next_turn(self._ctx, seconds):
+                self._read(letter)
+            try:
+                seconds = await self._turn()
+            except DatabaseUnavailable as error:
+                log.warning("claimer.waits_for_database", reason=str(error))
+                self._look = True
+                seconds = self._jitter(1.0)
+
+    def _read(self, letter: Any) -> None:
+        match letter:
+            case Room(count, fresh):
+                self._room = count if fresh else self._room + count
+            case Due(strips, announce):
+                self._look = self._look or not strips
+                for strip in strips:
+                    self._book.wake(strip.lane, strip.priority, strip.due_at, strip.domain)
+                if announce:
+                    self._unannounced.set()
+            case Wake() | SweepNow():
+                self._look = True
+
+    async def announce_for_all(self, announce: Callable[[], Any]) -> None:
+        """Tell other nodes what this one queued, once for all that came meanwhile."""
+        while True:
+            await self._unannounced.wait()
+            await trio.sleep(_ANNOUNCE_EVERY)
+            self._unannounced = trio.Event()
+            try:
+                await announce()
+            except DatabaseUnavailable as error:
+                log.info("claimer.not_announced", reason=str(error))  # their sweeps find it
+
+    # Looking and claiming -------------------------------------------------------------------------
+
+    async def _turn(self) -> float:
+        """Survey if there is a reason, claim while there is room; seconds until the next turn."""
+        now = trio.current_time()
+        if now >= self._swept_at + self._sweep_every:
+            self._look = True
+            self._swept_at = now + self._sweep_every * self._rng.uniform(-0.25, 0.25)
+        if self._look and (now >= self._rested_at or self._room <= 0):
+            if self._room <= 0:
+                return self._swept_at + self._sweep_every - now  # `Room` will come first
+            await self._survey()
+        while self._room > 0 and not self._ctx.paused and not self._ctx.draining.is_set():
+            at = self._now()
+            if at is None:
+                break
+            plan = self._book.plan(min(self._room, _MOST), at)
+            if not plan:
+                break
+            began = trio.current_time()
+            batch = await self._queue.claim(plan)
+            _SECONDS.observe(trio.current_time() - began)
+            self._book.took(plan, batch.claimed)
+            self._count(batch)
+            if batch.messages:
+                self._room -= len(batch.messages)
+                await self._sender.send(Deliver(batch, self._epoch))
+            self._ctx.beat()
+        return self._until_next_turn()
+
+    async def _survey(self) -> None:
+        self._look = False
+        mark = self._book.mark()
+        began = trio.current_time()
+        strips, at = await self._queue.survey()
+        self._clock_at = trio.current_time()
+        self._clock = at
+        self._rested_at = self._clock_at + _REST * (self._clock_at - began)
+        self._book.learn(strips, mark)
+
+    def _until_next_turn(self) -> float:
+        now = trio.current_time()
+        instants = [self._swept_at + self._sweep_every]
+        if self._room > 0:
+            if self._look:
+                instants.append(self._rested_at)
+            at = self._now()
+            if at is not None:
+                due_at = self._book.next_due(at)
+                if due_at is not None:
+                    instants.append(now + (due_at - at).total_seconds())
+            opening = self._gates.next_opening(now)
+            if opening is not None:
+                instants.append(opening)
+        return max(min(instants) - now, 0.0)
+
+    def _now(self) -> datetime | None:
+        """The database's clock, as far as it is known."""
+        if self._clock is None:
+            return None
+        return self._clock + timedelta(seconds=trio.current_time() - self._clock_at)
+
+    @property
+    def _epoch(self) -> float:
+        assert self._clock is not None  # nothing is claimed before the first survey
+        return self._clock.timestamp() - self._clock_at
+
+    def _jitter(self, seconds: float) -> float:
+        return seconds * self._rng.uniform(0.75, 1.25)
+
+    def _count(self, batch: Batch) -> None:
+        _BATCH.observe(len(batch.messages))
+        _CLAIMED.inc(len(batch.messages))
+        if batch.lost:
+            _LOST.inc(len(batch.lost))
+            log.warning("outbound.lease_lost", messages=len(batch.lost), ids=_some(batch.lost))
+        if batch.quarantined:
+            _QUARANTINED.inc(len(batch.quarantined))
+            log.error(
+                "outbound.quarantined",
+                messages=len(batch.quarantined),
+                ids=_some(batch.quarantined),
+            )
+        if batch.suppressed:
+            _SUPPRESSED.inc(len(batch.suppressed))
+            log.info("outbound.suppressed", messages=len(batch.suppressed))
+
+
+def _some(ids: list[Any]) -> list[str]:
+    return [str(each) for each in ids[:20]]

@@ -1,0 +1,838 @@
+"""The sender: delivers what was claimed, over connections that are kept, and has it recorded.
+
+`Deliver` letters bring claimed messages.  Each goes into the line of its route; up to
+`concurrency` workers take from the lines, each with a connection of its own.  While mail waits in
+a line, a worker announces the next with the final dot of the one before: one round trip a mail.
+Outcomes go to the finaliser, and only what it has recorded makes room for more.
+
+Promises
+- No connection to the database is held while a peer is spoken to.
+- A delivery ends before its lease: its deadlines are cut to what the lease leaves, DATA is not
+  begun with less left than the dot's answer may take and a commit.  Leases of what is held are
+  renewed; where one cannot be, its delivery is broken off unless the message itself is on the wire.
+- One message's failure is no other's.  A route that cannot be used defers what it was tried with,
+  and is left alone for a while; a destination that answers 421 or 4xx is slowed by itself.
+- What is stored or logged of a peer's words is redacted.
+
+Fails: an outage of the database is waited out with the outcomes in hand.  When cancelled, it has
+`GRACE` seconds to record what is known; what is unknown then is a lost lease:
+
+| the relay dies …                | the message                                           |
+|---------------------------------|-------------------------------------------------------|
+| before the final dot            | is due again when the lease ends; no copy went out    |
+| after the dot, before a commit  | the same, and a copy may have gone out: counted, `lost` |
+| after the commit                | is finished                                           |
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import trio
+from prometheus_client import Counter, Gauge, Histogram
+
+from actors.letters import Accept, Claiming, Deliver, Due, Room
+from relay.crypto import Unreadable, Vault
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable, PermanentFailure
+from relay.log import get_logger
+from relay.mailboxes.accept import stored_among
+from relay.mailboxes.address import canonical
+from relay.metrics import registry
+from relay.outbound.backoff import retry_delay
+from relay.outbound.finaliser import Done, Finaliser
+from relay.outbound.gates import Gate, Gates
+from relay.outbound.lanes import Strip
+from relay.outbound.letter import mail_of
+from relay.outbound.queue import Claimed, Content, Queue
+from relay.outbound.routes import MOST_MAILS, Connections, route_of
+from relay.outbound.senders import Upstream
+from relay.outbound.states import Cause, cause_of
+from relay.outbound.states import Verdict as Judgement
+from relay.redact import redact
+from relay.smtp.client import Mail, Outcome, Phase, Step, Verdict
+from relay.smtp.connection import Connection, Deadlines, OpenFailed, Route
+from supervisor import Context, Drained, Mailbox
+
+log = get_logger()
+
+GRACE = 4.0
+"""Seconds to record outcomes in when the sender is cancelled, or drained during an outage."""
+
+_TICK = 0.1  # s; how often demand is reckoned anew
+_AHEAD = 0.15  # s; so much work is claimed beyond what is being delivered
+_MOST_AHEAD = 1000  # messages
+_FIRST_WIDTH = 4  # connections that a route begins with
+_IDLE_TICKS = 10  # between two looks at idle connections and gates
+
+_DELIVERY = Histogram(
+    "relay_outbound_delivery_seconds",
+    "Duration of a delivery, from its first command (or the connecting) to its outcome.",
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0, float("inf")),
+    registry=registry,
+)
+_OPENED = Counter(
+    "relay_outbound_connections_opened", "Connections to upstreams.", registry=registry
+)
+_UNKNOWN = Counter(
+    "relay_outbound_unknown", "Deliveries that ended between dot and answer.", registry=registry
+)
+_STRIKES = Counter(
+    "relay_outbound_pauses", "Pauses of a route or a destination.", ["what"], registry=registry
+)
+_HELD = Gauge("relay_outbound_held", "Claimed messages in this process.", registry=registry)
+
+_JUDGED = {
+    Verdict.DELIVERED: Judgement.DELIVERED,
+    Verdict.BOUNCED: Judgement.PERMANENT,
+    Verdict.FAILED: Judgement.PERMANENT,
+    Verdict.DEFERRED: Judgement.TEMPORARY,
+    Verdict.UNKNOWN: Judgement.UNKNOWN,
+}
+_OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
+
+
+class _Job:
+    """A claimed message that is held here."""
+
+    __slots__ = ("connection", "content", "gate", "leased_until", "lost", "mail", "message")
+
+    def __init__(self, message: Claimed, content: Content | None, leased_until: float) -> None:
+        self.message = message
+        self.content = content
+        self.leased_until = leased_until
+        self.mail: Mail | None = None
+        self.gate: Gate | None = None
+        self.connection: Connection | None = None  # while it is being delivered
+        self.lost = False
+
+
+class _Line:
+    """What waits for one route, and who works on it."""
+
+    __slots__ = ("connections", "key", "queue", "ready", "width", "workers")
+
+    def __init__(self, key: Any, connections: Connections | None) -> None:
+        self.key = key
+        self.connections = connections  # None: the loop
+        self.queue: deque[_Job] = deque()
+        self.ready = False  # stands in the sender's round
+        self.workers = 0
+        self.width = _FIRST_WIDTH
+
+
+async def run(
+    ctx: Context,
+    *,
+    pool: Pool,
+    queue: Queue,
+    claimer: Mailbox[Any],
+    writer: Mailbox[Accept],
+    gates: Gates,
+    vault: Vault,
+    upstream: Upstream,
+    domains: Sequence[str],
+    redact_key: bytes,
+    context: ssl.SSLContext | None = None,
+    concurrency: int = 32,
+    retry_unit: float = 60.0,
+    rng: random.Random | None = None,
+) -> None:
+    """Deliver until drained.
+
+    `claimer`, `writer`: the mailboxes that `Room` and `Due`, and the loop's `Accept`, go to;
+    `upstream`: for mail without a sender of its own; `domains`: this relay's own, the first of
+    which it greets with; `context`: from `client_tls`; `concurrency`: deliveries at once;
+    `retry_unit`: seconds of back-off.
+    """
+    sender = _Sender(
+        ctx,
+        pool,
+        queue,
+        claimer,
+        writer,
+        gates,
+        vault,
+        upstream,
+        domains,
+        redact_key,
+        context,
+        concurrency,
+        retry_unit,
+        rng or random.Random(),  # noqa: S311 - jitter, not a secret
+    )
+    async with trio.open_nursery() as recording:
+        recording.start_soon(sender.record)
+        try:
+            async with trio.open_nursery() as helping:
+                helping.start_soon(sender.tell)
+                helping.start_soon(sender.keep)
+                async with trio.open_nursery() as delivering:
+                    sender.delivering = delivering
+                    ctx.ready()
+                    await sender.receive()
+                helping.cancel_scope.cancel()
+            await sender.hang_up()
+        finally:
+            sender.leave()
+
+
+class _Sender:
+    def __init__(
+        self,
+        ctx: Context,
+        pool: Pool,
+        queue: Queue,
+        claimer: Mailbox[Any],
+        writer: Mailbox[Accept],
+        gates: Gates,
+        vault: Vault,
+        upstream: Upstream,
+        domains: Sequence[str],
+        redact_key: bytes,
+        context: ssl.SSLContext | None,
+        concurrency: int,
+        retry_unit: float,
+        rng: random.Random,
+    ) -> None:
+        self._ctx = ctx
+        self._pool = pool
+        self._queue = queue
+        self._claimer = claimer
+        self._writer = writer
+        self._gates = gates
+        self._vault = vault
+        self._upstream = upstream
+        self._domains = frozenset(domains)
+        self._local_name = domains[0]
+        self._redact_key = redact_key
+        self._context = context
+        self._concurrency = concurrency
+        self._unit = retry_unit
+        self._rng = rng
+        lease = queue.lease_timeout
+        self._margin = min(lease / 10, 5.0)  # of a lease, for the commit
+        self._deadlines = Deadlines().within(lease - self._margin)
+        self._lease = lease
+        self._finaliser = Finaliser(queue, self._recorded)
+        self._recording = trio.CancelScope(shield=True)
+        self._jobs: dict[UUID, _Job] = {}
+        self._lines: dict[Any, _Line] = {}
+        self._round: deque[_Line] = deque()  # lines with mail waiting, in turn
+        self._workers = 0
+        self._granted = 0  # room that the claimer has and has not used
+        self._said: list[Room | Due] = []
+        self._to_say = trio.lowlevel.ParkingLot()
+        self._ended = 0  # deliveries, since the last tick
+        self._ahead = 0
+        self._epoch = 0.0
+        self._renewing = False
+        self._leaving = False
+        self.delivering: trio.Nursery | None = None
+
+    # Demand ---------------------------------------------------------------------------------------
+
+    async def receive(self) -> None:
+        """Take letters until drained, then give back what was not begun."""
+        self._grant(fresh=True)
+        try:
+            while True:
+                for held in await self._ctx.inbox.take(64):
+                    letter = held.letter
+                    again = held.attempts > 1
+                    # Done at once: after a crash of ours its messages are lost leases, and may
+                    # have been delivered; the letter must not be acted on twice.
+                    held.done()
+                    if isinstance(letter, Claiming):
+                        self._grant(fresh=True)
+                    elif isinstance(letter, Deliver) and not again:
+                        self._accept(letter)
+        except Drained:
+            self._leaving = True
+            for line in self._lines.values():
+                while line.queue:
+                    self._release(line.queue.popleft())
+
+    def _grant(self, *, fresh: bool = False) -> None:
+        """Tell the claimer of room, if there is enough of it to be worth a letter."""
+        if self._leaving:
+            return
+        held = len(self._jobs) + len(self._finaliser)
+        target = self._concurrency + self._ahead
+        if fresh:
+            self._granted = 0
+        room = target - held - self._granted
+        if fresh or (room > 0 and (room >= target // 4 or held == 0)):
+            room = max(room, 0)
+            self._granted += room
+            self._say(Room(room, fresh))
+
+    def _say(self, letter: Room | Due) -> None:
+        self._said.append(letter)
+        self._to_say.unpark()
+
+    async def tell(self) -> None:
+        """Send the claimer what there is to say."""
+        while True:
+            while not self._said:
+                await self._to_say.park()
+            said, self._said = self._said, []
+            for letter in said:
+                await self._claimer.send(letter)
+
+    async def keep(self) -> None:
+        """Reckon demand, renew leases, close what is idle; again and again."""
+        ticks = 0
+        renewed_at = trio.current_time()
+        while True:
+            await trio.sleep(_TICK)
+            ticks += 1
+            self._ahead = min(int(self._ended / _TICK * _AHEAD), _MOST_AHEAD)
+            self._ended = 0
+            self._grant()
+            now = trio.current_time()
+            if self._jobs and now >= renewed_at + self._lease / 20:
+                renewed_at = now
+                await self._renew(now)
+            if ticks % _IDLE_TICKS == 0:
+                _HELD.set(len(self._jobs))
+                self._gates.forget()
+                self._forget_lines()
+                for line in list(self._lines.values()):
+                    if line.connections is not None and len(line.connections):
+                        await line.connections.tidy()
+
+    def _forget_lines(self) -> None:
+        for key, line in list(self._lines.items()):
+            idle = line.connections is None or not len(line.connections)
+            if idle and not line.workers and not line.queue:
+                del self._lines[key]
+
+    async def _renew(self, now: float) -> None:
+        """Renew leases of which less than two thirds are left; break off what has none."""
+        old = [job for job in self._jobs.values() if job.leased_until - now < self._lease * 2 / 3]
+        if not old:
+            return
+        try:
+            renewed = await self._queue.renew((job.message.id, job.message.token) for job in old)
+        except DatabaseUnavailable as error:
+            log.warning("sender.leases_not_renewed", leases=len(old), reason=str(error))
+            return
+        for job in old:
+            if job.message.id in renewed:
+                job.leased_until = now + self._lease
+            elif job.message.id in self._jobs:  # not finished meanwhile
+                job.lost = True
+                log.warning("sender.lease_lost", id=str(job.message.id))
+                if job.connection is not None and not job.connection.in_data:
+                    job.connection.abort()
+
+    # Lines ----------------------------------------------------------------------------------------
+
+    def _accept(self, letter: Deliver) -> None:
+        batch = letter.batch
+        self._epoch = letter.epoch
+        self._granted = max(self._granted - len(batch.messages), 0)
+        for message in batch.messages:
+            job = _Job(message, batch.contents.get(message.content_id), batch.leased_until)
+            self._jobs[message.id] = job
+            try:
+                line = self._line(message)
+            except (Unreadable, ValueError) as error:
+                self._not_tried(job, error)
+                continue
+            if self._gates and self._held_back(line, job):
+                continue
+            line.queue.append(job)
+            if not line.ready:
+                line.ready = True
+                self._round.append(line)
+        self._spread()
+
+    def _line(self, message: Claimed) -> _Line:
+        """The line of a message's route.  `Unreadable` if its password is."""
+        own = message.upstream is not None
+        key = (message.upstream, message.username, message.password) if own else None
+        line = self._lines.get(key)
+        if line is None:
+            upstream = self._upstream
+            if message.upstream is not None:
+                password = None
+                if message.password is not None and message.sender_id is not None:
+                    password = self._vault.open(message.sender_id, message.password)
+                upstream = Upstream(message.upstream, message.username, password)
+            route = route_of(upstream, self._local_name)
+            line = self._lines[key] = _Line(key, None if route is None else self._open_to(route))
+        return line
+
+    def _open_to(self, route: Route) -> Connections:
+        return Connections(route, self._deadlines, self._context)
+
+    def _not_tried(self, job: _Job, error: Exception) -> None:
+        """The way itself cannot be read (a password, mostly): that is no fault of the message."""
+        log.error("sender.upstream_unusable", sender=str(job.message.sender_id))
+        now = trio.current_time()
+        text = str(error) if isinstance(error, Unreadable) else "the upstream is not usable"
+        outcome = _ours(Verdict.DEFERRED, Phase.AUTH, text)
+        self._settle(job, outcome, now, ())
+
+    def _held_back(self, line: _Line, job: _Job) -> bool:
+        """Whether a gate has no room for it; then it is given back until there may be."""
+        now = trio.current_time()
+        lane = job.message.lane
+        for key in (line.key, (line.key, job.message.domain)):
+            gate = self._gates.find(("route", key))
+            if gate is None:
+                continue
+            self._gates.before(lane, gate)
+            if gate.room(now) < 1:
+                self._release(job, gate.wait(now))
+                return True
+            if key is not line.key:
+                job.gate = gate
+                gate.busy += 1
+        return False
+
+    def _spread(self) -> None:
+        """Give waiting mail to workers, line by line in turn, as far as they go."""
+        if self.delivering is None:
+            return
+        stuck = 0
+        while self._round and self._workers < self._concurrency and stuck < len(self._round):
+            line = self._round.popleft()
+            if not line.queue:
+                line.ready = False
+                continue
+            self._round.append(line)
+            if line.workers >= self._width(line):
+                stuck += 1
+                continue
+            stuck = 0
+            self._workers += 1
+            line.workers += 1
+            self.delivering.start_soon(self._work, line, line.queue.popleft())
+
+    def _width(self, line: _Line) -> int:
+        """Connections that a line may have now."""
+        if line.connections is None:
+            return self._concurrency
+        if self._gates and (gate := self._gates.find(("route", line.key))) is not None:
+            if trio.current_time() < gate.opens_at:
+                return 0
+            return min(line.width, int(gate.window))
+        return line.width
+
+    # Working --------------------------------------------------------------------------------------
+
+    async def _work(self, line: _Line, job: _Job | None) -> None:
+        """Deliver the job and what follows it in its line, until there is nothing more."""
+        connection: Connection | None = None
+        try:
+            while job is not None:
+                if line.connections is None:
+                    await self._loop(line, job)
+                    job = self._next(line)
+                else:
+                    connection, job = await self._send(line, line.connections, job, connection)
+        except trio.Cancelled:
+            raise
+        except Exception as error:
+            # Of a delivery nobody foresaw: it must not take the others with it.  Its text could
+            # hold anything, so only its kind and place are logged.
+            trace = error.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            where = f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else ""
+            log.error("sender.delivery_crashed", error=type(error).__name__, where=where)  # noqa: TRY400
+            if connection is not None:
+                connection.abort()
+            if job is not None and job.message.id in self._jobs:
+                text = "an internal error of the relay"
+                now = trio.current_time()
+                self._settle(job, _ours(Verdict.DEFERRED, Phase.DATA, text), now, ())
+        finally:
+            line.workers -= 1
+            self._workers -= 1
+            if connection is not None and line.connections is not None:
+                line.connections.give_back(connection)
+        self._spread()
+
+    def _next(self, line: _Line) -> _Job | None:
+        """The next job of a line, if this worker may go on with it."""
+        if not line.queue:
+            return None
+        if line.workers > self._width(line):
+            return None  # the route is left alone
+        if len(self._round) > 1 and self._workers >= self._concurrency:
+            return None  # other routes wait: `_spread` gives them their turn
+        return line.queue.popleft()
+
+    async def _send(
+        self, line: _Line, connections: Connections, job: _Job, connection: Connection | None
+    ) -> tuple[Connection | None, _Job | None]:
+        """Deliver one message; returns the connection to go on with, and the next job."""
+        mail = job.mail or await self._compose(job)
+        if mail is None or not await self._may_begin(job):
+            return connection, self._next(line)
+        began_at = trio.current_time()
+        if connection is None or connection.closed:
+            connection = connections.take()
+            if connection is None:
+                connection = await self._open(line, connections, job, began_at)
+                if connection is None:
+                    return None, self._next(line)
+        last = connection.delivered + 1 >= MOST_MAILS
+        following = None if last else self._announced(line)
+        job.connection = connection
+        first = connection.trace if connection.delivered == 0 else ()
+        try:
+            outcomes: Sequence[Outcome] | None = await connection.deliver(
+                mail,
+                None if following is None else following.mail,
+                deadline=job.leased_until - self._margin,
+            )
+        except trio.ClosedResourceError:
+            outcomes = connection.outcomes  # broken off: its lease is lost
+        except trio.Cancelled:
+            if connection.outcomes is not None:
+                self._cut_short(job, connection.outcomes[0], began_at, first)
+            raise
+        finally:
+            job.connection = None
+        outcome = outcomes[0] if outcomes else _ours(Verdict.DEFERRED, Phase.MAIL, "broken off")
+        if outcome.stale:
+            # The peer had hung up while the connection was idle: nothing was tried.
+            if following is not None:
+                line.queue.appendleft(following)
+            return None, job
+        self._settle(job, outcome, began_at, first, line)
+        if following is not None:
+            if line.queue and not line.ready:
+                line.ready = True
+                self._round.append(line)
+            return connection, following
+        if last:
+            await connection.quit()
+        return connection, self._next(line)
+
+    def _announced(self, line: _Line) -> _Job | None:
+        """Take the job that this worker delivers next, if that can be promised by now."""
+        job = self._next(line)
+        if job is None:
+            return None
+        if job.mail is None and job.content is not None:
+            job.mail = self._composed(job, job.content)
+            if job.mail is None:
+                return None
+        in_time = trio.current_time() < job.leased_until - self._lease / 2
+        if job.mail is None or job.lost or not in_time or job.message.hold_unknown:
+            line.queue.appendleft(job)
+            if not line.ready:
+                line.ready = True
+                self._round.append(line)
+            return None
+        return job
+
+    async def _open(
+        self, line: _Line, connections: Connections, job: _Job, began_at: float
+    ) -> Connection | None:
+        """Open a connection for a job, or settle the job."""
+        try:
+            with trio.move_on_at(job.leased_until - self._margin):
+                connection = await connections.open()
+                _OPENED.inc()
+                return connection
+        except OpenFailed as error:
+            self._settle(job, error.outcome, began_at, (), line)
+            return None
+        text = "opening a connection took too long"
+        self._settle(job, _ours(Verdict.DEFERRED, Phase.CONNECT, text), began_at, (), line)
+        return None
+
+    async def _compose(self, job: _Job) -> Mail | None:
+        """Make the mail of a job, fetching what the claim did not bring."""
+        content = job.content
+        if content is None:
+            try:
+                content = await self._queue.content(job.message.content_id)
+            except (DatabaseUnavailable, psycopg.Error):
+                self._release(job, self._unit / 16)
+                return None
+            if content is None:
+                now = trio.current_time()
+                text = "the content of the message is not there any more"
+                self._settle(job, _ours(Verdict.FAILED, Phase.DATA, text), now, ())
+                return None
+        return self._composed(job, content)
+
+    def _composed(self, job: _Job, content: Content) -> Mail | None:
+        try:
+            return mail_of(job.message, content)
+        except PermanentFailure as error:
+            text = f"the message cannot be sent: {error}"
+            self._settle(job, _ours(Verdict.FAILED, Phase.MAIL, text), trio.current_time(), ())
+            return None
+
+    async def _may_begin(self, job: _Job) -> bool:
+        """Whether the lease lasts for a delivery; if not, the job is given back."""
+        if job.lost:
+            self._jobs.pop(job.message.id, None)
+            return False
+        if trio.current_time() > job.leased_until - self._lease / 2:
+            self._release(job)  # could not be renewed for long: the database was away
+            return False
+        if not job.message.hold_unknown:
+            return True
+        try:
+            held = [(job.message.id, job.message.token)]
+            if job.message.id in await self._queue.begin_data(held):
+                return True
+        except DatabaseUnavailable:
+            self._release(job, self._unit / 16)
+            return False
+        self._jobs.pop(job.message.id, None)  # somebody else has it
+        return False
+
+    async def _loop(self, line: _Line, job: _Job) -> None:
+        """Deliver into a mailbox of this relay."""
+        message = job.message
+        mail = job.mail or await self._compose(job)
+        if mail is None or not await self._may_begin(job):
+            return
+        began_at = trio.current_time()
+        try:
+            address = canonical(message.recipient)
+        except ValueError:
+            address = ""
+        if address.rpartition("@")[2] not in self._domains:
+            text = "this relay delivers to its own domains only (its upstream is loop:)"
+            self._settle(job, _said(Verdict.BOUNCED, Phase.RCPT, 550, "5.1.2", text), began_at, ())
+            return
+        # The message's own id: delivered again, it is stored once.
+        letter = Accept(mail.sender, ((message.id, address),), mail.data)
+        outcome = _said(Verdict.DEFERRED, Phase.DOT, 451, "4.3.0", "the mailbox was not reached")
+        with trio.move_on_at(job.leased_until - self._margin):
+            await self._writer.send(letter)
+            accepted = await letter.reply.wait()
+            if accepted.error is not None:
+                text = accepted.error
+                outcome = _said(Verdict.DEFERRED, Phase.DOT, 451, "4.3.0", text)
+            elif address in accepted.stored or await self._stored(message.id):
+                outcome = _said(Verdict.DELIVERED, Phase.DOT, 250, "2.0.0", "stored")
+            else:
+                text = "there is no such mailbox here"
+                outcome = _said(Verdict.BOUNCED, Phase.RCPT, 550, "5.1.1", text)
+        self._settle(job, outcome, began_at, ())
+
+    async def _stored(self, message_id: UUID) -> bool:
+        """Whether an attempt before this one stored it."""
+        try:
+            return message_id in await stored_among(self._pool, [message_id])
+        except (DatabaseUnavailable, psycopg.Error):
+            return False
+
+    # Outcomes -------------------------------------------------------------------------------------
+
+    def _settle(
+        self,
+        job: _Job,
+        outcome: Outcome,
+        began_at: float,
+        opening: Sequence[Step],
+        line: _Line | None = None,
+    ) -> None:
+        """Hand what became of a job to the finaliser, and learn from it about its way."""
+        message = job.message
+        now = trio.current_time()
+        delivered = outcome.verdict is Verdict.DELIVERED
+        if line is not None and not (
+            delivered and not self._gates and line.width >= self._concurrency
+        ):
+            self._learn(line, job, outcome, now)
+        if job.gate is not None:
+            job.gate.busy -= 1
+            job.gate = None
+        error: str | None = None
+        delay = 0.0
+        if delivered:
+            cause = Cause.DELIVERED
+        else:
+            cause = cause_of(
+                _JUDGED[outcome.verdict],
+                outcome.phase.value,
+                turn=message.turn,
+                max_attempts=self._queue.max_attempts,
+                hold_unknown=message.hold_unknown,
+            )
+            if cause is Cause.DEFERRED:
+                delay = retry_delay(message.turn, self._unit, self._rng)
+            if outcome.verdict is Verdict.UNKNOWN:
+                _UNKNOWN.inc()
+            error = self._redacted(message, outcome)
+            log.info(
+                "outbound." + cause.value,
+                id=str(message.id),
+                attempt=message.attempt,
+                phase=outcome.phase.value,
+                code=outcome.code,
+                error=error,
+            )
+        self._jobs.pop(message.id, None)
+        self._ended += 1
+        _DELIVERY.observe(now - began_at)
+        self._finaliser.put(
+            Done(
+                message.id,
+                message.token,
+                cause,
+                now,
+                began_at,
+                delay,
+                outcome.phase.value,
+                outcome.code,
+                outcome.enhanced,
+                error,
+                self._events(opening, outcome, now),
+            )
+        )
+        if cause is Cause.DEFERRED:
+            due_at = datetime.fromtimestamp(now + self._epoch, UTC) + timedelta(seconds=delay)
+            strip = Strip(message.lane, message.priority, due_at, message.domain)
+            self._say(Due((strip,)))
+
+    def _cut_short(
+        self, job: _Job, outcome: Outcome, began_at: float, opening: Sequence[Step]
+    ) -> None:
+        """The sender itself was cancelled in the middle of a delivery."""
+        if outcome.verdict is Verdict.DEFERRED:
+            self._release(job)  # nothing was delivered, and nobody is to blame
+        else:
+            self._settle(job, outcome, began_at, opening)
+
+    def _release(self, job: _Job, delay: float = 0.0) -> None:
+        """Give a job back that was not begun."""
+        message = job.message
+        if job.gate is not None:
+            job.gate.busy -= 1
+            job.gate = None
+        if self._jobs.pop(message.id, None) is None:
+            return
+        now = trio.current_time()
+        self._finaliser.put(Done(message.id, message.token, Cause.RELEASED, now, delay=delay))
+        if not self._leaving:
+            due_at = datetime.fromtimestamp(now + self._epoch, UTC) + timedelta(seconds=delay)
+            strip = Strip(message.lane, message.priority, due_at, message.domain)
+            self._say(Due((strip,)))
+
+    def _learn(self, line: _Line, job: _Job, outcome: Outcome, now: float) -> None:
+        """What an outcome says of the route and of the destination."""
+        domain = job.message.domain
+        if outcome.verdict is not Verdict.DEFERRED and outcome.verdict is not Verdict.UNKNOWN:
+            # It answered, whatever it said.
+            if line.width < self._concurrency:
+                line.width += 1
+                self._spread()
+            for key in (line.key, (line.key, domain)):
+                gate = self._gates.find(("route", key))
+                if gate is not None:
+                    gate.good()
+            return
+        opening = outcome.phase in _OPENING
+        key = line.key if opening else (line.key, domain)
+        gate = self._gates.make(("route", key))
+        self._gates.before(job.message.lane, gate)
+        plain = opening or outcome.route_trouble or outcome.code == 421
+        if not gate.bad(now, plain=plain):
+            return
+        what = "route" if opening else "destination"
+        _STRIKES.labels(what).inc()
+        log.warning(
+            "outbound.paused",
+            what=what,
+            seconds=round(gate.opens_at - now, 3),
+            phase=outcome.phase.value,
+            code=outcome.code,
+        )
+        if opening:
+            line.width = _FIRST_WIDTH
+        kept: deque[_Job] = deque()
+        for waiting in line.queue:
+            if opening or waiting.message.domain == domain:
+                self._gates.before(waiting.message.lane, gate)
+                self._release(waiting, gate.wait(now))
+            else:
+                kept.append(waiting)
+        line.queue = kept
+
+    def _redacted(self, message: Claimed, outcome: Outcome) -> str:
+        """An outcome as it may be stored."""
+        words = [str(outcome.code) if outcome.code else "", outcome.enhanced or "", outcome.text]
+        known = [message.recipient, message.sender, message.subject, message.username or ""]
+        known += [message.recipient_name or "", message.sender_name or ""]
+        return redact(" ".join(word for word in words if word), self._redact_key, known)
+
+    def _events(
+        self, opening: Sequence[Step], outcome: Outcome, now: float
+    ) -> list[dict[str, object]]:
+        """The phases as they are stored."""
+        steps = [*opening, *outcome.trace]
+        if not steps:
+            steps = [(outcome.phase, outcome.code or 0, now, 0.0)]
+        return [
+            {
+                "phase": phase.value,
+                "code": code or None,
+                "at": datetime.fromtimestamp(at + self._epoch, UTC).isoformat(),
+                "duration": round(took, 6),
+            }
+            for phase, code, at, took in steps
+        ]
+
+    def _recorded(self, batch: Sequence[Done], fenced: set[UUID]) -> None:
+        """A commit of the finaliser: there is room again."""
+        for message_id in fenced:
+            log.warning("outbound.fenced", id=str(message_id))
+        self._grant()
+
+    # The end --------------------------------------------------------------------------------------
+
+    async def record(self) -> None:
+        """Run the finaliser; the end of the sender leaves it `GRACE` seconds."""
+        with self._recording:
+            await self._finaliser.run()
+        if self._recording.cancelled_caught:
+            log.error("sender.outcomes_not_recorded", outcomes=len(self._finaliser))
+
+    def leave(self) -> None:
+        """Nothing more will be delivered: what is held is given back, and recording may end."""
+        self._leaving = True
+        for job in list(self._jobs.values()):
+            self._release(job)
+        self._finaliser.close()
+        self._recording.deadline = trio.current_time() + GRACE
+
+    async def hang_up(self) -> None:
+        """Say goodbye on every connection."""
+        async with trio.open_nursery() as nursery:
+            for line in self._lines.values():
+                if line.connections is not None:
+                    nursery.start_soon(line.connections.close)
+
+
+def _ours(verdict: Verdict, phase: Phase, text: str) -> Outcome:
+    """An outcome that no peer spoke of."""
+    return Outcome(verdict, phase, None, None, text, route_trouble=False, connection_usable=True)
+
+
+def _said(verdict: Verdict, phase: Phase, code: int, enhanced: str, text: str) -> Outcome:
+    """An outcome of the loop, in the words of SMTP."""
+    return Outcome(
+        verdict, phase, code, enhanced, text, route_trouble=False, connection_usable=True
+    )

@@ -1,0 +1,174 @@
+"""The finaliser: makes outcomes durable, many deliveries to one commit.
+
+Whoever finished a delivery `put`s what became of it and goes on; while one commit is under way the
+next outcomes gather.  This is the end of the window in which a crash means a second copy, so
+nothing is waited for in order to gather more.
+
+Promises
+- An outcome is tried until it is recorded: through an outage of the database, and past the end of
+  its lease too, as the token alone decides whether it still counts.
+- Repeating one whose answer was lost changes nothing.
+- A value that the database refuses costs that one outcome; its message's lease runs out.
+
+Fails: never; `run` ends when `close` was called and everything is recorded, or when cancelled,
+and what is not recorded then is a lost lease.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+import psycopg
+import trio
+from prometheus_client import Counter, Histogram
+
+from relay.errors import DatabaseUnavailable
+from relay.log import get_logger
+from relay.metrics import registry
+from relay.outbound.queue import Outcome, Queue
+from relay.outbound.states import Cause
+
+log = get_logger()
+
+_MOST = 500  # outcomes a commit
+_AGAIN_AFTER, _AGAIN_AT_MOST = 0.05, 2.0  # s; after an outage, doubling
+
+_ROWS = Histogram(
+    "relay_outbound_finalise_rows",
+    "Outcomes a commit.",
+    buckets=(1, 4, 16, 32, 64, 128, 256, 512, math.inf),
+    registry=registry,
+)
+_OUTCOMES = Counter(
+    "relay_outbound_outcomes", "Outcomes recorded, by cause.", ["cause"], registry=registry
+)
+_FENCED = Counter(
+    "relay_outbound_fenced", "Outcomes that came after their lease was lost.", registry=registry
+)
+_REFUSED = Counter(
+    "relay_outbound_unrecordable", "Outcomes that the database refused.", registry=registry
+)
+_COUNTED = {cause: _OUTCOMES.labels(cause) for cause in Cause}
+
+
+class Done(NamedTuple):
+    """What became of a claimed message; instants on Trio's clock, the rest as in `Outcome`."""
+
+    id: UUID
+    token: int
+    cause: Cause
+    ended_at: float
+    began_at: float | None = None
+    delay: float = 0.0
+    phase: str | None = None
+    code: int | None = None
+    enhanced: str | None = None
+    error: str | None = None
+    events: Sequence[dict[str, object]] | None = None
+
+
+class Finaliser:
+    """Gathers outcomes and commits them.  `recorded` hears of each commit, and who was fenced."""
+
+    def __init__(self, queue: Queue, recorded: Callable[[Sequence[Done], set[UUID]], None]) -> None:
+        self._queue = queue
+        self._recorded = recorded
+        self._waiting: list[Done] = []
+        self._in_hand = 0
+        self._closed = False
+        self._lot = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        """Outcomes that are not recorded yet."""
+        return len(self._waiting) + self._in_hand
+
+    def put(self, done: Done) -> None:
+        """Hand over an outcome."""
+        self._waiting.append(done)
+        if self._lot:
+            self._lot.unpark()
+
+    def close(self) -> None:
+        """No more will come: `run` may end."""
+        self._closed = True
+        self._lot.unpark()
+
+    async def run(self) -> None:
+        """Record what is put, until closed and empty."""
+        while True:
+            while not self._waiting:
+                if self._closed:
+                    return
+                await self._lot.park()
+            batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+            self._in_hand = len(batch)
+            fenced = await self._record(batch)
+            self._in_hand = 0
+            self._count(batch, fenced)
+            self._recorded(batch, fenced)
+
+    async def _record(self, batch: list[Done]) -> set[UUID]:
+        """Commit a batch, however long it takes; returns those that no longer counted."""
+        pause = _AGAIN_AFTER
+        repeated = False
+        while True:
+            try:
+                recorded = await self._queue.finalise(_outcomes(batch))
+            except DatabaseUnavailable as error:
+                log.warning("sender.waits_for_database", outcomes=len(batch), reason=str(error))
+                await trio.sleep(pause)
+                pause = min(2 * pause, _AGAIN_AT_MOST)
+                repeated = True
+            except psycopg.Error as error:
+                if len(batch) == 1:
+                    # Its text could hold the value that was refused.
+                    log.error("sender.outcome_refused", error=type(error).__name__)  # noqa: TRY400
+                    _REFUSED.inc()
+                    return set()
+                fenced: set[UUID] = set()
+                for done in batch:
+                    fenced |= await self._record([done])
+                return fenced
+            else:
+                if repeated:
+                    return set()  # missing may mean that the first time was recorded
+                return {done.id for done in batch} - recorded
+
+    def _count(self, batch: list[Done], fenced: set[UUID]) -> None:
+        _ROWS.observe(len(batch))
+        if fenced:
+            _FENCED.inc(len(fenced))
+        counts: dict[Cause, int] = {}
+        for done in batch:
+            counts[done.cause] = counts.get(done.cause, 0) + 1
+        for cause, count in counts.items():
+            _COUNTED[cause].inc(count)
+
+
+def _outcomes(batch: list[Done]) -> list[Outcome]:
+    now = trio.current_time()
+    outcomes = []
+    for done in batch:
+        age = duration = None
+        if done.began_at is not None:
+            age = now - done.began_at
+            duration = done.ended_at - done.began_at
+        outcomes.append(
+            Outcome(
+                done.id,
+                done.token,
+                done.cause,
+                done.delay,
+                age,
+                duration,
+                done.phase,
+                done.code,
+                done.enhanced,
+                done.error,
+                done.events,
+            )
+        )
+    return outcomes

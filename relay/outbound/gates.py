@@ -1,0 +1,131 @@
+"""How much may be under way to a route or a destination that is in trouble, and when again.
+
+A `Gate` exists only where something went wrong: what answers well has none and is not slowed
+down.  A gate has a window (deliveries at once) and, after a strike, a time before which nothing
+goes through.  Good answers widen the window by one each, so it doubles with every round (slow
+start); at its full width the gate is gone.
+
+Promises
+- A temporary refusal halves the window; when nothing is left of it, or at once where the trouble
+  is plain (421, a broken connection, a route that cannot be opened), the gate is struck: shut for
+  `backoff.pause`, which grows with each strike in a row and never exceeds ten units.
+- After a pause a single delivery probes; its success opens the gate, its failure strikes again.
+- What is in one gate's way is in no other's: gates are kept by route, and by route and domain.
+
+Fails: never.
+
+Why in memory and for one node: a destination's mood is learnt within one delivery, and a node that
+has not met it yet pays one delivery to know.  Pure; the clock and the random source are given.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Iterable
+
+from relay.outbound.backoff import pause
+
+
+class Gate:
+    """The gate of one route or destination.  Times are seconds of any clock that only rises."""
+
+    __slots__ = ("_full", "_rng", "_unit", "busy", "opens_at", "strikes", "window")
+
+    def __init__(self, full: int, unit: float, rng: random.Random) -> None:
+        """`full`: the width at which the gate is gone; `unit`: seconds, of the pauses."""
+        self._full = full
+        self._unit = unit
+        self._rng = rng
+        self.window = float(full)
+        self.busy = 0
+        """Deliveries that were let through and have not ended."""
+        self.strikes = 0
+        """Strikes in a row."""
+        self.opens_at = -float("inf")
+
+    @property
+    def gone(self) -> bool:
+        """Whether the trouble is over and the gate may be forgotten."""
+        return self.window >= self._full
+
+    def room(self, now: float) -> int:
+        """How many more may go through now."""
+        if now < self.opens_at:
+            return 0
+        return max(int(self.window) - self.busy, 0)
+
+    def wait(self, now: float) -> float:
+        """Seconds after which it is worth asking again, for one that found no room."""
+        shut = max(self.opens_at - now, 0.0)
+        # Not all in the same instant: only a few will find room then.
+        return shut + self._unit / 16 * self._rng.random()
+
+    def good(self) -> None:
+        """A delivery went well."""
+        self.strikes = 0
+        self.window = min(self.window + 1.0, float(self._full))
+
+    def bad(self, now: float, *, plain: bool) -> bool:
+        """A delivery met trouble; `plain` trouble strikes at once.  True if this was a strike."""
+        if now < self.opens_at:
+            return False  # others had set out before the strike and met the same
+        self.window /= 2
+        if not plain and self.window >= 1:
+            return False
+        self.window = 1.0
+        self.strikes += 1
+        self.opens_at = now + pause(self.strikes, self._unit, self._rng)
+        return True
+
+
+class Gates:
+    """All gates of one node, and which lanes they stand before."""
+
+    def __init__(self, full: int, unit: float, rng: random.Random) -> None:
+        """`full` and `unit` as for `Gate`."""
+        self._full = full
+        self._unit = unit
+        self._rng = rng
+        self._gates: dict[Hashable, Gate] = {}
+        self._lanes: dict[int, Gate] = {}
+
+    def __len__(self) -> int:
+        return len(self._gates)
+
+    def __bool__(self) -> bool:
+        return bool(self._gates)
+
+    def find(self, key: Hashable) -> Gate | None:
+        """The gate of a route or destination in trouble, or None."""
+        return self._gates.get(key)
+
+    def make(self, key: Hashable) -> Gate:
+        """The gate of a route or destination, made where there is none."""
+        gate = self._gates.get(key)
+        if gate is None:
+            gate = self._gates[key] = Gate(self._full, self._unit, self._rng)
+        return gate
+
+    def forget(self) -> None:
+        """Drop the gates that are gone."""
+        for key in [key for key, gate in self._gates.items() if gate.gone and not gate.busy]:
+            del self._gates[key]
+        for lane in [lane for lane, gate in self._lanes.items() if gate.gone]:
+            del self._lanes[lane]
+
+    def before(self, lane: int, gate: Gate) -> None:
+        """Note that mail of this lane met this gate last."""
+        self._lanes[lane] = gate
+
+    def allowance(self, lane: int, now: float) -> int | None:
+        """How many more of a lane's messages may be claimed; None: as many as you like."""
+        gate = self._lanes.get(lane)
+        return None if gate is None or gate.gone else gate.room(now)
+
+    def next_opening(self, now: float) -> float | None:
+        """The earliest instant after `now` at which a gate opens that has mail waiting."""
+        return _earliest(gate.opens_at for gate in self._lanes.values() if gate.opens_at > now)
+
+
+def _earliest(instants: Iterable[float]) -> float | None:
+    return min(instants, default=None)

@@ -1,0 +1,102 @@
+"""The connections on which mail leaves: routes made of upstreams, and what is kept open to them.
+
+Promises
+- A connection is lent to one delivery at a time, newest first; one that is idle for longer than
+  `IDLE` seconds is closed.
+- Connections are kept by everything that makes a route: two identities never share one.
+
+What a reply means is not decided here (`relay.smtp.client`), nor who may send when (`gates`).
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import deque
+from urllib.parse import urlsplit
+
+import trio
+
+from relay.outbound.senders import Upstream
+from relay.smtp.auth import Credentials
+from relay.smtp.connection import Connection, Deadlines, Route, TlsMode
+
+IDLE = 15.0
+"""Seconds that an idle connection is kept; many servers hang up after 30."""
+
+MOST_MAILS = 1000
+"""Mails after which a connection is replaced: load balancers need to be asked again some time."""
+
+_MODES = {
+    "smtp": TlsMode.NONE,
+    "smtp+starttls": TlsMode.STARTTLS,
+    "smtps": TlsMode.IMPLICIT,
+}
+
+
+def route_of(upstream: Upstream, local_name: str) -> Route | None:
+    """Return the way to an upstream, None for the loop.  `local_name` is what it is greeted with.
+
+    `upstream` is what `relay.outbound.senders.parse_upstream` returned (or stored).
+    """
+    if upstream.url == "loop:":
+        return None
+    parts = urlsplit(upstream.url)
+    if parts.hostname is None or parts.port is None or parts.scheme not in _MODES:
+        raise ValueError("a stored upstream is not usable")
+    credentials = None
+    if upstream.username is not None:
+        credentials = Credentials(upstream.username, upstream.password or "")
+    return Route(parts.hostname, parts.port, _MODES[parts.scheme], credentials, local_name)
+
+
+class Connections:
+    """The open connections to one route."""
+
+    def __init__(
+        self, route: Route, deadlines: Deadlines, context: ssl.SSLContext | None = None
+    ) -> None:
+        """`deadlines` of each delivery; `context`: from `client_tls`, where the route needs one."""
+        self.route = route
+        self.deadlines = deadlines
+        self._context = context
+        self._idle: deque[tuple[float, Connection]] = deque()  # oldest first
+
+    def __len__(self) -> int:
+        """How many are idle."""
+        return len(self._idle)
+
+    def take(self) -> Connection | None:
+        """Lend the connection that was used last, if one is fit for another mail."""
+        while self._idle:
+            _, connection = self._idle.pop()
+            if connection.reusable(IDLE):
+                return connection
+            connection.abort()
+        return None
+
+    async def open(self) -> Connection:
+        """Open a new one.  Raises `OpenFailed`."""
+        return await Connection.open(self.route, self.deadlines, context=self._context)
+
+    def give_back(self, connection: Connection) -> None:
+        """End a loan: keep the connection, or close it."""
+        if connection.reusable(IDLE):
+            self._idle.append((trio.current_time(), connection))
+        else:
+            connection.abort()
+
+    async def tidy(self) -> None:
+        """Close what has been idle for too long."""
+        latest = trio.current_time() - IDLE
+        await self._quit([item for item in self._idle if item[0] <= latest])
+
+    async def close(self) -> None:
+        """Close all that are idle."""
+        await self._quit(list(self._idle))
+
+    async def _quit(self, leaving: list[tuple[float, Connection]]) -> None:
+        for item in leaving:
+            self._idle.remove(item)
+        async with trio.open_nursery() as nursery:
+            for _, connection in leaving:
+                nursery.start_soon(connection.quit)
