@@ -20,7 +20,24 @@ from typing import NoReturn
 import click
 
 from relay import __version__
-from relay.cli import config, db, demo, doctor, exits, key, mailbox, messages, status, tail, up
+from relay.cli import (
+    config,
+    db,
+    demo,
+    doctor,
+    exits,
+    key,
+    keys,
+    mailbox,
+    messages,
+    queue,
+    send,
+    sender,
+    status,
+    suppression,
+    tail,
+    up,
+)
 from relay.errors import ConfigError, DatabaseUnavailable
 
 EPILOG = f"""\
@@ -51,7 +68,12 @@ for command in (
     tail.tail,
     mailbox.mailbox,
     messages.messages,
+    send.send,
+    queue.queue,
+    sender.sender,
+    suppression.suppression,
     key.key,
+    keys.keys,
     db.db,
     config.config,
     doctor.doctor,

@@ -118,12 +118,14 @@ class Api:
         params: Mapping[str, Any] | None = None,
         json: Any = None,
         timeout: float = CALL_TIMEOUT,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Make one call and return a successful answer; `timeout`: seconds without a byte.
 
         Parameters that are None are left out; `path` may carry a query of its own.
         """
-        with self._open(method, _target(path, params), json, timeout) as response:
+        target = _target(path, params)
+        with self._open(method, target, json, timeout, headers) as response:
             with self._explained():
                 content = response.read()
             return Answer(response.status, content, response.headers.get("Link", ""))
@@ -164,11 +166,16 @@ class Api:
 
     @contextmanager
     def _open(
-        self, method: str, target: str, value: Any, timeout: float | None
+        self,
+        method: str,
+        target: str,
+        value: Any,
+        timeout: float | None,
+        headers: Mapping[str, str] | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
         """Send a request and give its answer, the body unread; an error answer is a Failure."""
         parts = urlsplit(self.base)
-        headers = dict(self._headers)
+        headers = {**self._headers, **(headers or {})}
         body = None
         if value is not None:
             body = json.dumps(value).encode()

@@ -29,6 +29,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from relay.errors import DatabaseUnavailable, TemporaryFailure
 from relay.http import (
     health,
+    keyring,
     keys,
     logs,
     mailboxes,
@@ -74,6 +75,7 @@ RESOURCES = (
     supervision,
     logs,
     keys,
+    keyring,
     sns,
     openapi,
 )

@@ -1,0 +1,197 @@
+"""`relay queue`: the outbound queue and its messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from relay.cli import options, output
+from relay.cli.client import Api, segment
+from relay.cli.messages import token_from
+
+BASE = "/api/v1/outbound"
+
+_STYLES = {
+    "sent": "green",
+    "failed": "red",
+    "bounced": "red",
+    "held": "yellow",
+    "processing": "cyan",
+    "cancelled": "bright_black",
+}
+
+
+@click.group()
+def queue() -> None:
+    """The outbound queue: count it, look at messages, retry, cancel, pause."""
+
+
+@queue.command()
+@options.data_dir
+@options.as_json
+def stats(data_dir: Path, as_json: bool) -> None:
+    """Count the queue: what waits, what is under way, what finished within the hour."""
+    _show_stats(Api.find(data_dir).get("/api/v1/queue"), as_json)
+
+
+@queue.command(name="list")
+@click.option("--status", metavar="S", help="Only messages in this state.")
+@click.option("--recipient", metavar="A", help="Only messages to this address.")
+@options.limit(50)
+@options.token
+@options.data_dir
+@options.as_json
+def list_(
+    status: str | None,
+    recipient: str | None,
+    limit: int,
+    everything: bool,
+    token: str | None,
+    data_dir: Path,
+    as_json: bool,
+) -> None:
+    """List messages, newest first; recipient and subject are shown to their owner only."""
+    api = Api.find(data_dir, token=token_from(token))
+    found = list(
+        api.pages(BASE, limit=None if everything else limit, status=status, recipient=recipient)
+    )
+    if as_json:
+        output.document(found)
+        return
+    output.table(
+        ("id", "status", "attempts", "recipient", "subject", "made", "next"),
+        [
+            (
+                output.line(item["id"]),
+                _status(item),
+                str(item["attempts"]),
+                output.line(item["recipient"]),
+                output.line(item["subject"]),
+                output.moment(item["created_at"]),
+                output.until(item["next_retry_at"]) if item["next_retry_at"] else "",
+            )
+            for item in found
+        ],
+    )
+
+
+@queue.command()
+@click.argument("message_id", metavar="ID")
+@options.token
+@options.data_dir
+@options.as_json
+def show(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Show a message and what happened in each delivery."""
+    api = Api.find(data_dir, token=token_from(token))
+    path = f"{BASE}/{segment(message_id)}"
+    item, events = api.get(path), api.get(f"{path}/events")
+    if as_json:
+        output.document({**item, "events": events})
+        return
+    _show(item)
+    if events:
+        output.say()
+        output.table(
+            ("attempt", "phase", "code", "at", "took"),
+            [
+                (
+                    str(event["attempt"]),
+                    output.line(event["phase"]),
+                    output.line(event["code"]),
+                    output.moment(event["at"]),
+                    "" if event["duration"] is None else output.span(event["duration"]),
+                )
+                for event in events
+            ],
+        )
+
+
+@queue.command()
+@click.argument("message_id", metavar="ID")
+@options.token
+@options.data_dir
+@options.as_json
+def retry(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Queue a held, failed or bounced message again, with a fresh set of attempts."""
+    _act("retry", message_id, token, data_dir, as_json)
+
+
+@queue.command()
+@click.argument("message_id", metavar="ID")
+@options.token
+@options.data_dir
+@options.as_json
+def cancel(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Cancel a queued or held message; one that is being delivered cannot be called back."""
+    _act("cancel", message_id, token, data_dir, as_json)
+
+
+@queue.command()
+@options.data_dir
+@options.as_json
+def pause(data_dir: Path, as_json: bool) -> None:
+    """Hold all deliveries, on all nodes, until resumed; what is under way ends."""
+    answer = Api.find(data_dir).call("POST", "/api/v1/queue/pause").json()
+    _show_stats(answer, as_json)
+
+
+@queue.command()
+@options.data_dir
+@options.as_json
+def resume(data_dir: Path, as_json: bool) -> None:
+    """End a pause."""
+    answer = Api.find(data_dir).call("POST", "/api/v1/queue/resume").json()
+    _show_stats(answer, as_json)
+
+
+def _act(what: str, message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
+    api = Api.find(data_dir, token=token_from(token))
+    item = api.call("POST", f"{BASE}/{segment(message_id)}/{what}").json()
+    if as_json:
+        output.document(item)
+    else:
+        _show(item)
+
+
+def _show(item: dict[str, Any]) -> None:
+    output.fields(
+        [
+            ("id", output.line(item["id"])),
+            ("status", _status(item)),
+            ("recipient", output.line(item["recipient"])),
+            ("subject", output.line(item["subject"])),
+            ("priority", output.line(item["priority"])),
+            ("attempts", str(item["attempts"])),
+            ("made", output.moment(item["created_at"])),
+            ("next", output.moment(item["next_retry_at"])),
+            ("sent", output.moment(item["sent_at"])),
+            ("error", (output.line(item["error"]), "red")),
+        ]
+    )
+
+
+def _show_stats(now: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.document(now)
+        return
+    oldest = now["oldest_due_seconds"]
+    output.fields(
+        [
+            ("state", ("paused", "yellow") if now["paused"] else ("running", "green")),
+            ("queued", f"{now['queued']} ({now['due']} due now)"),
+            ("oldest due", "" if oldest is None else f"since {output.span(oldest)}"),
+            ("processing", str(now["processing"])),
+            ("held", str(now["held"])),
+            ("lost leases", str(now["lost"])),
+            (
+                "last hour",
+                ", ".join(f"{count} {name}" for name, count in sorted(now["last_hour"].items())),
+            ),
+        ]
+    )
+
+
+def _status(item: dict[str, Any]) -> tuple[str, str]:
+    return output.line(item["status"]), _STYLES.get(item["status"], "")

@@ -1,0 +1,181 @@
+"""The outbound commands against a running relay: what they print, and the codes they end with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import cli
+from tests.relay_process import RelayProcess
+
+MISSING = "00000000-0000-7000-8000-000000000000"
+TOMORROW = "2099-01-01T00:00:00Z"
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """A relay of this module's own: its queue is paused and its keys are rotated here."""
+    with RelayProcess(tmp_path_factory.mktemp("outbound") / "data") as process:
+        yield process
+        assert process.stop() == 0, process.log_tail()
+
+
+def run(relay: RelayProcess, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return cli(*arguments, "--data-dir", relay.data_dir, **options)
+
+
+def text(relay: RelayProcess, *arguments: str, **options: Any) -> str:
+    done = run(relay, *arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode()
+
+
+def document(relay: RelayProcess, *arguments: str) -> Any:
+    return json.loads(text(relay, *arguments, "--json"))
+
+
+def later(relay: RelayProcess, *more: str, to: str = "ada@example.org") -> str:
+    """Queue a message for a day that this test does not see."""
+    command = ("send", "--from", "Me <me@example.org>", "--to", to, "--subject", "Hi")
+    return text(relay, *command, "--text", "Hello", "--at", TOMORROW, *more).strip()
+
+
+def test_a_message_is_sent_shown_listed_and_cancelled(relay: RelayProcess) -> None:
+    """send prints the id; show, list and cancel take it; cancelled twice is refused with 1."""
+    sent = later(relay)
+    shown = document(relay, "queue", "show", sent)
+    assert (shown["status"], shown["recipient"], shown["events"]) == (
+        "queued", "ada@example.org", [],
+    )  # fmt: skip
+    assert shown["next_retry_at"].startswith("2099-01-01T00:00:00")
+    assert sent in text(relay, "queue", "show", sent)
+    listed = document(relay, "queue", "list", "--recipient", "ADA@example.org")
+    assert sent in [item["id"] for item in listed]
+    assert sent in text(relay, "queue", "list", "--status", "queued")
+    assert document(relay, "queue", "cancel", sent)["status"] == "cancelled"
+    again = run(relay, "queue", "cancel", sent)
+    assert again.returncode == 1
+    assert again.stderr == b"relay: A message that is cancelled cannot be cancelled.\n"
+
+
+def test_each_recipient_and_each_file_goes_along(relay: RelayProcess, tmp_path: Path) -> None:
+    """Two recipients are two ids; the body comes from standard input, a file from the disk."""
+    file = tmp_path / "naïve.txt"
+    file.write_bytes(b"content")
+    done = run(
+        relay, "send", "--from", "me@example.org", "--to", "a@example.org", "--to", "b@example.org",
+        "--subject", "Two", "--text", "-", "--attach", str(file), "--header",
+        "Reply-To: you@example.org", "--priority", "bulk", "--at", TOMORROW,
+        input="Grüße\n".encode(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ids = done.stdout.decode().split()
+    assert len(set(ids)) == 2
+    assert {document(relay, "queue", "show", one)["priority"] for one in ids} == {"bulk"}
+
+
+def test_an_idempotency_key_sends_once(relay: RelayProcess) -> None:
+    """The same key gives the same id; with another body it is refused with 1."""
+    first = later(relay, "--idempotency-key", "schlüssel-1")
+    assert later(relay, "--idempotency-key", "schlüssel-1") == first
+    other = run(
+        relay, "send", "--from", "me@example.org", "--to", "x@example.org", "--subject", "s",
+        "--text", "t", "--idempotency-key", "schlüssel-1",
+    )  # fmt: skip
+    assert other.returncode == 1
+    assert b"used for another body" in other.stderr
+
+
+def test_mistakes_end_with_the_codes_of_all_commands(relay: RelayProcess, tmp_path: Path) -> None:
+    """1 for what the relay refuses, 2 for wrong usage, 69 where no relay runs."""
+    command = ["send", "--from", "me@example.org", "--to", "nobody", "--subject", "s"]
+    refused = run(relay, *command, "--text", "t")
+    assert refused.returncode == 1
+    assert refused.stderr == b"relay: to[0]: it is not an address (local-part@domain).\n"
+    assert run(relay, *command).returncode == 2
+    assert run(relay, *command, "--text", "t", "--at", "soon").returncode == 2
+    assert run(relay, *command, "--text", "t", "--header", "x").returncode == 2
+    assert run(relay, "queue", "show", MISSING).returncode == 1
+    assert run(relay, "queue", "retry", "no-id").returncode == 1
+    assert run(relay, "queue", "list", "--status", "lost").returncode == 1
+    assert run(relay, "sender", "remove", "no@example.org").returncode == 1
+    assert run(relay, "suppression", "remove", "no@example.org").returncode == 1
+    assert cli("queue", "stats", "--data-dir", tmp_path / "none").returncode == 69
+
+
+def test_the_queue_is_counted_paused_and_resumed(relay: RelayProcess) -> None:
+    """pause shows in stats until resume."""
+    assert document(relay, "queue", "pause")["paused"] is True
+    assert document(relay, "queue", "stats")["paused"] is True
+    assert "paused" in text(relay, "queue", "stats")
+    assert document(relay, "queue", "resume")["paused"] is False
+    assert "running" in text(relay, "queue", "stats")
+
+
+def test_senders_are_kept_without_showing_passwords(relay: RelayProcess) -> None:
+    """add takes the upstream from standard input too; no command prints the password."""
+    secret = "hunter2-hunter2"
+    upstream = f"smtps://me:{secret}@mail.example.org"
+    added = text(relay, "sender", "add", "Me@Example.org", "-", input=f"{upstream}\n".encode())
+    assert added == "me@example.org\n"
+    listed = document(relay, "sender", "list")
+    assert [(item["address"], item["upstream"], item["username"]) for item in listed] == [
+        ("me@example.org", "smtps://mail.example.org:465", "me")
+    ]
+    assert secret not in text(relay, "sender", "list", "--json") + text(relay, "sender", "list")
+    clear = run(relay, "sender", "add", "me@example.org", f"smtp://me:{secret}@mail.example.org")
+    assert clear.returncode == 1
+    assert secret.encode() not in clear.stderr
+    assert text(relay, "sender", "remove", "ME@example.org") == ""
+    assert document(relay, "sender", "list") == []
+
+
+def test_a_suppressed_address_gets_no_mail(relay: RelayProcess) -> None:
+    """add refuses the next send to it; remove lets it have mail again."""
+    text(relay, "suppression", "add", "Gone@example.org", "--reason", "asked to")
+    assert "asked to" in text(relay, "suppression", "list")
+    (entry,) = document(relay, "suppression", "list")
+    assert (entry["address"], entry["reason"]) == ("gone@example.org", "asked to")
+    command = (
+        "send",
+        "--from",
+        "me@example.org",
+        "--subject",
+        "s",
+        "--text",
+        "t",
+        "--at",
+        TOMORROW,
+    )
+    refused = run(relay, *command, "--to", "GONE@example.org")
+    assert refused.returncode == 1
+    assert b"suppression list" in refused.stderr
+    text(relay, "suppression", "remove", "gone@EXAMPLE.org")
+    assert later(relay, to="gone@example.org")
+
+
+def test_keys_are_rotated_while_the_relay_runs(relay: RelayProcess) -> None:
+    """Each rotation makes new keys, seals stored passwords anew and drops the old key."""
+    files = [relay.data_dir / name for name in ("secret_key", "encryption_keys")]
+    before = [file.read_text().strip() for file in files]
+    text(relay, "sender", "add", "me@example.org", "smtps://me:secret@mail.example.org")
+    done = document(relay, "keys", "rotate")
+    assert done == {
+        "new_signing_key": True,
+        "new_encryption_key": True,
+        "resealed": 1,
+        "unreadable": 0,
+        "old_keys_dropped": True,
+    }
+    signing, encryption = (file.read_text().strip() for file in files)
+    assert signing.split(",")[1] == before[0]
+    assert encryption not in (before[1], "")
+    assert "," not in encryption
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+    assert "passwords sealed anew" in text(relay, "keys", "rotate")
+    text(relay, "sender", "remove", "me@example.org")
