@@ -1,7 +1,9 @@
 """`/` and `/docs`: static pages with their own scripts and styles, and nothing from elsewhere.
 
 The files are read once, at start.  Their policy forbids inline code and other origins, so a
-subject line that holds markup stays text even if a script of ours were to slip.
+subject line that holds markup stays text even if a script of ours were to slip.  They may frame
+the relay's own answers (a message's HTML, in a sandbox), so that a link in a stranger's mail
+cannot lead the frame elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "frame-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _TYPES = {
     ".html": "text/html; charset=utf-8",

@@ -7,6 +7,10 @@ const make = (tag, text, ...children) => {
   return made;
 };
 
+// Prose in which `names` stand between backticks.
+const prose = (tag, text, ...before) =>
+  make(tag, null, ...before, ...(text ?? "").split("`").map((part, at) => (at % 2 ? make("code", part) : part)));
+
 const nameOf = (schema) => {
   if (!schema) return "";
   if (schema.$ref) return schema.$ref.split("/").pop();
@@ -16,10 +20,19 @@ const nameOf = (schema) => {
   return schema.type ?? "any";
 };
 
+// The roles, because a phone lays rows out as blocks; each cell carries its head for the same.
 const table = (heads, rows) => {
-  const head = make("tr", null, ...heads.map((text) => Object.assign(make("th", text), { scope: "col" })));
-  const body = rows.map((row) => make("tr", null, ...row.map((text) => make("td", text ?? ""))));
-  return make("table", null, make("thead", null, head), make("tbody", null, ...body));
+  const role = (made, name) => Object.assign(made, { role: name });
+  const head = heads.map((text) => Object.assign(role(make("th", text), "columnheader"), { scope: "col" }));
+  const body = rows.map((row) => role(make("tr", null, ...row.map((text, at) => {
+    const cell = role(prose("td", text), "cell");
+    cell.dataset.head = heads[at];
+    return cell;
+  })), "row"));
+  return role(make("table", null,
+    role(make("thead", null, role(make("tr", null, ...head), "row")), "rowgroup"),
+    role(make("tbody", null, ...body), "rowgroup"),
+  ), "table");
 };
 
 const credential = (operation) => {
@@ -29,8 +42,9 @@ const credential = (operation) => {
 };
 
 function describe(path, method, operation) {
-  const shown = make("details", null, make("summary", null, make("code", `${method.toUpperCase()} ${path}`), ` ${operation.summary}`));
-  if (operation.description) shown.append(make("p", operation.description));
+  const shown = make("details", null,
+    prose("summary", operation.summary, make("code", `${method.toUpperCase()} ${path}`), " "));
+  if (operation.description) shown.append(prose("p", operation.description));
   shown.append(make("p", `Credential: ${credential(operation)}.`));
   if (operation.parameters.length) {
     shown.append(table(["Parameter", "In", "Type", "Default", "Meaning"], operation.parameters.map((p) => [
@@ -49,8 +63,9 @@ function describe(path, method, operation) {
 }
 
 function describeSchema(name, schema) {
-  const shown = make("details", null, make("summary", null, make("code", name), ` ${schema.description ?? ""}`));
-  shown.append(table(["Field", "Type", "Meaning"], Object.entries(schema.properties ?? {}).map(([field, value]) => [
+  const shown = make("details", null, prose("summary", schema.description, make("code", name), " "));
+  const fields = Object.entries(schema.properties ?? {});
+  if (fields.length) shown.append(table(["Field", "Type", "Meaning"], fields.map(([field, value]) => [
     field, nameOf(value), value.description,
   ])));
   return shown;
@@ -58,7 +73,9 @@ function describeSchema(name, schema) {
 
 const place = document.getElementById("calls");
 try {
-  const api = await (await fetch("/openapi.json")).json();
+  const response = await fetch("/openapi.json");
+  if (!response.ok) throw new Error(`the relay answered ${response.status}`);
+  const api = await response.json();
   const tags = new Map();
   for (const [path, methods] of Object.entries(api.paths)) {
     for (const [method, operation] of Object.entries(methods)) {
@@ -69,7 +86,7 @@ try {
   }
   const forms = make("section", null, make("h2", "forms"));
   for (const [name, schema] of Object.entries(api.components.schemas)) forms.append(describeSchema(name, schema));
-  place.replaceChildren(make("p", api.info.description), ...tags.values(), forms);
+  place.replaceChildren(prose("p", api.info.description), ...tags.values(), forms);
 } catch (error) {
   place.replaceChildren(make("p", `The description could not be loaded: ${error.message}`));
 }
