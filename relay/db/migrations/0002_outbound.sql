@@ -331,21 +331,20 @@ CREATE TRIGGER suppressions_fold BEFORE INSERT OR UPDATE ON relay.suppressions
     FOR EACH ROW EXECUTE FUNCTION relay.suppressions_fold();
 
 CREATE TABLE relay.outbound_rates (
-    key          text PRIMARY KEY,
-    rate         double precision CHECK (rate > 0),
-    burst        double precision NOT NULL DEFAULT 1 CHECK (burst >= 1),
-    tat          timestamptz NOT NULL DEFAULT '-infinity',
-    pace         double precision CHECK (pace > 0),
-    paused_until timestamptz NOT NULL DEFAULT '-infinity',
-    strikes      integer NOT NULL DEFAULT 0,
-    changed_at   timestamptz NOT NULL DEFAULT clock_timestamp()
+    key        text COLLATE "C" PRIMARY KEY,
+    rate       double precision NOT NULL CHECK (rate > 0),
+    burst      double precision NOT NULL DEFAULT 1 CHECK (burst >= 1),
+    tat        timestamptz NOT NULL DEFAULT '-infinity',
+    created_at timestamptz NOT NULL DEFAULT now()
 );
 COMMENT ON TABLE relay.outbound_rates IS
-    'Limits of routes and destination domains; no row, no limit.  Arithmetic: relay/outbound/rates.py.';
-COMMENT ON COLUMN relay.outbound_rates.rate IS 'Messages a second, set by the operator; NULL: none.';
-COMMENT ON COLUMN relay.outbound_rates.pace IS
-    'Messages a second in slow start after a throttle; NULL: not throttled.';
-COMMENT ON COLUMN relay.outbound_rates.tat IS 'GCRA''s theoretical arrival time.';
+    'Limits that all nodes share; no row, no limit.  Arithmetic: relay/outbound/rates.py.';
+COMMENT ON COLUMN relay.outbound_rates.key IS
+    'route:<scheme://host:port>, domain:<destination domain>, or a name of the caller''s.';
+COMMENT ON COLUMN relay.outbound_rates.rate IS 'Messages a second.';
+COMMENT ON COLUMN relay.outbound_rates.burst IS 'Messages that may go at once after a silence.';
+COMMENT ON COLUMN relay.outbound_rates.tat IS
+    'GCRA''s theoretical arrival time: when all that was granted will have been earned.';
 
 CREATE TABLE relay.outbound_control (
     one       boolean PRIMARY KEY DEFAULT true CHECK (one),
