@@ -1,0 +1,334 @@
+"""The sender: what peers answer becomes what the law says, and one's trouble is not another's."""
+
+from itertools import pairwise
+
+import pytest
+import trio
+
+from relay.outbound.enqueue import Attachment, Message, Recipient, enqueue
+from tests.actors.running import make_mailbox
+from tests.outbound.node import put
+from tests.outbound.running import running_outbound
+from tests.outbound.sink import HangUp, Session, running_sink
+
+
+async def ids(pool, *addresses, **values):
+    """Queue one message to each, and return their ids."""
+    return [queued.id for queued in await put(pool, *addresses, **values)]
+
+
+def answering(verb: str, answer: bytes, recipient: str = ""):
+    """A script that gives one answer to one verb (where the line names `recipient`)."""
+
+    async def script(session: Session, said: str, line: str) -> bytes | None:
+        about = line if said in {"MAIL", "RCPT"} else " ".join(session.recipients)
+        said = "EHLO" if said == "HELO" else said
+        return answer if said == verb and recipient in about else None
+
+    return script
+
+
+async def test_delivers_and_records(pool):
+    """A message reaches the sink once, and its attempt is recorded phase by phase."""
+    async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
+        (one,) = await ids(pool, "bob@example.net")
+        outbound.wake()
+        assert (await outbound.becomes(one, "sent"))[:2] == ("sent", 1)
+    (received,) = sink.received
+    assert (received.sender, received.recipient) == ("sender@example.org", "bob@example.net")
+    assert received.message_id == f"{one}@example.org"
+    events = await pool.fetch_value(
+        "SELECT events FROM relay.outbound_attempts WHERE message_id = %s", (one,)
+    )
+    assert [(event["phase"], event["code"]) for event in events] == [
+        ("connect", 220),
+        ("ehlo", 250),
+        ("mail", 250),
+        ("rcpt", 250),
+        ("data", 354),
+        ("dot", 250),
+    ]
+    assert sink.sessions[0].said[-1] == "QUIT"
+
+
+async def test_keeps_connections(pool):
+    """Many messages go over few connections, each exactly once."""
+    async with running_sink() as sink, running_outbound(pool, sink.url, concurrency=4) as outbound:
+        wanted = [f"u{number}@d{number % 7}.example" for number in range(300)]
+        await ids(pool, *wanted)
+        outbound.wake()
+        await sink.gets(300)
+        sent = "SELECT count(*) FROM relay.outbound_log WHERE status = 'sent'"
+        while await pool.fetch_value(sent) < 300:
+            await trio.sleep(0.01)
+    assert sorted(sink.recipients) == sorted(wanted)
+    assert len(sink.sessions) <= 4
+
+
+@pytest.mark.parametrize(
+    ("verb", "status"),
+    [("MAIL", "failed"), ("RCPT", "bounced"), ("DATA", "failed"), ("dot", "failed")],
+)
+async def test_a_permanent_answer_is_final_at_once(pool, verb, status):
+    """5xx bounces at RCPT and fails at MAIL, DATA and the dot, after one attempt."""
+    script = answering(verb, b"550 5.7.1 not for <bob@example.net>\r\n")
+    async with running_sink(script) as sink, running_outbound(pool, sink.url) as outbound:
+        (one,) = await ids(pool, "bob@example.net")
+        outbound.wake()
+        _, attempts, _, error = await outbound.becomes(one, status)
+    assert attempts == 1
+    assert error.startswith("550 5.7.1 not for ")
+    assert "<redacted:" in error
+    assert "bob" not in error
+
+
+@pytest.mark.parametrize("verb", ["MAIL", "RCPT", "DATA", "dot"])
+async def test_a_temporary_answer_is_tried_again_later(pool, verb):
+    """4xx queues again, n squared units later, a fifth more or less."""
+    script = answering(verb, b"451 4.7.1 later\r\n")
+    async with running_sink(script) as sink, running_outbound(pool, sink.url) as outbound:
+        (one,) = await ids(pool, "bob@example.net")
+        outbound.wake()
+        _, _, wait, error = await outbound.becomes(one, "queued", 1)
+    assert 47 <= wait <= 72
+    assert error == "451 4.7.1 later"
+
+
+@pytest.mark.parametrize("verb", ["connect", "EHLO"])
+@pytest.mark.parametrize("answer", [b"554 5.3.2 go away\r\n", b"421 4.3.2 busy\r\n"])
+async def test_trouble_of_the_route_defers_and_pauses_it(pool, verb, answer):
+    """Any refusal before MAIL, a 5xx too, concerns the route: deferred, never bounced."""
+    async with (
+        running_sink(answering(verb, answer)) as sink,
+        running_outbound(pool, sink.url) as outbound,
+    ):
+        (one,) = await ids(pool, "bob@example.net")
+        outbound.wake()
+        await outbound.becomes(one, "queued", 1)
+        (two,) = await ids(pool, "carol@example.net")
+        outbound.wake()
+        while not (await outbound.row(two))[2]:
+            await trio.sleep(0.01)
+        status, attempts, wait, _ = await outbound.row(two)
+    # The second was given back unbegun: the route is left alone for a sixteenth of a unit.
+    assert (status, attempts) == ("queued", 0)
+    assert 0 < wait < 10
+    assert len(sink.sessions) <= 2
+
+
+async def test_a_route_that_is_not_there_defers(pool):
+    """Nobody listens: the connection's refusal is the error, and nothing is lost."""
+    async with running_outbound(pool, "smtp://127.0.0.1:1") as outbound:
+        (one,) = await ids(pool, "bob@example.net")
+        outbound.wake()
+        _, _, wait, error = await outbound.becomes(one, "queued", 1)
+    assert 47 <= wait <= 72
+    assert "refused" in error
+
+
+async def test_after_the_last_attempt_it_has_failed(pool):
+    """The tenth failure is the end, with the last error; each wait is n squared units."""
+    refuse = answering("RCPT", b"450 4.2.1 not now\r\n")
+    async with (
+        running_sink(refuse) as sink,
+        running_outbound(pool, sink.url, retry_unit=0.004) as outbound,
+    ):
+        (one,) = await ids(pool, "bob@example.net")
+        outbound.wake()
+        row = await outbound.becomes(one, "failed")
+    assert row[1] == 10
+    assert row[3] == "450 4.2.1 not now"
+    tries = await pool.fetch(
+        "SELECT at FROM relay.outbound_attempts WHERE message_id = %s ORDER BY attempt", (one,)
+    )
+    assert len(tries) == 10
+    waits = [(later - earlier).total_seconds() for (earlier,), (later,) in pairwise(tries)]
+    for number, wait in enumerate(waits, 1):
+        assert wait >= number**2 * 0.004 * 0.8
+
+
+async def test_one_destination_is_throttled_by_itself(pool):
+    """421 from one domain slows that domain; another's mail goes at once and all arrives."""
+    refusals = 3
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        nonlocal refusals
+        if verb == "RCPT" and "@slow.example" in line and refusals:
+            refusals -= 1
+            raise HangUp(b"421 4.7.0 too fast\r\n")
+        return None
+
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, retry_unit=0.2) as outbound,
+    ):
+        slow = await ids(pool, *(f"u{number}@slow.example" for number in range(20)))
+        fast = await ids(pool, *(f"u{number}@fast.example" for number in range(20)))
+        outbound.wake()
+        for one in fast:
+            assert (await outbound.becomes(one, "sent"))[1] == 1
+        for one in slow:
+            await outbound.becomes(one, "sent")
+    assert len(sink.received) == 40
+    assert len(set(sink.recipients)) == 40
+
+
+async def test_a_connection_that_ends_after_the_dot_is_an_unknown_outcome(pool):
+    """It is tried again by default, and held where the message says so; both are recorded."""
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "dot":
+            raise HangUp
+        return None
+
+    async with running_sink(script) as sink, running_outbound(pool, sink.url) as outbound:
+        (again,) = await ids(pool, "again@a.example")
+        (hold,) = await ids(pool, "hold@b.example", hold_unknown=True)
+        outbound.wake()
+        await outbound.becomes(again, "queued", 1)
+        await outbound.becomes(hold, "held", 1)
+    assert sorted(sink.recipients) == ["again@a.example", "hold@b.example"]
+
+
+async def test_an_unreadable_password_defers(pool):
+    """The mail of a sender whose password no key opens waits; it is never bounced."""
+    await pool.execute(
+        """
+        INSERT INTO relay.senders (address, upstream, username, password)
+        VALUES ('sender@example.org', 'smtp://127.0.0.1:1', 'user', 'rubbish')
+        """
+    )
+    async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
+        (one,) = await ids(pool, "bob@example.net")
+        outbound.wake()
+        _, _, wait, error = await outbound.becomes(one, "queued", 1)
+    assert 47 <= wait <= 72
+    assert "password" in error
+    assert not sink.sessions
+
+
+async def test_mail_of_a_sender_goes_through_its_own_upstream(pool):
+    """An identity's upstream is used for its mail, the relay's own for all other."""
+    async with running_sink() as own, running_sink() as common:
+        await pool.execute(
+            "INSERT INTO relay.senders (address, upstream) VALUES ('sender@example.org', %s)",
+            (own.url,),
+        )
+        async with running_outbound(pool, common.url) as outbound:
+            await ids(pool, "bob@example.net")
+            message = Message("other@example.org", [Recipient("carol@example.net")], "s", text="t")
+            await enqueue(pool, [message])
+            outbound.wake()
+            await own.gets(1)
+            await common.gets(1)
+    assert own.recipients == ["bob@example.net"]
+    assert common.recipients == ["carol@example.net"]
+
+
+async def test_the_loop_delivers_into_a_mailbox(pool):
+    """`loop:` stores what would have been sent, once, however often it is delivered."""
+    await make_mailbox(pool)
+    address = await pool.fetch_value("SELECT address FROM relay.mailboxes")
+    async with running_outbound(pool, "loop:") as outbound:
+        (one,) = await ids(pool, address.upper())
+        outbound.wake()
+        await outbound.becomes(one, "sent", 1)
+        # As after a crash between the commit of the mail and that of the outcome:
+        await pool.execute("DELETE FROM relay.outbound_log WHERE id = %s", (one,))
+        await pool.execute(
+            "INSERT INTO relay.outbound_due (id, lane, run_at, priority) VALUES (%s, 1, now(), 1)",
+            (one,),
+        )
+        outbound.wake()
+        await outbound.becomes(one, "sent", 1)
+    rows = await pool.fetch("SELECT id, reverse_path, raw_email FROM relay.messages")
+    assert [(row[0], row[1]) for row in rows] == [(one, "sender@example.org")]
+    assert b"\r\nSubject: Subject\r\n" in rows[0][2]
+
+
+async def test_the_loop_bounces_what_has_no_mailbox_here(pool):
+    """Unknown and expired mailboxes are 550 5.1.1; other domains are not relayed to."""
+    await make_mailbox(pool, -1.0)
+    expired = await pool.fetch_value("SELECT address FROM relay.mailboxes")
+    async with running_outbound(pool, "loop:") as outbound:
+        gone = await ids(pool, expired, "nobody@relay.localhost")
+        (foreign,) = await ids(pool, "bob@example.net")
+        outbound.wake()
+        for one in gone:
+            assert (await outbound.becomes(one, "bounced"))[3].startswith("550 5.1.1 ")
+        assert (await outbound.becomes(foreign, "bounced"))[3].startswith("550 5.1.2 ")
+
+
+async def test_what_can_never_be_sent_fails(pool):
+    """A message that was queued by SQL with a header nobody may give fails, with the reason."""
+    message = Message(
+        "a@example.org",
+        [Recipient("b@example.net")],
+        "s",
+        text="t",
+        headers={"Bcc": "victim@example.net"},
+    )
+    async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
+        queued = await enqueue(pool, [message])
+        outbound.wake()
+        _, _, _, error = await outbound.becomes(queued.messages[0].id, "failed")
+    assert "cannot be given" in error
+    assert "victim" not in error
+    assert not sink.received
+
+
+async def test_a_large_message_is_fetched_by_itself(pool):
+    """What the claim does not bring along arrives whole."""
+    content = bytes(range(256)) * 8192
+    message = Message(
+        "a@example.org",
+        [Recipient("b@example.net"), Recipient("c@example.net")],
+        "s",
+        text="t",
+        attachments=[Attachment("a.bin", "application/octet-stream", content)],
+    )
+    async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
+        await enqueue(pool, [message])
+        outbound.wake()
+        await sink.gets(2)
+    assert all(len(received.data) > len(content) * 4 // 3 for received in sink.received)
+
+
+async def test_an_announced_message_survives_the_connection(pool):
+    """The peer hangs up after every message: what was announced goes over the next connection."""
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "dot":
+            await session.stream.send_all(b"250 2.0.0 taken\r\n")
+            raise HangUp
+        return None
+
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, concurrency=2, retry_unit=0.05) as outbound,
+    ):
+        many = await ids(pool, *(f"u{number}@example.net" for number in range(20)))
+        outbound.wake()
+        for one in many:
+            await outbound.becomes(one, "sent")
+    assert len(set(sink.recipients)) == len(sink.received) == 20
+
+
+async def test_draining_finishes_what_has_begun_and_gives_back_the_rest(pool):
+    """At a stop the message on the wire is finished, those that wait are queued unchanged."""
+    begun = trio.Event()
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "dot":
+            begun.set()
+            await trio.sleep(0.2)  # the supervisor drains meanwhile
+        return None
+
+    async with running_sink(script) as sink:
+        async with running_outbound(pool, sink.url, concurrency=1) as outbound:
+            first = await ids(pool, "a@example.net", "b@example.net", "c@example.net")
+            outbound.wake()
+            await begun.wait()
+        states = [(await outbound.row(one))[:2] for one in first]
+    assert sorted(states) == [("queued", 0), ("queued", 0), ("sent", 1)]
+    assert len(sink.received) == 1

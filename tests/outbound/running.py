@@ -1,0 +1,111 @@
+"""A claimer and a sender under a real supervisor, as the tree wires them."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+import trio
+from cryptography.fernet import Fernet
+
+from actors import claimer, sender, writer
+from actors.letters import Due
+from relay.crypto import Vault
+from relay.db.pool import Pool
+from relay.outbound.gates import Gates
+from relay.outbound.lanes import Strip
+from relay.outbound.queue import Queue
+from relay.outbound.senders import parse_upstream
+from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+
+REDACT_KEY = b"k" * 32
+
+
+class Outbound:
+    """The running pair."""
+
+    def __init__(self, pool: Pool, vault: Vault) -> None:
+        self.pool = pool
+        self.vault = vault
+        self.claimer: Mailbox[Any] = Mailbox("claimer", capacity=4096)
+        self.sender: Mailbox[Any] = Mailbox("sender", capacity=64)
+        self.writer: Mailbox[Any] = Mailbox("writer", on_dead=writer.dead)
+        self.supervisor = Supervisor()
+
+    def wake(self, *strips: Strip) -> None:
+        """Say that something is due."""
+        self.claimer.send_nowait(Due(strips))
+
+    async def row(self, message_id: UUID) -> tuple[Any, ...]:
+        """Status, attempts, seconds to the next attempt and error of a message."""
+        row = await self.pool.fetch_row(
+            """
+            SELECT status, attempts, extract(epoch FROM next_retry_at - now())::float8, error_log
+            FROM relay.outbound_messages
+            WHERE id = %s
+            """,
+            (message_id,),
+        )
+        assert row is not None
+        return tuple(row)
+
+    async def becomes(self, message_id: UUID, status: str, attempts: int | None = None) -> Any:
+        """Wait until a message has a status (and has been tried so often); returns its row."""
+        while True:
+            row = await self.row(message_id)
+            if row[0] == status and attempts in (None, row[1]):
+                return row
+            await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running_outbound(
+    pool: Pool,
+    upstream: str,
+    *,
+    lease_timeout: float = 30.0,
+    max_attempts: int = 10,
+    concurrency: int = 8,
+    retry_unit: float = 60.0,
+    sweep_every: float = 0.5,
+    within: float = 30.0,
+    drain: bool = True,
+    **wiring: Any,
+) -> AsyncIterator[Outbound]:
+    """Claim and deliver until the block ends, then drain; all `within` seconds."""
+    vault = wiring.pop("vault", None) or Vault([Fernet.generate_key().decode()])
+    running = Outbound(pool, vault)
+    queue = Queue(pool, uuid4(), lease_timeout=lease_timeout, max_attempts=max_attempts)
+    gates = Gates(concurrency, retry_unit, random.Random(1))
+    send = partial(
+        sender.run,
+        pool=pool,
+        queue=queue,
+        claimer=running.claimer,
+        writer=running.writer,
+        gates=gates,
+        vault=vault,
+        upstream=parse_upstream(upstream),
+        domains=("relay.localhost",),
+        redact_key=REDACT_KEY,
+        concurrency=concurrency,
+        retry_unit=retry_unit,
+        **wiring,
+    )
+    claim = partial(
+        claimer.run, queue=queue, sender=running.sender, gates=gates, sweep_every=sweep_every
+    )
+    children = (
+        ChildSpec("writer", partial(writer.run, pool=pool), mailbox=running.writer),
+        ChildSpec("sender", send, mailbox=running.sender, drain_timeout=20.0),
+        ChildSpec("claimer", claim, mailbox=running.claimer),
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(running.supervisor.run, SupervisorSpec("root", children))
+        with trio.fail_after(within):
+            yield running
+            running.supervisor.shutdown()
+            if not drain:
+                running.supervisor.shutdown()

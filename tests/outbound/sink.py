@@ -1,0 +1,197 @@
+"""A scripted SMTP server: keeps what it is given, and misbehaves as it is told.
+
+`Sink.script(session, verb, line)` is asked at each step (`connect`, then the verb of each command,
+`dot` for the end of a message) and returns the answer's bytes, None for the usual answer, or
+raises `HangUp`.  It may wait, and it may do anything else, such as killing the client.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+
+class HangUp(Exception):
+    """Close the connection now, after saying `last`."""
+
+    def __init__(self, last: bytes = b"") -> None:
+        super().__init__()
+        self.last = last
+
+
+@dataclass
+class Received:
+    """A message that the sink took (it answered the dot with 2yz, or was about to)."""
+
+    sender: str
+    recipients: tuple[str, ...]
+    data: bytes
+
+    @property
+    def recipient(self) -> str:
+        """The one recipient."""
+        (only,) = self.recipients
+        return only
+
+    @property
+    def message_id(self) -> str:
+        """The Message-ID header."""
+        found = re.search(rb"^Message-ID: <(.*?)>", self.data, re.MULTILINE)
+        assert found is not None
+        return found[1].decode()
+
+
+@dataclass
+class Session:
+    """One connection as the sink sees it."""
+
+    stream: trio.SocketStream
+    number: int
+    sender: str = ""
+    recipients: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    """The verbs, in order."""
+
+
+Script = Callable[[Session, str, str], Awaitable[bytes | None]]
+
+
+async def well_behaved(session: Session, verb: str, line: str) -> bytes | None:
+    """The usual answer to everything."""
+    return None
+
+
+class Sink:
+    """The server; `received` is what it took, in order."""
+
+    def __init__(self, script: Script = well_behaved) -> None:
+        self.script = script
+        self.received: list[Received] = []
+        self.sessions: list[Session] = []
+        self.arrived = trio.Condition()
+        self.port = 0
+        self.pipelining = True
+
+    @property
+    def url(self) -> str:
+        """The upstream that leads here."""
+        return f"smtp://127.0.0.1:{self.port}"
+
+    @property
+    def recipients(self) -> list[str]:
+        """Who got a message, in order."""
+        return [message.recipient for message in self.received]
+
+    async def gets(self, count: int) -> None:
+        """Wait until so many messages were taken."""
+        async with self.arrived:
+            while len(self.received) < count:
+                await self.arrived.wait()
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """One session."""
+        session = Session(stream, len(self.sessions))
+        self.sessions.append(session)
+        try:
+            await self._converse(session)
+        except HangUp as end:
+            if end.last:
+                await stream.send_all(end.last)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the client has gone
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    async def _converse(self, session: Session) -> None:
+        await self._answer(session, "connect", "", b"220 sink ESMTP\r\n")
+        buffer = b""
+        while True:
+            line, found, rest = buffer.partition(b"\r\n")
+            if not found:
+                chunk = await session.stream.receive_some(65536)
+                if not chunk:
+                    return
+                buffer += chunk
+                continue
+            buffer = rest
+            text = line.decode("utf-8", "replace")
+            verb = text.partition(" ")[0].upper()
+            session.said.append(verb)
+            usual = b"250 2.0.0 Ok\r\n"
+            if verb == "EHLO":
+                pipelining = b"250-PIPELINING\r\n" if self.pipelining else b""
+                usual = b"250-sink\r\n" + pipelining + b"250-8BITMIME\r\n250 SIZE 10000000\r\n"
+            elif verb == "MAIL":
+                session.sender, session.recipients = _path(text), []
+            elif verb == "DATA":
+                usual = b"354 go on\r\n" if session.recipients else b"554 5.5.1 nobody\r\n"
+            elif verb == "QUIT":
+                usual = b"221 2.0.0 bye\r\n"
+            answer = await self._answer(session, verb, text, usual)
+            if verb == "QUIT":
+                return
+            if verb == "RCPT" and answer[:1] == b"2":
+                session.recipients.append(_path(text))
+            if verb == "DATA" and answer[:1] == b"3":
+                buffer = await self._data(session, buffer)
+
+    async def _data(self, session: Session, buffer: bytes) -> bytes:
+        buffer = b"\r\n" + buffer
+        while b"\r\n.\r\n" not in buffer:
+            chunk = await session.stream.receive_some(65536)
+            if not chunk:
+                raise HangUp
+            buffer += chunk
+        data, _, rest = buffer[2:].partition(b"\r\n.\r\n")
+        data = data.replace(b"\r\n..", b"\r\n.") + b"\r\n"
+        message = Received(session.sender, tuple(session.recipients), data)
+        await self._answer(session, "dot", "", b"250 2.0.0 taken\r\n", message)
+        return rest
+
+    async def _answer(
+        self,
+        session: Session,
+        verb: str,
+        line: str,
+        usual: bytes,
+        message: Received | None = None,
+    ) -> bytes:
+        try:
+            answer = await self.script(session, verb, line)
+        except HangUp:
+            if message is not None:
+                await self._take(message)
+            raise
+        if answer is None:
+            answer = usual
+        if message is not None and answer[:1] == b"2":
+            await self._take(message)
+        if answer:
+            await session.stream.send_all(answer)
+        return answer
+
+    async def _take(self, message: Received) -> None:
+        self.received.append(message)
+        async with self.arrived:
+            self.arrived.notify_all()
+
+
+def _path(line: str) -> str:
+    found = re.search("<(.*?)>", line)
+    return found[1] if found else ""
+
+
+@asynccontextmanager
+async def running_sink(script: Script = well_behaved) -> AsyncIterator[Sink]:
+    """A sink on a free port, until the block ends."""
+    sink = Sink(script)
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        sink.port = listeners[0].socket.getsockname()[1]
+        nursery.start_soon(trio.serve_listeners, sink.serve, listeners)
+        yield sink
+        nursery.cancel_scope.cancel()
