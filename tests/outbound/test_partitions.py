@@ -3,9 +3,14 @@
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.outbound.enqueue import Message, Recipient, enqueue
 from relay.outbound.states import Cause
+from tests.conftest import VERSIONS, Clusters
 from tests.outbound.node import Node, lose, put, status
 
 OLD = datetime.now(UTC) - timedelta(days=60)
@@ -28,6 +33,26 @@ async def old_message(pool: Pool, number: int) -> UUID:
         pool, [Message("a@x.org", [Recipient("b@x.org")], "s", text="t")], ids=[message_id]
     )
     return message_id
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_role_that_only_owns_the_database_is_enough(clusters: Clusters, version: int):
+    """No superuser, no extension: it migrates, queues, delivers, makes and drops partitions."""
+    cluster = clusters.get(version)
+    cluster.admin("DROP ROLE IF EXISTS plain")
+    cluster.admin("CREATE ROLE plain LOGIN NOSUPERUSER")
+    name = cluster.new_database()
+    cluster.admin(f"ALTER DATABASE {name} OWNER TO plain")
+    dsn = make_conninfo(cluster.dsn(name), user="plain")
+    await migrate(dsn)
+    node = Node(Pool(dsn))
+    await put(node.pool, "a@x.example")
+    await node.pool.execute("SELECT relay.outbound_partition(%s)", (OLD,))
+    assert len(await node.finish(await node.claim())) == 1
+    assert await node.queue.forget() == 4
+    await node.pool.close()
+    cluster.drop_database(name)
+    cluster.admin("DROP ROLE plain")
 
 
 async def test_this_week_and_the_next_two_are_there(any_pool: Pool):

@@ -9,6 +9,7 @@ import trio
 from relay.db.pool import Pool
 from relay.outbound.desk import Desk
 from relay.outbound.enqueue import NOBODY, Attachment, Message, Recipient, enqueue
+from relay.outbound.lanes import Ask
 from relay.outbound.queue import Outcome
 from relay.outbound.states import Cause
 from tests.outbound.node import Node, lose, put, status
@@ -416,8 +417,10 @@ async def test_a_plan_made_while_the_queue_is_empty_still_uses_the_index(any_poo
     """Claims and surveys that were prepared on an empty table do not scan a full one."""
     pool = Pool(any_pool.dsn, size=1)
     node = Node(pool)
+    await pool.execute("VACUUM ANALYZE relay.outbound_due")  # now it is known to be empty
     for _ in range(12):
-        await node.look()
+        await node.queue.survey()
+        await node.queue.claim([Ask(1, 1, datetime(2026, 1, 1, tzinfo=UTC), 100, "x.example")])
     await put(any_pool, *(f"u{n}@x.example" for n in range(2000)))
     before = await scans(any_pool, "seq_scan")
     assert len(await node.drain(100)) == 2000
