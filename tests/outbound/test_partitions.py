@@ -1,5 +1,6 @@
 """Partitions: made ahead, dropped when past; nothing unfinished goes with them."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -35,24 +36,28 @@ async def old_message(pool: Pool, number: int) -> UUID:
     return message_id
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_role_that_only_owns_the_database_is_enough(clusters: Clusters, version: int):
-    """No superuser, no extension: it migrates, queues, delivers, makes and drops partitions."""
-    cluster = clusters.get(version)
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"pg{version}")
+def plain_dsn(clusters: Clusters, request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty database whose owner is nothing else."""
+    cluster = clusters.get(request.param)
     cluster.admin("DROP ROLE IF EXISTS plain")
     cluster.admin("CREATE ROLE plain LOGIN NOSUPERUSER")
     name = cluster.new_database()
     cluster.admin(f"ALTER DATABASE {name} OWNER TO plain")
-    dsn = make_conninfo(cluster.dsn(name), user="plain")
-    await migrate(dsn)
-    node = Node(Pool(dsn))
+    yield make_conninfo(cluster.dsn(name), user="plain")
+    cluster.drop_database(name)
+    cluster.admin("DROP ROLE plain")
+
+
+async def test_a_role_that_only_owns_the_database_is_enough(plain_dsn: str):
+    """No superuser, no extension: it migrates, queues, delivers, makes and drops partitions."""
+    await migrate(plain_dsn)
+    node = Node(Pool(plain_dsn))
     await put(node.pool, "a@x.example")
     await node.pool.execute("SELECT relay.outbound_partition(%s)", (OLD,))
     assert len(await node.finish(await node.claim())) == 1
     assert await node.queue.forget() == 4
     await node.pool.close()
-    cluster.drop_database(name)
-    cluster.admin("DROP ROLE plain")
 
 
 async def test_this_week_and_the_next_two_are_there(any_pool: Pool):
