@@ -1,23 +1,26 @@
 """The sender: what peers answer becomes what the law says, and one's trouble is not another's."""
 
 from itertools import pairwise
+from typing import Any
+from uuid import UUID
 
 import pytest
 import trio
 
+from relay.db.pool import Pool
 from relay.outbound.enqueue import Attachment, Message, Recipient, enqueue
 from tests.actors.running import make_mailbox
 from tests.outbound.node import put
 from tests.outbound.running import running_outbound
-from tests.outbound.sink import HangUp, Session, running_sink
+from tests.outbound.sink import HangUp, Script, Session, running_sink
 
 
-async def ids(pool, *addresses, **values):
+async def ids(pool: Pool, *addresses: str, **values: Any) -> list[UUID]:
     """Queue one message to each, and return their ids."""
     return [queued.id for queued in await put(pool, *addresses, **values)]
 
 
-def answering(verb: str, answer: bytes, recipient: str = ""):
+def answering(verb: str, answer: bytes, recipient: str = "") -> Script:
     """A script that gives one answer to one verb (where the line names `recipient`)."""
 
     async def script(session: Session, said: str, line: str) -> bytes | None:
