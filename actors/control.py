@@ -14,7 +14,8 @@ Fails: one call's error is a 500 and a log line.  Only the loss of a listening s
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
@@ -35,7 +36,6 @@ from relay.http.deps import (
     ReadyCheck,
     Supervision,
     WakeOutbound,
-    nobody_waits,
 )
 from relay.http.fetch import fetch as fetch_https
 from relay.http.serve import serve
@@ -43,14 +43,17 @@ from relay.mailboxes.keys import Keys
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.store import Store
 from relay.outbound.desk import Desk
-from relay.outbound.enqueue import enqueue
+from relay.outbound.enqueue import announce, enqueue
+from relay.outbound.lanes import Strip
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
+from relay.outbound.webhooks import Webhooks
 from supervisor import Context, Mailbox
 
 GRACEFUL_TIMEOUT = 5.0
 """Seconds that calls in hand may go on while draining; below the child's `drain_timeout`."""
 _BEAT_EVERY = 5.0  # s
+_ANNOUNCE_EVERY = 0.05  # s; a notification takes a lock that all writers share
 
 
 async def run(
@@ -67,6 +70,7 @@ async def run(
     admin_token_hash: bytes,
     keyring: Keyring,
     wake_outbound: WakeOutbound | None = None,
+    private_webhooks: bool = False,
     public_url: str = "",
     sns_topics: Sequence[str] = (),
     fetch: Fetch = fetch_https,
@@ -76,8 +80,10 @@ async def run(
     """Serve the control plane on `sockets` until drained.
 
     `public_url` is the address that people see, `sns_topics` the topics whose mail is taken;
-    `wake_outbound` tells this process's claimer of what was queued (None: none runs here).
+    `wake_outbound` tells this process's claimer of what was queued (None: none runs here);
+    `private_webhooks` lets webhooks name private addresses.
     """
+    announcer = _Announcer(pool)
     parser = Parser()  # its child starts with the first attachment that somebody downloads
     app = create_app(
         Deps(
@@ -95,7 +101,9 @@ async def run(
             senders=Senders(pool, keyring.vault),
             suppressions=Suppressions(pool),
             keyring=keyring,
-            wake_outbound=wake_outbound or nobody_waits,
+            webhooks=Webhooks(pool),
+            private_webhooks=private_webhooks,
+            wake_outbound=wake_outbound or announcer.wake,
             ready_checks=(_Database(pool).check, *ready_checks),
             public_url=public_url,
             sns_topics=sns_topics,
@@ -111,6 +119,7 @@ async def run(
 
     async with parser, trio.open_nursery() as nursery:
         nursery.start_soon(beat)
+        nursery.start_soon(announcer.run)
         await serve(
             app,
             sockets,
@@ -139,6 +148,25 @@ class _Acceptor:
         if accepted.error is not None:
             raise DatabaseUnavailable(accepted.error)
         return accepted.stored
+
+
+class _Announcer:
+    """Tells the claimers of other processes what was queued here, where none runs here."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._queued = trio.Event()
+
+    def wake(self, strips: Collection[Strip]) -> None:
+        self._queued.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._queued.wait()
+            self._queued = trio.Event()
+            with suppress(DatabaseUnavailable):  # their sweeps find it
+                await announce(self._pool)
+            await trio.sleep(_ANNOUNCE_EVERY)
 
 
 class _Database:

@@ -27,6 +27,7 @@ CHANNELS = (
     "relay_expiry",
     "relay_mailboxes",
     "relay_outbound",
+    "relay_webhooks",
 )
 
 

@@ -12,11 +12,12 @@ picture in the README is this file.  Children start from the top and stop from t
     ├── reaper        removes what has been expired for long, sets right what workers lost
     ├── sender        delivers what was claimed, and has the outcomes recorded
     ├── claimer       leases outbound mail that is due, as much as the sender has room for
+    ├── courier       posts signed webhooks
     ├── filter        the operator's own filter, on asyncio (only if one is configured)
     ├── ingest        SMTP sessions
     └── control       the HTTP control plane
 
-Letters go: ingest, control, sender → writer; listener → summariser, ticker, claimer;
+Letters go: ingest, control, sender → writer; listener → summariser, ticker, claimer, courier;
 claimer ⇄ sender; control → claimer; ingest → filter.
 """
 
@@ -37,6 +38,7 @@ import trio
 from actors import (
     claimer,
     control,
+    courier,
     filter,
     ingest,
     listener,
@@ -56,10 +58,12 @@ from relay.errors import ConfigError
 from relay.log import LogRing
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.store import Store
+from relay.outbound import webhooks
 from relay.outbound.enqueue import announce
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import Strip
 from relay.outbound.message import MalformedMessage
+from relay.outbound.post import Poster
 from relay.outbound.queue import Queue
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.settings import Settings
@@ -129,6 +133,7 @@ def build_tree(
     ticker_box: Mailbox[Wake] = Mailbox("ticker", capacity=64)
     claimer_box: Mailbox[Any] = Mailbox("claimer", capacity=4096)
     sender_box: Mailbox[Any] = Mailbox("sender", capacity=64)
+    courier_box: Mailbox[Wake] = Mailbox("courier", capacity=16)
 
     outbound = settings.outbound
     queue = Queue(
@@ -161,6 +166,7 @@ def build_tree(
                     "relay_messages": _wake(summariser_box),
                     "relay_expiry": _wake(ticker_box),
                     "relay_outbound": _wake(claimer_box),
+                    webhooks.CHANNEL: _wake(courier_box),
                 },
             ),
             start_timeout=900.0,  # an external database may be away
@@ -214,6 +220,25 @@ def build_tree(
             liveness=120.0,
         ),
         ChildSpec(
+            "courier",
+            partial(
+                courier.run,
+                webhooks=webhooks.Webhooks(pool),
+                poster=Poster(
+                    allow_private=settings.webhooks.allow_private,
+                    timeout=settings.webhooks.timeout,
+                    context=client_tls(outbound.ca_file or None),
+                ),
+                keyring=resources.keyring,
+                retry_unit=outbound.retry_unit,
+                max_attempts=outbound.max_attempts,
+                concurrency=settings.webhooks.concurrency,
+            ),
+            mailbox=courier_box,
+            drain_timeout=settings.webhooks.timeout + 5.0,  # posts under way end
+            liveness=60.0,
+        ),
+        ChildSpec(
             "ingest",
             partial(
                 ingest.run,
@@ -242,7 +267,8 @@ def build_tree(
                 logs=resources.logs,
                 admin_token_hash=resources.admin_token_hash,
                 keyring=resources.keyring,
-                wake_outbound=_due(claimer_box),
+                wake_outbound=_due(claimer_box) if only is None or "claimer" in only else None,
+                private_webhooks=settings.webhooks.allow_private,
                 public_url=settings.http.public_url,
                 sns_topics=settings.ingest.sns_topics,
             ),

@@ -185,6 +185,14 @@ class Outbound(_Section):
         return value
 
 
+class Webhooks(_Section):
+    """Posts to addresses that others choose."""
+
+    allow_private: bool = False
+    timeout: Annotated[Seconds, Field(gt=0, le=30)] = 15.0
+    concurrency: Annotated[int, Field(ge=1, le=1000)] = 16
+
+
 class Collector(_Section):
     """Lifecycle mail, in batches and within a budget."""
 
@@ -222,6 +230,7 @@ class Settings(_Section):
     ingest: Ingest = Ingest()
     expiry: Expiry = Expiry()
     outbound: Outbound = Outbound()
+    webhooks: Webhooks = Webhooks()
     collector: Collector = Collector()
     devices: Devices = Devices()
     log: Log = Log()

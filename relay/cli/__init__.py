@@ -37,6 +37,7 @@ from relay.cli import (
     suppression,
     tail,
     up,
+    webhook,
 )
 from relay.errors import ConfigError, DatabaseUnavailable
 
@@ -72,6 +73,7 @@ for command in (
     queue.queue,
     sender.sender,
     suppression.suppression,
+    webhook.webhook,
     key.key,
     keys.keys,
     db.db,

@@ -43,6 +43,7 @@ from relay.http import (
     streams,
     supervision,
     suppressions,
+    webhooks,
 )
 from relay.http.auth import Hosts, authorise
 from relay.http.bodies import Connection, Request, Uploads
@@ -72,6 +73,7 @@ RESOURCES = (
     outbound,
     senders,
     suppressions,
+    webhooks,
     supervision,
     logs,
     keys,

@@ -33,6 +33,7 @@ from relay.outbound.enqueue import Enqueued, Message
 from relay.outbound.lanes import Strip
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
+from relay.outbound.webhooks import Webhooks
 
 
 class Node(Protocol):
@@ -135,10 +136,6 @@ class Limits:
     upload_timeout: float = 60.0  # s; `body_timeout` for those
 
 
-def nobody_waits(strips: Collection[Strip]) -> None:
-    """Where no claimer runs in this process, others find what is due."""
-
-
 @dataclass(frozen=True)
 class Deps:
     """Everything that the application needs."""
@@ -157,7 +154,9 @@ class Deps:
     senders: Senders
     suppressions: Suppressions
     keyring: Keyring
-    wake_outbound: WakeOutbound = nobody_waits
+    webhooks: Webhooks
+    wake_outbound: WakeOutbound
+    private_webhooks: bool = False  # whether a URL may name a private address
     ready_checks: Sequence[ReadyCheck] = ()
     public_url: str = ""
     sns_topics: Iterable[str] = ()

@@ -46,6 +46,7 @@ def test_the_database_starts_first_and_the_doors_open_last():
         "reaper",
         "sender",
         "claimer",
+        "courier",
         "ingest",
         "control",
     ]

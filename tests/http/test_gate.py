@@ -18,6 +18,7 @@ from relay.outbound.desk import Desk
 from relay.outbound.enqueue import enqueue
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
+from relay.outbound.webhooks import Webhooks
 from tests.http.conftest import House
 
 MISSING = "00000000-0000-7000-8000-000000000000"
@@ -40,6 +41,8 @@ def inert(house: House) -> Deps:
         senders=Senders(house.pool, house.keyring.vault),
         suppressions=Suppressions(house.pool),
         keyring=house.keyring,
+        webhooks=Webhooks(house.pool),
+        wake_outbound=lambda strips: None,
     )
 
 
@@ -54,7 +57,7 @@ def routes(house: House) -> list[Route]:
 async def call(house: House, route: Route, address: str, headers: dict[str, str]) -> httpx.Response:
     """Make a call with values that name nothing but the mailbox."""
     path = route.rule.replace("<address>", address).replace("<name>", "nobody")
-    path = re.sub(r"<(message_id|key_id)>", MISSING, path)
+    path = re.sub(r"<(message_id|key_id|hook_id)>", MISSING, path)
     path = path.replace("<index>", "0").replace("<path>", "app.js").replace("<entry>", address)
     params = {"timeout": "0"} if path.endswith("/wait") else None
     if route.operation.websocket:

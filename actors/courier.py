@@ -1,0 +1,215 @@
+"""courier: posts signed webhooks.
+
+Promises
+  * Each event is posted until its receiver answers 2xx, by the rules of mail: the delay after
+    attempt n is n² units, and after the last attempt it is given up.  410 Gone is final at once.
+  * At least once: between an answer and its commit the same event may be posted again; receivers
+    know it by its id.
+  * A receiver that hangs holds a few places for one deadline; the others do not notice.
+  * Draining: posts under way end (each has its deadline), nothing new is claimed.
+
+Fails: never by a receiver or a URL.  Without the database it waits for the next sweep.
+
+No log line, error or metric names a URL: it may hold a token.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+
+import prometheus_client
+import trio
+
+from actors.turns import next_turn
+from relay.datadir import Keyring
+from relay.errors import DatabaseUnavailable
+from relay.log import get_logger
+from relay.metrics import registry
+from relay.outbound.backoff import retry_delay
+from relay.outbound.post import NotPosted, Poster
+from relay.outbound.webhooks import Event, Webhooks, signed_headers
+from supervisor import Context, Drained
+
+SWEEP_EVERY = 5.0
+"""Seconds after which it looks even if nothing woke it."""
+
+_LEASE = 60.0  # s; beyond the longest post and the statements around it
+_FORGET_EVERY = 3600.0  # s
+_GONE = 410
+
+POSTS = prometheus_client.Counter(
+    "relay_webhook_posts", "Webhooks by what became of them.", ["kind", "outcome"],
+    registry=registry,
+)  # fmt: skip
+SECONDS = prometheus_client.Histogram(
+    "relay_webhook_seconds", "How long a webhook's post took.", registry=registry
+)
+
+log = get_logger()
+
+
+async def run(
+    ctx: Context,
+    *,
+    webhooks: Webhooks,
+    poster: Poster,
+    keyring: Keyring,
+    retry_unit: float,
+    max_attempts: int,
+    concurrency: int = 16,
+    rng: random.Random | None = None,
+) -> None:
+    """Post what is due until drained.
+
+    `retry_unit` in seconds; `concurrency` posts at once.  Letters are hints: look now.
+    """
+    courier = _Courier(
+        ctx, webhooks, poster, keyring, retry_unit, max_attempts, concurrency,
+        rng or random.Random(),  # noqa: S311 - jitter
+    )  # fmt: skip
+    async with trio.open_nursery() as posts:
+        posts.start_soon(courier.claim_as_wanted, posts)
+        ctx.ready()
+        with suppress(Drained):
+            while True:
+                await next_turn(ctx, SWEEP_EVERY)
+                courier.look()
+        courier.stop()
+
+
+class _Courier:
+    def __init__(
+        self,
+        ctx: Context,
+        webhooks: Webhooks,
+        poster: Poster,
+        keyring: Keyring,
+        retry_unit: float,
+        max_attempts: int,
+        concurrency: int,
+        rng: random.Random,
+    ) -> None:
+        self._ctx = ctx
+        self._webhooks = webhooks
+        self._poster = poster
+        self._keyring = keyring
+        self._retry_unit = retry_unit
+        self._max_attempts = max_attempts
+        self._concurrency = concurrency
+        self._rng = rng
+        self._bell = trio.Event()
+        self._stopping = False
+        self._under_way: Counter[str] = Counter()
+        self._forget_at = 0.0
+        self._down = False
+
+    def look(self) -> None:
+        """Something may be due, or there is room again."""
+        self._bell.set()
+
+    def stop(self) -> None:
+        """Claim nothing more."""
+        self._stopping = True
+        self._bell.set()
+
+    async def claim_as_wanted(self, posts: trio.Nursery) -> None:
+        """Claim whenever there may be something and there is room, until stopped."""
+        wait = 0.0
+        while True:
+            with trio.move_on_after(wait):
+                await self._bell.wait()
+            if self._stopping:
+                return
+            self._bell = trio.Event()
+            wait = SWEEP_EVERY
+            room = self._concurrency - self._under_way.total()
+            if self._ctx.paused or room <= 0:
+                continue  # resuming and each post's end ring the bell
+            try:
+                events = await self._webhooks.claim(room, _LEASE, self._under_way)
+                if len(events) < room:
+                    soon = await self._webhooks.next_due()
+                    wait = min(SWEEP_EVERY, SWEEP_EVERY if soon is None else soon + 0.001)
+                    await self._forget()
+            except DatabaseUnavailable as error:
+                self._note_outage(error)
+                continue
+            self._down = False
+            for event in events:
+                self._under_way[event.origin] += 1
+                posts.start_soon(self._tell, event)
+
+    async def _forget(self) -> None:
+        if trio.current_time() >= self._forget_at:
+            self._forget_at = trio.current_time() + _FORGET_EVERY
+            await self._webhooks.forget()
+
+    def _note_outage(self, error: DatabaseUnavailable) -> None:
+        if not self._down:
+            log.warning("webhook.database_unavailable", reason=str(error))
+        self._down = True
+
+    async def _tell(self, event: Event) -> None:
+        began = trio.current_time()
+        try:
+            await self._post(event)
+        except DatabaseUnavailable as error:
+            self._note_outage(error)  # its lease runs out, and it is due again
+        finally:
+            SECONDS.observe(trio.current_time() - began)
+            self._under_way[event.origin] -= 1
+            if not self._under_way[event.origin]:
+                del self._under_way[event.origin]
+            self.look()
+
+    async def _post(self, event: Event) -> None:
+        body = await self._webhooks.body(event)
+        if body is None:
+            # The mailbox has expired, or the message is past its retention.
+            await self._webhooks.told(event)
+            self._note(event, "moot")
+            return
+        headers = signed_headers(
+            self._keyring.signing, event.signer, event.id, body, int(time.time())
+        )
+        status = 0
+        try:
+            status = await self._poster.post(event.url, body, headers)
+            error = f"the answer was {status}"
+        except NotPosted as failure:
+            error = str(failure)
+        if 200 <= status < 300:
+            await self._settle_told(event)
+        elif status == _GONE or event.attempt >= self._max_attempts:
+            await self._webhooks.give_up(event, error)
+            self._note(event, "given_up", error)
+        else:
+            delay = retry_delay(event.attempt, self._retry_unit, self._rng)
+            await self._webhooks.defer(event, delay, error)
+            self._note(event, "deferred", error)
+
+    async def _settle_told(self, event: Event) -> None:
+        """Record an answer; insist for a while, since forgetting it means posting twice."""
+        for pause in (0.2, 1.0, 5.0, None):
+            try:
+                await self._webhooks.told(event)
+                break
+            except DatabaseUnavailable:
+                if pause is None:
+                    raise
+                await trio.sleep(pause)
+        self._note(event, "delivered")
+
+    def _note(self, event: Event, outcome: str, error: str | None = None) -> None:
+        POSTS.labels(event.kind, outcome).inc()
+        level = log.warning if outcome == "given_up" else log.info if error else log.debug
+        level(
+            f"webhook.{outcome}",
+            id=str(event.id),
+            kind=event.kind,
+            attempt=event.attempt,
+            **({} if error is None else {"reason": error}),
+        )

@@ -1,0 +1,185 @@
+"""`/api/v1/webhooks`: who is told what became of his mail; and a mailbox's own webhook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+from quart import Response
+
+from relay.http.mailboxes import NEXT, NOT_FOUND, PageQuery, next_link
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Form,
+    Operation,
+    json_response,
+    no_content,
+)
+from relay.http.problems import Problem
+from relay.mailboxes.store import rfc3339
+from relay.outbound.post import MAX_URL, BadUrl, check_url
+from relay.outbound.webhooks import KINDS, Webhook, secret_of
+
+if TYPE_CHECKING:
+    from relay.http.app import Api
+
+
+class NewWebhook(Form):
+    """Where to post, and what about."""
+
+    url: Annotated[str, Field(max_length=MAX_URL, description="https://, or http://")]
+    events: Annotated[
+        tuple[Literal["message.delivered", "message.failed", "message.bounced"], ...],
+        Field(min_length=1, max_length=3),
+    ] = KINDS  # type: ignore[assignment]  # the same three
+
+
+class WebhookEntry(BaseModel):
+    """A webhook; `secret` verifies its posts, as Standard Webhooks have it."""
+
+    id: str
+    url: str
+    events: list[str]
+    secret: str
+    created_at: str
+
+
+class MailboxWebhook(BaseModel):
+    """Where a mailbox's new messages are announced, and what verifies the posts."""
+
+    url: str | None
+    secret: str
+
+
+_POSTS = (
+    "A post is JSON `{id, type, timestamp, data}` with the headers `webhook-id`, "
+    "`webhook-timestamp` and `webhook-signature` of Standard Webhooks. Answer 2xx within 15 s; "
+    "anything else is tried again by the rules of mail, 410 is final. An event may come twice, "
+    "with the same id."
+)
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    deps = api.deps
+
+    @api.add(
+        "POST",
+        "/api/v1/webhooks",
+        Operation(
+            "Be told what becomes of outbound mail",
+            "outbound",
+            Access.SCOPE,
+            (
+                Answer(201, "it is told from now on", WebhookEntry),
+                Answer(
+                    200, "the URL was there, and is told these events from now on", WebhookEntry
+                ),
+            ),
+            scope="send",
+            body=NewWebhook,
+            details=f"It is told of the caller's own messages. {_POSTS}",
+        ),
+    )
+    async def create(call: Call) -> Response:
+        wanted: NewWebhook = call.body
+        try:
+            check_url(wanted.url, allow_private=deps.private_webhooks)
+        except BadUrl as error:
+            raise Problem(
+                422,
+                "invalid",
+                f"url: it {error}.",
+                title="Invalid values",
+                errors=[f"url: it {error}."],
+            ) from error
+        owner: UUID = call.caller.owner_id
+        webhook, made = await api.committed(
+            lambda: deps.webhooks.put(owner, wanted.url, wanted.events)
+        )
+        return json_response(shown(webhook, owner), 201 if made else 200)
+
+    @api.add(
+        "GET",
+        "/api/v1/webhooks",
+        Operation(
+            "List the caller's webhooks, newest first",
+            "outbound",
+            Access.SCOPE,
+            (Answer(200, "a page of them", list[WebhookEntry], headers=NEXT),),
+            scope="send",
+            query=PageQuery,
+        ),
+    )
+    async def list_(call: Call) -> Response:
+        owner: UUID = call.caller.owner_id
+        before = None if call.query.cursor is None else _uuid(call.query.cursor)
+        if call.query.cursor is not None and before is None:
+            raise Problem(422, "invalid", "cursor: it is not one of ours.", title="Invalid values")
+        rows = call.query.rows
+        found = await deps.webhooks.list(owner, limit=rows + 1, before=before)
+        cursor = str(found[rows - 1].id) if len(found) > rows else None
+        return json_response(
+            [shown(item, owner) for item in found[:rows]], headers=next_link(cursor)
+        )
+
+    @api.add(
+        "DELETE",
+        "/api/v1/webhooks/<hook_id>",
+        Operation(
+            "Remove a webhook",
+            "outbound",
+            Access.SCOPE,
+            (
+                Answer(204, "it is told nothing more, not even what was due"),
+                Answer(404, "the caller has no such webhook"),
+            ),
+            scope="send",
+        ),
+    )
+    async def delete(call: Call, hook_id: str) -> Response:
+        wanted, owner = _uuid(hook_id), call.caller.owner_id
+        if wanted is None or not await api.committed(lambda: deps.webhooks.remove(owner, wanted)):
+            raise Problem(404, "webhook-not-found", "You have no such webhook.")
+        return no_content()
+
+    @api.add(
+        "GET",
+        "/api/v1/mailboxes/<address>/webhook",
+        Operation(
+            "Show a mailbox's webhook and the secret that verifies its posts",
+            "mailboxes",
+            Access.MAILBOX,
+            (
+                Answer(200, "the webhook; url is null where there is none", MailboxWebhook),
+                NOT_FOUND,
+            ),
+            scope="read",
+            details=f"It is told `message.arrived`. {_POSTS}",
+        ),
+    )
+    async def of_mailbox(call: Call) -> Response:
+        mailbox = call.mailbox
+        # As the trigger has it: whose secret signs what is told of this mailbox.
+        signer = mailbox.id if mailbox.owner_id is None else mailbox.owner_id
+        secret = secret_of(deps.keyring.signing[0], signer)
+        return json_response({"url": mailbox.webhook_url, "secret": secret})
+
+    def shown(webhook: Webhook, owner: UUID) -> dict[str, object]:
+        return {
+            "id": str(webhook.id),
+            "url": webhook.url,
+            "events": webhook.events,
+            "secret": secret_of(deps.keyring.signing[0], owner),
+            "created_at": rfc3339(webhook.created_at),
+        }
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

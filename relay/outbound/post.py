@@ -1,0 +1,184 @@
+"""A POST to an address that somebody else chose, which must not reach what only we can reach.
+
+Promises
+- The host is resolved here and every one of its addresses must be public: no private, loopback,
+  link-local, carrier-grade, documentation, multicast or reserved one, in no disguise (IPv4 mapped
+  or compatible, 6to4, Teredo, NAT64).  The connection goes to an address that was checked, so a
+  name that resolves differently the next moment gains nothing.
+- TLS is verified against the name.  No redirect is followed, no proxy asked, no cookie kept, and
+  nothing of an answer is read beyond its head, which is bounded; all of it within one deadline.
+
+Fails with `NotPosted`, a sentence that repeats nothing of the URL or the answer.
+
+Why a client of its own for each: kept connections are found again by their address, and two
+names may share one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import httpx
+import trio
+
+from relay.errors import TemporaryFailure
+
+MAX_URL = 2048
+"""Bytes of a URL."""
+
+_NOT_PUBLIC_4 = tuple(
+    ipaddress.IPv4Network(net)
+    for net in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT
+        "127.0.0.0/8",
+        "169.254.0.0/16",  # link-local, where clouds keep their metadata
+        "172.16.0.0/12",
+        "192.0.0.0/24",  # protocol assignments
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",  # multicast, reserved, broadcast
+    )
+)
+_PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
+"""All of IPv6 that is routed; mapped, compatible, NAT64, unique and link-local lie outside."""
+_NOT_PUBLIC_6 = tuple(
+    ipaddress.IPv6Network(net)
+    for net in (
+        "2001::/23",  # protocol assignments, Teredo among them
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4
+        "3fff::/20",  # documentation
+    )
+)
+
+Resolve = Callable[..., Awaitable[Any]]
+"""`trio.socket.getaddrinfo`, or what a test puts in its place."""
+
+
+class NotPosted(TemporaryFailure):
+    """The post did not reach its receiver, as far as is known."""
+
+
+class BadUrl(ValueError):
+    """A URL that is never posted to; the message says why."""
+
+
+def is_public(address: str) -> bool:
+    """Tell whether an IP address is one of the public internet's."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(ip, ipaddress.IPv4Address):
+        return not any(ip in net for net in _NOT_PUBLIC_4)
+    return ip in _PUBLIC_6 and not any(ip in net for net in _NOT_PUBLIC_6)
+
+
+def check_url(text: str, *, allow_private: bool = False) -> httpx.URL:
+    """Return a URL that may be posted to, as far as can be said without asking for its host."""
+    if len(text.encode("utf-8", "replace")) > MAX_URL or not text.isprintable() or " " in text:
+        raise BadUrl(f"must be at most {MAX_URL} bytes without spaces or control characters")
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise BadUrl("is not a URL") from error
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise BadUrl("must begin with https:// or http://, and a host")
+    if url.userinfo or url.fragment:
+        raise BadUrl("cannot hold a user, a password or a fragment")
+    if not allow_private:
+        try:
+            ipaddress.ip_address(url.host)
+        except ValueError:
+            pass  # a name: what it stands for is asked at each post
+        else:
+            if not is_public(url.host):
+                raise BadUrl("must lead to a public address")
+    return url
+
+
+class Poster:
+    """Posts; `timeout` in seconds is for all of a post, name look-up included.
+
+    `allow_private` lets it reach this machine and its network: for development, and for relays
+    all of whose users are trusted.
+    """
+
+    def __init__(
+        self,
+        *,
+        allow_private: bool = False,
+        timeout: float = 15.0,
+        context: ssl.SSLContext | None = None,
+        resolve: Resolve = trio.socket.getaddrinfo,
+    ) -> None:
+        self._allow_private = allow_private
+        self._timeout = timeout
+        self._tls = context or ssl.create_default_context()  # honours SSL_CERT_FILE
+        self._resolve = resolve
+
+    async def post(self, text: str, body: bytes, headers: Mapping[str, str]) -> int:
+        """Post `body` and return the status of the answer, or raise `NotPosted`."""
+        try:
+            url = check_url(text, allow_private=self._allow_private)
+        except BadUrl as error:
+            raise NotPosted(f"the URL {error}") from error
+        try:
+            with trio.fail_after(self._timeout):
+                return await self._post(url, body, headers)
+        except trio.TooSlowError as error:
+            raise NotPosted(f"no answer within {self._timeout:g} s") from error
+
+    async def _post(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> int:
+        failure: Exception | None = None
+        for address in await self._addresses(url):
+            request = httpx.Request(
+                "POST",
+                url.copy_with(host=address),
+                headers={
+                    **headers,
+                    "Host": url.netloc.decode("ascii"),
+                    "Accept-Encoding": "identity",
+                    "Connection": "close",
+                },
+                content=body,
+                extensions={"sni_hostname": url.raw_host.decode("ascii").strip("[]")},
+            )
+            try:
+                async with httpx.AsyncClient(
+                    verify=self._tls, trust_env=False, follow_redirects=False, timeout=self._timeout
+                ) as client:
+                    response = await client.send(request, stream=True)
+                    await response.aclose()  # its head has said all that matters
+                    return response.status_code
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                failure = error  # nothing was sent; the next address may do
+            except httpx.HTTPError as error:
+                raise NotPosted("the connection broke before an answer came") from error
+        tls = isinstance(
+            failure and failure.__cause__ and failure.__cause__.__cause__, ssl.SSLError
+        )
+        raise NotPosted("TLS could not be agreed" if tls else "no connection") from failure
+
+    async def _addresses(self, url: httpx.URL) -> list[str]:
+        """Every address of the host, each of which may be connected to."""
+        host = url.raw_host.decode("ascii").strip("[]")
+        port = url.port or (443 if url.scheme == "https" else 80)
+        try:
+            found = await self._resolve(host, port, type=trio.socket.SOCK_STREAM)
+        except OSError as error:
+            raise NotPosted("the host has no address") from error
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        # One that is not public spoils the others: whoever names both means the inner one.
+        if not self._allow_private and not all(is_public(address) for address in addresses):
+            raise NotPosted("the host is not on the public internet")
+        return addresses

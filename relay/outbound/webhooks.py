@@ -1,0 +1,364 @@
+"""Webhooks: who is told, what they are told, and proof that it was us.
+
+Promises
+- An event is told at least once: it is deleted when its receiver has answered, and whoever has
+  lost its lease changes nothing.  Receivers know a repetition by its id.
+- The signature is that of Standard Webhooks (standardwebhooks.com): `webhook-id`,
+  `webhook-timestamp` (epoch seconds of this attempt) and `webhook-signature`, which is
+  `v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; one for each signing key, parted by
+  spaces, so that a rotation breaks nobody.
+- Each owner has a secret of his own, derived from the relay's signing key: no receiver can forge
+  what another gets.  An anonymous mailbox's secret is its own.
+- Of each receiver (scheme, host and port) a few events are claimed at once, whatever waits.
+
+Fails with `DatabaseUnavailable` from the pool.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from relay.db.pool import Pool
+from relay.errors import Bug
+
+CHANNEL = "relay_webhooks"
+"""The channel on which new events are announced; the payload is empty."""
+
+KINDS = ("message.delivered", "message.failed", "message.bounced")
+"""What the owner of outbound mail may ask to be told; mailboxes are told `message.arrived`."""
+
+ARRIVED = "message.arrived"
+
+PER_RECEIVER = 4
+"""Events of one receiver that are posted at once."""
+
+KEEP_GIVEN_UP = 7 * 86400.0
+"""Seconds for which an event that was given up is kept, to be looked at."""
+
+
+class Event(NamedTuple):
+    """An event that was claimed; `attempt` counts from 1, this one included."""
+
+    id: UUID
+    token: int
+    attempt: int
+    kind: str
+    subject_id: UUID
+    signer: UUID
+    url: str
+    origin: str
+    detail: dict[str, Any]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """Where an owner is told which events of his outbound mail."""
+
+    id: UUID
+    url: str
+    events: list[str]
+    created_at: datetime
+
+
+def secret_of(key: bytes, signer: UUID) -> str:
+    """Return what a receiver verifies with, as Standard Webhooks write it: `whsec_` and base64."""
+    return "whsec_" + b64encode(_derive(key, signer)).decode()
+
+
+def signed_headers(
+    keys: Sequence[bytes], signer: UUID, event_id: UUID, body: bytes, at: int
+) -> dict[str, str]:
+    """Return the headers that prove `body`; `at` in epoch seconds, `keys` newest first."""
+    content = f"{event_id}.{at}.".encode() + body
+    signatures = [
+        "v1," + b64encode(hmac.digest(_derive(key, signer), content, "sha256")).decode()
+        for key in keys
+    ]
+    return {
+        "webhook-id": str(event_id),
+        "webhook-timestamp": str(at),
+        "webhook-signature": " ".join(signatures),
+        "Content-Type": "application/json",
+        "User-Agent": "Relay",
+    }
+
+
+def _derive(key: bytes, signer: UUID) -> bytes:
+    return hmac.digest(key, b"relay webhook v1\0" + signer.bytes, hashlib.sha256)
+
+
+class Webhooks:
+    """`relay.webhooks` and `relay.webhook_events`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    # Who is told ----------------------------------------------------------------------------------
+
+    async def put(self, owner: UUID, url: str, events: Sequence[str]) -> tuple[Webhook, bool]:
+        """Tell `owner` at `url` of `events` from now on; True if the URL is new."""
+        row = await self._pool.fetch_row(
+            """
+            INSERT INTO relay.webhooks (owner, url, events)
+            VALUES (%s, %s, %s)
+            ON CONFLICT (owner, url) DO UPDATE
+            SET events = excluded.events
+            RETURNING id, url, events, created_at, xmax = 0
+            """,
+            (owner, url, sorted(set(events))),
+        )
+        if row is None:
+            raise Bug("an insert without a row")
+        return Webhook(*row[:4]), row[4]
+
+    async def list(self, owner: UUID, *, limit: int, before: UUID | None = None) -> list[Webhook]:
+        """The owner's webhooks, newest first, from below the id `before`."""
+        rows = await self._pool.fetch(
+            """
+            SELECT id, url, events, created_at
+            FROM relay.webhooks
+            WHERE owner = %(owner)s
+              AND (%(before)s::uuid IS NULL OR id < %(before)s)
+            ORDER BY id DESC
+            LIMIT %(limit)s
+            """,
+            {"owner": owner, "before": before, "limit": limit},
+        )
+        return [Webhook(*row) for row in rows]
+
+    async def remove(self, owner: UUID, webhook_id: UUID) -> bool:
+        """Tell it nothing more, not even what is due; False if there was none."""
+        removed = await self._pool.execute(
+            """
+            WITH gone AS (
+                DELETE FROM relay.webhooks
+                WHERE id = %s
+                  AND owner = %s
+                RETURNING owner, url
+            ), untold AS (
+                DELETE FROM relay.webhook_events e
+                USING gone g
+                WHERE e.signer = g.owner
+                  AND e.url = g.url
+                  AND e.kind <> 'message.arrived'
+            )
+            SELECT FROM gone
+            """,
+            (webhook_id, owner),
+        )
+        return removed > 0
+
+    # What is to be told ---------------------------------------------------------------------------
+
+    async def claim(self, count: int, lease: float, busy: Mapping[str, int]) -> Sequence[Event]:
+        """Lease up to `count` due events for `lease` seconds; `busy`: posts under way by origin."""
+        rows = await self._pool.fetch(
+            """
+            WITH RECURSIVE origins AS (
+                -- A loose index scan: from each receiver straight to the next.
+                (SELECT origin FROM relay.webhook_events ORDER BY origin LIMIT 1)
+                UNION ALL
+                SELECT (SELECT e.origin
+                        FROM relay.webhook_events e
+                        WHERE e.origin > o.origin
+                        ORDER BY e.origin
+                        LIMIT 1)
+                FROM origins o
+                WHERE o.origin IS NOT NULL
+            ), room AS MATERIALIZED (
+                SELECT o.origin, %(most)s - COALESCE(b.posts, 0) AS posts
+                FROM origins o
+                LEFT JOIN unnest(%(origins)s::text[], %(posts)s::integer[]) AS b (origin, posts)
+                    ON b.origin = o.origin
+                WHERE o.origin IS NOT NULL
+                  AND COALESCE(b.posts, 0) < %(most)s
+            ), due AS MATERIALIZED (
+                SELECT n.id, n.run_at
+                FROM room r
+                CROSS JOIN LATERAL (
+                    SELECT e.id, e.run_at
+                    FROM relay.webhook_events e
+                    WHERE e.origin = r.origin
+                      AND e.run_at <= now()
+                    ORDER BY e.run_at
+                    LIMIT r.posts
+                    FOR NO KEY UPDATE SKIP LOCKED
+                ) n
+            ), picked AS MATERIALIZED (
+                SELECT id FROM due ORDER BY run_at LIMIT %(count)s
+            )
+            UPDATE relay.webhook_events e
+            SET token = e.token + 1,
+                attempt = e.attempt + 1,
+                run_at = clock_timestamp() + make_interval(secs => %(lease)s)
+            FROM picked p
+            WHERE e.id = p.id
+            RETURNING e.id, e.token, e.attempt, e.kind, e.subject_id, e.signer, e.url, e.origin,
+                      e.detail, e.created_at
+            """,
+            {
+                "most": PER_RECEIVER,
+                "origins": list(busy),
+                "posts": list(busy.values()),
+                "count": count,
+                "lease": lease,
+            },
+        )
+        return [Event(*row) for row in rows]
+
+    async def next_due(self) -> float | None:
+        """Seconds until the next event that is not due yet becomes so; None: there is none."""
+        seconds: float | None = await self._pool.fetch_value(
+            """
+            WITH RECURSIVE origins AS (
+                (SELECT origin FROM relay.webhook_events ORDER BY origin LIMIT 1)
+                UNION ALL
+                SELECT (SELECT e.origin
+                        FROM relay.webhook_events e
+                        WHERE e.origin > o.origin
+                        ORDER BY e.origin
+                        LIMIT 1)
+                FROM origins o
+                WHERE o.origin IS NOT NULL
+            )
+            SELECT extract(epoch FROM min(n.run_at) - clock_timestamp())::float8
+            FROM origins o
+            CROSS JOIN LATERAL (
+                SELECT e.run_at
+                FROM relay.webhook_events e
+                WHERE e.origin = o.origin
+                  AND e.run_at > now()
+                  AND e.run_at < 'infinity'
+                ORDER BY e.run_at
+                LIMIT 1
+            ) n
+            """
+        )
+        return seconds
+
+    async def body(self, event: Event) -> bytes | None:
+        """Return what is to be posted, or None when there is nothing left to tell.
+
+        The same event gives the same body each time: what it tells of does not change.
+        """
+        data = await (self._arrived(event) if event.kind == ARRIVED else self._outcome(event))
+        if data is None:
+            return None
+        return json.dumps(
+            {
+                "id": str(event.id),
+                "type": event.kind,
+                "timestamp": _instant(event.created_at),
+                "data": data,
+            },
+            ensure_ascii=False,
+            separators=(",", ":"),
+        ).encode("utf-8", "backslashreplace")
+
+    async def _outcome(self, event: Event) -> dict[str, Any] | None:
+        row = await self._pool.fetch_row(
+            """
+            SELECT l.recipient, c.subject, (ARRAY['high', 'normal', 'bulk'])[l.priority + 1]
+            FROM relay.outbound_letters l
+            JOIN relay.outbound_contents c ON c.id = l.content_id
+            WHERE l.id = %s
+            """,
+            (event.subject_id,),
+        )
+        if row is None:
+            return None
+        recipient, subject, priority = row
+        return {
+            "id": str(event.subject_id),
+            "recipient": recipient,
+            "subject": subject,
+            "priority": priority,
+            **event.detail,
+        }
+
+    async def _arrived(self, event: Event) -> dict[str, Any] | None:
+        row = await self._pool.fetch_row(
+            """
+            SELECT b.address, COALESCE(s.from_address, m.reverse_path), s.subject, m.received_at,
+                   COALESCE(s.has_attachments, false), m.size, s.otp
+            FROM relay.messages m
+            JOIN relay.mailboxes b ON b.id = m.mailbox_id
+            LEFT JOIN relay.summaries s ON s.message_id = m.id
+            WHERE m.id = %s
+              AND b.is_active
+              AND b.expires_at > now()
+            """,
+            (event.subject_id,),
+        )
+        if row is None:
+            return None
+        address, from_address, subject, received_at, has_attachments, size, otp = row
+        return {
+            "id": str(event.subject_id),
+            "mailbox": address,
+            "from_address": from_address,
+            "subject": subject,
+            "received_at": _instant(received_at),
+            "has_attachments": has_attachments,
+            "size": size,
+            "otp": otp,
+        }
+
+    async def told(self, event: Event) -> bool:
+        """Delete an event that its receiver has; False when the lease had been lost."""
+        changed = await self._pool.execute(
+            "DELETE FROM relay.webhook_events WHERE id = %s AND token = %s",
+            (event.id, event.token),
+        )
+        return changed > 0
+
+    async def defer(self, event: Event, delay: float, error: str) -> bool:
+        """Try an event again in `delay` seconds; False when the lease had been lost."""
+        changed = await self._pool.execute(
+            """
+            UPDATE relay.webhook_events
+            SET token = token + 1,
+                run_at = clock_timestamp() + make_interval(secs => %s),
+                error = %s
+            WHERE id = %s
+              AND token = %s
+            """,
+            (delay, error, event.id, event.token),
+        )
+        return changed > 0
+
+    async def give_up(self, event: Event, error: str) -> bool:
+        """Set an event aside for good; False when the lease had been lost."""
+        changed = await self._pool.execute(
+            """
+            UPDATE relay.webhook_events
+            SET token = token + 1, run_at = 'infinity', given_up_at = now(), error = %s
+            WHERE id = %s
+              AND token = %s
+            """,
+            (error, event.id, event.token),
+        )
+        return changed > 0
+
+    async def forget(self) -> int:
+        """Delete what was given up longer ago than `KEEP_GIVEN_UP`; returns how many."""
+        return await self._pool.execute(
+            """
+            DELETE FROM relay.webhook_events
+            WHERE given_up_at < now() - make_interval(secs => %s)
+            """,
+            (KEEP_GIVEN_UP,),
+        )
+
+
+def _instant(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
