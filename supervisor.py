@@ -408,6 +408,10 @@ class Inbox(Generic[T]):
                 batch.append(held)
         return batch
 
+    def statistics(self) -> MailboxStatistics:
+        """Return the state of the mailbox behind it, for looking at only."""
+        return self._mailbox.statistics()
+
     def _next(self) -> Held[T] | None:
         """Hand out one letter, or None when there is a reason to wait."""
         mailbox = self._mailbox

@@ -4,8 +4,8 @@ Promises
 - A message has its summary within milliseconds of its commit when idle, and newly arrived ones
   within a second under a backlog: batches are taken from the oldest end and from the newest in
   turn.
-- Parsing happens in a child process that can be killed (`relay.mailboxes.parser`), niced, so
-  accepting mail comes first.
+- Parsing happens in a child process that can be killed (`relay.mailboxes.parser`), niced, and
+  rests while mail keeps arriving: accepting comes first, and what waited is parsed after a burst.
 - A message that cannot be parsed gets a summary from its headers, with the reason; nothing is
   retried for ever.
 - Every relay on one database may run one: rows are claimed with SKIP LOCKED, and a claim ends
@@ -51,6 +51,8 @@ _SUMMARISED = Counter(
 _BATCH = 64
 _SMALL = 64 * 1024  # bytes; what is larger is handled alone
 _LARGE_A_ROUND = 2
+_REST = 3.0  # pause after a round in which more mail arrived, as a multiple of what it took
+_LONGEST_REST = 0.25  # s
 _ORPHANS_EVERY = 60.0  # s
 _STATEMENT = 30.0  # s; client-side deadline of a round, parsing aside
 _BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
@@ -151,8 +153,13 @@ class Summariser:
         try:
             newest = False
             while not (ctx.draining.is_set() or ctx.paused):
+                began = trio.current_time()
                 found = await self.round(newest=newest)
                 ctx.beat()
+                if ctx.inbox.statistics().depth:
+                    # Mail is coming in right now: accepting it goes first.
+                    took = trio.current_time() - began
+                    await trio.sleep(min(_LONGEST_REST, took * _REST))
                 if found < _BATCH and not newest:
                     break
                 newest = not newest
