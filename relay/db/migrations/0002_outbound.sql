@@ -414,9 +414,12 @@ COMMENT ON VIEW relay.outbound_attempts IS
 
 -- The two statements that run all day -------------------------------------------------------------
 --
--- Functions, because of the planner: a plan that is made while the queue is empty scans the whole
--- table and is kept, and then the burst comes.  SET forbids that plan for these statements alone,
--- which a pooled connection (PgBouncer's least of all) cannot be trusted with.
+-- Functions, because of the planner: a plan that is made while the queue is empty reads the whole
+-- table and is kept, and then the burst comes.  SET forbids sequential scans for these statements
+-- alone, which a pooled connection (PgBouncer's least of all) cannot be trusted with.  That leaves
+-- the walk through a whole index, from the large side of a join to the small one: what is only read
+-- is joined by LATERAL … OFFSET 0, and what is changed by `= ANY (ARRAY[…])`, which can look up but
+-- not be merged, so for either there is one plan: a probe a row.
 
 CREATE FUNCTION relay.outbound_lane(owner uuid, domain text) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -497,7 +500,7 @@ BEGIN
             node = CASE WHEN p.quarantined THEN NULL ELSE p_node END,
             claimed_at = now()
         FROM picked p
-        WHERE d.id = p.id
+        WHERE d.id = ANY (ARRAY[p.id])
         RETURNING p.place, p.run_at AS due_at, p.lost, p.quarantined,
                   p.claimed_at AS began_at, p.attempt AS last_attempt,
                   d.id, d.token, d.lane, d.priority, d.attempt, (d.attempt - d.base)::smallint AS turn
@@ -518,7 +521,7 @@ BEGIN
                l.content_id IS DISTINCT FROM
                    lag(l.content_id) OVER (ORDER BY c.place, c.due_at) AS first
         FROM claimed c
-        JOIN relay.outbound_letters l ON l.id = c.id
+        CROSS JOIN LATERAL (SELECT * FROM relay.outbound_letters WHERE id = c.id OFFSET 0) l
     )
     SELECT a.id, a.token, a.lane, a.priority, a.due_at, a.attempt, a.turn, a.lost, a.quarantined,
            a.suppressed, a.owner, a.recipient, a.recipient_name, a.domain, a.hold_unknown,
@@ -531,9 +534,13 @@ BEGIN
            CASE WHEN a.first AND t.size <= p_inline THEN t.blob END,
            s.id, s.upstream, s.username, s.password
     FROM addressed a
-    JOIN relay.outbound_contents t ON t.id = a.content_id
+    CROSS JOIN LATERAL (
+        SELECT * FROM relay.outbound_contents WHERE id = a.content_id OFFSET 0
+    ) t
+    LEFT JOIN LATERAL (
+        SELECT * FROM relay.senders WHERE owner = a.owner AND address = lower(t.sender) OFFSET 0
+    ) s ON true;
     -- No ORDER BY: the window has ordered the narrow rows, and nested loops keep the order.
-    LEFT JOIN relay.senders s ON s.owner = a.owner AND s.address = lower(t.sender);
 END
 $$;
 COMMENT ON FUNCTION relay.outbound_claim(uuid, double precision, bigint[], smallint[], timestamptz[],
@@ -576,7 +583,7 @@ BEGIN
         -- id and token alone: the token says everything a state column could.
         DELETE FROM relay.outbound_due d
         USING given g
-        WHERE d.id = g.id
+        WHERE d.id = ANY (ARRAY[g.id])
           AND d.token = g.token
           AND g.status NOT IN ('queued', 'held')
         RETURNING d.id, d.token + 1 AS next_token, d.attempt - (NOT g.begun)::integer AS attempt,
@@ -592,7 +599,7 @@ BEGIN
             run_at = CASE g.status WHEN 'held' THEN 'infinity'
                           ELSE clock_timestamp() + make_interval(secs => g.delay) END
         FROM given g
-        WHERE d.id = g.id
+        WHERE d.id = ANY (ARRAY[g.id])
           AND d.token = g.token
           AND g.status IN ('queued', 'held')
         RETURNING d.id, d.attempt, d.claimed_at, g.begun, g.status, g.age, g.duration, g.phase,
@@ -655,7 +662,7 @@ BEGIN
     )
     SELECT s.lane, s.priority, s.run_at, l.domain
     FROM strips s
-    JOIN relay.outbound_letters l ON l.id = s.id
+    CROSS JOIN LATERAL (SELECT * FROM relay.outbound_letters WHERE id = s.id OFFSET 0) l
     WHERE isfinite(s.run_at);
 END
 $$;
