@@ -171,7 +171,12 @@ def build_tree(
             ),
             start_timeout=900.0,  # an external database may be away
         ),
-        ChildSpec("writer", partial(writer.run, pool=pool), mailbox=writer_box, liveness=90.0),
+        ChildSpec(
+            "writer",
+            partial(writer.run, pool=pool, stored=_nudge(summariser_box)),
+            mailbox=writer_box,
+            liveness=90.0,
+        ),
         ChildSpec(
             "summariser",
             partial(summariser.run, pool=pool),
@@ -343,6 +348,18 @@ def _due(mailbox: Mailbox[Any]) -> Callable[[Collection[Strip]], None]:
             mailbox.send_nowait(Due(tuple(strips), announce=True))
 
     return tell
+
+
+def _nudge(mailbox: Mailbox[Wake]) -> Callable[[], None]:
+    """Return what wakes the owner of a mailbox; a full one has wake-ups enough."""
+
+    def nudge() -> None:
+        with contextlib.suppress(
+            trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError
+        ):
+            mailbox.send_nowait(Wake())
+
+    return nudge
 
 
 def _wake(mailbox: Mailbox[Wake]) -> Callable[[str], None]:

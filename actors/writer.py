@@ -25,7 +25,7 @@ answers 4xx; nothing is kept for later, since whoever sent it still has it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
 
 import psycopg
@@ -63,14 +63,15 @@ async def run(
     ctx: Context,
     *,
     pool: Pool,
+    stored: Callable[[], None] = lambda: None,
     batch_rows: int = 256,
     batch_bytes: int = 1024 * 1024,
     aside: int = 2,
 ) -> None:
     """Store letters until drained, in commits of at most `batch_rows` messages and about
     `batch_bytes` bytes.  Large messages and those for several mailboxes are stored aside, so many
-    at once, and hold nobody up."""
-    writer = _Writer(ctx, pool, batch_rows, batch_bytes, aside)
+    at once, and hold nobody up.  `stored` is called after each commit: there is mail to parse."""
+    writer = _Writer(ctx, pool, stored, batch_rows, batch_bytes, aside)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.hurry)
         async with trio.open_nursery() as lane:
@@ -88,10 +89,17 @@ def dead(letter: Accept, attempts: int) -> None:
 
 class _Writer:
     def __init__(
-        self, ctx: Context, pool: Pool, batch_rows: int, batch_bytes: int, aside: int
+        self,
+        ctx: Context,
+        pool: Pool,
+        announce: Callable[[], None],
+        batch_rows: int,
+        batch_bytes: int,
+        aside: int,
     ) -> None:
         self._ctx = ctx
         self._pool = pool
+        self._announce = announce
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self._aside = trio.CapacityLimiter(aside)
@@ -162,6 +170,7 @@ class _Writer:
             _settle_failed(batch, "the database did not take the message")
         else:
             _settle_stored(batch, stored)
+            self._announce()
 
     def _batches(self, held: Sequence[Held[Accept]]) -> Iterator[list[Held[Accept]]]:
         """Cut what was taken so that no statement grows beyond measure."""

@@ -9,6 +9,7 @@ Promises:
 - Every statement is a transaction of its own (autocommit): when it has returned, its rows are
   durable.
 - Message ids come from the caller, so a statement repeated stores nothing twice.
+- Nothing is announced (`relay.quiet`): the caller wakes the summariser of its own node.
 
 Fails with `DatabaseUnavailable` when nothing is known about the outcome, with psycopg's own
 errors when the statement was refused and nothing was stored.
@@ -140,6 +141,7 @@ async def insert_many(pool: Pool, rows: Sequence[Row]) -> set[UUID]:
         FROM unnest(%b, %b, %b, %b)
              AS o (id, address, reverse_path, raw)
         JOIN relay.mailboxes m ON m.address = o.address
+        CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet  -- until the commit
         WHERE m.is_active
           AND m.expires_at > clock_timestamp()
         ON CONFLICT (id) DO NOTHING
@@ -171,6 +173,7 @@ async def insert_one(
                 SELECT o.id, m.id, clock_timestamp(), %b, o.address, %b
                 FROM unnest(%b::uuid[], %b::text[]) AS o (id, address)
                 JOIN relay.mailboxes m ON m.address = o.address
+                CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet
                 WHERE m.is_active
                   AND m.expires_at > clock_timestamp()
                 ON CONFLICT (id) DO NOTHING

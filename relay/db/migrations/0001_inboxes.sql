@@ -222,8 +222,12 @@ BEGIN
     RETURN NULL;
 END
 $$;
+-- The relay's writer says `relay.quiet` for its own statement: it wakes its summariser through
+-- memory, and hundreds of wake-ups a second would cost as much as the parsing.
 CREATE TRIGGER messages_announce AFTER INSERT ON relay.messages
-    FOR EACH STATEMENT EXECUTE FUNCTION relay.messages_announce();
+    FOR EACH STATEMENT
+    WHEN (current_setting('relay.quiet', true) IS DISTINCT FROM 'on')
+    EXECUTE FUNCTION relay.messages_announce();
 
 -- closed_at follows is_active, unless the statement sets it itself (the ticker does: a million
 -- flips then call no function).
