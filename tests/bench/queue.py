@@ -40,7 +40,7 @@ from relay.outbound.queue import Claimed, Outcome, Queue
 from relay.outbound.states import Cause
 from tests.db.cluster import Cluster, binaries
 
-JOBS = 50_000
+JOBS = 100_000
 SNAPSHOT_JOBS = 100_000
 THROTTLED = 100_000
 FINISHED = int(os.environ.get("RELAY_BENCH_FINISHED", "300000"))
