@@ -778,22 +778,24 @@ class _Sender:
         known += [message.recipient_name or "", message.sender_name or ""]
         return redact(" ".join(word for word in words if word), self._redact_key, known)
 
-    def _events(
-        self, opening: Sequence[Step], outcome: Outcome, now: float
-    ) -> list[dict[str, object]]:
-        """The phases as they are stored."""
-        steps = [*opening, *outcome.trace]
+    def _events(self, opening: Sequence[Step], outcome: Outcome, now: float) -> str:
+        """The phases as JSON.  Written out: `json` took as long as the delivery's own commands."""
+        steps: Sequence[Step] = outcome.trace
+        if opening:
+            steps = (*opening, *steps)
         if not steps:
-            steps = [(outcome.phase, outcome.code or 0, now, 0.0)]
-        return [
-            {
-                "phase": phase.value,
-                "code": code or None,
-                "at": datetime.fromtimestamp(at + self._epoch, UTC).isoformat(),
-                "duration": round(took, 6),
-            }
-            for phase, code, at, took in steps
-        ]
+            steps = ((outcome.phase, outcome.code or 0, now, 0.0),)
+        parts = []
+        at_before, instant = -1.0, ""
+        for phase, code, at, took in steps:
+            if at != at_before:
+                at_before = at
+                instant = datetime.fromtimestamp(at + self._epoch, UTC).isoformat()
+            parts.append(
+                f'{{"phase":"{phase.value}","code":{code or "null"},"at":"{instant}",'
+                f'"duration":{took:.6f}}}'
+            )
+        return f"[{','.join(parts)}]"
 
     def _recorded(self, batch: Sequence[Done], fenced: set[UUID]) -> None:
         """A commit of the finaliser: there is room again."""

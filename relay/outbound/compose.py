@@ -27,7 +27,9 @@ import hashlib
 import re
 from base64 import b64encode
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from email.utils import format_datetime
+from functools import lru_cache
 from urllib.parse import quote
 
 from relay.outbound.message import (
@@ -49,7 +51,7 @@ _TYPE = re.compile(
 )
 _PARAMETER = re.compile(r';\s*(charset|method|format|delsp)=("?)([A-Za-z0-9._\-]{1,60})\2\s*', re.I)
 _ATOMS = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+(?: [A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+)*")
-_SEVEN_BIT = re.compile(r"[\t\n\x20-\x7e]*")
+_SEVEN_BIT = bytes((9, 10, *range(32, 127)))
 _MESSAGE_ID_LIST = re.compile(r"<[!-;=?-~]{1,500}>(?: <[!-;=?-~]{1,500}>)*")
 _URL = re.compile(r"(?:https?://|mailto:)[!#-;=?-\[\]_a-z~]{1,900}")
 
@@ -92,7 +94,7 @@ def compose(message: Message) -> Composed:
         _addresses("From", [sender]),
         _addresses("To", to),
         _unstructured("Subject", check_text(message.subject, "subject")),
-        f"Date: {format_datetime(message.date)}",
+        f"Date: {_date(message.date.replace(microsecond=0), message.date.utcoffset())}",
         f"Message-ID: {message_id}",
         *_user_headers(message),
         "MIME-Version: 1.0",
@@ -102,6 +104,12 @@ def compose(message: Message) -> Composed:
     data = b"\r\n".join((head, body))
     recipients = tuple(dict.fromkeys(mailbox.address for mailbox in to))
     return Composed(data, sender.address, recipients, not head.isascii(), message_id)
+
+
+@lru_cache(maxsize=64)
+def _date(date: datetime, offset: timedelta | None) -> str:
+    """`offset`: of its zone; an instant is equal in all zones, and yet written differently."""
+    return format_datetime(date)
 
 
 def _message_id(message: Message, sender: Mailbox) -> str:
@@ -245,6 +253,9 @@ def _word(chunk: bytes) -> str:
 
 def _fold(name: str, words: list[str]) -> str:
     """Join with spaces, and with folds where a line would grow over `FOLD_AT`."""
+    whole = f"{name}: {' '.join(words)}"
+    if len(whole) <= FOLD_AT and whole.isascii():
+        return whole
     lines = [f"{name}:"]
     for index, word in enumerate(words):
         # A plain first word stays behind its name, however long: some readers want it there.
@@ -276,14 +287,15 @@ def _body(message: Message) -> bytes:
 def _text_part(subtype: str, text: str, field: str) -> bytes:
     if "\0" in text:
         raise MalformedMessage(field, "holds a NUL")
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.endswith("\n"):
         text += "\n"
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
         raise MalformedMessage(field, "holds half of a surrogate pair") from error
-    if _SEVEN_BIT.fullmatch(text) and max(map(len, text.split("\n"))) <= MAX_LINE:
+    if not raw.translate(None, _SEVEN_BIT) and max(map(len, raw.split(b"\n"))) <= MAX_LINE:
         encoding, content = "7bit", raw.replace(b"\n", b"\r\n")
     else:
         printable = binascii.b2a_qp(raw, istext=True)

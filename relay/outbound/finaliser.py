@@ -1,8 +1,8 @@
 """The finaliser: makes outcomes durable, many deliveries to one commit.
 
 Whoever finished a delivery `put`s what became of it and goes on; while one commit is under way the
-next outcomes gather.  This is the end of the window in which a crash means a second copy, so
-nothing is waited for in order to gather more.
+next outcomes gather.  Under load a commit waits for `GATHER` outcomes, but no longer than `LINGER`:
+this is the end of the window in which a crash means a second copy.
 
 Promises
 - An outcome is tried until it is recorded: through an outage of the database, and past the end of
@@ -32,6 +32,11 @@ from relay.outbound.queue import Outcome, Queue
 from relay.outbound.states import Cause
 
 log = get_logger()
+
+GATHER = 128
+"""Outcomes that are worth a commit of their own."""
+LINGER = 0.01
+"""Seconds that a commit may wait for so many, while outcomes keep coming."""
 
 _MOST = 500  # outcomes a commit
 _AGAIN_AFTER, _AGAIN_AT_MOST = 0.05, 2.0  # s; after an outage, doubling
@@ -67,7 +72,7 @@ class Done(NamedTuple):
     code: int | None = None
     enhanced: str | None = None
     error: str | None = None
-    events: Sequence[dict[str, object]] | None = None
+    events: str | None = None
 
 
 class Finaliser:
@@ -78,6 +83,7 @@ class Finaliser:
         self._recorded = recorded
         self._waiting: list[Done] = []
         self._in_hand = 0
+        self._wanted = 1  # outcomes for which `run` is woken
         self._closed = False
         self._lot = trio.lowlevel.ParkingLot()
 
@@ -88,7 +94,7 @@ class Finaliser:
     def put(self, done: Done) -> None:
         """Hand over an outcome."""
         self._waiting.append(done)
-        if self._lot:
+        if self._lot and len(self._waiting) >= self._wanted:
             self._lot.unpark()
 
     def close(self) -> None:
@@ -98,13 +104,21 @@ class Finaliser:
 
     async def run(self) -> None:
         """Record what is put, until closed and empty."""
+        busy = False
         while True:
             while not self._waiting:
                 if self._closed:
                     return
+                busy = False
                 await self._lot.park()
+            if busy and len(self._waiting) < GATHER and not self._closed:
+                self._wanted = GATHER
+                with trio.move_on_after(LINGER):
+                    await self._lot.park()
+                self._wanted = 1
             batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
             self._in_hand = len(batch)
+            busy = len(batch) >= GATHER // 4
             fenced = await self._record(batch)
             self._in_hand = 0
             self._count(batch, fenced)

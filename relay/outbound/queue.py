@@ -45,6 +45,7 @@ from uuid import UUID
 
 import trio
 
+from relay.db import arrays
 from relay.db.pool import Pool
 from relay.outbound.enqueue import KEY_LIFETIME, Attachment
 from relay.outbound.lanes import Ask, Strip
@@ -149,7 +150,7 @@ class Outcome(NamedTuple):
     `cause` is one of `states.OUTCOMES`; `delay` the seconds until the next attempt (DEFERRED,
     RELEASED).  `age` is how many seconds ago the attempt began, `duration` how long it took.
     `error` is redacted.  `events` are the phases as `{phase, code, at, duration}`; None where the
-    deciding phase says it all.
+    deciding phase says it all, a string where they are JSON already.
     """
 
     id: UUID
@@ -162,7 +163,7 @@ class Outcome(NamedTuple):
     code: int | None = None
     enhanced: str | None = None
     error: str | None = None
-    events: Sequence[Mapping[str, Any]] | None = None
+    events: Sequence[Mapping[str, Any]] | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,30 +325,32 @@ class Queue:
         """
         if not outcomes:
             return set()
-        ids, tokens, causes, delays, ages, durations, phases, codes, enhanced, errors, events = (
-            list(column) for column in zip(*outcomes, strict=True)
+        ids, tokens, causes, delays, ages, durations, phases, codes, enhanced, errors, events = zip(
+            *outcomes, strict=True
         )
-        statuses = [OUTCOMES[cause] for cause in causes]
         rows = await self._pool.fetch(
             """
             SELECT id
-            FROM relay.outbound_finalise(%b::uuid[], %b::bigint[], %s::text[], %b::float8[],
-                %s::boolean[], %b::float8[], %s::real[], %s::text[], %s::smallint[], %s::text[],
-                %s::text[], %s::text[])
+            FROM relay.outbound_finalise(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b)
             """,
             (
-                ids,
-                tokens,
-                [str(status) for status in statuses],
-                delays,
-                [cause not in NOT_BEGUN for cause in causes],
-                ages,
-                durations,
-                phases,
-                codes,
-                enhanced,
-                errors,
-                [None if e is None else json.dumps(list(e)) for e in events],
+                arrays.uuids(ids),
+                arrays.bigints(tokens),
+                arrays.texts([OUTCOMES[cause].value for cause in causes]),
+                arrays.doubles(delays),
+                arrays.booleans([cause not in NOT_BEGUN for cause in causes]),
+                arrays.doubles(ages),
+                arrays.reals(durations),
+                arrays.texts(phases),
+                arrays.smallints(codes),
+                arrays.texts(enhanced),
+                arrays.texts(errors),
+                arrays.texts(
+                    [
+                        each if each is None or isinstance(each, str) else json.dumps(list(each))
+                        for each in events
+                    ]
+                ),
             ),
             binary=True,
         )
