@@ -93,6 +93,8 @@ def check_url(text: str, *, allow_private: bool = False) -> httpx.URL:
         raise BadUrl("is not a URL") from error
     if url.scheme not in {"http", "https"} or not url.host:
         raise BadUrl("must begin with https:// or http://, and a host")
+    if url.port is not None and not 0 < url.port < 65536:
+        raise BadUrl("has a port that is none")
     if url.userinfo or url.fragment:
         raise BadUrl("cannot hold a user, a password or a fragment")
     if not allow_private:
