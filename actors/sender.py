@@ -785,16 +785,13 @@ class _Sender:
             steps = (*opening, *steps)
         if not steps:
             steps = ((outcome.phase, outcome.code or 0, now, 0.0),)
-        parts = []
-        at_before, instant = -1.0, ""
+        parts, tail, before = [], "", (-1.0, -1.0)
         for phase, code, at, took in steps:
-            if at != at_before:
-                at_before = at
+            if (at, took) != before:  # what is pipelined is answered at once
+                before = at, took
                 instant = datetime.fromtimestamp(at + self._epoch, UTC).isoformat()
-            parts.append(
-                f'{{"phase":"{phase.value}","code":{code or "null"},"at":"{instant}",'
-                f'"duration":{took:.6f}}}'
-            )
+                tail = f'"at":"{instant}","duration":{took:.6f}}}'
+            parts.append(f'{{"phase":"{phase}","code":{code or "null"},{tail}')
         return f"[{','.join(parts)}]"
 
     def _recorded(self, batch: Sequence[Done], fenced: set[UUID]) -> None:

@@ -51,7 +51,8 @@ _TYPE = re.compile(
 )
 _PARAMETER = re.compile(r';\s*(charset|method|format|delsp)=("?)([A-Za-z0-9._\-]{1,60})\2\s*', re.I)
 _ATOMS = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+(?: [A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+)*")
-_SEVEN_BIT = bytes((9, 10, *range(32, 127)))
+SEVEN_BIT = bytes((9, 10, *range(32, 127)))
+"""What a text may hold, a line feed for each line end, that needs no encoding."""
 _MESSAGE_ID_LIST = re.compile(r"<[!-;=?-~]{1,500}>(?: <[!-;=?-~]{1,500}>)*")
 _URL = re.compile(r"(?:https?://|mailto:)[!#-;=?-\[\]_a-z~]{1,900}")
 
@@ -94,7 +95,7 @@ def compose(message: Message) -> Composed:
         _addresses("From", [sender]),
         _addresses("To", to),
         _unstructured("Subject", check_text(message.subject, "subject")),
-        f"Date: {_date(message.date.replace(microsecond=0), message.date.utcoffset())}",
+        f"Date: {date_of(message.date)}",
         f"Message-ID: {message_id}",
         *_user_headers(message),
         "MIME-Version: 1.0",
@@ -104,6 +105,11 @@ def compose(message: Message) -> Composed:
     data = b"\r\n".join((head, body))
     recipients = tuple(dict.fromkeys(mailbox.address for mailbox in to))
     return Composed(data, sender.address, recipients, not head.isascii(), message_id)
+
+
+def date_of(date: datetime) -> str:
+    """Return a date (with a time zone) as a Date header has it."""
+    return _date(date.replace(microsecond=0), date.utcoffset())
 
 
 @lru_cache(maxsize=64)
@@ -295,7 +301,7 @@ def _text_part(subtype: str, text: str, field: str) -> bytes:
         raw = text.encode()
     except UnicodeEncodeError as error:
         raise MalformedMessage(field, "holds half of a surrogate pair") from error
-    if not raw.translate(None, _SEVEN_BIT) and max(map(len, raw.split(b"\n"))) <= MAX_LINE:
+    if not raw.translate(None, SEVEN_BIT) and max(map(len, raw.split(b"\n"))) <= MAX_LINE:
         encoding, content = "7bit", raw.replace(b"\n", b"\r\n")
     else:
         printable = binascii.b2a_qp(raw, istext=True)

@@ -1,0 +1,52 @@
+"""The short cut for plain mail makes what the long way makes."""
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from relay.outbound.compose import compose
+from relay.outbound.letter import mail_of
+from relay.outbound.message import MalformedMessage, Message
+from relay.outbound.queue import Claimed, Content
+
+AT = datetime(2026, 11, 20, 20, 0, 0, 123456, tzinfo=UTC)
+ID = UUID(int=7)
+
+
+def claimed(**values: Any) -> Claimed:
+    """A claimed message; what is not given is empty."""
+    row: dict[str, Any] = dict.fromkeys(Claimed._fields)
+    row |= {"id": ID, "created_at": AT, "sender": "a@x.example", "recipient": "b@y.example"}
+    return Claimed(**{**row, "subject": "s", **values})
+
+
+TEXTS = st.text(st.sampled_from("abc =?.,-\t\r\n\0\x1b\x7fé\u2028😀"), max_size=40)
+
+
+@given(
+    subject=TEXTS,
+    text=TEXTS | st.builds(lambda count: "x" * count, st.integers(990, 1005)),
+    local=st.sampled_from(["a", "A.b", "a+b", "a..b", '"a b"', "a'b", "é", "x" * 64]),
+    domain=st.sampled_from(["y.example", "Y.Example", "y..example", "bücher.example", "[1.2.3.4]"]),
+)
+@example(subject="Hello", text="Hi\n.dot\n", local="a", domain="y.example")
+@example(subject="Hello", text="x" * 998, local="a", domain="y.example")
+@example(subject="x" * 70, text="", local="a", domain="y.example")
+def test_the_short_cut_makes_what_the_long_way_makes(subject, text, local, domain):
+    """Whatever is claimed: the same bytes and envelope as `compose`, or the same refusal."""
+    recipient = f"{local}@{domain}"
+    message = Message(str(ID), "a@x.example", (recipient,), subject, AT, text=text)
+    content = Content(text, None, {}, [], None)
+    try:
+        wanted = compose(message)
+    except MalformedMessage as error:
+        with pytest.raises(MalformedMessage, match="^" + error.args[0].partition(" ")[0][:2]):
+            mail_of(claimed(recipient=recipient, subject=subject), content)
+        return
+    mail = mail_of(claimed(recipient=recipient, subject=subject), content)
+    assert mail.data == wanted.data
+    assert (mail.sender, mail.recipients) == (wanted.sender, wanted.recipients)
