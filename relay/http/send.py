@@ -209,14 +209,14 @@ def _checked(wanted: NewMessage, owner: UUID) -> enqueue.Message:
             ),
         )
     )
-    once = {box.address.lower(): box for box in reversed(boxes)}  # the first of equal ones
+    once: dict[str, message.Mailbox] = {}
+    for box in boxes:
+        once.setdefault(box.address.lower(), box)
     send_at = wanted.send_at
     return enqueue.Message(
         sender=sender.address,
         sender_name=sender.name or None,
-        recipients=[
-            enqueue.Recipient(box.address, box.name or None) for box in reversed(once.values())
-        ],
+        recipients=[enqueue.Recipient(box.address, box.name or None) for box in once.values()],
         subject=wanted.subject,
         text=wanted.text,
         html=wanted.html,

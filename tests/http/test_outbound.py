@@ -1,0 +1,433 @@
+"""Sending, the queue, senders, suppressions and webhooks over HTTP, on a real database."""
+
+import json
+import socket
+from base64 import b64encode
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+import trio
+
+from relay.outbound.enqueue import NOBODY
+from relay.outbound.states import Cause
+from tests.http.conftest import House, open_house
+from tests.outbound.node import Node
+
+MISSING = "00000000-0000-7000-8000-000000000000"
+CANARY = "canary.person@canary.example"
+MESSAGE: dict[str, Any] = {
+    "from": "Shop <shop@example.org>",
+    "to": ["ada@example.org", "Bob B. <Bob@Example.org>"],
+    "subject": "Your order",
+    "text": "Hello",
+}
+
+
+async def send(
+    house: House, by: dict[str, str] | None = None, key: str | None = None, **changes: Any
+) -> httpx.Response:
+    """Send `MESSAGE` with changes; as the administrator unless told otherwise."""
+    headers = dict(house.admin if by is None else by)
+    if key is not None:
+        headers["Idempotency-Key"] = key
+    return await house.client.post("/api/v1/messages/send", json=MESSAGE | changes, headers=headers)
+
+
+async def queued(house: House, by: dict[str, str] | None = None, **changes: Any) -> str:
+    """Send to one recipient; the message's id."""
+    response = await send(house, by, to=changes.pop("to", ["ada@example.org"]), **changes)
+    assert response.status_code == 202, response.text
+    return str(response.json()["messages"][0]["id"])
+
+
+async def get(house: House, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+    return await house.client.get(f"/api/v1/{path}", headers=headers or house.admin)
+
+
+async def post(
+    house: House, path: str, by: dict[str, str] | None = None, **values: Any
+) -> httpx.Response:
+    return await house.client.post(
+        f"/api/v1/{path}", headers=by or house.admin, json=values or None
+    )
+
+
+async def test_each_recipient_becomes_a_message_of_his_own(house: House):
+    """202 with one id a recipient, in their order; equal addresses are one."""
+    response = await send(house, to=[*MESSAGE["to"], "ADA@example.org"])
+    assert response.status_code == 202
+    messages = response.json()["messages"]
+    assert [(m["recipient"], m["status"]) for m in messages] == [
+        ("ada@example.org", "queued"),
+        ("Bob@example.org", "queued"),
+    ]
+    assert len({m["id"] for m in messages}) == 2
+    (first, second) = await Node(house.pool).claim()
+    assert {str(first.id), str(second.id)} == {m["id"] for m in messages}
+    assert (first.sender, first.sender_name, first.subject) == (
+        "shop@example.org", "Shop", "Your order",
+    )  # fmt: skip
+    assert {first.recipient_name, second.recipient_name} == {None, "Bob B."}
+
+
+async def test_everything_that_was_given_reaches_the_queue(house: House):
+    """Bodies, headers, attachments byte for byte, priority, time, and what to do in doubt."""
+    blob = bytes(range(256)) * 3
+    at = datetime.now(UTC) + timedelta(hours=1)
+    sent = await queued(
+        house, html="<p>Hello</p>", headers={"Reply-To": "help@example.org"}, priority="bulk",
+        send_at=at.isoformat(), unknown_outcome="hold",
+        attachments=[{"filename": "a.bin", "content_type": "application/x-thing",
+                      "content": b64encode(blob).decode()}],
+    )  # fmt: skip
+    shown = (await get(house, f"outbound/{sent}")).json()
+    assert shown["priority"] == "bulk"
+    assert datetime.fromisoformat(shown["next_retry_at"]) == at
+    assert await Node(house.pool).claim() == []
+    await house.pool.execute("UPDATE relay.outbound_due SET run_at = now()")
+    node = Node(house.pool)
+    batch = await node.look()
+    (message,) = batch.messages
+    content = batch.contents[message.content_id]
+    assert (content.text, content.html) == ("Hello", "<p>Hello</p>")
+    assert content.headers == {"Reply-To": "help@example.org"}
+    (file,) = content.files()
+    assert (file.filename, file.content_type, file.content) == (
+        "a.bin", "application/x-thing", blob,
+    )  # fmt: skip
+    assert message.hold_unknown
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"to": []}, "to"),
+        ({"to": ["ada"]}, "to[0]"),
+        ({"to": ["ada@example.org", "b@x\r\nRCPT TO:<c@x.org>"]}, "to[1]"),
+        ({"from": "nobody"}, "from"),
+        ({"from": "a@example.org, b@example.org"}, "from"),
+        ({"subject": "a\r\nBcc: x@example.org"}, "subject"),
+        ({"text": None}, "text"),
+        ({"text": "a\0b"}, "text"),
+        ({"text": "\ud800"}, "text"),
+        ({"headers": {"Bcc": "x@example.org"}}, "headers"),
+        ({"headers": {"X-A": "a\nB: c"}}, "headers"),
+        ({"headers": {"X A": "b"}}, "headers"),
+        ({"headers": ["X-A"]}, "headers"),
+        ({"priority": "urgent"}, "priority"),
+        ({"send_at": "2026-01-01T00:00:00"}, "send_at"),
+        ({"send_at": "soon"}, "send_at"),
+        ({"unknown_outcome": "guess"}, "unknown_outcome"),
+        ({"attachments": [{"filename": "a", "content": "no base64!"}]}, "attachments"),
+        ({"attachments": [{"filename": "../a", "content": ""}]}, "attachments"),
+        ({"attachments": [{"filename": "a", "content_type": "x", "content": ""}]}, "attachments"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+async def test_what_is_malformed_is_refused_whole(house: House, changes: Any, field: str):
+    """422 with a sentence that names the field; nothing is queued."""
+    body = MESSAGE | changes
+    response = await house.client.post(
+        "/api/v1/messages/send",
+        # By hand: httpx would not write a lone surrogate, which JSON can.
+        content=json.dumps(body),
+        headers=house.admin | {"Content-Type": "application/json"},
+    )
+    assert response.status_code == 422, response.text
+    assert response.json()["errors"][0].startswith(field)
+    assert (await get(house, "outbound")).json() == []
+
+
+async def test_the_same_key_gives_the_same_answer(house: House):
+    """Also to two calls at once; another body is a 409; another's key is another key."""
+    key = await house.key("send")
+    first = await send(house, key, "k-1")
+    answers: list[httpx.Response] = []
+
+    async def again() -> None:
+        answers.append(await send(house, key, "k-1", priority="normal"))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(again)
+    assert {(a.status_code, a.text) for a in answers} == {(202, first.text)}
+    other = await send(house, key, "k-1", subject="Another")
+    assert (other.status_code, other.json()["type"]) == (
+        409, "urn:relay:problem:idempotency-key-reused",
+    )  # fmt: skip
+    foreign = await send(house, await house.key("send"), "k-1")
+    assert foreign.status_code == 202
+    assert foreign.text != first.text
+    assert len((await get(house, "outbound", key)).json()) == 2
+    await house.pool.execute("UPDATE relay.outbound_keys SET created_at = now() - interval '25 h'")
+    assert (await send(house, key, "k-1", subject="Another")).status_code == 202
+    assert (await send(house, key, "x" * 256)).status_code == 422
+
+
+async def test_one_suppressed_recipient_refuses_the_call(house: House):
+    """Whatever the case; the answer repeats no address; another key is not concerned, unless the
+    administrator suppressed it."""
+    key, other = await house.key("send"), await house.key("send")
+    assert (await post(house, "suppressions", key, address="BOB@example.ORG")).status_code == 201
+    refused = await send(house, key)
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:relay:problem:suppressed")
+    assert "bob" not in refused.text.lower()
+    assert (await get(house, "outbound", key)).json() == []
+    assert (await send(house, other)).status_code == 202
+    await post(house, "suppressions", address="bob@example.org", reason="asked")
+    assert (await send(house, other)).status_code == 422
+
+
+async def test_what_is_suppressed_after_queueing_is_cancelled(house: House):
+    """When its turn comes, with the error `suppressed`."""
+    sent = await queued(house)
+    await post(house, "suppressions", address="Ada@example.org")
+    assert await Node(house.pool).claim() == []
+    shown = (await get(house, f"outbound/{sent}")).json()
+    assert (shown["status"], shown["error"]) == ("cancelled", "suppressed")
+
+
+async def test_a_message_is_its_owners(house: House):
+    """To another key it is not there; the administrator sees its state, not whose it is."""
+    key, other = await house.key("send"), await house.key("send")
+    sent = await queued(house, key, to=[CANARY], subject="canary subject")
+    own = (await get(house, f"outbound/{sent}", key)).json()
+    assert (own["recipient"], own["subject"], own["status"], own["attempts"]) == (
+        CANARY, "canary subject", "queued", 0,
+    )  # fmt: skip
+    for path in (f"outbound/{sent}", f"outbound/{sent}/events"):
+        assert (await get(house, path, other)).status_code == 404
+    for path in (f"outbound/{sent}/cancel", f"outbound/{sent}/retry"):
+        assert (await post(house, path, other)).status_code == 404
+    assert (await get(house, "outbound", other)).json() == []
+    (seen,) = (await get(house, "outbound")).json()
+    assert (seen["id"], seen["recipient"], seen["subject"]) == (sent, None, None)
+    assert "canary" not in (await get(house, f"outbound/{sent}")).text
+    assert (await post(house, f"outbound/{sent}/cancel")).json()["status"] == "cancelled"
+
+
+async def test_lists_are_filtered_and_go_on_page_by_page(house: House):
+    """By status and recipient, newest first; the Link header leads to the end."""
+    ids = [await queued(house, to=[f"u{number}@example.org"]) for number in range(5)]
+    await post(house, f"outbound/{ids[2]}/cancel")
+    found, path = [], "outbound?status=queued&limit=2"
+    while path:
+        page = await get(house, path)
+        found += [item["id"] for item in page.json()]
+        link = page.links.get("next")
+        path = "" if link is None else link["url"].removeprefix("/api/v1/")
+    assert found == [ids[4], ids[3], ids[1], ids[0]]
+    cancelled = (await get(house, "outbound?status=cancelled")).json()
+    assert [item["id"] for item in cancelled] == [ids[2]]
+    one = (await get(house, "outbound?recipient=U1@EXAMPLE.org")).json()
+    assert [item["id"] for item in one] == [ids[1]]
+    assert (await get(house, "outbound?recipient=nobody")).json() == []
+    assert (await get(house, "outbound?status=lost")).status_code == 422
+    assert (await get(house, "outbound?cursor=x")).status_code == 422
+
+
+async def test_the_law_decides_what_may_be_done_by_hand(house: House):
+    """retry takes held, failed and bounced; cancel what has not begun; else 409 says why."""
+    sent = await queued(house)
+    refused = await post(house, f"outbound/{sent}/retry")
+    assert refused.status_code == 409
+    assert refused.json()["detail"] == "A message that is queued cannot be retried."
+    node = Node(house.pool)
+    claimed = await node.claim()
+    assert (await post(house, f"outbound/{sent}/cancel")).status_code == 409
+    events = [{"phase": "rcpt", "code": 550, "at": "2026-01-01T00:00:00Z", "duration": 0.01}]
+    await node.finish(
+        claimed, Cause.REFUSED, phase="rcpt", code=550, error="no such <redacted:0>", events=events
+    )
+    shown = (await get(house, f"outbound/{sent}")).json()
+    assert (shown["status"], shown["attempts"], shown["error"]) == (
+        "bounced", 1, "no such <redacted:0>",
+    )  # fmt: skip
+    assert (await get(house, f"outbound/{sent}/events")).json() == [{"attempt": 1, **events[0]}]
+    again = await post(house, f"outbound/{sent}/retry")
+    assert (again.status_code, again.json()["status"]) == (200, "queued")
+    await node.finish(await node.claim(), Cause.DELIVERED, phase="dot", code=250)
+    shown = (await get(house, f"outbound/{sent}")).json()
+    assert (shown["status"], shown["attempts"]) == ("sent", 2)
+    assert shown["sent_at"] is not None
+    for act in ("retry", "cancel"):
+        assert (await post(house, f"outbound/{MISSING}/{act}")).status_code == 404
+        assert (await post(house, f"outbound/x/{act}")).status_code == 404
+
+
+async def test_the_queue_is_paused_for_all_and_resumed(house: House):
+    """Nothing is claimed meanwhile; only an administrator may."""
+    await queued(house)
+    assert (await post(house, "queue/pause")).json()["paused"] is True
+    assert await Node(house.pool).claim() == []
+    state = (await get(house, "queue")).json()
+    assert (state["paused"], state["queued"], state["due"]) == (True, 1, 1)
+    key = await house.key("send", "read")
+    for response in (
+        await get(house, "queue", key),
+        await post(house, "queue/resume", key),
+    ):
+        assert response.status_code == 403
+    assert (await post(house, "queue/resume")).json()["paused"] is False
+    assert len(await Node(house.pool).claim()) == 1
+
+
+async def test_senders_belong_to_their_owner_and_hide_their_password(house: House):
+    """Made, replaced, listed and removed whatever the case of the address."""
+    key, other = await house.key("send"), await house.key("send")
+    upstream = "smtps://us%40er:canary-password@mail.example.org"
+    made = await post(house, "senders", key, address="Shop@Example.org", upstream=upstream)
+    assert made.status_code == 201
+    again = await post(house, "senders", key, address="SHOP@example.org", upstream=upstream)
+    assert again.status_code == 200
+    listed = await get(house, "senders", key)
+    assert [(s["address"], s["upstream"], s["username"]) for s in listed.json()] == [
+        ("shop@example.org", "smtps://mail.example.org:465", "us@er")
+    ]
+    assert "canary" not in made.text + again.text + listed.text
+    assert (await get(house, "senders", other)).json() == []
+    removed = await house.client.delete("/api/v1/senders/shop@example.org", headers=other)
+    assert removed.status_code == 404
+    await queued(house, key)
+    (claimed,) = await Node(house.pool).claim()
+    assert claimed.upstream == "smtps://mail.example.org:465"
+    removed = await house.client.delete("/api/v1/senders/SHOP@EXAMPLE.ORG", headers=key)
+    assert removed.status_code == 204
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"address": "shop@example.org", "upstream": "smtp://u:canary@mail.example.org"},
+        {"address": "shop@example.org", "upstream": "http://u:canary@mail.example.org"},
+        {"address": "shop", "upstream": "loop:"},
+        {"address": "shop@example.org"},
+    ],
+)
+async def test_a_sender_that_cannot_be_used_is_refused(house: House, values: dict[str, str]):
+    """422, and the password is not repeated."""
+    response = await post(house, "senders", None, **values)
+    assert response.status_code == 422
+    assert "canary" not in response.text
+
+
+async def test_lists_by_address_go_on_page_by_page(house: House):
+    """Suppressions and senders alike."""
+    for number in range(3):
+        await post(house, "suppressions", address=f"u{number}@example.org", reason="r")
+        await post(house, "senders", address=f"u{number}@example.org", upstream="loop:")
+    for path in ("suppressions", "senders"):
+        first = await get(house, f"{path}?limit=2")
+        second = await get(house, first.links["next"]["url"].removeprefix("/api/v1/"))
+        assert [e["address"] for e in first.json() + second.json()] == [
+            f"u{number}@example.org" for number in range(3)
+        ]
+        assert "next" not in second.links
+        assert (await get(house, f"{path}?cursor=%00")).status_code == 200
+    removed = await house.client.delete("/api/v1/suppressions/U1@example.org", headers=house.admin)
+    assert removed.status_code == 204
+    assert len((await get(house, "suppressions")).json()) == 2
+
+
+async def test_webhooks_belong_to_their_owner_and_name_public_addresses(house: House):
+    """The answer holds the secret of this owner; a mailbox's has its own."""
+    key, other = await house.key("send", "read"), await house.key("send", "read")
+    url = "https://hooks.example.org/a"
+    made = await post(house, "webhooks", key, url=url)
+    assert (made.status_code, made.json()["events"]) == (
+        201, ["message.bounced", "message.delivered", "message.failed"],
+    )  # fmt: skip
+    again = await post(house, "webhooks", key, url=url, events=["message.failed"])
+    assert (again.status_code, again.json()["events"]) == (200, ["message.failed"])
+    assert (await get(house, "webhooks", key)).json() == [again.json()]
+    assert (await get(house, "webhooks", other)).json() == []
+    foreign = await post(house, "webhooks", other, url=url)
+    assert foreign.json()["secret"] != made.json()["secret"]
+    for wrong in ("http://127.0.0.1/", "ftp://x.example/", "https://u:p@x.example/"):
+        assert (await post(house, "webhooks", key, url=wrong)).status_code == 422
+    assert (await post(house, "webhooks", key, url=url, events=["x"])).status_code == 422
+    path = f"/api/v1/webhooks/{made.json()['id']}"
+    assert (await house.client.delete(path, headers=other)).status_code == 404
+    assert (await house.client.delete(path, headers=key)).status_code == 204
+    address, token = await house.mailbox(webhook_url=url)
+    own = (await get(house, f"mailboxes/{address}/webhook", token)).json()
+    assert own["url"] == url
+    assert own["secret"] not in (made.json()["secret"], foreign.json()["secret"])
+    owned = await house.client.post("/api/v1/mailboxes", headers=key, json={})
+    path = f"mailboxes/{owned.json()['address']}/webhook"
+    assert (await get(house, path, key)).json() == {"url": None, "secret": made.json()["secret"]}
+
+
+async def test_a_rotation_that_was_cut_off_is_finished(database_url: str, pool: Any, house: House):
+    """With rows left behind the next call makes no further key; without a file of ours, keys stay
+    as the settings have them."""
+    await post(house, "senders", address="a@example.org", upstream="smtps://u:p@mail.example.org")
+    await pool.execute("UPDATE relay.senders SET key_id = 'former'::bytea")
+    done = (await post(house, "keyring/rotate")).json()
+    assert done == {
+        "new_signing_key": False,
+        "new_encryption_key": False,
+        "resealed": 1,
+        "unreadable": 0,
+        "old_keys_dropped": False,
+    }
+    await pool.execute("UPDATE relay.senders SET key_id = NULL, password = 'x'::bytea")
+    assert (await post(house, "keyring/rotate")).json()["unreadable"] == 1
+
+
+async def test_a_message_of_many_megabytes_is_taken(house: House):
+    """Attachments are limited together, beyond that it is a 422; a stranger is refused before his
+    body has come."""
+
+    def attached(size: int) -> list[dict[str, str]]:
+        return [{"filename": "big", "content": b64encode(bytes(size)).decode()}]
+
+    assert (await send(house, attachments=attached(26_214_400))).status_code == 202
+    refused = await send(house, attachments=attached(26_214_401))
+    assert (refused.status_code, refused.json()["errors"][0].split(":")[0]) == (422, "attachments")
+
+    def stranger() -> bytes:
+        with socket.create_connection(("127.0.0.1", house.port), timeout=10) as peer:
+            peer.sendall(
+                b"POST /api/v1/messages/send HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 40000000\r\n\r\n"
+            )
+            peer.sendall(b" " * 600_000)
+            return peer.recv(65536)
+
+    assert (await trio.to_thread.run_sync(stranger)).startswith(b"HTTP/1.1 401 ")
+    (row,) = await house.pool.fetch("SELECT count(*), max(size) FROM relay.outbound_contents")
+    assert row == (1, 26_214_405)
+
+
+async def test_who_is_asleep_is_told_of_what_is_due(database_url: str, pool: Any):
+    """The process's claimer gets the lanes and the time; a replay says nothing."""
+    told: list[Any] = []
+    async with open_house(database_url, pool, wake_outbound=told.append) as house:
+        sent = await send(house, key="once", to=["a@example.org", "b@example.org", "c@other.org"])
+        await send(house, key="once", to=["a@example.org", "b@example.org", "c@other.org"])
+    assert sent.status_code == 202
+    (strips,) = told
+    assert {strip.domain for strip in strips} == {"example.org", "other.org"}
+    assert all(abs((strip.due_at - datetime.now(UTC)).total_seconds()) < 60 for strip in strips)
+
+
+async def test_other_processes_are_told_where_no_claimer_runs(house: House):
+    """By a notification, after the commit."""
+    with house.hub.subscribe("relay_outbound") as news, trio.fail_after(10):
+        await queued(house)
+        await news.wait()
+
+
+async def test_the_administrators_mail_is_that_of_relay_send(house: House):
+    """What SQL queued is shown whole to the administrator."""
+    sent: UUID = await house.pool.fetch_value(
+        "SELECT relay.send('me@example.org', 'ada@example.org', 'From SQL', 'text')"
+    )
+    shown = (await get(house, f"outbound/{sent}")).json()
+    assert (shown["recipient"], shown["subject"]) == ("ada@example.org", "From SQL")
+    owner = await house.pool.fetch_value("SELECT owner FROM relay.outbound_letters")
+    assert owner == NOBODY
