@@ -59,6 +59,7 @@ class Stage:
     address: str = ""
     message_id: str = ""
     sent: bytes = b""
+    outbound_id: str = ""
 
     @property
     def data(self) -> DataDir:
@@ -166,6 +167,50 @@ def _compare(stage: Stage) -> str:
     return f"{len(raw)} bytes, all equal"
 
 
+def _enqueue(stage: Stage) -> str:
+    api = stage.api()
+    sent = api.call(
+        "POST",
+        "/api/v1/messages/send",
+        json={
+            "from": "Example Shop <orders@shop.example>",
+            "to": [stage.address],
+            "subject": "Your order № 7 has left",
+            "text": "It is on its way.\n.\n..two dots\n",
+            "html": "<p>It is <b>on its way</b>.</p>",
+        },
+        headers={"Idempotency-Key": "demo-order-7"},
+    ).json()
+    (message,) = sent["messages"]
+    stage.outbound_id = message["id"]
+    return f"202, {message['status']}, id {message['id']}"
+
+
+def _arrive(stage: Stage) -> str:
+    api = stage.api()
+    message = await_message(api, stage.address, STEP_TIMEOUT, subject="has left")
+    if message is None:
+        raise Unexpected("it did not come")
+    raw = api.call("GET", f"{path_of(stage.address)}/{segment(message['id'])}/raw").content
+    if f"Message-ID: <{stage.outbound_id}@".encode() not in raw:
+        raise Unexpected("another message came")
+    stage.message_id = message["id"]
+    return f"from {output.line(message['from_address'])}: {output.line(message['subject'])}"
+
+
+def _delivered(stage: Stage) -> str:
+    api = stage.api()
+    path = f"/api/v1/outbound/{segment(stage.outbound_id)}"
+    end = time.monotonic() + STEP_TIMEOUT
+    while time.monotonic() < end:
+        state = api.get(path)
+        if state["status"] == "sent":
+            phases = [event["phase"] for event in api.get(f"{path}/events")]
+            return f"sent, {state['attempts']} attempt, {', '.join(phases)}"
+        time.sleep(0.01)
+    raise Unexpected(f"it stayed {state['status']}: {output.line(state['error'])}")
+
+
 def _expire(stage: Stage) -> str:
     import psycopg
 
@@ -225,6 +270,9 @@ STEPS: tuple[Step, ...] = (
     Step("inbox", "a waiting call gets it", _wait),
     Step("inbox", "code and link are found", _read),
     Step("inbox", "the raw message comes back", _compare),
+    Step("outbound", "a message is queued over HTTP", _enqueue),
+    Step("outbound", "it is delivered, and arrives", _arrive),
+    Step("outbound", "its outcome is recorded", _delivered),
     Step("inbox", "the mailbox expires", _expire),
     Step("relay", "stops cleanly", _stop),
 )
