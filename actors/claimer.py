@@ -175,7 +175,7 @@ class _Claimer:
             at = self._now()
             if at is None:
                 break
-            plan = self._book.plan(min(self._room, _MOST), at)
+            plan = self._book.plan(min(self._room, _MOST), at, self._allowance())
             if not plan:
                 break
             began = trio.current_time()
@@ -188,6 +188,13 @@ class _Claimer:
                 await self._sender.send(Deliver(batch, self._epoch))
             self._ctx.beat()
         return self._until_next_turn()
+
+    def _allowance(self) -> Callable[[int, str], int | None] | None:
+        """How much of a lane its gate lets through; None while no gate stands anywhere."""
+        if not self._gates:
+            return None
+        now = trio.current_time()
+        return lambda lane, _: self._gates.allowance(lane, now)
 
     async def _survey(self) -> None:
         self._look = False

@@ -1,10 +1,14 @@
-"""The reaper: reclaims what has been closed for longer than the retention.
+"""The reaper: reclaims what has been closed for long, and sets right what lost workers left.
 
 Promises
 - A mailbox that stopped being active more than `retention` seconds ago is deleted for good, with
   its messages; nothing younger is touched.
 - No transaction is large: messages go first, in batches that count rows and bytes; the mailbox's
   own row goes last, when the cascade has next to nothing left to do.
+- Outbound messages whose worker vanished are queued, or set aside when that happened too often,
+  and counted; those whose outcome is unknown and was to be held are held.  (Claims do the same for
+  what they meet; this is for what nobody claims.)
+- Partitions of finished outbound mail are made ahead and dropped after `outbound_keep_days`.
 - One node reaps at a time, under the lease `reaper`; its statements carry the term.
 
 Fails: never on an outage of the database; the next round finds the same rows.
@@ -15,10 +19,12 @@ and when a letter (`Wake`, `SweepNow`) says so.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
+import psycopg
 import trio
 from prometheus_client import Counter
 
@@ -29,6 +35,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.outbound.queue import Queue
 from supervisor import Context, Drained
 
 log = get_logger()
@@ -37,11 +44,16 @@ _RECLAIMED = Counter(
     "relay_reclaimed_rows", "Rows removed after their retention.", ["kind"], registry=registry
 )
 
+_FOUND = Counter(
+    "relay_outbound_reaped", "Messages whose worker vanished.", ["what"], registry=registry
+)
+
 _LEASE = "reaper"
 _LEASE_TTL = 30.0  # s; far above the few hundredths that a batch takes
 _MAILBOXES = 500  # a batch
 _MESSAGES = 500  # a batch
 _RETRY = 10.0  # s; after an outage, or while another node reaps
+_ROLL_EVERY = 3600.0  # s; partitions are made two weeks ahead
 
 # The messages of the longest closed mailboxes.  Deleting goes by the primary key; the array
 # keeps it in the plan whatever the statistics say.
@@ -87,16 +99,19 @@ async def run(
     ctx: Context,
     *,
     pool: Pool,
+    queue: Queue | None = None,
     retention: float = 7 * 86400.0,
+    outbound_keep_days: float = 30.0,
     sweep_every: float = 60.0,
     rng: random.Random | None = None,
 ) -> None:
     """Reclaim until drained.
 
-    `retention`: seconds that a closed mailbox is kept; `sweep_every`: seconds between rounds,
+    `queue`: the outbound queue, if it is to be looked after; `retention`: seconds that a closed
+    mailbox is kept; `outbound_keep_days`: days that finished mail is kept; `sweep_every`: seconds between rounds,
     a quarter more or less.
     """
-    reaper = Reaper(pool, retention=retention)
+    reaper = Reaper(pool, retention=retention, queue=queue, keep_days=outbound_keep_days)
     rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
     ctx.ready()
     try:
@@ -115,6 +130,9 @@ class Reaper:
     pool: Pool
     retention: float
     node: UUID = field(default_factory=uuid4)
+    queue: Queue | None = None
+    keep_days: float = 30.0
+    rolled_at: float = -math.inf
 
     async def round(self, ctx: Context) -> bool:
         """Reclaim everything that is due.  False when it could not (outage, another leads)."""
@@ -122,6 +140,8 @@ class Reaper:
             lease = await leases.acquire(self.pool, _LEASE, self.node, _LEASE_TTL)
             if lease is None:
                 return False
+            if self.queue is not None:
+                await self._look_after(self.queue)
             mailboxes, messages = await self._reclaim(ctx, lease)
             await leases.release(self.pool, lease)
         except DatabaseUnavailable as error:
@@ -132,6 +152,30 @@ class Reaper:
         if mailboxes or messages:
             log.info("mailbox.reclaimed", rows=mailboxes, messages=messages)
         return True
+
+    async def _look_after(self, queue: Queue) -> None:
+        """Set right what vanished workers left in the outbound queue, and roll its partitions."""
+        reaped = await queue.reap()
+        for what in ("lost", "quarantined", "unknown"):
+            ids = getattr(reaped, what)
+            if ids:
+                _FOUND.labels(what).inc(len(ids))
+                log.warning(
+                    "outbound.reaped",
+                    what=what,
+                    messages=len(ids),
+                    ids=[str(each) for each in ids[:20]],
+                )
+        if trio.current_time() < self.rolled_at + _ROLL_EVERY:
+            return
+        try:
+            dropped = await queue.forget(keep_days=self.keep_days)
+        except psycopg.errors.LockNotAvailable:
+            log.info("outbound.not_rolled")  # somebody reads for long; there are weeks of time
+            return
+        self.rolled_at = trio.current_time()
+        if dropped:
+            log.info("outbound.forgotten", partitions=dropped)
 
     async def _reclaim(self, ctx: Context, lease: Lease) -> tuple[int, int]:
         mailboxes = messages = 0

@@ -189,7 +189,10 @@ def build_tree(
             mailbox=ticker_box,
             liveness=2 * settings.expiry.sweep_every + 60.0,
         ),
-        ChildSpec("reaper", partial(reaper.run, pool=pool, retention=settings.expiry.retention)),
+        ChildSpec(
+            "reaper",
+            partial(reaper.run, pool=pool, queue=queue, retention=settings.expiry.retention),
+        ),
         # The claimer after the sender: stopped first, it hands over nothing more.
         ChildSpec(
             "sender",

@@ -127,11 +127,11 @@ class LaneBook:
             entry.woken = self._wakes
 
     def plan(
-        self, capacity: int, at: datetime, allowance: Callable[[str], int] | None = None
+        self, capacity: int, at: datetime, allowance: Callable[[int, str], int | None] | None = None
     ) -> list[Ask]:
         """Say what to claim with room for `capacity` messages, at `at` of the database's clock.
 
-        `allowance(domain)` says how many more messages that destination may be given now.
+        `allowance(lane, domain)` says how many more messages a lane may be given now (None: any).
         """
         if capacity < 1:
             return []
@@ -195,12 +195,12 @@ class LaneBook:
         self,
         ring: OrderedDict[int, _Entry],
         at: datetime,
-        allowance: Callable[[str], int] | None,
+        allowance: Callable[[int, str], int | None] | None,
     ) -> list[tuple[_Entry, int | None]]:
         turns: list[tuple[_Entry, int | None]] = []
         for entry in ring.values():
             if entry.floor <= at:
-                allowed = allowance(entry.domain) if allowance else None
+                allowed = allowance(entry.lane, entry.domain) if allowance else None
                 if allowed is None or allowed > 0:
                     turns.append((entry, allowed))
                     if len(turns) == self._most_asks:

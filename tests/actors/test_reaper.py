@@ -6,7 +6,9 @@ from actors import reaper
 from actors.letters import SweepNow
 from relay.db import leases
 from relay.db.pool import Pool
+from relay.outbound.queue import Queue
 from tests.actors.running import becomes, make_mailbox, running, undisturbed
+from tests.outbound.node import Node, lose, put, status
 
 MAILBOXES = "SELECT count(*) FROM relay.mailboxes"
 CLOSE = "UPDATE relay.mailboxes SET is_active = false, closed_at = now() - interval '%s'"
@@ -128,3 +130,18 @@ async def test_reaps_on_command(pool):
         await pool.execute(CLOSE % "8 days")
         await mailbox.send(SweepNow())
         await becomes(pool, MAILBOXES, 0)
+
+
+async def test_sets_right_what_vanished_workers_left(pool):
+    """A lost lease is queued and recorded; one lost after DATA began, to be held, is held."""
+    node = Node(pool)
+    (lost,) = await put(pool, "a@example.net")
+    (unknown,) = await put(pool, "b@example.net", hold_unknown=True)
+    claimed = {message.id: message for message in await node.drain()}
+    await node.queue.begin_data([(unknown.id, claimed[unknown.id].token)])
+    await lose(pool, lost.id, unknown.id)
+    async with running(reaper.run, pool=pool, queue=Queue(pool, uuid4())):
+        await becomes(pool, "SELECT count(*) FROM relay.outbound_tries", 2)
+    assert await status(pool, lost.id) == "queued"
+    assert await status(pool, unknown.id) == "held"
+    assert await pool.fetch("SELECT DISTINCT outcome FROM relay.outbound_tries") == [("lost",)]

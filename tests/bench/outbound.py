@@ -40,7 +40,7 @@ from tests.bench.smtp_client import BODY, ROOT, bare, running_sink
 from tests.db.cluster import Cluster, binaries
 from tests.relay_process import RelayProcess
 
-JOBS = 20_000
+JOBS = 24_000
 PEER_JOBS = {"pgqueuer": 8_000, "procrastinate": 1_500}  # a few seconds each, too
 CONNECTIONS = 20
 LATENCIES = 200

@@ -133,7 +133,7 @@ async def drain(dsn: str, jobs: int, throttled: str | None) -> float:
     done = 0
     send, receive = trio.open_memory_channel[list[Claimed]](2)
 
-    def allowance(domain: str) -> int:
+    def allowance(lane: int, domain: str) -> int:
         return 0 if domain == throttled else CLAIM
 
     async def finalise() -> None:

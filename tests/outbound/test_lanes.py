@@ -66,7 +66,7 @@ def test_bulk_alone_gets_everything():
 def test_a_throttled_lane_is_not_asked_for_and_the_others_get_its_room():
     """Its backlog costs nothing, and it does not hold anyone up."""
     book = book_of((1, 0), (1, 1), (2, 1), (3, 1))
-    served = serve(book, 10, 30, allowance=lambda domain: 0 if domain == "d1.example" else 10**6)
+    served = serve(book, 10, 30, allowance=lambda _, domain: 0 if domain == "d1.example" else 10**6)
     assert served[1, 0] == served[1, 1] == 0
     assert served[2, 1] == served[3, 1] == 150
 
@@ -74,14 +74,14 @@ def test_a_throttled_lane_is_not_asked_for_and_the_others_get_its_room():
 def test_an_allowance_is_an_upper_bound_and_leaves_the_rest_to_others():
     """A destination that may have three now gets three."""
     book = book_of((1, 1), (2, 1))
-    plan = book.plan(100, T0, allowance=lambda domain: 3 if domain == "d1.example" else 10**6)
+    plan = book.plan(100, T0, allowance=lambda _, domain: 3 if domain == "d1.example" else 10**6)
     assert {ask.lane: ask.limit for ask in plan} == {1: 3, 2: 97}
 
 
 def test_room_that_a_limited_high_lane_cannot_use_goes_to_normal():
     """Throttling high mail to one destination does not idle the senders."""
     book = book_of((1, 0), (2, 1))
-    plan = book.plan(100, T0, allowance=lambda domain: 5 if domain == "d1.example" else 10**6)
+    plan = book.plan(100, T0, allowance=lambda _, domain: 5 if domain == "d1.example" else 10**6)
     assert {ask.lane: ask.limit for ask in plan} == {1: 5, 2: 95}
 
 
