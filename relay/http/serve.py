@@ -61,7 +61,7 @@ class _Log(Logger):
         log.debug(
             "http.request",
             method=request.get("method", "WEBSOCKET"),
-            path=request["path"],
+            path=_without_addresses(request["path"]),
             status=None if response is None else response["status"],
             seconds=round(request_time, 6),
         )
@@ -78,6 +78,11 @@ class _Log(Logger):
 
     async def exception(self, message: str, *args: Any, **kwargs: Any) -> None:
         log.exception("http.failed", detail=message % args if args else message)
+
+
+def _without_addresses(path: str) -> str:
+    """Return a path as it may be logged: an address in it is somebody's."""
+    return "/".join("*" if "@" in part else part for part in path.split("/"))
 
 
 class _Stream:
