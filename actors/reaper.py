@@ -108,8 +108,8 @@ async def run(
     """Reclaim until drained.
 
     `queue`: the outbound queue, if it is to be looked after; `retention`: seconds that a closed
-    mailbox is kept; `outbound_keep_days`: days that finished mail is kept; `sweep_every`: seconds between rounds,
-    a quarter more or less.
+    mailbox is kept; `outbound_keep_days`: days that finished mail is kept; `sweep_every`: seconds
+    between rounds, a quarter more or less.
     """
     reaper = Reaper(pool, retention=retention, queue=queue, keep_days=outbound_keep_days)
     rng = rng or random.Random()  # noqa: S311 - jitter, not a secret

@@ -108,13 +108,17 @@ async def test_trouble_of_the_route_defers_and_pauses_it(pool, verb, answer):
         (one,) = await ids(pool, "bob@example.net")
         outbound.wake()
         await outbound.becomes(one, "queued", 1)
-        (two,) = await ids(pool, "carol@example.net")
+        (same_lane,) = await ids(pool, "carol@example.net")
+        (two,) = await ids(pool, "dave@other.example")
         outbound.wake()
         while not (await outbound.row(two))[2]:
             await trio.sleep(0.01)
         status, attempts, wait, _ = await outbound.row(two)
-    # The second was given back unbegun: the route is left alone for a sixteenth of a unit.
+        unclaimed = await outbound.row(same_lane)
+    # Given back unbegun: the route is left alone for a sixteenth of a unit.  Of a lane that has
+    # met the trouble nothing more is claimed.
     assert (status, attempts) == ("queued", 0)
+    assert unclaimed[:3] == ("queued", 0, None)
     assert 0 < wait < 10
     assert len(sink.sessions) <= 2
 
