@@ -47,6 +47,7 @@ import trio
 
 from relay.db import arrays
 from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
 from relay.outbound.enqueue import KEY_LIFETIME, Attachment
 from relay.outbound.lanes import Ask, Strip
 from relay.outbound.states import NOT_BEGUN, OUTCOMES, Cause
@@ -257,7 +258,11 @@ class Queue:
                 )
             else:
                 batch.messages.append(message)
-        batch.suppressed.extend(await self.finalise(skipped))
+        try:
+            batch.suppressed.extend(await self.finalise(skipped))
+        except DatabaseUnavailable:
+            # These are lost leases then; the others are claimed and must not be lost with them.
+            return batch
         return batch
 
     async def content(self, content_id: UUID) -> Content | None:

@@ -26,8 +26,9 @@ REDACT_KEY = b"k" * 32
 class Outbound:
     """The running pair."""
 
-    def __init__(self, pool: Pool, vault: Vault) -> None:
+    def __init__(self, pool: Pool, vault: Vault, queue: Queue) -> None:
         self.pool = pool
+        self.queue = queue
         self.vault = vault
         self.claimer: Mailbox[Any] = Mailbox("claimer", capacity=4096)
         self.sender: Mailbox[Any] = Mailbox("sender", capacity=64)
@@ -76,8 +77,8 @@ async def running_outbound(
 ) -> AsyncIterator[Outbound]:
     """Claim and deliver until the block ends, then drain; all `within` seconds."""
     vault = wiring.pop("vault", None) or Vault([Fernet.generate_key().decode()])
-    running = Outbound(pool, vault)
     queue = Queue(pool, uuid4(), lease_timeout=lease_timeout, max_attempts=max_attempts)
+    running = Outbound(pool, vault, queue)
     gates = Gates(concurrency, retry_unit, random.Random(1))
     send = partial(
         sender.run,
