@@ -4,10 +4,12 @@ import os
 import stat
 import subprocess
 import sys
+from uuid import uuid4
 
 import pytest
 
-from relay.datadir import DataDir
+from relay.crypto import Unreadable
+from relay.datadir import DataDir, Keyring
 from relay.errors import ConfigError
 
 
@@ -54,6 +56,32 @@ def test_secrets_are_made_once_and_kept_to_ourselves(tmp_path):
     assert stat.S_IMODE(os.stat(data.path).st_mode) == 0o700
     assert data.secret_keys("00" * 32 + "," + "11" * 32) == (bytes(32), b"\x11" * 32)
     data.release()
+
+
+def test_a_new_signing_key_leaves_a_few_old_ones_that_verify(tmp_path):
+    """Each change is in the file at once, newest first; the oldest are forgotten in the end."""
+    keyring = Keyring(DataDir(tmp_path))
+    made = list(keyring.signing)
+    for _ in range(Keyring.OLD_SIGNING_KEYS + 2):
+        keyring.renew_signing()
+        made.insert(0, keyring.signing[0])
+        assert Keyring(DataDir(tmp_path)).signing == keyring.signing
+    assert len(set(made)) == len(made)
+    assert keyring.signing == tuple(made[: 1 + Keyring.OLD_SIGNING_KEYS])
+
+
+def test_dropped_keys_open_what_was_read_before(tmp_path):
+    """The file has the newest encryption key alone; the running vault still knows the others."""
+    keyring = Keyring(DataDir(tmp_path))
+    account = uuid4()
+    sealed = keyring.vault.seal(account, "secret")
+    keyring.renew_encryption()
+    assert Keyring(DataDir(tmp_path)).encryption_count == 2
+    keyring.drop_old_encryption()
+    assert keyring.vault.open(account, sealed) == "secret"
+    assert stat.S_IMODE(os.stat(tmp_path / "encryption_keys").st_mode) == 0o600
+    with pytest.raises(Unreadable):
+        Keyring(DataDir(tmp_path)).vault.open(account, sealed)
 
 
 def test_an_unusable_directory_is_a_configuration_error(tmp_path):

@@ -126,7 +126,11 @@ SMALL = Limits(streams_per_mailbox=3, body_timeout=1.0, keep_alive_every=0.2, co
 
 @contextlib.asynccontextmanager
 async def open_house(
-    database_url: str, pool: Pool, limits: Limits = SMALL, **options: Any
+    database_url: str,
+    pool: Pool,
+    limits: Limits = SMALL,
+    keyring: Keyring | None = None,
+    **options: Any,
 ) -> AsyncIterator[House]:
     """Run a control plane for the block."""
     listening = socket.create_server(("127.0.0.1", 0))
@@ -134,7 +138,7 @@ async def open_house(
     supervisor, hub, ring = Supervisor(), Hub(), LogRing()
     token = new_admin_token()
     # Keys as the settings give them, so that no directory is touched.
-    keyring = Keyring(DataDir(Path("none")), "5a" * 32, Fernet.generate_key().decode())
+    keyring = keyring or Keyring(DataDir(Path("none")), "5a" * 32, Fernet.generate_key().decode())
     letters: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
     fetchers: list[Callable[[str], Awaitable[bytes]]] = [no_fetch]
 

@@ -3,7 +3,9 @@
 import json
 import socket
 from base64 import b64encode
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -11,9 +13,12 @@ import httpx
 import pytest
 import trio
 
+from relay.datadir import DataDir, Keyring
+from relay.db.pool import Pool
 from relay.outbound.enqueue import NOBODY
+from relay.outbound.senders import Senders
 from relay.outbound.states import Cause
-from tests.http.conftest import House, open_house
+from tests.http.conftest import SMALL, House, open_house
 from tests.outbound.node import Node
 
 MISSING = "00000000-0000-7000-8000-000000000000"
@@ -361,9 +366,8 @@ async def test_webhooks_belong_to_their_owner_and_name_public_addresses(house: H
     assert (await get(house, path, key)).json() == {"url": None, "secret": made.json()["secret"]}
 
 
-async def test_a_rotation_that_was_cut_off_is_finished(database_url: str, pool: Any, house: House):
-    """With rows left behind the next call makes no further key; without a file of ours, keys stay
-    as the settings have them."""
+async def test_keys_of_the_settings_stay_as_they_are(pool: Pool, house: House):
+    """A rotation seals anew what another key sealed, and counts what no key opens."""
     await post(house, "senders", address="a@example.org", upstream="smtps://u:p@mail.example.org")
     await pool.execute("UPDATE relay.senders SET key_id = 'former'::bytea")
     done = (await post(house, "keyring/rotate")).json()
@@ -376,6 +380,74 @@ async def test_a_rotation_that_was_cut_off_is_finished(database_url: str, pool: 
     }
     await pool.execute("UPDATE relay.senders SET key_id = NULL, password = 'x'::bytea")
     assert (await post(house, "keyring/rotate")).json()["unreadable"] == 1
+
+
+async def test_a_rotation_that_was_cut_off_is_finished(
+    database_url: str, pool: Pool, tmp_path: Path
+):
+    """The relay died after the new key was made: at the next call no further key is made, the
+    password is sealed with the new one, and the old one is dropped."""
+    before = Keyring(DataDir(tmp_path))
+    await Senders(pool, before.vault).put(NOBODY, "a@example.org", "smtps://u:p@mail.example.org")
+    before.renew_encryption()
+    restarted = Keyring(DataDir(tmp_path))
+    assert restarted.encryption_count == 2
+    async with open_house(database_url, pool, keyring=restarted) as house:
+        done = (await post(house, "keyring/rotate")).json()
+    assert done == {
+        "new_signing_key": False,
+        "new_encryption_key": False,
+        "resealed": 1,
+        "unreadable": 0,
+        "old_keys_dropped": True,
+    }
+    ((account, sealed),) = await pool.fetch("SELECT id, password FROM relay.senders")
+    after = Keyring(DataDir(tmp_path))
+    assert after.encryption_count == 1
+    assert after.vault.open(account, sealed) == "p"
+
+
+async def test_no_key_is_dropped_that_a_password_may_need(
+    database_url: str, pool: Pool, tmp_path: Path
+):
+    """One password that cannot be read keeps the old keys."""
+    keyring = Keyring(DataDir(tmp_path))
+    await Senders(pool, keyring.vault).put(NOBODY, "a@example.org", "smtps://u:p@mail.example.org")
+    await pool.execute("UPDATE relay.senders SET password = 'x'::bytea")
+    async with open_house(database_url, pool, keyring=keyring) as house:
+        done = (await post(house, "keyring/rotate")).json()
+    assert (done["new_encryption_key"], done["unreadable"], done["old_keys_dropped"]) == (
+        True, 1, False,
+    )  # fmt: skip
+    assert Keyring(DataDir(tmp_path)).encryption_count == 2
+
+
+async def test_large_bodies_wait_for_each_other(database_url: str, pool: Pool):
+    """While others fill the places, one more is told to come back."""
+    limits = replace(SMALL, uploads=1, upload_timeout=0.3)
+    async with open_house(database_url, pool, limits) as house:
+
+        def hold() -> bytes:
+            with socket.create_connection(("127.0.0.1", house.port), timeout=10) as peer:
+                peer.sendall(
+                    b"POST /api/v1/messages/send HTTP/1.1\r\nHost: localhost\r\nAuthorization: "
+                    + house.admin["Authorization"].encode()
+                    + b"\r\nContent-Type: application/json\r\nContent-Length: 9000000\r\n\r\n"
+                )
+                return peer.recv(65536)
+
+        answers: list[bytes] = []
+
+        async def held() -> None:
+            answers.append(await trio.to_thread.run_sync(hold))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(held)
+        statuses = sorted(answer.split(b" ")[1] for answer in answers)
+        # The first holds the one place for a second, and its body never comes.
+        assert statuses == [b"408", b"503", b"503"]
+        assert (await send(house)).status_code == 202
 
 
 async def test_a_message_of_many_megabytes_is_taken(house: House):
@@ -403,7 +475,7 @@ async def test_a_message_of_many_megabytes_is_taken(house: House):
     assert row == (1, 26_214_405)
 
 
-async def test_who_is_asleep_is_told_of_what_is_due(database_url: str, pool: Any):
+async def test_who_is_asleep_is_told_of_what_is_due(database_url: str, pool: Pool):
     """The process's claimer gets the lanes and the time; a replay says nothing."""
     told: list[Any] = []
     async with open_house(database_url, pool, wake_outbound=told.append) as house:
