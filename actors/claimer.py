@@ -118,6 +118,7 @@ class _Claimer:
         self._swept_at = -math.inf
         self._clock_at = trio.current_time()
         self._clock: datetime | None = None
+        self._due_at: datetime | None = None  # the earliest known of what is due later
         self._unannounced = trio.Event()
 
     # Letters --------------------------------------------------------------------------------------
@@ -167,6 +168,12 @@ class _Claimer:
         if now >= self._swept_at + self._sweep_every:
             self._look = True
             self._swept_at = now + self._sweep_every * self._rng.uniform(-0.25, 0.25)
+        at = self._now()
+        if at is not None and self._due_at is not None and at >= self._due_at:
+            # What said so had another clock, or was early by the length of a commit: asked for
+            # too soon, the strip would be taken for empty.
+            self._look = True
+            self._due_at = None
         if self._look and (now >= self._rested_at or self._room <= 0):
             if self._room <= 0:
                 return self._swept_at + self._sweep_every - now  # `Room` will come first
@@ -214,9 +221,9 @@ class _Claimer:
                 instants.append(self._rested_at)
             at = self._now()
             if at is not None:
-                due_at = self._book.next_due(at)
-                if due_at is not None:
-                    instants.append(now + (due_at - at).total_seconds())
+                self._due_at = self._book.next_due(at)
+                if self._due_at is not None:
+                    instants.append(now + (self._due_at - at).total_seconds())
             opening = self._gates.next_opening(now)
             if opening is not None:
                 instants.append(opening)

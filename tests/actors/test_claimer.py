@@ -1,0 +1,214 @@
+"""The claimer: claims what there is room for, when there is a reason, and no more."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import trio
+
+from actors import claimer
+from actors.letters import Claiming, Deliver, Due, Room, Wake
+from relay.db.pool import Pool
+from relay.outbound.enqueue import NOBODY, Message, Recipient, announce, enqueue
+from relay.outbound.gates import Gates
+from relay.outbound.lanes import Strip, lane_of
+from relay.outbound.queue import Claimed, Queue
+from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
+from tests.outbound.node import put
+
+QUIET = 3600.0  # s; no sweep comes within a test
+
+
+class Claims:
+    """A running claimer, and an actor in the sender's place that keeps what it is handed."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.box: Mailbox[Any] = Mailbox("claimer")
+        self.sender: Mailbox[Any] = Mailbox("sender")
+        self.gates = Gates(8, 1.0, random.Random(1))
+        self.batches: list[list[Claimed]] = []
+        self.hellos = 0
+        self.supervisor = Supervisor()
+
+    async def collect(self, ctx: Context) -> None:
+        """The sender's place."""
+        ctx.ready()
+        async for letter in ctx.inbox:
+            if isinstance(letter, Claiming):
+                self.hellos += 1
+            elif isinstance(letter, Deliver):
+                self.batches.append(letter.batch.messages)
+
+    @property
+    def claimed(self) -> list[Claimed]:
+        """Everything that was handed over."""
+        return [message for batch in self.batches for message in batch]
+
+    async def get(self, count: int) -> None:
+        """Wait until so many were handed over."""
+        while len(self.claimed) < count:
+            await trio.sleep(0.002)
+
+    async def rest(self) -> None:
+        """Let pass what time the claimer would need to do something."""
+        await trio.sleep(0.15)
+
+
+@asynccontextmanager
+async def claiming(pool: Pool, *, sweep_every: float = QUIET) -> AsyncIterator[Claims]:
+    """Run a claimer until the block ends."""
+    claims = Claims(pool)
+    run = partial(
+        claimer.run,
+        queue=Queue(pool, uuid4()),
+        sender=claims.sender,
+        gates=claims.gates,
+        announce=partial(announce, pool),
+        sweep_every=sweep_every,
+    )
+    children = (
+        ChildSpec("sender", claims.collect, mailbox=claims.sender),
+        ChildSpec("claimer", run, mailbox=claims.box),
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(claims.supervisor.run, SupervisorSpec("root", children))
+        with trio.fail_after(20):
+            while not claims.hellos:
+                await trio.sleep(0.002)
+            yield claims
+            claims.supervisor.shutdown()
+
+
+async def test_nothing_is_claimed_without_room(pool):
+    """Demand flows backwards: no room, no lease; so much room, so many leases."""
+    await put(pool, *(f"u{number}@a.example" for number in range(10)))
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Wake())
+        await claims.rest()
+        assert not claims.batches
+        claims.box.send_nowait(Room(3))
+        await claims.get(3)
+        claims.box.send_nowait(Room(2))
+        await claims.get(5)
+        await claims.rest()
+        assert len(claims.claimed) == 5
+        claims.box.send_nowait(Room(1, fresh=True))
+        await claims.get(6)
+    assert len({message.id for message in claims.claimed}) == 6
+
+
+async def test_a_full_batch_is_followed_by_the_next_at_once(pool):
+    """What one claim cannot hold is claimed by the next, without another reason."""
+    await put(pool, *(f"u{number}@a.example" for number in range(1200)))
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Room(2000))
+        await claims.get(1200)
+    assert len(claims.batches) >= 3
+
+
+@pytest.mark.parametrize("letter", ["wake", "due", "look"])
+async def test_letters_are_reasons_to_look(pool, letter):
+    """A notification, and what this node queued itself, are claimed at once."""
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Room(8))
+        await claims.rest()
+        message = Message("a@x.example", [Recipient("a@a.example")], "s", text="t")
+        enqueued = await enqueue(pool, [message])
+        (queued,) = enqueued.messages
+        assert enqueued.due_at is not None
+        strip = Strip(queued.lane, queued.priority, enqueued.due_at, queued.domain)
+        letters = {"wake": Wake(), "due": Due((strip,)), "look": Due(())}
+        claims.box.send_nowait(letters[letter])
+        with trio.fail_after(2):
+            await claims.get(1)
+
+
+async def test_the_next_due_time_is_a_reason(pool):
+    """Mail for later is claimed when it is due, neither before nor at the next sweep."""
+    send_at = datetime.now(UTC) + timedelta(seconds=0.6)
+    await put(pool, "a@a.example", send_at=send_at)
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Room(8))
+        await claims.get(1)
+        late = await pool.fetch_value("SELECT clock_timestamp() - %s", (send_at,))
+    assert timedelta(0) <= late < timedelta(seconds=1)
+
+
+async def test_a_due_time_announced_too_early_is_no_reason_to_forget(pool):
+    """Clocks differ: what is not due yet when it is looked for is claimed when it is."""
+    send_at = datetime.now(UTC) + timedelta(seconds=0.6)
+    (queued,) = await put(pool, "a@a.example", send_at=send_at)
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Room(8))
+        await claims.rest()
+        early = send_at - timedelta(seconds=0.3)
+        claims.box.send_nowait(Due((Strip(queued.lane, 1, early, queued.domain),)))
+        with trio.fail_after(2):
+            await claims.get(1)
+
+
+async def test_the_sweep_finds_what_nobody_announced(pool):
+    """A lost notification costs a few seconds."""
+    async with claiming(pool, sweep_every=0.2) as claims:
+        claims.box.send_nowait(Room(8))
+        await claims.rest()
+        await put(pool, "a@a.example")
+        with trio.fail_after(2):
+            await claims.get(1)
+
+
+async def test_what_was_queued_here_is_announced_to_other_nodes(pool):
+    """Many letters are one notification, soon afterwards."""
+    heard = []
+    async with pool.connection() as conn:
+        await conn.execute("LISTEN relay_outbound")
+        async with claiming(pool) as claims:
+            for _ in range(20):
+                claims.box.send_nowait(Due((), announce=True))
+            await claims.rest()
+        async for notification in conn.notifies(timeout=0.2):
+            heard.append(notification.channel)
+        await conn.execute("UNLISTEN *")
+    assert heard == ["relay_outbound"]
+
+
+async def test_a_lane_before_a_shut_gate_is_left_alone(pool):
+    """Its backlog is not claimed, and other lanes go on; when the gate opens, one probes."""
+    await put(pool, *(f"u{number}@slow.example" for number in range(20)))
+    await put(pool, *(f"u{number}@fast.example" for number in range(20)))
+    async with claiming(pool) as claims:
+        gate = claims.gates.make("slow")
+        gate.bad(trio.current_time(), plain=True)
+        gate.opens_at = trio.current_time() + 0.6
+        claims.gates.before(lane_of(NOBODY, "slow.example"), gate)
+        claims.box.send_nowait(Room(100))
+        await claims.get(20)
+        assert {message.domain for message in claims.claimed} == {"fast.example"}
+        gate.busy = 0
+        await claims.get(21)
+        gate.busy = 1  # as the sender counts it
+        assert claims.claimed[20].domain == "slow.example"
+
+
+async def test_an_outage_is_waited_out(pool):
+    """With the database away the claimer goes on asking, and finds what is there afterwards."""
+    (queued,) = await put(pool, "a@a.example")
+    async with claiming(pool) as claims:
+        await pool.execute("ALTER FUNCTION relay.outbound_survey() RENAME TO outbound_survey_away")
+        await pool.execute(
+            """
+            SELECT pg_terminate_backend(pid)
+            FROM pg_stat_activity
+            WHERE datname = current_database() AND pid <> pg_backend_pid()
+            """
+        )
+        await pool.execute("ALTER FUNCTION relay.outbound_survey_away() RENAME TO outbound_survey")
+        claims.box.send_nowait(Room(8))
+        await claims.get(1)
+    assert claims.claimed[0].id == queued.id

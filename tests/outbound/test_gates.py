@@ -1,0 +1,83 @@
+"""Gates: trouble slows its own way down, success opens it again, and no pause is too long."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.outbound.backoff import LONGEST_PAUSE
+from relay.outbound.gates import Gate, Gates
+
+
+def gate(full: int = 32) -> Gate:
+    """A gate with a unit of a minute."""
+    return Gate(full, 60.0, random.Random(1))
+
+
+def test_a_temporary_refusal_halves_the_window():
+    """One busy mailbox does not stop a destination."""
+    one = gate()
+    assert not one.bad(0.0, plain=False)
+    assert one.room(0.0) == 16
+
+
+def test_refusals_alone_end_in_a_pause():
+    """When nothing is left of the window, the gate is shut for a while."""
+    one = gate()
+    strikes = [one.bad(0.0, plain=False) for _ in range(6)]
+    assert strikes == [False] * 5 + [True]
+    assert one.room(0.0) == 0
+    assert 0 < one.opens_at <= 60.0 / 16 * 1.2
+
+
+def test_plain_trouble_shuts_at_once_and_counts_once():
+    """What others meanwhile met of the same trouble is no second strike."""
+    one = gate()
+    assert one.bad(0.0, plain=True)
+    assert not any(one.bad(0.1, plain=True) for _ in range(30))
+    assert one.strikes == 1
+
+
+def test_after_a_pause_one_probes_and_success_opens_by_doubling():
+    """Slow start: one, then as many more as went well."""
+    one = gate(8)
+    one.bad(0.0, plain=True)
+    now = one.opens_at
+    rooms = []
+    while not one.gone:
+        rooms.append(one.room(now))
+        for _ in range(one.room(now)):
+            one.good()
+    assert rooms == [1, 2, 4]
+    assert one.strikes == 0
+
+
+@given(st.lists(st.booleans(), max_size=60), st.floats(0.01, 1000))
+def test_no_pause_exceeds_ten_units(answers, unit):
+    """Whatever happens, in whatever order."""
+    one = Gate(8, unit, random.Random(2))
+    now = 0.0
+    for good in answers:
+        now = max(now, one.opens_at)
+        if good:
+            one.good()
+        else:
+            one.bad(now, plain=True)
+        assert one.opens_at - now <= LONGEST_PAUSE * unit
+        assert one.wait(now) <= LONGEST_PAUSE * unit * 1.01 + unit / 16
+
+
+def test_gates_stand_before_the_lanes_that_met_them_only():
+    """An unknown lane may have anything; one whose gate is gone, too."""
+    gates = Gates(4, 1.0, random.Random(1))
+    one = gates.make("a")
+    one.bad(0.0, plain=True)
+    gates.before(7, one)
+    assert gates.allowance(7, 0.0) == 0
+    assert gates.allowance(8, 0.0) is None
+    assert gates.next_opening(0.0) == one.opens_at
+    for _ in range(4):
+        one.good()
+    assert gates.allowance(7, 100.0) is None
+    gates.forget()
+    assert not gates
