@@ -120,7 +120,7 @@ _ORPHANS = """
 
 
 async def run(
-    ctx: Context, *, pool: Pool, sweep_every: float = 2.0, parse_timeout: float = 5.0
+    ctx: Context, *, pool: Pool, sweep_every: float = 5.0, parse_timeout: float = 5.0
 ) -> None:
     """Summarise until drained.
 
