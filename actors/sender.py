@@ -233,7 +233,6 @@ class _Sender:
         self._ended = 0  # deliveries, since the last tick
         self._ahead = 0
         self._epoch = 0.0
-        self._renewing = False
         self._leaving = False
         self.delivering: trio.Nursery | None = None
 
@@ -284,8 +283,11 @@ class _Sender:
             while not self._said:
                 await self._to_say.park()
             said, self._said = self._said, []
-            for letter in said:
-                await self._claimer.send(letter)
+            try:
+                for letter in said:
+                    await self._claimer.send(letter)
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                return  # the claimer has ended: it is stopped first
 
     async def keep(self) -> None:
         """Reckon demand, renew leases, close what is idle; again and again."""
@@ -358,8 +360,10 @@ class _Sender:
 
     def _line(self, message: Claimed) -> _Line:
         """The line of a message's route.  `Unreadable` if its password is."""
-        own = message.upstream is not None
-        key = (message.upstream, message.username, message.password) if own else None
+        # The account too: who copies another's sealed password must not get his connection.
+        key = None
+        if message.upstream is not None:
+            key = (message.sender_id, message.upstream, message.username, message.password)
         line = self._lines.get(key)
         if line is None:
             upstream = self._upstream
@@ -583,7 +587,7 @@ class _Sender:
     async def _may_begin(self, job: _Job) -> bool:
         """Whether the lease lasts for a delivery; if not, the job is given back."""
         if job.lost:
-            self._jobs.pop(job.message.id, None)
+            self._drop(job)
             return False
         if trio.current_time() > job.leased_until - self._lease / 2:
             self._release(job)  # could not be renewed for long: the database was away
@@ -597,8 +601,15 @@ class _Sender:
         except DatabaseUnavailable:
             self._release(job, self._unit / 16)
             return False
-        self._jobs.pop(job.message.id, None)  # somebody else has it
+        self._drop(job)  # somebody else has it
         return False
+
+    def _drop(self, job: _Job) -> bool:
+        """Hold a job no more.  False if it was not held."""
+        if job.gate is not None:
+            job.gate.busy -= 1
+            job.gate = None
+        return self._jobs.pop(job.message.id, None) is not None
 
     async def _loop(self, line: _Line, job: _Job) -> None:
         """Deliver into a mailbox of this relay."""
@@ -656,9 +667,7 @@ class _Sender:
             delivered and not self._gates and line.width >= self._concurrency
         ):
             self._learn(line, job, outcome, now)
-        if job.gate is not None:
-            job.gate.busy -= 1
-            job.gate = None
+        self._drop(job)
         error: str | None = None
         delay = 0.0
         if delivered:
@@ -684,7 +693,6 @@ class _Sender:
                 code=outcome.code,
                 error=error,
             )
-        self._jobs.pop(message.id, None)
         self._ended += 1
         _DELIVERY.observe(now - began_at)
         self._finaliser.put(
@@ -719,10 +727,7 @@ class _Sender:
     def _release(self, job: _Job, delay: float = 0.0) -> None:
         """Give a job back that was not begun."""
         message = job.message
-        if job.gate is not None:
-            job.gate.busy -= 1
-            job.gate = None
-        if self._jobs.pop(message.id, None) is None:
+        if not self._drop(job):
             return
         now = trio.current_time()
         self._finaliser.put(Done(message.id, message.token, Cause.RELEASED, now, delay=delay))

@@ -65,7 +65,8 @@ FILL = """
         FROM generate_series(1, %(count)s) AS n
     ), contents AS (
         INSERT INTO relay.outbound_contents (id, sender, subject, text_body, size)
-        SELECT id, 'sender@example.org', 'Subject ' || n, repeat(repeat('0123456789abcde ', 4) || chr(10), 32), 2080
+        SELECT id, 'sender@example.org', 'Subject ' || n,
+               repeat(repeat('0123456789abcde ', 4) || chr(10), 32), 2080
         FROM ids
     ), letters AS (
         INSERT INTO relay.outbound_letters (id, content_id, owner, recipient, address, domain,
