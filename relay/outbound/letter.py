@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from relay.outbound.compose import SEVEN_BIT, compose, date_of
+from relay.outbound.compose import MAX_LINE, SEVEN_BIT, compose, date_of
 from relay.outbound.message import Attachment, Message
 from relay.outbound.queue import Claimed, Content
 from relay.smtp.client import Mail
@@ -23,7 +23,6 @@ from relay.smtp.client import Mail
 _ADDRESS = re.compile(r"[A-Za-z0-9_+\-]+(?:\.[A-Za-z0-9_+\-]+)*@[a-z0-9]+(?:[.\-][a-z0-9]+)*")
 _SUBJECT = re.compile(r"(?!.*=\?)[!-~]+(?: [!-~]+)*")
 _SHORT = 60  # characters; no header made of so many needs to be folded
-_LONG_LINE = re.compile(rb"[^\n]{999}")
 
 
 def mail_of(claimed: Claimed, content: Content) -> Mail:
@@ -75,7 +74,9 @@ def _plain(claimed: Claimed, content: Content) -> bytes | None:
     ):
         return None
     body = text.encode()
-    if body.translate(None, SEVEN_BIT) or _LONG_LINE.search(body):
+    if body.translate(None, SEVEN_BIT):
+        return None
+    if len(body) > MAX_LINE and max(map(len, body.split(b"\n"))) > MAX_LINE:
         return None
     if not body.endswith(b"\n"):
         body += b"\n"
