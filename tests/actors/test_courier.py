@@ -21,13 +21,16 @@ from actors import courier
 from actors.letters import Wake
 from relay.datadir import DataDir, Keyring
 from relay.db.listen import Reconnected, notifications
+from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.mailboxes.store import Store
 from relay.outbound.enqueue import NOBODY
 from relay.outbound.post import BadUrl, NotPosted, Poster, check_url, is_public
 from relay.outbound.states import Cause
 from relay.outbound.webhooks import CHANNEL, KINDS, PER_RECEIVER, Webhooks, secret_of
+from supervisor import Supervisor
 from tests.actors.running import running
+from tests.db.cluster import Cluster, binaries
 from tests.outbound.node import Node, put
 
 KEY = "5a" * 32
@@ -105,8 +108,8 @@ def keyring() -> Keyring:
 
 
 @asynccontextmanager
-async def at_work(pool: Pool, keyring: Keyring, **changes: Any) -> AsyncIterator[None]:
-    """Run a courier that may reach this machine, woken by PostgreSQL's notifications."""
+async def at_work(pool: Pool, keyring: Keyring, **changes: Any) -> AsyncIterator[Supervisor]:
+    """Run a courier that may reach this machine, woken by notifications; yields its supervisor."""
     wiring = {
         "webhooks": Webhooks(pool),
         "poster": Poster(allow_private=True, timeout=changes.pop("timeout", 5.0)),
@@ -122,13 +125,16 @@ async def at_work(pool: Pool, keyring: Keyring, **changes: Any) -> AsyncIterator
     ) -> None:
         async with aclosing(notifications(pool.dsn, (CHANNEL,))) as heard:
             async for event in heard:
-                if isinstance(event, Reconnected):
+                if isinstance(event, Reconnected) and event.first:
                     task_status.started()
                 mailbox.send_nowait(Wake())
 
-    async with running(courier.run, **wiring) as (_, mailbox), trio.open_nursery() as nursery:
+    async with (
+        running(courier.run, **wiring) as (supervisor, mailbox),
+        trio.open_nursery() as nursery,
+    ):
         await nursery.start(listen, mailbox)
-        yield
+        yield supervisor
         nursery.cancel_scope.cancel()
 
 
@@ -347,6 +353,42 @@ async def test_a_lost_lease_changes_nothing(pool: Pool):
     assert await webhooks.claim(10, 60.0, {}) == []
     assert await webhooks.told(second)
     assert await left(pool) == []
+
+
+async def test_an_outage_of_the_database_is_waited_out(keyring: Keyring):
+    """The courier goes on when the database is back, without having been restarted."""
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    cluster = Cluster(bin_dir)
+    try:
+        cluster.start()
+        await migrate(cluster.dsn())
+        pool = Pool(cluster.dsn(), acquire_timeout=1.0)
+        async with receiving() as receiver, aclosing_pool(pool):
+            await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
+            async with at_work(pool, keyring) as supervisor:
+                await finish(pool, Cause.DELIVERED, "a@example.org")
+                await receiver.wait_for(1)
+                await trio.to_thread.run_sync(cluster.stop)
+                await trio.sleep(1.5)
+                await trio.to_thread.run_sync(cluster.start)
+                await finish(pool, Cause.DELIVERED, "b@example.org")
+                while "b@example.org" not in {e["data"]["recipient"] for e in receiver.events()}:
+                    await trio.sleep(0.01)
+                (child,) = supervisor.tree().children
+                assert child.restarts == 0
+    finally:
+        cluster.remove()
+
+
+@asynccontextmanager
+async def aclosing_pool(pool: Pool) -> AsyncIterator[None]:
+    """Close a pool at the end."""
+    try:
+        yield
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+            await pool.close()
 
 
 async def test_a_webhook_that_is_removed_is_told_nothing_more(pool: Pool):

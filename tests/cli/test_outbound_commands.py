@@ -179,3 +179,17 @@ def test_keys_are_rotated_while_the_relay_runs(relay: RelayProcess) -> None:
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
     assert "passwords sealed anew" in text(relay, "keys", "rotate")
     text(relay, "sender", "remove", "me@example.org")
+
+
+def test_a_webhook_is_added_listed_and_removed(relay: RelayProcess) -> None:
+    """add prints the secret that verifies the posts; a private address is refused."""
+    url = "https://hooks.example.org/a"
+    secret = text(relay, "webhook", "add", url, "--event", "message.failed").strip()
+    (hook,) = document(relay, "webhook", "list")
+    assert (hook["url"], hook["events"], hook["secret"]) == (url, ["message.failed"], secret)
+    assert url in text(relay, "webhook", "list")
+    refused = run(relay, "webhook", "add", "http://169.254.169.254/latest")
+    assert refused.returncode == 1
+    assert refused.stderr == b"relay: url: it must lead to a public address.\n"
+    assert text(relay, "webhook", "remove", hook["id"]) == ""
+    assert run(relay, "webhook", "remove", hook["id"]).returncode == 1
