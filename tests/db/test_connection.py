@@ -1,7 +1,5 @@
 """The contract: what the relay uses of psycopg works on Trio, on every supported PostgreSQL."""
 
-
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The pool: bounded, fair, with deadlines, and nothing is inherited from an earlier user."""
 
-
-
 import os
 import signal
 
