@@ -233,6 +233,7 @@ class _Sender:
         self._ended = 0  # deliveries, since the last tick
         self._ahead = 0
         self._epoch = 0.0
+        self._second = (-1, "")  # the last second that was written out, as text
         self._leaving = False
         self.delivering: trio.Nursery | None = None
 
@@ -790,12 +791,14 @@ class _Sender:
             steps = (*opening, *steps)
         if not steps:
             steps = ((outcome.phase, outcome.code or 0, now, 0.0),)
-        parts, tail, before = [], "", (-1.0, -1.0)
+        parts, tail, before, answered_at = [], "", -1.0, -1.0
         for phase, code, at, took in steps:
-            if (at, took) != before:  # what is pipelined is answered at once
-                before = at, took
-                instant = datetime.fromtimestamp(at + self._epoch, UTC).isoformat()
-                tail = f'"at":"{instant}","duration":{took:.6f}}}'
+            if at != answered_at or took != before:  # what is pipelined is answered at once
+                answered_at, before = at, took
+                second, micros = divmod(int((at + self._epoch) * 1e6), 1_000_000)
+                if second != self._second[0]:
+                    self._second = second, datetime.fromtimestamp(second, UTC).isoformat()[:19]
+                tail = f'"at":"{self._second[1]}.{micros:06}+00:00","duration":{took:.6f}}}'
             parts.append(f'{{"phase":"{phase}","code":{code or "null"},{tail}')
         return f"[{','.join(parts)}]"
 

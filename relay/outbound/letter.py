@@ -29,7 +29,7 @@ def mail_of(claimed: Claimed, content: Content) -> Mail:
     """Return the mail that a claimed message is."""
     data = _plain(claimed, content)
     if data is not None:
-        return Mail(claimed.sender, (claimed.recipient,), data)
+        return Mail(claimed.sender, (claimed.recipient,), data, crlf=True)
     composed = compose(
         Message(
             id=str(claimed.id),

@@ -175,9 +175,18 @@ class Mail:
     __slots__ = ("_data", "eight_bit", "mail_from", "rcpt_to", "recipients", "sender", "smtputf8")
 
     def __init__(
-        self, sender: str, recipients: tuple[str, ...], data: bytes, *, smtputf8: bool = False
+        self,
+        sender: str,
+        recipients: tuple[str, ...],
+        data: bytes,
+        *,
+        smtputf8: bool = False,
+        crlf: bool = False,
     ) -> None:
-        """`smtputf8`: the headers need it; an address outside ASCII needs it by itself."""
+        """`smtputf8`: the headers need it; an address outside ASCII needs it by itself.
+
+        `crlf`: every line end of `data` is known to be CRLF, the last line's included.
+        """
         if not recipients:
             raise UnfitMail("a mail needs at least one recipient")
         self.sender = sender
@@ -188,7 +197,7 @@ class Mail:
         )
         self.smtputf8 = smtputf8 or not (sender + "".join(recipients)).isascii()
         self.eight_bit = not data.isascii()
-        self._data = with_crlf(data)
+        self._data = data if crlf else with_crlf(data)
 
     @property
     def data(self) -> bytes:
