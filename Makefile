@@ -22,8 +22,10 @@ $(READY): requirements.lock pyproject.toml
 run: setup
 	@exec $(BIN)/relay up
 
+# The browser's driver keeps an event loop of its own in the main thread: a process for itself.
 test: setup
-	$(PYTEST) -m "not soak"
+	$(PYTEST) -m "browser and not soak"
+	$(PYTEST) -m "not browser and not soak"
 
 check: setup
 	$(BIN)/ruff check .
