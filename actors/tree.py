@@ -206,7 +206,8 @@ def build_tree(
                 vault=resources.keyring.vault,
                 upstream=_upstream(outbound.upstream),
                 domains=settings.smtp.domains,
-                redact_key=hmac.digest(resources.keyring.signing[0], b"relay redact", "sha256"),
+                # The oldest key: correlations outlast a rotation for as long as it is kept.
+                redact_key=hmac.digest(resources.keyring.signing[-1], b"relay redact", "sha256"),
                 context=client_tls(outbound.ca_file or None),
                 concurrency=outbound.concurrency,
                 retry_unit=outbound.retry_unit,
