@@ -67,6 +67,7 @@ GRACE = 4.0
 """Seconds to record outcomes in when the sender is cancelled, or drained during an outage."""
 
 _TICK = 0.1  # s; how often demand is reckoned anew
+_RESTING_TICK = 0.5  # s; the same while nothing is under way
 _AHEAD = 0.15  # s; so much work is claimed beyond what is being delivered
 _MOST_AHEAD = 1000  # messages
 _FIRST_WIDTH = 4  # connections that a route begins with
@@ -295,7 +296,7 @@ class _Sender:
         ticks = 0
         renewed_at = trio.current_time()
         while True:
-            await trio.sleep(_TICK)
+            await trio.sleep(_TICK if self._jobs or self._ended else _RESTING_TICK)
             ticks += 1
             self._ahead = min(int(self._ended / _TICK * _AHEAD), _MOST_AHEAD)
             self._ended = 0
