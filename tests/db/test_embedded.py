@@ -224,7 +224,7 @@ async def test_root_falls_back_to_an_account(tmp_path):
     """Where namespaces are forbidden an unprivileged account runs it, said in one line."""
     with structlog.testing.capture_logs() as lines:
         # Below /tmp itself: the account must be able to reach it, as it can /var/lib.
-        process = await trio.run_process(["mktemp", "-d", "/tmp/relay-XXXXXX"], capture_stdout=True)
+        process = await trio.run_process(["mktemp", "-d"], capture_stdout=True)
         base = Path(process.stdout.decode().strip())
         base.chmod(0o755)
         server = Embedded(tmp_path / "postgres", account="nobody", account_base=base)
