@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,84 +14,10 @@ from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from tests.db.cluster import Cluster, binaries
+from tests.faults.outbound import LEASE, finished, relay_process, sent, started
 from tests.outbound.node import put
 from tests.outbound.running import running_outbound
 from tests.outbound.sink import HangUp, Script, Session, running_sink
-from tests.relay_process import RelayProcess
-
-LEASE = 2.0  # s; the shortest there is
-SENT = "SELECT count(*) FROM relay.outbound_log WHERE status = 'sent'"
-
-
-def relay_process(folder: Path, dsn: str, upstream: str) -> RelayProcess:
-    """A relay that claims and sends, on a database of others."""
-    return RelayProcess(
-        folder,
-        env={
-            "RELAY_DATABASE__URL": dsn,
-            "RELAY_OUTBOUND__UPSTREAM": upstream,
-            "RELAY_OUTBOUND__LEASE_TIMEOUT": str(LEASE),
-            "RELAY_OUTBOUND__RETRY_UNIT": "0.1",
-        },
-        arguments=("--only", "claimer,sender"),
-    )
-
-
-@asynccontextmanager
-async def started(process: RelayProcess) -> AsyncIterator[RelayProcess]:
-    """Start a relay without blocking the sink, and end it."""
-    await trio.to_thread.run_sync(process.start)
-    try:
-        yield process
-    finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(process.stop)
-
-
-async def finished(pool: Pool, count: int) -> None:
-    """Wait until so many were sent."""
-    with trio.fail_after(60):
-        while await pool.fetch_value(SENT) < count:
-            await trio.sleep(0.02)
-
-
-@pytest.mark.parametrize("step", ["connect", "MAIL", "RCPT", "DATA", "dot", "answered"])
-async def test_a_killed_relay_loses_nothing(pool, database_url, tmp_path, step):
-    """Killed at each step of a delivery: another relay delivers; twice only if the dot was sent."""
-    victim: RelayProcess | None = None
-
-    async def script(session: Session, verb: str, line: str) -> bytes | None:
-        if victim is not None and victim.process is not None and victim.process.poll() is None:
-            about = line if verb == "RCPT" else " ".join(session.recipients) or session.sender
-            if verb == step and (verb in {"connect", "MAIL"} or "mark" in about):
-                victim.kill()
-            if step == "answered" and verb == "dot" and "mark" in about:
-                await session.stream.send_all(b"250 2.0.0 taken\r\n")
-                victim.kill()
-                raise HangUp
-        return None
-
-    async with running_sink(script) as sink:
-        await put(pool, "mark@a.example", "b@b.example", "c@c.example")
-        victim = relay_process(tmp_path / "victim", database_url, sink.url)
-        await trio.to_thread.run_sync(victim.spawn)
-        with trio.fail_after(30):
-            while victim.process is None or victim.process.poll() is None:
-                await trio.sleep(0.01)
-        assert victim.process.returncode == -signal.SIGKILL
-        async with started(relay_process(tmp_path / "heir", database_url, sink.url)):
-            await finished(pool, 3)
-    copies = Counter(sink.recipients)
-    assert set(copies) == {"mark@a.example", "b@b.example", "c@c.example"}
-    if step in {"connect", "MAIL", "RCPT", "DATA"}:
-        assert copies["mark@a.example"] == 1
-    lost = await pool.fetch_value(
-        "SELECT count(*) FROM relay.outbound_tries WHERE outcome = 'lost'"
-    )
-    # Every second copy is one of a lease that was recorded as lost.
-    assert sum(copies.values()) - 3 <= lost
-    ids = {message.recipient: message.message_id for message in sink.received}
-    assert all(ids[message.recipient] == message.message_id for message in sink.received)
 
 
 async def test_a_stopped_relay_that_wakes_up_changes_nothing(pool, database_url, tmp_path):
@@ -156,7 +79,7 @@ async def test_a_restart_of_the_database_loses_nothing():
                 await trio.sleep(0.3)
                 await trio.to_thread.run_sync(cluster.start)
             await sink.gets(400)
-            while await pool.fetch_value(SENT) < 400:
+            while await sent(pool) < 400:
                 await trio.sleep(0.02)
         await pool.close()
     finally:

@@ -1,8 +1,9 @@
 """A scripted SMTP server: keeps what it is given, and misbehaves as it is told.
 
 `Sink.script(session, verb, line)` is asked at each step (`connect`, then the verb of each command,
-`dot` for the end of a message) and returns the answer's bytes, None for the usual answer, or
-raises `HangUp`.  It may wait, and it may do anything else, such as killing the client.
+`body` when something of a message has come, `dot` at its end) and returns the answer's bytes, None
+for the usual answer, or raises `HangUp`.  It may wait, and it may do anything else, such as killing
+the client.
 """
 
 from __future__ import annotations
@@ -141,12 +142,18 @@ class Sink:
 
     async def _data(self, session: Session, buffer: bytes) -> bytes:
         buffer = b"\r\n" + buffer
-        while b"\r\n.\r\n" not in buffer:
+        begun = False
+        searched = 0
+        while (end := buffer.find(b"\r\n.\r\n", searched)) < 0:
+            searched = max(len(buffer) - 4, 0)
             chunk = await session.stream.receive_some(65536)
             if not chunk:
                 raise HangUp
             buffer += chunk
-        data, _, rest = buffer[2:].partition(b"\r\n.\r\n")
+            if not begun:
+                begun = True
+                await self._answer(session, "body", "", b"")
+        data, rest = buffer[2 : max(end, 2)], buffer[end + 5 :]
         data = data.replace(b"\r\n..", b"\r\n.") + b"\r\n"
         message = Received(session.sender, tuple(session.recipients), data)
         await self._answer(session, "dot", "", b"250 2.0.0 taken\r\n", message)

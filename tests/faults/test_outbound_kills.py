@@ -1,0 +1,127 @@
+"""kill -9 at each step of claim, delivery and finalise: nothing lost, a second copy only where
+the fault fell between the dot and the commit of its outcome, and then counted."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+import pytest
+import trio
+
+from relay.db.pool import Pool
+from relay.outbound.enqueue import Message, Recipient, enqueue
+from tests.faults.outbound import (
+    LEASE,
+    database_proxy,
+    dead,
+    disconnected,
+    finished,
+    leases_run_out,
+    lost,
+    relay_process,
+    second_copies,
+)
+from tests.outbound.node import put
+from tests.outbound.running import running_outbound
+from tests.outbound.sink import HangUp, Session, Sink, running_sink
+from tests.relay_process import RelayProcess
+
+STATEMENTS = {"claim": b"relay.outbound_claim(", "finalise": b"relay.outbound_finalise("}
+ADDRESSES = {"mark@a.example", "b@b.example", "c@c.example"}
+
+
+async def inherited(pool: Pool, sink: Sink) -> None:
+    """Let another relay do what a dead one left, and see that nothing is missing afterwards."""
+    await disconnected(pool, "victim")
+    await leases_run_out(pool)
+    async with running_outbound(pool, sink.url, lease_timeout=LEASE, retry_unit=0.1) as heir:
+        heir.wake()
+        await finished(pool, len(ADDRESSES))
+    assert set(sink.recipients) == ADDRESSES
+    assert await pool.fetch_value("SELECT count(*) FROM relay.outbound_due") == 0
+    # Every second copy is one of a lease that was recorded as lost, and says who it is.
+    assert second_copies(sink) <= await lost(pool)
+    ids = {message.recipient: message.message_id for message in sink.received}
+    assert all(ids[message.recipient] == message.message_id for message in sink.received)
+
+
+@pytest.mark.parametrize("step", ["connect", "MAIL", "RCPT", "DATA", "body", "dot", "answered"])
+async def test_killed_in_a_conversation(pool, database_url, tmp_path, step):
+    """At each step: another relay delivers; twice only if the dot was sent."""
+    victim: RelayProcess | None = None
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if victim is not None and victim.process is not None and victim.process.poll() is None:
+            about = line if verb == "RCPT" else " ".join(session.recipients) or session.sender
+            if verb == step and (verb in {"connect", "MAIL"} or "mark" in about):
+                victim.kill()
+            if step == "answered" and verb == "dot" and "mark" in about:
+                await session.stream.send_all(b"250 2.0.0 taken\r\n")
+                victim.kill()
+                raise HangUp
+        return None
+
+    async with running_sink(script) as sink:
+        await put(pool, "b@b.example", "c@c.example")
+        # Larger than what the kernel takes at once: without its dot while the sink reads.
+        text = "a line\n" * (1_000_000 if step == "body" else 1)
+        await enqueue(pool, [Message("a@x.org", [Recipient("mark@a.example")], "s", text=text)])
+        dsn = f"{database_url} application_name=victim"
+        victim = relay_process(tmp_path / "victim", dsn, sink.url)
+        await trio.to_thread.run_sync(victim.spawn)
+        assert await dead(victim) == -signal.SIGKILL
+        await inherited(pool, sink)
+    if step in {"connect", "MAIL", "RCPT", "DATA", "body"}:
+        assert Counter(sink.recipients)["mark@a.example"] == 1
+
+
+@pytest.mark.parametrize("when", ["asked", "running", "answered", "heard"])
+@pytest.mark.parametrize("statement", STATEMENTS)
+async def test_killed_around_a_statement(pool, database_url, tmp_path, statement, when):
+    """Before claim or finalise reach the database, while it works, after its commit but before
+    the answer, and right after the answer: what is committed counts, what is not is done again."""
+    victim: RelayProcess | None = None
+
+    async def moment(name: str, at: str) -> bool:
+        if (name, at) != (statement, when) or victim is None:
+            return True
+        victim.kill()
+        # What the dead one had sent by `running` is the server's; it must not be cut off.
+        return at == "running"
+
+    async with (
+        running_sink() as sink,
+        database_proxy(database_url, STATEMENTS, moment) as proxy,
+    ):
+        await put(pool, *ADDRESSES)
+        victim = relay_process(
+            tmp_path / "victim", proxy.dsn("victim"), sink.url, RELAY_DATABASE__PREPARE="false"
+        )
+        await trio.to_thread.run_sync(victim.spawn)
+        assert await dead(victim) == -signal.SIGKILL
+        await disconnected(pool, "victim")
+        leased = await pool.fetch_value(
+            "SELECT count(*) FROM relay.outbound_due WHERE node IS NOT NULL"
+        )
+        recorded = {
+            row[0]
+            for row in await pool.fetch(
+                "SELECT recipient FROM relay.outbound_messages WHERE status = 'sent'"
+            )
+        }
+        await inherited(pool, sink)
+    copies = Counter(sink.recipients)
+    assert all(copies[address] == 1 for address in recorded)
+    match statement, when:
+        case "claim", "asked":
+            assert leased == 0
+        case "claim", "answered" | "heard":
+            assert leased > 0
+        case "finalise", "asked":
+            assert not recorded
+            assert second_copies(sink) > 0
+        case "finalise", "answered" | "heard":
+            assert recorded
+    if statement == "claim" and when != "heard":
+        assert second_copies(sink) == 0
