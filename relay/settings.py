@@ -36,7 +36,7 @@ from pydantic import (
 from relay.errors import ConfigError
 
 PREFIX = "RELAY_"
-_OUTSIDE = {"RELAY_DATA_DIR", "RELAY_CONFIG"}  # read before there are settings
+_OUTSIDE = {"RELAY_DATA_DIR", "RELAY_CONFIG", "RELAY_TOKEN"}  # options of commands, not settings
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", re.ASCII)
@@ -99,6 +99,15 @@ class Http(_Section):
 
     bind: Bind = "127.0.0.1:8025"
     public_url: str = ""
+    anonymous_rate: Annotated[float, Field(ge=0, le=1_000_000)] = 100.0
+    trusted_proxies: tuple[str, ...] = ()
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _trusted_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in value:
+            ipaddress.ip_address(proxy)  # a ValueError says what is wrong
+        return value
 
     @field_validator("public_url")
     @classmethod

@@ -29,6 +29,7 @@ from relay.cli import (
     key,
     keys,
     mailbox,
+    mcp,
     messages,
     queue,
     send,
@@ -79,6 +80,7 @@ for command in (
     db.db,
     config.config,
     doctor.doctor,
+    mcp.mcp,
 ):
     cli.add_command(command)
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from relay.cli import exits
@@ -196,7 +196,7 @@ class Api:
                 connection.request(method, target, body, headers)
                 response = connection.getresponse()
                 if response.status >= 300:
-                    _refuse(response.status, response.reason, response.read())
+                    raise refusal(response.status, response.reason, response.read())
             yield response  # outside, for what fails in there is not the relay's doing
 
     @contextmanager
@@ -229,8 +229,8 @@ def _target(path: str, params: Mapping[str, Any] | None) -> str:
     return f"{path}?{query}" if query else path
 
 
-def _refuse(status: int, reason: str, content: bytes) -> NoReturn:
-    """Turn an error answer (RFC 9457) into the sentence it carries."""
+def refusal(status: int, reason: str, content: bytes) -> Failure:
+    """Return an error answer (RFC 9457) as the sentence it carries."""
     try:
         problem = json.loads(content)
         faults = problem.get("errors") or ()
@@ -241,4 +241,4 @@ def _refuse(status: int, reason: str, content: bytes) -> NoReturn:
     code = exits.REFUSED
     if status >= 500:
         code = exits.UNAVAILABLE if status == 503 else exits.INTERNAL
-    raise Failure(line(sentence), code)
+    return Failure(line(sentence), code)

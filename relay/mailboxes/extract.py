@@ -203,8 +203,12 @@ def find_links(text: str, markup: str) -> list[str]:
             _add(found, link)
     for match in _URL.finditer(text):
         _add(found, _trimmed(match[0]))
-    # Sorted is stable: False before True.
-    return sorted(found, key=lambda link: not _ACTION.search(link) or bool(_CHORE.search(link)))
+    return sorted(found, key=lambda link: not is_action(link))  # stable: False before True
+
+
+def is_action(link: str) -> bool:
+    """Tell whether a link looks like one that confirms, activates, resets or logs in."""
+    return _ACTION.search(link) is not None and _CHORE.search(link) is None
 
 
 def _add(found: dict[str, None], link: str) -> None:

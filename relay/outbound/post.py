@@ -142,7 +142,9 @@ class Poster:
 
     async def _post(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> int:
         failure: Exception | None = None
-        for address in await self._addresses(url):
+        for address in await addresses_of(
+            url, allow_private=self._allow_private, resolve=self._resolve
+        ):
             request = httpx.Request(
                 "POST",
                 url.copy_with(host=address),
@@ -171,16 +173,18 @@ class Poster:
         )
         raise NotPosted("TLS could not be agreed" if tls else "no connection") from failure
 
-    async def _addresses(self, url: httpx.URL) -> list[str]:
-        """Every address of the host, each of which may be connected to."""
-        host = url.raw_host.decode("ascii").strip("[]")
-        port = url.port or (443 if url.scheme == "https" else 80)
-        try:
-            found = await self._resolve(host, port, type=trio.socket.SOCK_STREAM)
-        except OSError as error:
-            raise NotPosted("the host has no address") from error
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        # One that is not public spoils the others: whoever names both means the inner one.
-        if not self._allow_private and not all(is_public(address) for address in addresses):
-            raise NotPosted("the host is not on the public internet")
-        return addresses
+async def addresses_of(
+    url: httpx.URL, *, allow_private: bool = False, resolve: Resolve = trio.socket.getaddrinfo
+) -> list[str]:
+    """Return every address of the URL's host, each of which may be connected to."""
+    host = url.raw_host.decode("ascii").strip("[]")
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        found = await resolve(host, port, type=trio.socket.SOCK_STREAM)
+    except OSError as error:
+        raise NotPosted("the host has no address") from error
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    # One that is not public spoils the others: whoever names both means the inner one.
+    if not allow_private and not all(is_public(address) for address in addresses):
+        raise NotPosted("the host is not on the public internet")
+    return addresses
