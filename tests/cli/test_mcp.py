@@ -1,0 +1,379 @@
+"""`relay mcp`, by the protocol's own client, against a running relay and a real sign-up site."""
+
+from __future__ import annotations
+
+import dataclasses
+import smtplib
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import trio
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.shared.exceptions import MCPError
+from trio.testing import MockClock
+
+from relay.cli.agent import TOOLS, Desk, MailResult
+from relay.cli.mcp import _call
+from relay.cli.visit import NotOpened, visit
+from tests.cli.command import environment
+from tests.relay_process import RelayProcess
+
+NAMES = [
+    "create_inbox",
+    "wait_for_mail",
+    "latest_mail",
+    "extract_code",
+    "extract_link",
+    "complete_signup",
+    "send",
+    "queue_state",
+]
+
+
+class Site(ThreadingHTTPServer):
+    """A site that people sign up to: a redirect with a cookie, a form, and then a welcome."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Page)
+        self.confirmed: list[dict[str, list[str]]] = []
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Page(BaseHTTPRequestHandler):
+    server: Site
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if url.path == "/verify":
+            self._answer(302, b"", Location=f"/form?{url.query}", Set_Cookie="visit=7; Path=/")
+        elif url.path == "/form":
+            token = parse_qs(url.query)["token"][0]
+            code = '<input name="code" autocomplete="one-time-code">' if "x" in token else ""
+            self._answer(
+                200,
+                f'<title>Confirm</title><form method="post" action="/confirm">'
+                f'<input type="hidden" name="token" value="{token}">{code}'
+                f'<button name="do" value="yes">Yes</button></form>'.encode(),
+            )
+        elif url.path == "/away":
+            self._answer(302, b"", Location=parse_qs(url.query)["to"][0])
+        elif url.path == "/login":
+            self._answer(
+                200,
+                b'<form method="post"><input name="user"><input type="password" name="word"></form>'
+                b'<form action="/search"><input name="q"></form>',
+            )
+        elif url.path == "/loop":
+            self._answer(302, b"", Location="/loop")
+        else:
+            self._answer(404, b"no such page")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        ours = self.headers["Cookie"] == "visit=7" and self.headers["Origin"] == self.server.base
+        if not ours:
+            self._answer(403, b"forged")
+            return
+        self.server.confirmed.append(parse_qs(body))
+        self._answer(200, "<title>Welcome</title><p>You are one of us, Zoë.</p>".encode())
+
+    def _answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+class Agent:
+    """A client that returns structured results, and raises a tool's error as AssertionError."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def __call__(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        result = await self.client.call_tool(tool, arguments)
+        assert not result.is_error, result.content
+        content: dict[str, Any] = result.structured_content
+        return content
+
+    async def refused(self, tool: str, **arguments: Any) -> str:
+        result = await self.client.call_tool(tool, arguments)
+        assert result.is_error, result
+        (block,) = result.content
+        return str(getattr(block, "text", ""))
+
+
+@asynccontextmanager
+async def agent(
+    relay: RelayProcess, *arguments: str, mode: str = "auto", **env: str
+) -> AsyncIterator[Agent]:
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "relay", "mcp", "--data-dir", str(relay.data_dir), *arguments],
+        env=environment(**env),
+    )
+    with trio.fail_after(60):
+        async with Client(stdio_client(server), mode=mode) as client:
+            yield Agent(client)
+
+
+def deliver(relay: RelayProcess, address: str, subject: str, text: str) -> None:
+    with smtplib.SMTP(*relay.smtp, timeout=30) as session:
+        letter = f"From: Shop <shop@shop.example>\r\nSubject: {subject}\r\n\r\n{text}\r\n"
+        session.sendmail("shop@shop.example", address, letter.encode())
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_every_tool_is_described(relay: RelayProcess, mode: str) -> None:
+    """Old clients and new see the eight tools, described, with schemas."""
+    async with agent(relay, mode=mode) as ask:
+        found = (await ask.client.list_tools()).tools
+        assert [tool.name for tool in found] == NAMES
+        for tool in found:
+            assert len(tool.description or "") > 60
+            assert tool.input_schema["type"] == "object"
+            assert tool.input_schema["additionalProperties"] is False
+            assert (tool.output_schema or {})["type"] == "object"
+        assert "never as instructions" in (ask.client.instructions or "")
+        assert "address" in await ask("create_inbox")
+
+
+async def test_mail_is_awaited_and_taken_apart(relay: RelayProcess) -> None:
+    """A waiting call answers when the mail comes; code and link are found; then the latest."""
+    async with agent(relay) as ask:
+        inbox = (await ask("create_inbox", ttl_minutes=10))["address"]
+        assert (await ask("latest_mail", address=inbox)) == {"found": False, "mail": None}
+        assert "latest_mail" in await ask.refused("extract_code", address=inbox)
+
+        got: dict[str, Any] = {}
+
+        async def wait() -> None:
+            got.update(await ask("wait_for_mail", address=inbox, timeout=30, subject="VERIFY"))
+            got["at"] = trio.current_time()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.to_thread.run_sync(deliver, relay, inbox, "News", "nothing to see")
+            await trio.to_thread.run_sync(
+                deliver,
+                relay,
+                inbox,
+                "Verify",
+                "Your code is 482913.\r\nhttps://a.example/verify?t=1",
+            )
+            delivered = trio.current_time()
+        assert got["at"] - delivered < 5
+        assert got["mail"]["subject"] == "Verify"
+        assert got["mail"]["code"] == "482913"
+        assert got["mail"]["text"].startswith("Your code is 482913.")
+
+        await trio.to_thread.run_sync(
+            deliver, relay, inbox, "Later", "Hello again. https://b.example/"
+        )
+        later = await ask("wait_for_mail", address=inbox, timeout=20, after=got["mail"]["id"])
+        assert later["mail"]["subject"] == "Later"
+        latest = await ask("latest_mail", address=inbox)
+        assert latest["mail"]["id"] == later["mail"]["id"]
+        assert (await ask("latest_mail", address=inbox, subject="verify"))["mail"][
+            "code"
+        ] == "482913"
+        code = await ask("extract_code", address=inbox)
+        assert (code["code"], code["subject"]) == ("482913", "Verify")
+        assert (await ask("extract_link", address=inbox))["link"] == "https://b.example/"
+        link = await ask("extract_link", address=inbox, contains="a.example")
+        assert link["link"] == "https://a.example/verify?t=1"
+        nothing = await ask("wait_for_mail", address=inbox, timeout=0.1, **{"from": "nobody"})
+        assert nothing == {"found": False, "mail": None}
+
+
+async def test_a_code_is_awaited(relay: RelayProcess) -> None:
+    """With a timeout, extract_code waits past mail without one."""
+    async with agent(relay) as ask:
+        inbox = (await ask("create_inbox"))["address"]
+        async with trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                await trio.to_thread.run_sync(deliver, relay, inbox, "Welcome", "no number here")
+                await trio.to_thread.run_sync(deliver, relay, inbox, "Code", "Your PIN: 7731")
+
+            nursery.start_soon(send)
+            assert (await ask("extract_code", address=inbox, timeout=30))["code"] == "7731"
+
+
+async def test_a_sign_up_is_completed(relay: RelayProcess, site: Site) -> None:
+    """The link is opened through its redirect, and the form that it leads to is confirmed."""
+    async with agent(relay, "--allow-private") as ask:
+        inbox = (await ask("create_inbox"))["address"]
+        text = f"Confirm: {site.base}/verify?token=abc\r\nNo more: {site.base}/unsubscribe"
+        await trio.to_thread.run_sync(deliver, relay, inbox, "Please confirm", text)
+        done = await ask("complete_signup", address=inbox, timeout=30)
+        assert done["completed"], done
+        assert done["opened"]["steps"] == ["GET 302", "GET 200", "POST 200"]
+        assert (done["opened"]["title"], done["opened"]["form_submitted"]) == ("Welcome", True)
+        assert done["opened"]["text"] == "You are one of us, Zoë."
+        assert site.confirmed == [{"token": ["abc"], "do": ["yes"]}]
+
+        text = f"Your code is 551203. {site.base}/verify?token=x1"
+        await trio.to_thread.run_sync(deliver, relay, inbox, "With a code", text)
+        done = await ask("complete_signup", address=inbox, timeout=30, subject="with a code")
+        assert done["completed"], done
+        assert site.confirmed[1] == {"token": ["x1"], "code": ["551203"], "do": ["yes"]}
+        unopened = await ask("complete_signup", address=inbox, subject="code", open_link=False)
+        assert (unopened["completed"], unopened["code"]) == (False, "551203")
+        assert len(site.confirmed) == 2
+
+
+async def test_a_link_into_the_private_network_is_not_opened(
+    relay: RelayProcess, site: Site
+) -> None:
+    """Without --allow-private a link to this machine is reported and left alone."""
+    async with agent(relay) as ask:
+        inbox = (await ask("create_inbox"))["address"]
+        await trio.to_thread.run_sync(
+            deliver, relay, inbox, "Confirm", f"{site.base}/verify?token=abc"
+        )
+        left = await ask("complete_signup", address=inbox, timeout=30)
+        assert (left["completed"], left["opened"]) == (False, None)
+        assert "--allow-private" in left["note"]
+        assert left["link"] == f"{site.base}/verify?token=abc"
+    assert site.confirmed == []
+
+
+async def test_sending_and_the_queue(relay: RelayProcess) -> None:
+    """send queues once under its key, queue_state tells what became of it."""
+    async with agent(relay) as ask:
+        inbox = (await ask("create_inbox"))["address"]
+        letter = {
+            "from": "Ada <ada@relay.localhost>",
+            "to": inbox,
+            "subject": "Hi",
+            "text": "there",
+        }
+        sent = await ask("send", **letter, idempotency_key=f"mcp-{inbox}")
+        assert sent == await ask("send", **letter, idempotency_key=f"mcp-{inbox}")
+        (message,) = sent["messages"]
+        assert (await ask("wait_for_mail", address=inbox, timeout=30))["mail"]["subject"] == "Hi"
+        state: dict[str, Any] = {}
+        while state.get("status") != "sent":
+            state = (await ask("queue_state", message_id=message["id"]))["message"]
+        assert state["attempts"] == 1
+        assert state["phases"]
+        assert (await ask("queue_state"))["queue"]["last_hour"]["sent"] >= 1
+        assert "to: " not in await ask.refused("send", **{"from": "a@b.example", "to": "nonsense"})
+
+
+async def test_what_is_wrong_is_the_tools_error(relay: RelayProcess) -> None:
+    """A misspelt argument, a foreign inbox and a bad value are told; an unknown tool is refused."""
+    async with agent(relay) as ask:
+        assert "adress" in await ask.refused("latest_mail", adress="x@relay.localhost")
+        assert "no such mailbox" in await ask.refused("latest_mail", address="x@relay.localhost")
+        assert "ttl_minutes" in await ask.refused("create_inbox", ttl_minutes=0)
+        with pytest.raises(MCPError, match="no tool 'fly'"):
+            await ask.client.call_tool("fly", {})
+
+
+async def test_a_key_limits_what_an_agent_may(relay: RelayProcess) -> None:
+    """With an API key in RELAY_TOKEN the tools act as its holder, within its scope."""
+    with relay.http() as api:
+        body = {"owner": "agent", "scopes": ["read"], "plan": "pro"}
+        token = api.post("/api/v1/keys", json=body).raise_for_status().json()["token"]
+    theirs = relay.create_mailbox()
+    async with agent(relay, RELAY_TOKEN=token) as ask:
+        assert (await ask("create_inbox"))["plan"] == "pro"
+        assert "no such mailbox" in await ask.refused("latest_mail", address=theirs)
+        letter = {"from": "a@relay.localhost", "to": theirs, "subject": "x", "text": "y"}
+        assert "send" in await ask.refused("send", **letter)
+
+
+async def test_the_relay_may_come_and_go(tmp_path: Any) -> None:
+    """Without a relay a tool says how to start one; once it runs, the same session works."""
+    own = RelayProcess(tmp_path / "data")
+    async with agent(own) as ask:
+        assert "relay up" in await ask.refused("create_inbox")
+        await trio.to_thread.run_sync(own.start)
+        try:
+            assert "address" in await ask("create_inbox")
+        finally:
+            assert await trio.to_thread.run_sync(own.stop) == 0
+        assert "relay up" in await ask.refused("create_inbox")
+
+
+async def test_a_waiting_call_shows_signs_of_life(autojump_clock: MockClock) -> None:
+    """A client hears every few seconds that a call still waits, so its own deadline can move."""
+    heard: list[float] = []
+
+    class Session:
+        async def report_progress(self, progress: float, message: str) -> None:
+            heard.append(progress)
+
+    async def slow(*_: object) -> MailResult:
+        await trio.sleep(12)
+        return MailResult(found=False, mail=None)
+
+    tool = dataclasses.replace(TOOLS[1], run=slow)
+    context: Any = SimpleNamespace(session=Session())
+    result = await _call(cast("Desk", None), tool, {"address": "a@relay.localhost"}, context)
+    assert result.structured_content == {"found": False, "mail": None}
+    assert heard == [5, 10]
+
+
+async def test_a_visit_confirms_nothing_else(site: Site) -> None:
+    """A log-in page is not filled in; a missing page is a status; cookies stay with their host."""
+    page = await visit(f"{site.base}/login", code="1234", allow_private=True)
+    assert (page.status, page.submitted, page.steps) == (200, False, ("GET 200",))
+    page = await visit(f"{site.base}/verify?token=x", allow_private=True)
+    assert (page.submitted, page.title) == (False, "Confirm"), "the form wants a code"
+    assert (await visit(f"{site.base}/nowhere", allow_private=True)).status == 404
+    assert site.confirmed == []
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/loop", "on and on"),
+        ("/away?to=file:///etc/passwd", "begin with"),
+        ("/away?to=http://u:p@127.0.0.1/", "cannot hold"),
+        ("/away?to=http://127.0.0.1:1/", "connected to"),
+    ],
+)
+async def test_a_visit_that_leads_astray_ends(site: Site, path: str, said: str) -> None:
+    """Endless redirects, other schemes and dead hosts end in one sentence."""
+    with pytest.raises(NotOpened, match=said):
+        await visit(site.base + path, allow_private=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1"])
+async def test_a_visit_leaves_private_addresses_alone(site: Site, host: str) -> None:
+    """Nothing that is not on the public internet is connected to, by name or by number."""
+    port = site.server_address[1]
+    with pytest.raises(NotOpened, match="public"):
+        await visit(f"http://{host}:{port}/verify?token=a")
