@@ -1,0 +1,98 @@
+"""Signed tokens: 64 bytes as 86 URL-safe characters.
+
+    token   = base64url(secret[32] || HMAC-SHA256(key, message)[32]), without padding
+    message = "/activate" || secret            (41 bytes), or
+              "/recover"  || secret || code    (45 bytes; code is 5 ASCII digits)
+
+The format is the documents' and is frozen.  The two messages cannot be confused: they differ in
+length.  An activation is good without its code (the link alone proves the mailbox); a recovery
+needs both, so a link that leaks from a log or a referrer recovers nothing.
+
+Promises: `verify` compares in constant time, with every key and as either action whatever it
+finds, so the time it takes tells nothing about which key or action it was; of each token there is
+exactly one spelling (base64's four spare bits must be zero, there is no padding).
+
+It fails by returning None: whether a token is malformed or forged is nobody's business.
+
+Pure.  Whether a token is unused and in time, only the database knows (`consumption.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import re
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+SECRET_BYTES = 32
+TOKEN_LENGTH = 86
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{86}", re.ASCII)
+_CODE = re.compile(r"[0-9]{5}", re.ASCII)
+
+
+class Action(IntEnum):
+    """What a token is for; the value is the number on the wire."""
+
+    ACTIVATION = 1
+    PASSWORD_RECOVERY = 2
+
+    @property
+    def path(self) -> str:
+        """The page that takes such a token, and the first part of what is signed."""
+        return "/activate" if self is Action.ACTIVATION else "/recover"
+
+    @property
+    def label(self) -> str:
+        """Its name in the database and in JSON."""
+        return self.name.lower()
+
+
+class Verified(NamedTuple):
+    """What a token that carries a good signature says."""
+
+    action: Action
+    secret: bytes
+
+
+def sign(key: bytes, action: Action, secret: bytes, code: str) -> str:
+    """Return the token of `secret` (32 bytes), signed with `key`: 86 characters.
+
+    The code (5 digits) is signed for a recovery only.
+    """
+    signature = hmac.digest(key, _message(action, secret, code), "sha256")
+    return base64.urlsafe_b64encode(secret + signature)[:-2].decode("ascii")
+
+
+def verify(keys: Iterable[bytes], token: str, code: str | None = None) -> Verified | None:
+    """Return what `token` says if one of `keys` signed it, else None.
+
+    A recovery needs its `code`; for an activation the code does not matter.
+    """
+    if not _TOKEN.fullmatch(token):
+        return None
+    try:
+        raw = base64.b64decode(token + "==", altchars=b"-_", validate=True)
+    except binascii.Error:  # cannot be, after the pattern
+        return None
+    if base64.urlsafe_b64encode(raw)[:-2].decode("ascii") != token:
+        return None
+    secret, signature = raw[:SECRET_BYTES], raw[SECRET_BYTES:]
+    # Without a code a recovery is checked all the same, against one that is none.
+    spelled = code if code is not None and _CODE.fullmatch(code) else "-----"
+    found: Action | None = None
+    for key in keys:
+        for action in Action:
+            expected = hmac.digest(key, _message(action, secret, spelled), "sha256")
+            if hmac.compare_digest(expected, signature):
+                found = action
+    return None if found is None else Verified(found, secret)
+
+
+def _message(action: Action, secret: bytes, code: str) -> bytes:
+    if action == Action.ACTIVATION:
+        return b"/activate" + secret
+    return b"/recover" + secret + code.encode("ascii")
