@@ -72,6 +72,8 @@ async def run(
     wake_outbound: WakeOutbound | None = None,
     private_webhooks: bool = False,
     public_url: str = "",
+    anonymous_rate: float = 0.0,
+    trusted_proxies: Collection[str] = (),
     sns_topics: Sequence[str] = (),
     fetch: Fetch = fetch_https,
     limits: Limits | None = None,
@@ -81,7 +83,8 @@ async def run(
 
     `public_url` is the address that people see, `sns_topics` the topics whose mail is taken;
     `wake_outbound` tells this process's claimer of what was queued (None: none runs here);
-    `private_webhooks` lets webhooks name private addresses.
+    `private_webhooks` lets webhooks name private addresses; `anonymous_rate` is how many calls a
+    second an address without a key may make, `trusted_proxies` whose word on that address counts.
     """
     announcer = _Announcer(pool)
     parser = Parser()  # its child starts with the first attachment that somebody downloads
@@ -106,6 +109,8 @@ async def run(
             wake_outbound=wake_outbound or announcer.wake,
             ready_checks=(_Database(pool).check, *ready_checks),
             public_url=public_url,
+            anonymous_rate=anonymous_rate,
+            trusted_proxies=trusted_proxies,
             sns_topics=sns_topics,
             fetch=fetch,
             version=__version__,

@@ -279,6 +279,8 @@ def build_tree(
                 wake_outbound=_due(claimer_box) if only is None or "claimer" in only else None,
                 private_webhooks=settings.webhooks.allow_private,
                 public_url=settings.http.public_url,
+                anonymous_rate=settings.http.anonymous_rate,
+                trusted_proxies=settings.http.trusted_proxies,
                 sns_topics=settings.ingest.sns_topics,
             ),
             liveness=30.0,

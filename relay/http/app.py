@@ -39,20 +39,22 @@ from relay.http import (
     pages,
     send,
     senders,
+    session,
     sns,
     streams,
     supervision,
     suppressions,
     webhooks,
 )
-from relay.http.auth import Hosts, authorise
+from relay.http.auth import Caller, Hosts, authorise
 from relay.http.bodies import Connection, Request, Uploads
 from relay.http.deps import Deps
 from relay.http.operations import Call, Handler, Operation, read_values
 from relay.http.problems import Problem, from_status, unavailable
+from relay.http.rates import Rates, address_of
 from relay.log import get_logger
 from relay.mailboxes.plans import Invalid
-from relay.mailboxes.store import AddressTaken
+from relay.mailboxes.store import AddressTaken, Mailbox
 from relay.metrics import registry
 
 T = TypeVar("T")
@@ -66,6 +68,7 @@ ANSWERS = Counter(
 RESOURCES = (
     health,
     pages,
+    session,
     mailboxes,
     messages,
     streams,
@@ -141,24 +144,24 @@ def create_app(deps: Deps) -> QuartTrio:
     for resource in RESOURCES:
         resource.register(api)
     app.extensions["relay.routes"] = tuple(api.routes)
-    uploads = Uploads(deps.limits)
+    uploads, rates = Uploads(deps.limits), Rates()
     for route in api.routes:
-        _mount(app, deps, uploads, route)
+        _mount(app, deps, uploads, rates, route)
     _guard(app, Hosts(deps.public_url))
     app.register_error_handler(Exception, _answer_error)
     app.after_request(_finish)
     return app
 
 
-def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, route: Route) -> None:
+def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: Rates, route: Route) -> None:
     operation = route.operation
 
     async def view(**path: str) -> Any:
         connection = websocket if operation.websocket else request
         if operation.stream and not operation.websocket and request.method == "HEAD":
             raise MethodNotAllowed(valid_methods=["GET"])
-        caller, mailbox = await authorise(
-            deps, operation, connection.headers, connection.args, path.pop("address", None)
+        caller, mailbox = await _admit(
+            deps, rates, operation, connection, path.pop("address", None)
         )
         if operation.websocket:
             query, body = await read_values(operation, connection.args)
@@ -172,6 +175,31 @@ def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, route: Route) -> None:
         app.add_websocket(route.rule, endpoint, view)
     else:
         app.add_url_rule(route.rule, endpoint, view, methods=[route.method])
+
+
+async def _admit(
+    deps: Deps, rates: Rates, operation: Operation, connection: Any, address: str | None
+) -> tuple[Caller | None, Mailbox | None]:
+    """Return who calls and the mailbox named, charged for the call, or raise the refusal."""
+
+    def charge_address() -> None:
+        if operation.limited:
+            rates.charge(address_of(connection, deps.trusted_proxies), deps.anonymous_rate)
+
+    named = "Authorization" in connection.headers or connection.cookies
+    if not named:
+        charge_address()  # before any look-up
+    try:
+        caller, mailbox = await authorise(deps, operation, connection, address)
+    except Problem:
+        if named:
+            charge_address()
+        raise
+    if caller is not None and caller.key is not None:
+        rates.charge(caller.key.id, caller.key.calls_per_second)
+    elif caller is None and named:
+        charge_address()
+    return caller, mailbox
 
 
 def _guard(app: QuartTrio, hosts: Hosts) -> None:

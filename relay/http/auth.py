@@ -1,7 +1,8 @@
 """Who calls, and whether they may.
 
 Three credentials: the administrator's token and API keys (`Authorization: Bearer`), and a
-mailbox's session token (`X-Session-Token`, on streams also `?token=`).
+mailbox's session token (`X-Session-Token`, on streams also `?token=`).  The operator's page has
+cookies instead of either (`cookies.py`); they count where no header names a credential.
 
 Promises
   * Tokens are compared as hashes, the administrator's in constant time.
@@ -16,12 +17,12 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from werkzeug.datastructures import Headers
-
 from relay.crypto import hash_token, tokens_equal
+from relay.http.cookies import MAILBOX, SESSION, cookie_of
 from relay.http.deps import Deps
 from relay.http.operations import Access, Operation
 from relay.http.problems import Problem, mailbox_not_found, missing_scope, unauthenticated
@@ -61,43 +62,34 @@ class Caller:
         return Credential(owner_id=self.key.id)
 
 
-async def identify(deps: Deps, authorization: str | None) -> Caller | None:
-    """Return the holder of a bearer token; None without one; the 401 for a wrong one."""
-    if authorization is None:
-        return None
-    scheme, _, token = authorization.strip().partition(" ")
-    token = token.strip()
-    if scheme.lower() != "bearer" or not token:
-        raise unauthenticated("The Authorization header must be 'Bearer' and a token.")
-    caller = await _lookup(deps, token)
-    if caller is None:
-        raise unauthenticated("The token is unknown or revoked.")
-    return caller
-
-
-async def _lookup(deps: Deps, token: str) -> Caller | None:
+async def identify(deps: Deps, token: str) -> Caller | None:
+    """Return the holder of a bearer token, or None."""
     if not token or len(token) > MAX_TOKEN:
         return None
-    if tokens_equal(hash_token(token), deps.admin_token_hash):
+    return await _holder(deps, hash_token(token))
+
+
+async def _holder(deps: Deps, token_hash: bytes | None) -> Caller | None:
+    if token_hash is None:
+        return None
+    if tokens_equal(token_hash, deps.admin_token_hash):
         return Caller(None)
-    key = await deps.keys.authenticate(token)
+    key = await deps.keys.authenticate(token_hash)
     return None if key is None else Caller(key)
 
 
 async def authorise(
-    deps: Deps,
-    operation: Operation,
-    headers: Headers,
-    arguments: Mapping[str, str],
-    address: str | None,
+    deps: Deps, operation: Operation, connection: Any, address: str | None
 ) -> tuple[Caller | None, Mailbox | None]:
-    """Return who calls and the mailbox named, or raise the `Problem` that refuses the call."""
+    """Return who calls and the mailbox named, or raise the `Problem` that refuses the call.
+
+    `connection` is Quart's request or websocket.
+    """
     if operation.access is Access.OPEN:
         return None, None
-    authorization = headers.get("Authorization")
     if operation.access is Access.MAILBOX:
-        return await _on_mailbox(deps, operation, headers, arguments, address or "")
-    caller = await identify(deps, authorization)
+        return await _on_mailbox(deps, operation, connection, address or "")
+    caller = await _caller(deps, connection)
     if caller is None:
         if operation.access is Access.SCOPE:
             raise unauthenticated("This call needs an Authorization header with a bearer token.")
@@ -107,27 +99,32 @@ async def authorise(
     return caller, None
 
 
+async def _caller(deps: Deps, connection: Any) -> Caller | None:
+    authorization = connection.headers.get("Authorization")
+    if authorization is None:
+        # A cookie whose token is no more is no credential; what needs one says 401 by itself.
+        return await _holder(deps, cookie_of(SESSION, deps.keyring.signing, connection))
+    scheme, _, token = authorization.strip().partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not token:
+        raise unauthenticated("The Authorization header must be 'Bearer' and a token.")
+    caller = await identify(deps, token)
+    if caller is None:
+        raise unauthenticated("The token is unknown or revoked.")
+    return caller
+
+
 async def _on_mailbox(
-    deps: Deps,
-    operation: Operation,
-    headers: Headers,
-    arguments: Mapping[str, str],
-    address: str,
+    deps: Deps, operation: Operation, connection: Any, address: str
 ) -> tuple[Caller | None, Mailbox | None]:
-    session: str | None = headers.get("X-Session-Token")
-    bearer: str | None = None
-    scheme, _, value = (headers.get("Authorization") or "").strip().partition(" ")
-    if scheme.lower() == "bearer":
-        bearer = value.strip()
-    if operation.token_in_query and session is None and bearer is None:
-        session = bearer = arguments.get("token")
-    caller = await _lookup(deps, bearer) if bearer else None
-    if session is not None and len(session) > MAX_TOKEN:
-        session = None
+    caller, token_hash = await _of_mailbox(deps, operation, connection.headers, connection.args)
+    if caller is None and token_hash is None:
+        signing = deps.keyring.signing
+        token_hash = cookie_of(MAILBOX, signing, connection)
+        caller = await _holder(deps, cookie_of(SESSION, signing, connection))
     scope = operation.scope
     may = caller is not None and (scope is None or caller.allows(scope))
     known = caller.credential if caller is not None else Credential()
-    token_hash = hash_token(session) if session else None
     mailbox = await deps.store.find(
         address,
         Credential(token_hash, known.owner_id, known.administrator)
@@ -142,6 +139,21 @@ async def _on_mailbox(
                 raise missing_scope(scope)
         raise mailbox_not_found()
     return caller, mailbox
+
+
+async def _of_mailbox(
+    deps: Deps, operation: Operation, headers: Mapping[str, str], arguments: Mapping[str, str]
+) -> tuple[Caller | None, bytes | None]:
+    session = headers.get("X-Session-Token")
+    bearer = None
+    scheme, _, value = (headers.get("Authorization") or "").strip().partition(" ")
+    if scheme.lower() == "bearer":
+        bearer = value.strip()
+    if operation.token_in_query and session is None and bearer is None:
+        session = bearer = arguments.get("token")
+    caller = await identify(deps, bearer) if bearer else None
+    known = session is not None and 0 < len(session) <= MAX_TOKEN
+    return caller, hash_token(session or "") if known else None
 
 
 class Hosts:

@@ -159,6 +159,8 @@ class Deps:
     private_webhooks: bool = False  # whether a URL may name a private address
     ready_checks: Sequence[ReadyCheck] = ()
     public_url: str = ""
+    anonymous_rate: float = 0.0  # calls a second of an address without a key; 0: no limit
+    trusted_proxies: Collection[str] = ()  # whose X-Forwarded-For is believed
     sns_topics: Iterable[str] = ()
     fetch: Fetch | None = None  # None: no SNS message can be verified, so all are refused
     version: str = ""

@@ -47,6 +47,7 @@ def register(api: Api) -> None:
             "operations",
             Access.OPEN,
             (Answer(200, "it is", Health),),
+            limited=False,
         ),
     )
     async def healthz(call: Call) -> Response:
@@ -60,6 +61,7 @@ def register(api: Api) -> None:
             "operations",
             Access.OPEN,
             (Answer(200, "they do", Health), Answer(503, "not so; detail says why")),
+            limited=False,
         ),
     )
     async def readyz(call: Call) -> Response:
@@ -85,6 +87,7 @@ def register(api: Api) -> None:
             "operations",
             Access.OPEN,
             (Answer(200, "Prometheus text", media_type="text/plain"),),
+            limited=False,
         ),
     )
     async def metrics(call: Call) -> Response:

@@ -149,6 +149,8 @@ def _implied(operation: Operation) -> list[Answer]:
             found[-2] = Answer(401, "a credential was given and is wrong")
     if operation.access is Access.MAILBOX:
         found.append(Answer(403, "the owner's key lacks the scope, or a foreign Host or Origin"))
+    if operation.limited:
+        found.append(Answer(429, "more calls than this caller may make; see Retry-After"))
     if operation.access is not Access.OPEN:
         found.append(Answer(503, "a store does not answer; try again after Retry-After"))
     if operation.body or operation.body_or_query or operation.raw_body:
@@ -243,6 +245,7 @@ def register(api: Api) -> None:
             "operations",
             Access.OPEN,
             (Answer(200, "the document", Document),),
+            limited=False,
         ),
     )
     async def document(call: Call) -> Response:

@@ -79,6 +79,7 @@ class Operation:
     stream: bool = False  # answers for as long as both sides like
     websocket: bool = False
     token_in_query: bool = False  # ?token= is a credential: browsers' streams have no headers
+    limited: bool = True  # whether callers without a key are charged by their address
     details: str = ""
 
 

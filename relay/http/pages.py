@@ -57,7 +57,11 @@ def register(api: Api) -> None:
             "GET",
             rule,
             Operation(
-                summary, "pages", Access.OPEN, (Answer(200, "the page", media_type="text/html"),)
+                summary,
+                "pages",
+                Access.OPEN,
+                (Answer(200, "the page", media_type="text/html"),),
+                limited=False,
             ),
         )
         async def show(call: Call) -> Response:
@@ -74,6 +78,7 @@ def register(api: Api) -> None:
             "pages",
             Access.OPEN,
             (Answer(200, "the file", media_type="text/javascript"), Answer(404, "no such file")),
+            limited=False,
         ),
     )
     async def asset(call: Call, path: str) -> Response:

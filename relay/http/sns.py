@@ -113,6 +113,7 @@ def register(api: Api) -> None:
             Answer(403, "not signed by Amazon, or of a topic that is not allowed"),
             Answer(503, "try again; SNS does"),
         ),
+        limited=False,  # who is no Amazon is told before anything is looked up
         raw_body="text/plain",
         max_body=MAX_BODY,
         details="Allowed topics are the setting ingest.sns_topics. The SES rule must use the "

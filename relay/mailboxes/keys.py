@@ -32,6 +32,8 @@ class ApiKey:
     plan: str
     created_at: datetime
     revoked_at: datetime | None = None
+    calls_per_second: float = 0.0
+    """How often the key may call, by its plan; 0: no limit."""
 
     def allows(self, scope: str) -> bool:
         """Whether the key may do what needs `scope`."""
@@ -49,7 +51,8 @@ class ApiKey:
         }
 
 
-_COLUMNS = "id, owner, scopes, plan, created_at, revoked_at"
+_COLUMNS = """id, owner, scopes, plan, created_at, revoked_at,
+    (SELECT q.calls_per_second FROM relay.plans q WHERE q.name = plan)"""
 
 
 class Keys:
@@ -106,8 +109,8 @@ class Keys:
         )
         return changed > 0
 
-    async def authenticate(self, token: str) -> ApiKey | None:
-        """The live key whose token this is, or None."""
+    async def authenticate(self, token_hash: bytes) -> ApiKey | None:
+        """The live key whose token has this hash (`crypto.hash_token`), or None."""
         row = await self._pool.fetch_row(
             f"""
             SELECT {_COLUMNS}
@@ -115,11 +118,11 @@ class Keys:
             WHERE token_hash = %s
               AND revoked_at IS NULL
             """,  # noqa: S608 - constants of this module only
-            (hash_token(token),),
+            (token_hash,),
         )
         return _key(row) if row else None
 
 
 def _key(row: tuple[Any, ...]) -> ApiKey:
-    key_id, owner, scopes, plan, created_at, revoked_at = row
-    return ApiKey(key_id, owner, tuple(scopes), plan, created_at, revoked_at)
+    key_id, owner, scopes, plan, created_at, revoked_at, rate = row
+    return ApiKey(key_id, owner, tuple(scopes), plan, created_at, revoked_at, rate)

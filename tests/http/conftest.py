@@ -194,3 +194,10 @@ async def house(database_url: str, pool: Pool) -> AsyncIterator[House]:
     """A running control plane with small limits."""
     async with open_house(database_url, pool) as running:
         yield running
+
+
+@pytest.fixture
+async def limited(database_url: str, pool: Pool) -> AsyncIterator[House]:
+    """A control plane where an address without a key has two calls a second."""
+    async with open_house(database_url, pool, anonymous_rate=2.0) as running:
+        yield running

@@ -39,12 +39,15 @@ CREATE TABLE relay.plans (
     name                text PRIMARY KEY,
     default_ttl_minutes integer NOT NULL CHECK (default_ttl_minutes > 0),
     max_ttl_minutes     integer NOT NULL CHECK (max_ttl_minutes > 0),
+    calls_per_second    real NOT NULL DEFAULT 100 CHECK (calls_per_second >= 0),
     CHECK (default_ttl_minutes <= max_ttl_minutes)
 );
 COMMENT ON TABLE relay.plans IS
     'How long a mailbox may live: min(asked or default_ttl_minutes, max_ttl_minutes).';
-INSERT INTO relay.plans (name, default_ttl_minutes, max_ttl_minutes)
-VALUES ('free', 60, 60), ('pro', 1440, 1440), ('enterprise', 10080, 10080);
+COMMENT ON COLUMN relay.plans.calls_per_second IS
+    'How often one key of the plan may call over HTTP, ten seconds'' worth at once; 0: no limit.';
+INSERT INTO relay.plans (name, default_ttl_minutes, max_ttl_minutes, calls_per_second)
+VALUES ('free', 60, 60, 100), ('pro', 1440, 1440, 500), ('enterprise', 10080, 10080, 2000);
 
 CREATE TABLE relay.api_keys (
     id         uuid PRIMARY KEY DEFAULT relay.uuidv7(),

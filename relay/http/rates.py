@@ -1,0 +1,97 @@
+"""How often one caller may call: a bucket for each key, and one for each address without one.
+
+The generic cell rate algorithm (GCRA, ITU-T I.371): per caller one instant, the theoretical
+arrival time of the next call; a call within `burst` of it passes.  Exact, and one number a caller.
+
+Promises
+  * The administrator has no limit; a key has its plan's; all others share their address's.
+  * A refusal costs no query, and says after how many seconds the next call passes.
+  * A credential that is wrong is charged to the address, so guessing is as slow as the rest.
+  * Memory is bounded: callers at rest are forgotten, and above `CALLERS` the oldest.
+
+Fails: never.  Kept by each node for itself: behind a balancer over n nodes a caller may have up to
+n times the rate; a shared counter would cost every call a query.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Collection, Hashable
+from typing import Any
+
+import trio
+from prometheus_client import Counter
+
+from relay.http.problems import Problem
+from relay.metrics import registry
+
+CALLERS = 20_000
+"""How many callers are remembered at once."""
+
+BURST = 10.0
+"""Seconds' worth of calls that may come at once."""
+
+_REFUSED = Counter(
+    "relay_http_limited", "Calls refused for their rate, by kind of caller.", ["caller"],
+    registry=registry,
+)  # fmt: skip
+
+
+class Rates:
+    """The buckets of one control plane.  Times are Trio's clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._next: dict[Hashable, float] = {}  # caller -> theoretical arrival time
+
+    def charge(self, caller: Hashable, rate: float) -> None:
+        """Count one call of `caller`, who has `rate` a second (0: no limit); raise the 429."""
+        if rate <= 0:
+            return
+        now = trio.current_time()
+        due = max(self._next.pop(caller, now), now)
+        wait = due + 1 / rate - now - max(BURST, 1 / rate)  # one may always come
+        if wait > 1e-9:
+            self._next[caller] = due
+            _REFUSED.labels("address" if isinstance(caller, str) else "key").inc()
+            raise too_often(wait)
+        if len(self._next) >= CALLERS:
+            self._forget(now)
+        self._next[caller] = due + 1 / rate
+
+    def _forget(self, now: float) -> None:
+        # In order of their last call; those at rest are as good as new.
+        for caller in [c for c, due in self._next.items() if due <= now]:
+            del self._next[caller]
+        while len(self._next) >= CALLERS:
+            del self._next[next(iter(self._next))]
+
+
+def too_often(wait: float) -> Problem:
+    """Return the 429; `wait` in seconds."""
+    return Problem(
+        429,
+        "too-many-calls",
+        "This caller calls more often than it may; see Retry-After.",
+        headers={"Retry-After": str(max(1, math.ceil(wait)))},
+    )
+
+
+def address_of(connection: Any, trusted: Collection[str] = ()) -> str:
+    """Return whom a call without a key is charged to: its address, of IPv6 the network of 64 bits.
+
+    `trusted`: proxies whose last `X-Forwarded-For` is believed.
+    """
+    client = connection.scope.get("client")
+    text = client[0] if client else ""
+    if text in trusted and (said := connection.headers.get("X-Forwarded-For")):
+        text = said.rpartition(",")[2].strip()
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return ""
+    if address.version == 6:
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False).network_address)
+    return str(address)

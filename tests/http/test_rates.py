@@ -1,0 +1,108 @@
+"""How often a caller may call: buckets by key and by address, on a virtual clock and for real."""
+
+from types import SimpleNamespace
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from relay.http import rates
+from relay.http.problems import Problem
+from relay.http.rates import Rates, address_of
+from tests.http.conftest import House
+
+
+def passed(buckets: Rates, caller: object, rate: float, calls: int) -> int:
+    """How many of so many calls at this instant pass."""
+    count = 0
+    for _ in range(calls):
+        try:
+            buckets.charge(caller, rate)
+        except Problem as problem:
+            assert problem.status == 429
+        else:
+            count += 1
+    return count
+
+
+async def test_a_burst_passes_then_the_rate_holds(mock_clock: MockClock):
+    """Ten seconds' worth at once, then exactly the rate, and others are unhurt."""
+    buckets = Rates()
+    assert passed(buckets, "a", 5.0, 100) == 50
+    mock_clock.jump(1.0)
+    assert passed(buckets, "a", 5.0, 100) == 5
+    assert passed(buckets, "b", 5.0, 3) == 3
+    mock_clock.jump(60.0)
+    assert passed(buckets, "a", 5.0, 100) == 50
+    assert passed(buckets, "free of it", 0.0, 1000) == 1000
+
+
+async def test_retry_after_says_when(mock_clock: MockClock):
+    """The seconds in the refusal are enough for the next call."""
+    buckets = Rates()
+    passed(buckets, "a", 0.25, 10)
+    with pytest.raises(Problem) as refusal:
+        buckets.charge("a", 0.25)
+    mock_clock.jump(float(refusal.value.headers["Retry-After"]))
+    buckets.charge("a", 0.25)
+
+
+async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock):
+    """A flood of addresses makes the oldest forgotten, not the table grow."""
+    monkeypatch.setattr(rates, "CALLERS", 100)
+    buckets = Rates()
+    for number in range(1000):
+        buckets.charge(str(number), 0.001)
+    assert len(buckets._next) <= 100
+    mock_clock.jump(10_000)
+    for number in range(150):
+        buckets.charge(str(number), 0.001)
+    assert len(buckets._next) <= 100
+
+
+@pytest.mark.parametrize(
+    ("client", "forwarded", "whom"),
+    [
+        ("192.0.2.7", None, "192.0.2.7"),
+        ("192.0.2.7", "198.51.100.1", "192.0.2.7"),  # anybody may claim that
+        ("10.0.0.1", "203.0.113.9, 198.51.100.1", "198.51.100.1"),
+        ("10.0.0.1", "no address", ""),
+        ("2001:db8:1:2:3:4:5:6", None, "2001:db8:1:2::"),
+        ("::ffff:192.0.2.7", None, "192.0.2.7"),
+        ("fe80::1%eth0", None, "fe80::"),
+    ],
+)
+def test_whom_a_call_is_charged_to(client: str, forwarded: str | None, whom: str):
+    """The peer, unless it is a proxy that was named; of IPv6, its network."""
+    headers = {} if forwarded is None else {"X-Forwarded-For": forwarded}
+    connection = SimpleNamespace(scope={"client": (client, 1)}, headers=headers)
+    assert address_of(connection, ["10.0.0.1"]) == whom
+
+
+async def test_an_address_without_a_key_is_held_and_the_administrator_is_not(limited: House):
+    """429 with Retry-After after the burst; guessing tokens is charged as well; pages are not."""
+    client = limited.client
+    statuses = [(await client.post("/api/v1/mailboxes")).status_code for _ in range(25)]
+    assert statuses == [201] * 20 + [429] * 5
+    refused = await client.get("/api/v1/session", headers={"Authorization": "Bearer rk_wrong"})
+    assert refused.status_code == 429
+    assert refused.headers["Content-Type"] == "application/problem+json"
+    assert int(refused.headers["Retry-After"]) >= 1
+    for _ in range(30):
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/api/v1/queue", headers=limited.admin)).status_code == 200
+
+
+async def test_a_key_has_its_plans_rate(limited: House):
+    """Two keys of one address do not share a bucket, and the plan says how large it is."""
+    await limited.pool.execute("UPDATE relay.plans SET calls_per_second = 1.5 WHERE name = 'pro'")
+    first, second = await limited.key("read"), await limited.key("read")
+    with trio.fail_after(30):
+        statuses = [
+            (await limited.client.get("/api/v1/mailboxes", headers=first)).status_code
+            for _ in range(20)
+        ]
+    assert statuses.count(429) >= 3
+    assert statuses[:15] == [200] * 15
+    other = await limited.client.get("/api/v1/mailboxes", headers=second)
+    assert other.status_code == 200
