@@ -321,18 +321,24 @@ class _Sender:
 
     async def _renew(self, now: float) -> None:
         """Renew leases of which less than two thirds are left; break off what has none."""
-        old = [job for job in self._jobs.values() if job.leased_until - now < self._lease * 2 / 3]
+        old = [
+            (job, job.message.token)
+            for job in self._jobs.values()
+            if job.leased_until - now < self._lease * 2 / 3
+        ]
         if not old:
             return
         try:
-            renewed = await self._queue.renew((job.message.id, job.message.token) for job in old)
+            renewed = await self._queue.renew((job.message.id, token) for job, token in old)
         except DatabaseUnavailable as error:
             log.warning("sender.leases_not_renewed", leases=len(old), reason=str(error))
             return
-        for job in old:
+        for job, token in old:
+            if job.message.token != token or self._jobs.get(job.message.id) is not job:
+                continue  # claimed anew by this node, or finished meanwhile
             if job.message.id in renewed:
                 job.leased_until = now + self._lease
-            elif job.message.id in self._jobs:  # not finished meanwhile
+            else:
                 job.lost = True
                 log.warning("sender.lease_lost", id=str(job.message.id))
                 if job.connection is not None and not job.connection.in_data:
@@ -345,6 +351,8 @@ class _Sender:
         self._epoch = letter.epoch
         self._granted = max(self._granted - len(batch.messages), 0)
         for message in batch.messages:
+            if message.lost and self._in_hand(message, batch.leased_until):
+                continue
             job = _Job(message, batch.contents.get(message.content_id), batch.leased_until)
             self._jobs[message.id] = job
             try:
@@ -359,6 +367,21 @@ class _Sender:
                 line.ready = True
                 self._round.append(line)
         self._spread()
+
+    def _in_hand(self, message: Claimed, leased_until: float) -> bool:
+        """Whether a message whose lease ran out is in this node's own hands still.
+
+        An outage of the database that outlasts a lease lets the claimer find what is being
+        delivered here, or was and could not be recorded.  To begin it again would be a second
+        copy: the new lease goes to the delivery that there is.
+        """
+        job = self._jobs.get(message.id)
+        if job is None:
+            return self._finaliser.adopt(message.id, message.token)
+        if job.lost and not (job.connection is not None and job.connection.in_data):
+            return False  # it was broken off, or will be dropped
+        job.message, job.leased_until, job.lost = message, leased_until, False
+        return True
 
     def _line(self, message: Claimed) -> _Line:
         """The line of a message's route.  `Unreadable` if its password is."""
@@ -505,7 +528,7 @@ class _Sender:
                 deadline=job.leased_until - self._margin,
             )
         except trio.ClosedResourceError:
-            outcomes = connection.outcomes  # broken off: its lease is lost
+            outcomes = connection.outcomes  # broken off by `_renew`
         except trio.Cancelled:
             if connection.outcomes is not None:
                 self._cut_short(job, connection.outcomes[0], began_at, first)
@@ -518,7 +541,10 @@ class _Sender:
             if following is not None:
                 line.queue.appendleft(following)
             return None, job
-        self._settle(job, outcome, began_at, first, line)
+        if job.lost and outcome.verdict is Verdict.DEFERRED:
+            self._drop(job)  # whoever has its lease now delivers it; no peer is to blame
+        else:
+            self._settle(job, outcome, began_at, first, line)
         if following is not None:
             if line.queue and not line.ready:
                 line.ready = True
@@ -611,7 +637,10 @@ class _Sender:
         if job.gate is not None:
             job.gate.busy -= 1
             job.gate = None
-        return self._jobs.pop(job.message.id, None) is not None
+        if self._jobs.get(job.message.id) is not job:
+            return False
+        del self._jobs[job.message.id]
+        return True
 
     async def _loop(self, line: _Line, job: _Job) -> None:
         """Deliver into a mailbox of this relay."""

@@ -8,6 +8,7 @@ Promises
 - An outcome is tried until it is recorded: through an outage of the database, and past the end of
   its lease too, as the token alone decides whether it still counts.
 - Repeating one whose answer was lost changes nothing.
+- `adopt` gives an outcome that is not recorded yet the token of a later claim by the same node.
 - A value that the database refuses costs that one outcome; its message's lease runs out.
 
 Fails: never; `run` ends when `close` was called and everything is recorded, or when cancelled,
@@ -72,7 +73,7 @@ class Done(NamedTuple):
     code: int | None = None
     enhanced: str | None = None
     error: str | None = None
-    events: str | None = None
+    steps: bytes | None = None
 
 
 class Finaliser:
@@ -82,20 +83,33 @@ class Finaliser:
         self._queue = queue
         self._recorded = recorded
         self._waiting: list[Done] = []
-        self._in_hand = 0
+        self._in_hand: Sequence[Done] = ()
+        self._adopted: dict[UUID, int] = {}  # later tokens of what is in hand
         self._wanted = 1  # outcomes for which `run` is woken
         self._closed = False
         self._lot = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
         """Outcomes that are not recorded yet."""
-        return len(self._waiting) + self._in_hand
+        return len(self._waiting) + len(self._in_hand)
 
     def put(self, done: Done) -> None:
         """Hand over an outcome."""
         self._waiting.append(done)
         if self._lot and len(self._waiting) >= self._wanted:
             self._lot.unpark()
+
+    def adopt(self, message_id: UUID, token: int) -> bool:
+        """Give the outcome of a message the token of its new lease; False if there is none."""
+        for place, done in enumerate(self._waiting):
+            if done.id == message_id:
+                self._waiting[place] = done._replace(token=token)
+                return True
+        if any(done.id == message_id for done in self._in_hand):
+            # The statement under way has the former token; it is followed by one with this.
+            self._adopted[message_id] = token
+            return True
+        return False
 
     def close(self) -> None:
         """No more will come: `run` may end."""
@@ -117,10 +131,15 @@ class Finaliser:
                     await self._lot.park()
                 self._wanted = 1
             batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
-            self._in_hand = len(batch)
+            self._in_hand = batch
             busy = len(batch) >= GATHER // 4
             fenced = await self._record(batch)
-            self._in_hand = 0
+            self._in_hand = ()
+            if self._adopted:
+                again = [done for done in batch if done.id in self._adopted]
+                batch = [done for done in batch if done.id not in self._adopted]
+                self._waiting += [done._replace(token=self._adopted.pop(done.id)) for done in again]
+                fenced -= {done.id for done in again}
             self._count(batch, fenced)
             self._recorded(batch, fenced)
 
@@ -182,7 +201,7 @@ def _outcomes(batch: list[Done]) -> list[Outcome]:
                 done.code,
                 done.enhanced,
                 done.error,
-                done.events,
+                done.steps,
             )
         )
     return outcomes

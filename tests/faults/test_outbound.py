@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
 from typing import Any
@@ -14,41 +13,10 @@ from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from tests.db.cluster import Cluster, binaries
-from tests.faults.outbound import LEASE, finished, relay_process, sent, started
+from tests.faults.outbound import LEASE, finished, sent
 from tests.outbound.node import put
 from tests.outbound.running import running_outbound
 from tests.outbound.sink import HangUp, Script, Session, running_sink
-
-
-async def test_a_stopped_relay_that_wakes_up_changes_nothing(pool, database_url, tmp_path):
-    """Stopped past its lease: another node delivers; the first neither delivers nor records."""
-    stopped = trio.Event()
-    first = relay_process(tmp_path / "first", database_url, "")
-
-    async def script(session: Session, verb: str, line: str) -> bytes | None:
-        if verb == "MAIL" and not stopped.is_set():
-            os.kill(first.pid, signal.SIGSTOP)
-            stopped.set()
-        return None
-
-    async with running_sink(script) as sink:
-        first.env["RELAY_OUTBOUND__UPSTREAM"] = sink.url
-        (message,) = await put(pool, "a@a.example")
-        async with started(first):
-            try:
-                await stopped.wait()
-                async with started(relay_process(tmp_path / "heir", database_url, sink.url)):
-                    await finished(pool, 1)
-                    before = await pool.fetch("SELECT * FROM relay.outbound_log")
-                    os.kill(first.pid, signal.SIGCONT)
-                    await trio.sleep(1.0)  # it finds its deadlines long over
-            finally:
-                os.kill(first.pid, signal.SIGCONT)
-        assert await pool.fetch("SELECT * FROM relay.outbound_log") == before
-    assert len(sink.received) == 1
-    assert await pool.fetch("SELECT message_id, outcome FROM relay.outbound_tries") == [
-        (message.id, "lost")
-    ]
 
 
 async def test_a_restart_of_the_database_loses_nothing():

@@ -1,0 +1,228 @@
+"""Leases: renewed while needed; when lost, broken off, and void whatever their holder says."""
+
+from __future__ import annotations
+
+import os
+import signal
+from uuid import UUID
+
+import pytest
+import trio
+
+from relay.db.pool import Pool
+from relay.metrics import registry
+from tests.faults.outbound import (
+    LEASE,
+    database_proxy,
+    finished,
+    leases_run_out,
+    lost,
+    relay_process,
+    second_copies,
+    started,
+)
+from tests.outbound.node import put
+from tests.outbound.running import running_outbound
+from tests.outbound.sink import HangUp, Session, running_sink
+
+
+def counted(name: str) -> float:
+    """A counter's value now."""
+    return registry.get_sample_value(f"{name}_total") or 0.0
+
+
+async def steal(pool: Pool, message_id: UUID) -> tuple[object, ...]:
+    """Claim a message as another node would, long before its lease ends; the row afterwards."""
+    row = await pool.fetch_row(
+        """
+        UPDATE relay.outbound_due
+        SET token = token + 1, attempt = attempt + 1, node = gen_random_uuid(),
+            run_at = now() + interval '1 hour'
+        WHERE id = %s
+        RETURNING *
+        """,
+        (message_id,),
+    )
+    assert row is not None
+    return tuple(row)
+
+
+async def due(pool: Pool, message_id: UUID) -> tuple[object, ...]:
+    """The row of an unfinished message."""
+    row = await pool.fetch_row("SELECT * FROM relay.outbound_due WHERE id = %s", (message_id,))
+    assert row is not None
+    return tuple(row)
+
+
+async def test_leases_are_renewed_while_mail_waits_and_while_it_is_slow(pool, database_url):
+    """Deliveries of over half a lease, and others waiting behind them for as long: each is claimed
+    once, although another node asks for more all the while."""
+
+    lease = 1.5 * LEASE
+
+    async def slowly(session: Session, verb: str, line: str) -> bytes | None:
+        if verb in {"RCPT", "dot"}:
+            await trio.sleep(0.27 * lease)
+        return None
+
+    other = Pool(database_url)
+    wanted = [f"u{number}@a.example" for number in range(8)]  # four of them wait at first
+    async with running_sink(slowly) as sink, running_sink() as vulture:
+        await put(pool, *wanted)
+        async with running_outbound(pool, sink.url, lease_timeout=lease, concurrency=8) as outbound:
+            outbound.wake()
+            while len(sink.sessions) < 4:
+                await trio.sleep(0.01)
+            async with running_outbound(other, vulture.url, lease_timeout=lease, sweep_every=0.1):
+                await finished(pool, len(wanted))
+    await other.close()
+    assert sorted(sink.recipients) == wanted
+    assert not vulture.received
+    # Risen once by the claim and once by the finalise.
+    assert await pool.fetch("SELECT DISTINCT token FROM relay.outbound_log") == [(2,)]
+
+
+async def test_what_cannot_be_renewed_is_broken_off_before_its_data(pool):
+    """Claimed by somebody else meanwhile: the conversation ends, no message goes out, the other's
+    claim stands, and the destination is not blamed."""
+    reached, ended = trio.Event(), trio.Event()
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "RCPT" and "<a@" in line:
+            reached.set()
+            assert await session.stream.receive_some(1) == b""
+            ended.set()
+            raise HangUp
+        return None
+
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, lease_timeout=LEASE) as outbound,
+    ):
+        (one,) = await put(pool, "a@a.example")
+        outbound.wake()
+        await reached.wait()
+        after = await steal(pool, one.id)
+        with trio.fail_after(LEASE / 2):  # noticed when it is to be renewed, after a third of it
+            await ended.wait()
+        (two,) = await put(pool, "b@a.example")
+        outbound.wake()
+        with trio.fail_after(2):
+            assert (await outbound.becomes(two.id, "sent"))[1] == 1
+    assert await due(pool, one.id) == after
+    assert sink.recipients == ["b@a.example"]
+    assert await pool.fetch_value("SELECT count(*) FROM relay.outbound_tries") == 0
+
+
+async def test_a_lease_lost_in_the_middle_of_data_is_left_to_whoever_has_it(pool):
+    """The message is on the wire, so its answer is awaited; its outcome changes nothing, and is
+    counted."""
+    reached, stolen = trio.Event(), trio.Event()
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "dot":
+            reached.set()
+            await stolen.wait()
+        return None
+
+    before = counted("relay_outbound_fenced")
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, lease_timeout=LEASE) as outbound,
+    ):
+        (one,) = await put(pool, "a@a.example")
+        outbound.wake()
+        await reached.wait()
+        after = await steal(pool, one.id)
+        stolen.set()
+        while counted("relay_outbound_fenced") == before:
+            await trio.sleep(0.01)
+    assert await due(pool, one.id) == after
+    assert sink.recipients == ["a@a.example"]
+
+
+@pytest.mark.parametrize("step", ["MAIL", "dot"])
+async def test_a_stopped_relay_that_wakes_up_changes_nothing(pool, database_url, tmp_path, step):
+    """Stopped past its lease: another node delivers.  Woken up, the first records nothing, and
+    delivers only what it had sent already: a second copy, which was counted as a lost lease."""
+    stopped = trio.Event()
+    first = relay_process(tmp_path / "first", database_url, "")
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == step and not stopped.is_set():
+            os.kill(first.pid, signal.SIGSTOP)
+            stopped.set()
+        return None
+
+    async with running_sink(script) as sink:
+        first.env["RELAY_OUTBOUND__UPSTREAM"] = sink.url
+        (message,) = await put(pool, "a@a.example")
+        async with started(first):
+            try:
+                await stopped.wait()
+                if step == "dot":
+                    await leases_run_out(pool)  # else it has to be over for the first one too
+                async with running_outbound(pool, sink.url, lease_timeout=LEASE) as heir:
+                    heir.wake()
+                    await finished(pool, 1)
+                before = await pool.fetch("SELECT * FROM relay.outbound_log")
+                os.kill(first.pid, signal.SIGCONT)
+                await trio.sleep(0.8)  # it finds its deadlines long over, or an answer
+            finally:
+                os.kill(first.pid, signal.SIGCONT)
+        assert await pool.fetch("SELECT * FROM relay.outbound_log") == before
+    assert second_copies(sink) == (step == "dot")
+    assert await pool.fetch("SELECT message_id, outcome FROM relay.outbound_tries") == [
+        (message.id, "lost")
+    ]
+    assert "outbound.fenced" in first.log_tail()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["delivered", "being delivered"])
+async def test_an_outage_longer_than_the_lease_makes_no_second_copy_here(pool, database_url, known):
+    """The database comes back after the lease has run out and the claimer is first to ask: what
+    this node has delivered, or is delivering, is not begun again; the new lease records it."""
+    reclaimed, reached = trio.Event(), trio.Event()
+    claims = 0
+
+    async def moment(statement: str, when: str) -> bool:
+        nonlocal claims
+        if statement == "claim" and when == "heard":
+            claims += 1
+            if claims == 2:
+                reclaimed.set()
+        return statement == "claim" or reclaimed.is_set()
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "dot":
+            reached.set()
+            if not known:
+                await reclaimed.wait()
+                await trio.sleep(0.1)
+        return None
+
+    statements = {
+        "claim": b"relay.outbound_claim(",
+        "finalise": b"relay.outbound_finalise(",
+        "renew": b"SET run_at = CASE WHEN d.held_until IS NULL",
+    }
+    async with (
+        running_sink(script) as sink,
+        database_proxy(database_url, statements, moment) as proxy,
+    ):
+        through = Pool(proxy.dsn("relay"), prepare=False)
+        async with running_outbound(through, sink.url) as outbound:
+            (one,) = await put(pool, "a@a.example")
+            outbound.wake()
+            await reached.wait()
+            if known:
+                await sink.gets(1)
+                await trio.sleep(0.1)  # its outcome is refused meanwhile
+            await leases_run_out(pool)
+            outbound.wake()
+            while (await pool.fetch_value("SELECT count(*) FROM relay.outbound_log")) == 0:
+                await trio.sleep(0.01)
+            assert (await outbound.becomes(one.id, "sent"))[1] == 2
+        await through.close()
+    assert len(sink.received) == 1
+    assert await lost(pool) == 1
