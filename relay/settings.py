@@ -207,9 +207,11 @@ class Collector(_Section):
 
     batch_limit: Annotated[int, Field(ge=1, le=100_000)] = 10
     batch_timeout: Seconds = 5.0
-    monthly_budget: Annotated[float, Field(gt=0)] | None = None
-    price_per_thousand: Annotated[float, Field(gt=0)] | None = None
+    monthly_budget: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    price_per_thousand: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     adaptive: bool = True
+    sender: str = ""
+    templates: str = ""
 
 
 class Devices(_Section):
@@ -308,6 +310,13 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
             "RELAY_COLLECTOR__MONTHLY_BUDGET and RELAY_COLLECTOR__PRICE_PER_THOUSAND make a rate "
             "together: set both or neither."
         )
+    if settings.collector.monthly_budget and settings.collector.price_per_thousand:
+        letters = settings.collector.monthly_budget / settings.collector.price_per_thousand * 1000
+        if letters < 1:
+            raise ConfigError(
+                "RELAY_COLLECTOR__MONTHLY_BUDGET does not pay for a single letter at "
+                "RELAY_COLLECTOR__PRICE_PER_THOUSAND."
+            )
     return settings
 
 

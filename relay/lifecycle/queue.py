@@ -95,6 +95,14 @@ async def take(connection: Connection, limit: int) -> list[Row]:
     return [Row._make(row) for row in await cursor.fetchall()]
 
 
+async def waiting(connection: Connection, most: int) -> int:
+    """Count what could be taken now, up to `most`; costs as much as it counts."""
+    cursor = await connection.execute("SELECT relay.waiting_tokens(%s)", (most,), prepare=True)
+    row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 async def due(connection: Connection) -> Due:
     """Count what waits.  Reads the whole queue, which is short: for metrics, not for polling."""
     cursor = await connection.execute(

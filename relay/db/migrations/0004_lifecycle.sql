@@ -435,6 +435,40 @@ COMMENT ON FUNCTION relay.take_tokens(integer) IS
     'Takes up to p_limit tokens out of the queue, recoveries first; action: 1 activation, 2 '
     'password_recovery.  They are back with a rollback.  Called by relay/lifecycle/queue.py.';
 
+CREATE FUNCTION relay.waiting_tokens(p_limit integer) RETURNS integer
+LANGUAGE sql STABLE
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+    SELECT count(*)::integer
+    FROM (
+        (SELECT FROM relay.token_queue q
+         WHERE q.ready AND q.action = 'password_recovery'
+           AND q.expires_at > floor(extract(epoch FROM now()))::integer
+         LIMIT p_limit)
+        UNION ALL
+        (SELECT FROM relay.token_queue q
+         WHERE q.ready AND q.action = 'activation'
+           AND q.expires_at > floor(extract(epoch FROM now()))::integer
+         LIMIT p_limit)
+        LIMIT p_limit
+    ) w
+$$;
+COMMENT ON FUNCTION relay.waiting_tokens(integer) IS
+    'How many tokens could be taken now, counted up to p_limit.';
+
+-- What a month's budget has left: one row, which all collectors lock; relay/lifecycle/budget.py
+-- is its arithmetic.  Written in the transaction that takes the tokens, so it is never wrong.
+CREATE TABLE relay.token_budget (
+    one     boolean PRIMARY KEY DEFAULT true CHECK (one),
+    at      timestamptz,
+    letters double precision NOT NULL DEFAULT 0,
+    spent   bigint NOT NULL DEFAULT 0
+);
+INSERT INTO relay.token_budget DEFAULT VALUES;
+COMMENT ON TABLE relay.token_budget IS
+    'At the instant `at`, `letters` could have gone out, and `spent` had gone out in its month.';
+
 -- For users who write SQL -------------------------------------------------------------------------
 
 CREATE FUNCTION relay.new_token(account bigint, action relay.token_action) RETURNS bigint
