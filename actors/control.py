@@ -39,11 +39,14 @@ from relay.http.deps import (
 )
 from relay.http.fetch import fetch as fetch_https
 from relay.http.serve import serve
+from relay.lifecycle.accounts import Accounts
+from relay.lifecycle.consumption import Consumption
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.store import Store
 from relay.outbound.desk import Desk
 from relay.outbound.enqueue import announce, enqueue
+from relay.outbound.gates import Gates
 from relay.outbound.lanes import Strip
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
@@ -70,6 +73,7 @@ async def run(
     admin_token_hash: bytes,
     keyring: Keyring,
     wake_outbound: WakeOutbound | None = None,
+    gates: Gates | None = None,
     private_webhooks: bool = False,
     public_url: str = "",
     anonymous_rate: float = 0.0,
@@ -105,8 +109,11 @@ async def run(
             suppressions=Suppressions(pool),
             keyring=keyring,
             webhooks=Webhooks(pool),
+            accounts=Accounts(pool),
+            consumption=Consumption(pool, lambda: keyring.signing),
             private_webhooks=private_webhooks,
             wake_outbound=wake_outbound or announcer.wake,
+            destinations=lambda: [] if gates is None else gates.statistics(trio.current_time()),
             ready_checks=(_Database(pool).check, *ready_checks),
             public_url=public_url,
             anonymous_rate=anonymous_rate,

@@ -277,6 +277,7 @@ def build_tree(
                 admin_token_hash=resources.admin_token_hash,
                 keyring=resources.keyring,
                 wake_outbound=_due(claimer_box) if only is None or "claimer" in only else None,
+                gates=gates,
                 private_webhooks=settings.webhooks.allow_private,
                 public_url=settings.http.public_url,
                 anonymous_rate=settings.http.anonymous_rate,

@@ -28,14 +28,17 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from relay.errors import DatabaseUnavailable, TemporaryFailure
 from relay.http import (
+    accounts,
     health,
     keyring,
     keys,
+    lifecycle_pages,
     logs,
     mailboxes,
     messages,
     openapi,
     outbound,
+    overview,
     pages,
     send,
     senders,
@@ -44,6 +47,7 @@ from relay.http import (
     streams,
     supervision,
     suppressions,
+    tokens,
     webhooks,
 )
 from relay.http.auth import Caller, Hosts, authorise
@@ -69,6 +73,7 @@ RESOURCES = (
     health,
     pages,
     session,
+    overview,
     mailboxes,
     messages,
     streams,
@@ -77,6 +82,9 @@ RESOURCES = (
     senders,
     suppressions,
     webhooks,
+    accounts,
+    tokens,
+    lifecycle_pages,
     supervision,
     logs,
     keys,

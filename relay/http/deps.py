@@ -26,10 +26,13 @@ import trio
 
 from relay.datadir import Keyring
 from relay.db.listen import Hub
+from relay.lifecycle.accounts import Accounts
+from relay.lifecycle.consumption import Consumption
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.store import Store
 from relay.outbound.desk import Desk
 from relay.outbound.enqueue import Enqueued, Message
+from relay.outbound.gates import Standing
 from relay.outbound.lanes import Strip
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
@@ -85,9 +88,7 @@ class Supervision(Protocol):
 class Logs(Protocol):
     """The log of this start: what is kept, and what comes."""
 
-    def lines(
-        self, *, level: str | None = None, actor: str | None = None
-    ) -> list[dict[str, Any]]: ...
+    def lines(self) -> list[dict[str, Any]]: ...
     def follow(self, capacity: int = 10_000) -> AbstractContextManager[Feed]: ...
 
 
@@ -155,7 +156,10 @@ class Deps:
     suppressions: Suppressions
     keyring: Keyring
     webhooks: Webhooks
+    accounts: Accounts
+    consumption: Consumption
     wake_outbound: WakeOutbound
+    destinations: Callable[[], Sequence[Standing]] = tuple  # held back by this node's sender
     private_webhooks: bool = False  # whether a URL may name a private address
     ready_checks: Sequence[ReadyCheck] = ()
     public_url: str = ""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +11,7 @@ from quart import Response
 
 from relay.http.feeds import follow
 from relay.http.operations import Access, Answer, Call, Operation, Query
-from relay.log import matches
+from relay.log import Selection, render_json
 
 if TYPE_CHECKING:
     from relay.http.app import Api
@@ -28,6 +27,14 @@ class LogsQuery(Query):
         Field(description="this level and graver ones"),
     ] = None
     actor: Annotated[str | None, Field(max_length=100)] = None
+    grep: Annotated[
+        str | None,
+        Field(
+            max_length=1000,
+            pattern="^[^=]+=",
+            description="K=V: lines whose field K is V, such as id=01a1… or event=relay.ready",
+        ),
+    ] = None
     follow: Annotated[bool, Field(description="1: go on with new lines as they come")] = False
 
 
@@ -53,31 +60,36 @@ def register(api: Api) -> None:
     )  # fmt: skip
     async def read(call: Call) -> Response:
         query: LogsQuery = call.query
+        select = Selection(level=query.level, actor=query.actor, grep=query.grep)
 
         async def body() -> AsyncIterator[bytes]:
             # Follow first and read what is kept second, without a pause between: no gap, no
             # line twice.
             with logs.follow() as feed:
-                kept = logs.lines(level=query.level, actor=query.actor)
-                for at in range(0, len(kept), _CHUNK):
-                    yield b"".join(map(_line, kept[at : at + _CHUNK]))
+                for chunk in _chunks(select(logs.lines())):
+                    yield chunk
                 if not query.follow:
                     return
                 told = 0
-                async with aclosing(follow(feed, stop=draining, quiet_after=60.0)) as items:
-                    async for item in items:
+                async with aclosing(follow(feed, stop=draining, quiet_after=60.0)) as news:
+                    async for lines in news:
                         if feed.dropped > told:
-                            yield _line(
-                                {"event": "log.dropped", "level": "warning", "actor": "control",
-                                 "lines": feed.dropped - told}
+                            yield _chunk(
+                                [{"event": "log.dropped", "level": "warning", "actor": "control",
+                                  "lines": feed.dropped - told}]
                             )  # fmt: skip
                             told = feed.dropped
-                        if item is not None and matches(item, level=query.level, actor=query.actor):
-                            yield _line(item)
+                        for chunk in _chunks(select(lines or [])):
+                            yield chunk
 
         return Response(body(), content_type="application/x-ndjson")
 
 
-def _line(line: dict[str, Any]) -> bytes:
-    text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str)
+def _chunks(lines: list[dict[str, Any]]) -> Iterator[bytes]:
+    for at in range(0, len(lines), _CHUNK):
+        yield _chunk(lines[at : at + _CHUNK])
+
+
+def _chunk(lines: list[dict[str, Any]]) -> bytes:
+    text = "\n".join([render_json(line) for line in lines])
     return (text + "\n").encode("utf-8", "replace")

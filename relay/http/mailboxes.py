@@ -83,6 +83,12 @@ class PageQuery(Query):
         return min(self.limit, 200)
 
 
+class MailboxQuery(PageQuery):
+    """Which mailboxes."""
+
+    q: Annotated[Text, Field(max_length=320, description="a part of the address")] = ""
+
+
 NOT_FOUND = Answer(404, "no such mailbox, or it is over, or it is not the caller's")
 NEXT = {"Link": 'the next page, rel="next"; absent on the last'}
 
@@ -143,13 +149,16 @@ def register(api: Api) -> None:
             Access.SCOPE,
             (Answer(200, "a page of them", list[MailboxEntry], headers=NEXT),),
             scope="read",
-            query=PageQuery,
+            query=MailboxQuery,
             details="The administrator sees everybody's.",
         ),
     )
     async def list_(call: Call) -> Response:
         page = await store.mailboxes(
-            call.caller.credential, limit=call.query.rows, cursor=call.query.cursor
+            call.caller.credential,
+            limit=call.query.rows,
+            cursor=call.query.cursor,
+            q=call.query.q,
         )
         return json_response(
             [item.as_json() for item in page.items], headers=next_link(page.cursor)

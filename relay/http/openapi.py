@@ -26,6 +26,7 @@ _PARAMETERS = {
     "name": "the actor's name, as the tree shows it",
     "key_id": "the key's id",
     "entry": "the address",
+    "account_id": "the account's id",
     "hook_id": "the webhook's id",
     "path": "the file's name",
 }

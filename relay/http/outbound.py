@@ -7,7 +7,8 @@ subject only of his own (those sent with his token, and by `relay.send` in SQL).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, Field
@@ -34,6 +35,12 @@ class OutboundQuery(PageQuery):
     status: Annotated[State | None, Field(description="only messages in this state")] = None
     recipient: Annotated[
         str | None, Field(max_length=1000, description="only to this address, whatever its case")
+    ] = None
+    priority: Annotated[
+        Literal["high", "normal", "bulk"] | None, Field(description="only of this priority")
+    ] = None
+    domain: Annotated[
+        str | None, Field(max_length=255, description="only to addresses of this domain")
     ] = None
 
 
@@ -63,7 +70,7 @@ class DeliveryEvent(BaseModel):
 
 
 class QueueState(BaseModel):
-    """The queue at one moment; `last_hour` counts what finished, by status."""
+    """The queue at one moment: what is unfinished, and in `last_hour` what finished, by status."""
 
     paused: bool
     queued: int
@@ -72,7 +79,19 @@ class QueueState(BaseModel):
     held: int
     lost: int
     oldest_due_seconds: float | None
+    by_priority: dict[str, int]
     last_hour: dict[str, int]
+
+
+class Destination(BaseModel):
+    """A route (`domain` null) or a destination in trouble; `opens_in` in seconds."""
+
+    route: str
+    domain: str | None
+    window: int
+    busy: int
+    strikes: int
+    opens_in: float
 
 
 _NONE = Answer(404, "there is no such message, or it is not the caller's")
@@ -113,6 +132,8 @@ def register(api: Api) -> None:
             owner=_owner(call.caller),
             status=wanted.status,
             recipient=recipient,
+            priority=wanted.priority,
+            domain=wanted.domain,
             limit=wanted.rows + 1,
             before=before,
         )
@@ -189,6 +210,40 @@ def register(api: Api) -> None:
     async def cancel(call: Call, message_id: str) -> Response:
         await _by_hand(desk.cancel, call.caller, message_id)
         return json_response(await _one(call.caller, message_id))
+
+    @api.add(
+        "POST",
+        "/api/v1/outbound/<message_id>/hold",
+        Operation(
+            "Set a queued message aside until it is retried",
+            "outbound",
+            Access.SCOPE,
+            (
+                Answer(200, "it waits for a retry by hand", OutboundMessage),
+                _NONE,
+                Answer(409, "it is being delivered, or is finished"),
+            ),
+            scope="send",
+        ),
+    )
+    async def hold(call: Call, message_id: str) -> Response:
+        await _by_hand(desk.hold, call.caller, message_id)
+        return json_response(await _one(call.caller, message_id))
+
+    @api.add(
+        "GET",
+        "/api/v1/queue/destinations",
+        Operation(
+            "List the routes and destinations that this node holds back",
+            "outbound",
+            Access.SCOPE,
+            (Answer(200, "the worst first; what answers well is not here", list[Destination]),),
+            scope="admin",
+            details="Each node learns by itself how a destination takes its mail.",
+        ),
+    )
+    async def destinations(call: Call) -> Response:
+        return json_response([asdict(one) for one in api.deps.destinations()])
 
     @api.add(
         "GET",

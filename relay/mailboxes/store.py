@@ -339,9 +339,11 @@ class Store:
         *,
         limit: int = 50,
         cursor: str | None = None,
+        q: str = "",
     ) -> Page[Mailbox]:
         """The live mailboxes of an owner (of everybody, for the administrator), newest first.
 
+        `q`: only those whose address contains it, compared without case.
         `Invalid` for a cursor that was not made here.
         """
         after = _decode(cursor, 1)
@@ -356,13 +358,28 @@ class Store:
             WHERE {"true" if credential.administrator else _ALLOWED}
               AND {_LIVE}
               AND (%(before)s::uuid IS NULL OR b.id < %(before)s)
+              AND strpos(lower(b.address), %(q)s) > 0
             ORDER BY b.id DESC
             LIMIT %(limit)s
             """,  # noqa: S608 - constants of this module only
-            {"before": before, "limit": limit + 1, **_credential(credential)},
+            {"before": before, "limit": limit + 1, "q": q.lower(), **_credential(credential)},
         )
         items = [Mailbox(*row) for row in rows[:limit]]
         return Page(items, _encode(str(items[-1].id)) if len(rows) > limit else None)
+
+    async def count_active(self, most: int = 100_000) -> int:
+        """How many mailboxes accept mail, counted up to `most`."""
+        count: int = await self._pool.fetch_value(
+            # An index-only scan of relay.mailboxes_due, bounded.
+            """
+            SELECT count(*)
+            FROM (SELECT FROM relay.mailboxes
+                  WHERE is_active AND expires_at > now()
+                  LIMIT %s) live
+            """,
+            (most,),
+        )
+        return count
 
     async def delete(self, mailbox_id: UUID) -> bool:
         """Close a live mailbox (soft: reclaimed after the retention).  False if it was not live."""

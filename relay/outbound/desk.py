@@ -26,7 +26,11 @@ from relay.outbound.states import FINISHED, Cause, State, next_state
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The queue at one moment.  `oldest_due` in seconds; `finished` of the last hour, by status."""
+    """The queue at one moment.
+
+    `oldest_due` in seconds; `waiting` what is unfinished, by priority; `finished` of the last hour,
+    by status.
+    """
 
     paused: bool
     queued: int
@@ -35,6 +39,7 @@ class Stats:
     held: int
     lost: int
     oldest_due: float | None
+    waiting: dict[str, int]
     finished: dict[str, int]
 
     def as_json(self) -> dict[str, Any]:
@@ -47,6 +52,7 @@ class Stats:
             "held": self.held,
             "lost": self.lost,
             "oldest_due_seconds": self.oldest_due,
+            "by_priority": self.waiting,
             "last_hour": self.finished,
         }
 
@@ -133,6 +139,9 @@ class Desk:
                    count(*) FILTER (WHERE node IS NULL AND NOT isfinite(run_at)),
                    count(*) FILTER (WHERE node IS NOT NULL AND run_at <= now()),
                    extract(epoch FROM now() - min(run_at) FILTER (WHERE run_at <= now()))::float8,
+                   jsonb_build_object('high', count(*) FILTER (WHERE priority = 0),
+                                      'normal', count(*) FILTER (WHERE priority = 1),
+                                      'bulk', count(*) FILTER (WHERE priority = 2)),
                    (SELECT COALESCE(jsonb_object_agg(status, n), '{}')
                     FROM (SELECT status, count(*) AS n
                           FROM relay.outbound_log
@@ -164,12 +173,14 @@ class Desk:
         owner: UUID | None = None,
         status: State | None = None,
         recipient: str | None = None,
+        priority: str | None = None,
+        domain: str | None = None,
         limit: int = 50,
         before: UUID | None = None,
     ) -> list[dict[str, Any]]:
         """Messages, newest first, from below the id `before`; `owner` None sees everybody's.
 
-        `recipient` is a whole address, compared without case.
+        `recipient` is a whole address, compared without case; `domain` is what follows its @.
         """
         # Which table leads decides how many rows are read for a page: the unfinished and the
         # unlucky are few and each in an index of their own, however many were sent.
@@ -196,6 +207,8 @@ class Desk:
             WHERE (%(status)s::text IS NULL OR m.status = %(status)s)
               AND (%(owner)s::uuid IS NULL OR m.owner = %(owner)s)
               AND (%(recipient)s::text IS NULL OR lower(m.recipient) = %(recipient)s)
+              AND (%(priority)s::text IS NULL OR m.priority = %(priority)s)
+              AND (%(domain)s::text IS NULL OR lower(split_part(m.recipient, '@', -1)) = %(domain)s)
             ORDER BY i.id DESC
             LIMIT %(limit)s
             """,  # noqa: S608 - constants of this module only
@@ -203,6 +216,8 @@ class Desk:
                 "owner": owner,
                 "status": None if status is None else str(status),
                 "recipient": None if recipient is None else recipient.lower(),
+                "priority": priority,
+                "domain": None if domain is None else domain.lower(),
                 "limit": limit,
                 "before": before,
             },
@@ -296,9 +311,9 @@ _BY_HAND: dict[tuple[bool, Cause], str] = {
             RETURNING *
         ), noted AS (
             INSERT INTO relay.outbound_tries (message_id, at, attempt, code, duration, outcome,
-                                              phase, enhanced, error, events)
+                                              phase, enhanced, error, steps)
             SELECT id, COALESCE(claimed_at, finished_at), attempt, code, duration, status, phase,
-                   enhanced, error, events
+                   enhanced, error, steps
             FROM gone
         )
         INSERT INTO relay.outbound_due (id, lane, token, run_at, priority, attempt, base)

@@ -22,8 +22,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 
 from relay.outbound.backoff import pause
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a gate lets through: see `Gate` for the fields; `opens_in` in seconds, 0 when open."""
+
+    route: str
+    domain: str | None
+    window: int
+    busy: int
+    strikes: int
+    opens_in: float
 
 
 class Gate:
@@ -106,6 +119,17 @@ class Gates:
             gate = self._gates[key] = Gate(self._full, self._unit, self._rng)
         return gate
 
+    def statistics(self, now: float) -> list[Standing]:
+        """Every gate there is, those in the worst trouble first; `domain` None is a route's own."""
+        found = []
+        for key, gate in self._gates.items():
+            route, domain = _named(key)
+            opens_in = max(gate.opens_at - now, 0.0)
+            found.append(
+                Standing(route, domain, int(gate.window), gate.busy, gate.strikes, opens_in)
+            )
+        return sorted(found, key=lambda one: (-one.strikes, one.window, one.domain or ""))
+
     def forget(self) -> None:
         """Drop the gates that are gone."""
         for key in [key for key, gate in self._gates.items() if gate.gone and not gate.busy]:
@@ -125,6 +149,16 @@ class Gates:
     def next_opening(self, now: float) -> float | None:
         """The earliest instant after `now` at which a gate opens that has mail waiting."""
         return _earliest(gate.opens_at for gate in self._lanes.values() if gate.opens_at > now)
+
+
+def _named(key: Hashable) -> tuple[str, str | None]:
+    # As `actors/sender.py` makes them: ("route", line) or ("route", (line, domain)); a line is
+    # None for the relay's own upstream, else it begins with the sender's id and upstream.
+    line = key[1] if isinstance(key, tuple) and len(key) == 2 else key
+    domain = None
+    if isinstance(line, tuple) and len(line) == 2:
+        line, domain = line
+    return "default" if line is None else str(line[1]), domain
 
 
 def _earliest(instants: Iterable[float]) -> float | None:

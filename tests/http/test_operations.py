@@ -117,7 +117,11 @@ async def test_the_log_is_read_back_filtered_and_followed(house: House):
     assert await events("") == ["one", "two", "three"]
     assert await events("?level=warning") == ["two"]
     assert await events("?actor=reaper") == ["three"]
+    assert await events("?grep=event%3Dtwo") == ["two"]
+    assert await events("?grep=event%3Dtwo&actor=reaper") == []
     wrong = await house.client.get("/api/v1/logs?level=loud", headers=house.admin)
+    assert wrong.status_code == 422
+    wrong = await house.client.get("/api/v1/logs?grep=nothing", headers=house.admin)
     assert wrong.status_code == 422
     found: list[str] = []
     began = trio.Event()

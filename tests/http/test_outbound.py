@@ -18,6 +18,7 @@ from relay.db.pool import Pool
 from relay.outbound.enqueue import NOBODY
 from relay.outbound.senders import Senders
 from relay.outbound.states import Cause
+from relay.outbound.steps import pack
 from tests.http.conftest import SMALL, House, open_house
 from tests.outbound.node import Node
 
@@ -243,15 +244,17 @@ async def test_the_law_decides_what_may_be_done_by_hand(house: House):
     node = Node(house.pool)
     claimed = await node.claim()
     assert (await post(house, f"outbound/{sent}/cancel")).status_code == 409
-    events = [{"phase": "rcpt", "code": 550, "at": "2026-01-01T00:00:00Z", "duration": 0.01}]
+    steps = pack([("rcpt", 550, 0.25, 0.01)], 0.0)
     await node.finish(
-        claimed, Cause.REFUSED, phase="rcpt", code=550, error="no such <redacted:0>", events=events
+        claimed, Cause.REFUSED, phase="rcpt", code=550, error="no such <redacted:0>", steps=steps
     )
     shown = (await get(house, f"outbound/{sent}")).json()
     assert (shown["status"], shown["attempts"], shown["error"]) == (
         "bounced", 1, "no such <redacted:0>",
     )  # fmt: skip
-    assert (await get(house, f"outbound/{sent}/events")).json() == [{"attempt": 1, **events[0]}]
+    (event,) = (await get(house, f"outbound/{sent}/events")).json()
+    assert datetime.fromisoformat(event.pop("at")).tzinfo is not None
+    assert event == {"attempt": 1, "phase": "rcpt", "code": 550, "duration": 0.01}
     again = await post(house, f"outbound/{sent}/retry")
     assert (again.status_code, again.json()["status"]) == (200, "queued")
     await node.finish(await node.claim(), Cause.DELIVERED, phase="dot", code=250)

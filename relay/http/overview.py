@@ -1,0 +1,157 @@
+"""`/api/v1/overview`: the relay at one glance, and what needs a person first.
+
+Counters are this process's, since its start: a page that asks every other second makes rates of
+them.  What is counted in the database (the queue, the mailboxes) is of all nodes.
+
+What needs attention is worked out here and not in the page, so that the page, the terminal and an
+agent are told the same, in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel
+from quart import Response
+
+from relay.errors import DatabaseUnavailable
+from relay.http.deps import Deps, Node
+from relay.http.health import troubles
+from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.outbound import QueueState
+from relay.mailboxes.store import rfc3339
+from relay.metrics import registry
+from relay.outbound.desk import Stats
+
+if TYPE_CHECKING:
+    from relay.http.app import Api
+
+LATE = 60.0
+"""Seconds of waiting after which mail that is due is late."""
+
+
+class Concern(BaseModel):
+    """Something that a person should look at; `about` names the view that shows it."""
+
+    grade: Literal["error", "warning"]
+    text: str
+    about: Literal["now", "inboxes", "queue", "accounts", "devices", "logs"]
+
+
+class Overview(BaseModel):
+    """One glance."""
+
+    at: str
+    counters: dict[str, float]
+    mailboxes: int | None
+    queue: QueueState | None
+    attention: list[Concern]
+
+
+_COUNTERS = {
+    "received": ("relay_smtp_messages_total", {"outcome": "accepted"}),
+    "refused": ("relay_smtp_messages_total", {"outcome": "rejected"}),
+    "sent": ("relay_outbound_outcomes_total", {"cause": "delivered"}),
+    "deferred": ("relay_outbound_outcomes_total", {"cause": "deferred"}),
+    "bounced": ("relay_outbound_outcomes_total", {"cause": "refused"}),
+    "failed": ("relay_outbound_outcomes_total", {"cause": "rejected"}),
+    "exhausted": ("relay_outbound_outcomes_total", {"cause": "exhausted"}),
+}
+
+
+def register(api: Api) -> None:
+    """Declare the call."""
+    deps = api.deps
+
+    @api.add(
+        "GET",
+        "/api/v1/overview",
+        Operation(
+            "See the relay at one glance",
+            "operations",
+            Access.SCOPE,
+            (Answer(200, "counters of this process since its start, counts of all", Overview),),
+            scope="admin",
+            details="With the database away, what it would say is null and `attention` says so.",
+        ),
+    )
+    async def overview(call: Call) -> Response:
+        queue: Stats | None = None
+        mailboxes: int | None = None
+        try:
+            queue = await deps.desk.stats()
+            mailboxes = await deps.store.count_active()
+        except DatabaseUnavailable:
+            pass  # said under attention
+        return json_response(
+            {
+                "at": rfc3339(datetime.fromtimestamp(time.time(), UTC)),
+                "counters": {
+                    name: registry.get_sample_value(metric, labels) or 0.0
+                    for name, (metric, labels) in _COUNTERS.items()
+                },
+                "mailboxes": mailboxes,
+                "queue": None if queue is None else queue.as_json(),
+                "attention": list(concerns(deps, queue)),
+            }
+        )
+
+
+def concerns(deps: Deps, queue: Stats | None) -> Iterator[dict[str, Any]]:
+    """Yield what needs a person, the gravest first."""
+    tree = deps.supervision.tree()
+    for trouble in troubles(tree):
+        yield _concern("error", f"{trouble}.".capitalize(), "now")
+    if queue is None:
+        yield _concern("error", "PostgreSQL does not answer.", "now")
+    for name in _paused(tree):
+        yield _concern("warning", f"{name} is paused.".capitalize(), "now")
+    if queue is None:
+        return
+    if queue.paused:
+        yield _concern("warning", "All deliveries are paused.", "queue")
+    elif queue.oldest_due is not None and queue.oldest_due > LATE:
+        yield _concern("error", f"Mail that is due waits for {_for(queue.oldest_due)}.", "queue")
+    if queue.lost:
+        yield _concern("warning", f"{_count(queue.lost, 'delivery', 'deliveries')} lost its "
+                       "worker and will be begun again.", "queue")  # fmt: skip
+    if queue.held:
+        yield _concern(
+            "warning", f"{_count(queue.held, 'message')} held until somebody decides.", "queue"
+        )
+    shut = [one for one in deps.destinations() if one.opens_in > 0]
+    if shut:
+        yield _concern("warning", f"{_count(len(shut), 'destination')} held back: "
+                       "it refuses or does not answer.", "queue")  # fmt: skip
+    finished = sum(queue.finished.values())
+    unlucky = queue.finished.get("bounced", 0) + queue.finished.get("failed", 0)
+    if finished >= 20 and unlucky * 20 > finished:
+        yield _concern(
+            "warning",
+            f"{unlucky} of {finished} messages of the last hour bounced or failed.",
+            "queue",
+        )
+
+
+def _paused(node: Node) -> Iterator[str]:
+    if str(node.state) == "paused":
+        yield node.name
+    for child in node.children:
+        yield from _paused(child)
+
+
+def _concern(grade: str, text: str, about: str) -> dict[str, Any]:
+    return {"grade": grade, "text": text, "about": about}
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _for(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.0f} hours"

@@ -1,0 +1,83 @@
+"""One glance at the relay: counters, and what needs a person first."""
+
+from relay.outbound.gates import Standing
+from tests.http.conftest import House
+
+SEND = {"from": "a@relay.localhost", "to": ["b@relay.localhost"], "subject": "s", "text": "t"}
+
+
+async def test_a_quiet_relay_needs_nobody(house: House):
+    """Nothing under attention; the mailboxes are counted."""
+    await house.mailbox()
+    seen = (await house.client.get("/api/v1/overview", headers=house.admin)).json()
+    assert seen["attention"] == []
+    assert seen["mailboxes"] == 1
+    assert seen["queue"]["queued"] == 0
+    assert set(seen["counters"]) >= {"received", "sent", "deferred", "bounced", "failed"}
+
+
+async def test_what_needs_a_person_is_said(house: House):
+    """A pause, an actor that is paused, mail that waits too long and mail that is held."""
+    house.supervisor.pause("writer")
+    for _ in range(2):
+        sent = await house.client.post("/api/v1/messages/send", json=SEND, headers=house.admin)
+        assert sent.status_code == 202
+    await house.pool.execute("UPDATE relay.outbound_due SET run_at = now() - interval '5 minutes'")
+    first = (await house.client.get("/api/v1/overview", headers=house.admin)).json()["attention"]
+    assert {(one["grade"], one["text"]) for one in first} == {
+        ("warning", "Writer is paused."),
+        ("error", "Mail that is due waits for 5 minutes."),
+    }
+    waiting = (await house.client.get("/api/v1/outbound", headers=house.admin)).json()
+    held = await house.client.post(f"/api/v1/outbound/{waiting[0]['id']}/hold", headers=house.admin)
+    assert held.json()["status"] == "held"
+    await house.client.post("/api/v1/queue/pause", headers=house.admin)
+    texts = {
+        one["text"]
+        for one in (await house.client.get("/api/v1/overview", headers=house.admin)).json()[
+            "attention"
+        ]
+    }
+    assert texts == {
+        "Writer is paused.", "All deliveries are paused.",
+        "1 message held until somebody decides.",
+    }  # fmt: skip
+
+
+async def test_the_queue_is_filtered_by_priority_and_domain(house: House):
+    """Both narrow the list, whatever table leads; a page of each status still fits."""
+    for priority, domain in (("high", "one.example"), ("bulk", "two.example")):
+        body = SEND | {"to": [f"x@{domain}"], "priority": priority}
+        await house.client.post("/api/v1/messages/send", json=body, headers=house.admin)
+
+    async def found(**values: str) -> list[str]:
+        answer = await house.client.get("/api/v1/outbound", params=values, headers=house.admin)
+        return [one["recipient"] for one in answer.json()]
+
+    assert await found(priority="high") == ["x@one.example"]
+    assert await found(domain="TWO.example", status="queued") == ["x@two.example"]
+    assert await found(domain="two.example", priority="high") == []
+    counted = (await house.client.get("/api/v1/queue", headers=house.admin)).json()
+    assert counted["by_priority"] == {"high": 1, "normal": 0, "bulk": 1}
+
+
+async def test_mailboxes_are_found_by_a_part_of_their_address(house: House):
+    """Whatever its case; percent and underscore are only characters."""
+    made = await house.client.post(
+        "/api/v1/mailboxes", json={"local_part": "sign_up"}, headers=house.admin
+    )
+    await house.mailbox()
+
+    async def found(q: str) -> list[str]:
+        answer = await house.client.get("/api/v1/mailboxes", params={"q": q}, headers=house.admin)
+        return [one["address"] for one in answer.json()]
+
+    assert await found("SIGN_UP") == [made.json()["address"]]
+    assert await found("sign%") == []
+
+
+async def test_destinations_in_trouble_are_listed(house: House):
+    """None at first; the form is that of `Standing`."""
+    answer = await house.client.get("/api/v1/queue/destinations", headers=house.admin)
+    assert answer.json() == []
+    assert Standing.__slots__ == ("route", "domain", "window", "busy", "strikes", "opens_in")
