@@ -39,7 +39,11 @@ Line = dict[str, Any]
 
 
 class LogFollower:
-    """A bounded view of the lines written from now on; iterate it asynchronously."""
+    """A bounded view of the lines written from now on; iterate it asynchronously, list by list.
+
+    All that has come at once: a reader of a busy log is woken a few times a second, not a
+    hundred thousand.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._lines: deque[Line] = deque(maxlen=capacity)
@@ -58,14 +62,18 @@ class LogFollower:
         else:
             self._token.run_sync_soon(self._more.set)
 
-    def __aiter__(self) -> AsyncIterator[Line]:
+    def __aiter__(self) -> AsyncIterator[list[Line]]:
         return self
 
-    async def __anext__(self) -> Line:
+    async def __anext__(self) -> list[Line]:
+        """Return all that has come, as soon as there is something: never an empty list."""
         while not self._lines:
             self._more = trio.Event()
             await self._more.wait()
-        return self._lines.popleft()
+        lines = []
+        while self._lines:  # line by line, for another thread may be writing one
+            lines.append(self._lines.popleft())
+        return lines
 
 
 class LogRing:
@@ -81,9 +89,9 @@ class LogRing:
         for follower in tuple(self._followers):
             follower.offer(line)
 
-    def lines(self, *, level: str | None = None, actor: str | None = None) -> list[Line]:
-        """Return the lines kept, oldest first, from `level` up and of `actor` alone."""
-        return [line for line in tuple(self._lines) if matches(line, level=level, actor=actor)]
+    def lines(self) -> list[Line]:
+        """Return the lines kept, oldest first."""
+        return list(self._lines)
 
     @contextmanager
     def follow(self, capacity: int = 10_000) -> Iterator[LogFollower]:
@@ -96,19 +104,54 @@ class LogRing:
             self._followers.discard(follower)
 
 
-def matches(line: Mapping[str, Any], *, level: str | None, actor: str | None) -> bool:
-    """Tell whether a line is of `actor` and at least as grave as `level`."""
-    if actor is not None and line.get("actor") != actor:
-        return False
-    return level is None or LEVELS.get(str(line.get("level")), 0) >= LEVELS[level]
+class Selection:
+    """Which lines: of `actor` alone, from `level` up, with the field of `grep` (`K=V`) being V.
+
+    A value is compared as text: a string as it is, anything else as its JSON.
+    """
+
+    def __init__(
+        self, *, level: str | None = None, actor: str | None = None, grep: str | None = None
+    ) -> None:
+        self._actor = actor
+        self._levels = (
+            None
+            if level is None
+            else frozenset(name for name, grade in LEVELS.items() if grade >= LEVELS[level])
+        )
+        self._field, equals, self._text = ("", "", "") if grep is None else grep.partition("=")
+        if grep is not None and not (equals and self._field):
+            raise ValueError("it must be K=V")
+
+    def __call__(self, lines: list[Line]) -> list[Line]:
+        """Return those of the lines that are meant, in their order."""
+        if (actor := self._actor) is not None:
+            lines = [line for line in lines if line.get("actor") == actor]
+        if (levels := self._levels) is not None:
+            lines = [line for line in lines if line.get("level") in levels]
+        if field := self._field:
+            text = self._text
+            lines = [line for line in lines if field in line and _as_text(line[field]) == text]
+        return lines
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, (bool, int, float, list, tuple, dict)):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
 ring = LogRing()
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, default=str, separators=(",", ":")).encode
+
+
 def render_json(line: Mapping[str, Any]) -> str:
     """Return a line as one line of JSON; what JSON cannot say is shown as text."""
-    return json.dumps(line, ensure_ascii=False, default=str, separators=(",", ":"))
+    return _encode(line)
 
 
 class _Sink:

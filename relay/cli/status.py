@@ -1,4 +1,4 @@
-"""`relay status`: the supervision tree of the running relay."""
+"""`relay status`: the supervision tree of the running relay, once or live (`relay.cli.watch`)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,29 @@ STYLES = {
 
 
 @click.command()
+@click.option(
+    "-w", "--watch", is_flag=True, help="Go on, live, with the flow of mail, until Ctrl-C."
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --watch, how often to look.",
+)
 @options.data_dir
 @options.as_json
-def status(data_dir: Path, as_json: bool) -> None:
-    """Show the supervision tree: state, restarts, mailbox depth, last event."""
+def status(watch: bool, every: float, data_dir: Path, as_json: bool) -> None:
+    """Show the supervision tree: state, restarts, mailbox depth, last event.
+
+    With --watch and --json, or piped, one line a sample.
+    """
+    if watch:
+        from relay.cli.watch import watch as go_on
+
+        go_on(data_dir, every, as_json, rows)
+        return
     api = Api.find(data_dir)
     tree = api.get("/api/v1/supervision")
     if as_json:

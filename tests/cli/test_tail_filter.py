@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.cli.tail import Renderer, Term, blocks, matching
+from relay.log import Selection
 
 
 def lines(*values: dict[str, object]) -> bytes:
@@ -58,6 +59,42 @@ def test_no_line_is_lost_to_the_search_of_bytes(key: str, value: str, ascii_only
     assert list(matching([line + b"\n"], [term])) == [[line]]
 
 
+PLAIN = st.text('abK"{},: 12\\\\', max_size=4)
+VALUES = st.recursive(
+    PLAIN | st.integers(0, 30) | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(PLAIN, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(st.dictionaries(PLAIN, VALUES, max_size=4), st.data())
+def test_what_the_bytes_prove_is_true(value: dict[str, object], data: st.DataObject) -> None:
+    """A line that is not parsed because its bytes say enough would have matched when parsed."""
+    pairs = [("a", "1"), ("K", "b"), ("1", "2")]
+    pairs += [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in value.items() if k]
+    field, text = data.draw(st.sampled_from(pairs))
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    term = Term(field, text)
+    if term.surely_matches(line):
+        assert term.matches(json.loads(line))
+
+
+def test_most_lines_are_proved_by_their_bytes() -> None:
+    """The ordinary line, of strings and numbers, is not parsed in order to be found."""
+    for term in ("event=smtp.refused", "size=120", "peer=::1"):
+        assert Term.parse(term).surely_matches(lines(B).rstrip()), term
+    assert not Term.parse("size=12").surely_matches(lines(B).rstrip())
+    assert not Term.parse("event=~smtp").surely_matches(lines(B).rstrip())
+
+
+@given(VALUES, PLAIN)
+def test_the_relay_and_the_command_select_alike(value: object, text: str) -> None:
+    """What the relay leaves out of a filtered log, the command would have left out too."""
+    line: dict[str, object] = {"K": value}
+    alike = Term("K", text).matches(json.loads(json.dumps(line)))
+    assert (Selection(grep=f"K={text}")([line]) == [line]) == alike
+
+
 @given(st.binary(), st.lists(st.integers(0, 60), max_size=8))
 def test_chunks_are_joined_to_lines(stream: bytes, cuts: list[int]) -> None:
     """However the stream is cut, the blocks are the stream, and only the last may be unfinished."""
@@ -88,7 +125,7 @@ def test_a_line_is_rendered_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
         "n": 3,
         "evil": "\x1b[2J",
     }
-    text = Renderer(colour=False)(json.dumps(line).encode())
+    text = Renderer(colour=False)(json.dumps(line))
     time_, rest = text.split(" ", 1)
     assert time_.endswith(":12.123")
     assert rest == (
@@ -98,7 +135,8 @@ def test_a_line_is_rendered_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_colour_marks_the_level() -> None:
     """On a terminal an error is red, and the text is the same without the codes."""
-    line = lines({"timestamp": "x", "level": "error", "event": "e", "actor": "a", "k": 1})
+    line = lines({"timestamp": "x", "level": "error", "event": "e", "actor": "a", "k": 1}).decode()
+    line = line.rstrip("\n")
     text = Renderer(colour=True)(line)
     assert "\x1b[31merror" in text
     assert re.sub(r"\x1b\[[0-9;]*m", "", text) == Renderer(colour=False)(line)
@@ -106,4 +144,4 @@ def test_colour_marks_the_level() -> None:
 
 def test_what_is_no_json_is_still_shown() -> None:
     """A line that cannot be parsed is shown as it is, harmless."""
-    assert Renderer(colour=True)(b"\x1b]0;title\x07 \xff") == "\\x1b]0;title\\x07 \\xff"
+    assert Renderer(colour=True).lines([b"\x1b]0;title\x07 \xff"]) == "\\x1b]0;title\\x07 \\xff\n"
