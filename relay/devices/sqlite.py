@@ -1,0 +1,404 @@
+"""Device inboxes in one SQLite file: for one machine, with nothing else installed.
+
+`relay.devices.store` says what is promised, with the table of crash safety; what the file itself
+promises is in `relay.devices.sqlite_file`.
+
+How: one thread owns the file and does everything in it, reads too.  What was called while it was
+busy it takes all at once: Puts and Deletes share one transaction and one fsync, and one message
+back to Trio wakes all who waited for them.  The WAL is moved into the database after the answers
+have gone out.
+
+Fails: a commit that fails (EIO) fails every call that shared it; then the file is closed and
+opened anew, again and again with a growing pause, and until that has worked every call is
+`StoreUnavailable` at once.  A full disk fails the calls and nothing else: reading goes on.  A disk
+that hangs has the calls given up after `call_timeout` seconds; the thread stays where it is, for
+nothing can take it out of the kernel, and serves again when the disk does.  Stopping waits
+`_STOP_TIMEOUT` seconds for it and then leaves it behind: a transaction cut off leaves no trace.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import trio
+
+from relay.db.listen import Hub
+from relay.devices.calls import COMMITTED, FULL, UNAVAILABLE, Call, Calls, Delete, Put, Relief
+from relay.devices.sqlite_file import MOST_ROWS, InboxFile, Row
+from relay.devices.store import (
+    MAX_BLOBS,
+    MAX_BYTES,
+    Blob,
+    InboxFull,
+    Missed,
+    Stored,
+    StoreStatistics,
+    StoreUnavailable,
+    Wakeups,
+    checked_key,
+)
+from relay.log import get_logger
+
+log = get_logger()
+
+T = TypeVar("T")
+
+_MOST_WAITING = 4096  # calls; a quarter of a gigabyte if all are the largest Puts
+_MOST_BYTES = 4 * 2**20  # of envelopes in one transaction, about
+_MOST_WORKS = 8  # reads between two commits: a page is a millisecond, and Puts wait
+_WAL_BYTES = 4 * 2**20  # of envelopes between two checkpoints, about
+_EXPIRE = 256  # blobs a transaction
+_STOP_TIMEOUT = 5.0  # s
+_REOPEN_AFTER, _REOPEN_AT_MOST = 0.1, 5.0  # s, doubling
+_STATISTICS_EVERY = 10.0  # s; or a hundred times what they take
+_CHANNEL = "devices"
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What became of the file: it serves, or it failed for now or for good."""
+
+    trouble: str | None = None
+    fatal: Exception | None = None
+
+
+class _Work(Call[T]):
+    """Something else to be done with the file."""
+
+    __slots__ = ("do",)
+
+    def __init__(self, do: Callable[[InboxFile], T]) -> None:
+        super().__init__()
+        self.do = do
+
+
+class SqliteStore:
+    """An `InboxStore` in the file `path`.  May be built before Trio runs; nothing is opened.
+
+    `ttl` and `call_timeout` in seconds; `clock` gives Unix seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        ttl: float,
+        max_blobs: int = MAX_BLOBS,
+        max_bytes: int = MAX_BYTES,
+        call_timeout: float = 10.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._open = partial(InboxFile, path, max_blobs=max_blobs, max_bytes=max_bytes)
+        self._ttl = ttl
+        self._clock = clock
+        self._calls = Calls(timeout=call_timeout, most=_MOST_WAITING)
+        self._queue: SimpleQueue[Call[Any] | None] = SimpleQueue()
+        self._relief = Relief()
+        self._hub = Hub()
+        self._disk_full = False
+        self._statistics = StoreStatistics()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; see `InboxStore.run`."""
+        self._queue = SimpleQueue()
+        writer = _Writer(self)
+        fatal: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._calls.watch)
+            try:
+                writer.start()
+                fatal = await self._follow(writer, nursery, task_status)
+            finally:
+                self._calls.refuse("it is stopping")
+                self._queue.put(None)
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_TIMEOUT):
+                    await writer.ended.wait()
+                self._calls.fail_all("the store was stopped")
+            nursery.cancel_scope.cancel()
+        if fatal is not None:
+            raise fatal
+
+    async def _follow(
+        self, writer: _Writer, nursery: trio.Nursery, task_status: trio.TaskStatus[None]
+    ) -> Exception | None:
+        """Say what becomes of the file, until it fails for good."""
+        ready = failed = False
+        async for news in writer.news:
+            if news.fatal is not None:
+                return news.fatal
+            if news.trouble is not None:
+                if not failed:
+                    log.error("devices.store_failed", reason=news.trouble)
+                failed = True
+            else:
+                if failed:
+                    log.info("devices.store_recovered")
+                failed = False
+                if not ready:
+                    ready = True
+                    nursery.start_soon(self._refresh)
+                    task_status.started()
+        raise AssertionError("the writer's news have no end")
+
+    # The calls -----------------------------------------------------------------------------------
+
+    async def put(self, recipient: bytes, envelope: bytes) -> Stored:
+        """Make a blob durable.  `InboxFull`, `StoreUnavailable`."""
+        checked_key(recipient)
+        try:
+            stored = await self._ask(Put(recipient, envelope))
+            if stored is None and self._relief.worth(recipient):
+                await self._work(lambda file: file.expire(recipient, self._clock(), _EXPIRE))
+                stored = await self._ask(Put(recipient, envelope))
+        except StoreUnavailable:
+            UNAVAILABLE.inc()
+            raise
+        if stored is None:
+            FULL.inc()
+            raise InboxFull("the inbox holds all it may")
+        return stored
+
+    async def flush(
+        self, recipient: bytes, after: int = 0, *, limit: int = 64, max_bytes: int = 2**20
+    ) -> list[Blob]:
+        """Return a page of what waits with an id above `after`, oldest first."""
+        checked_key(recipient)
+        return await self._work(
+            lambda file: file.flush(recipient, after, self._clock(), limit, max_bytes)
+        )
+
+    async def delete(self, recipient: bytes, ids: Sequence[int]) -> None:
+        """Delete blobs of `recipient`; ids that are not there are ignored."""
+        await self._ask(Delete(checked_key(recipient), list(ids)))
+
+    async def missed(self, recipient: bytes) -> Missed:
+        """Count what expired undelivered."""
+        checked_key(recipient)
+        while await self._work(lambda file: file.expire(recipient, self._clock(), _EXPIRE)):
+            pass
+        return await self._work(lambda file: file.missed(recipient))
+
+    async def told(self, recipient: bytes, mark: int) -> None:
+        """Forget what `missed` counted when it gave this mark."""
+        checked_key(recipient)
+        await self._work(lambda file: file.told(recipient, mark))
+
+    async def reap(self, limit: int = 500) -> int:
+        """Delete at most `limit` blobs that have expired; return how many."""
+        return await self._work(lambda file: file.reap(self._clock(), limit))
+
+    def subscribe(self, recipient: bytes) -> AbstractContextManager[Wakeups]:
+        """Hear of new blobs for `recipient` while in the block."""
+        return self._hub.subscribe(_CHANNEL, checked_key(recipient).hex())
+
+    async def check(self) -> None:
+        """Return if the store answers and can take a Put; else `StoreUnavailable`."""
+        if self._disk_full:
+            await self._work(InboxFile.probe)
+            self._disk_full = False
+        else:
+            await self._work(InboxFile.look)
+
+    def statistics(self) -> StoreStatistics:
+        """Return the store's figures, a few seconds old; no I/O."""
+        return replace(self._statistics, waiting=len(self._calls))
+
+    async def _work(self, do: Callable[[InboxFile], T]) -> T:
+        return await self._ask(_Work(do))
+
+    async def _ask(self, call: Call[T]) -> T:
+        self._calls.admit()
+        self._queue.put(call)
+        return await self._calls.answered(call)
+
+    async def _refresh(self) -> None:
+        while True:
+            began = trio.current_time()
+            with suppress(StoreUnavailable):
+                self._statistics = await self._work(
+                    lambda file: file.statistics(self._clock(), self._ttl)
+                )
+            took = trio.current_time() - began
+            await trio.sleep(max(_STATISTICS_EVERY, 100 * took))
+
+    # Answers: called by the writer, run by Trio ---------------------------------------------------
+
+    def _committed(
+        self,
+        puts: Sequence[Put],
+        ids: Sequence[int | None],
+        expires_at: float,
+        deletes: Sequence[Delete],
+    ) -> None:
+        self._calls.alive()
+        self._disk_full = False
+        stored = set()
+        for put, number in zip(puts, ids, strict=True):
+            if number is None:
+                put.answer(None)
+            else:
+                put.answer(Stored(number, expires_at))
+                stored.add(put.recipient.hex())
+        for delete in deletes:
+            delete.answer(None)
+        if stored:
+            COMMITTED.observe(len(puts))
+            self._hub.publish(_CHANNEL, stored)
+
+    def _done(self, work: _Work[T], result: T) -> None:
+        self._calls.alive()
+        work.answer(result)
+
+    def _failed(self, calls: Sequence[Call[Any]], why: str, disk_full: bool) -> None:
+        self._disk_full = disk_full
+        for call in calls:
+            call.fail(StoreUnavailable(why))
+
+    def _opened(self) -> None:
+        self._calls.accept()
+
+    def _broken(self, why: str) -> None:
+        self._calls.refuse(why)
+        self._calls.fail_all(why)
+
+
+class _Writer(threading.Thread):
+    """The thread that owns the file: what it posts, Trio runs in that order."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        # A daemon: one that hangs in the kernel must not keep the process from ending.
+        super().__init__(name="relay-devices", daemon=True)
+        self.ended = trio.Event()
+        self._tell, self.news = trio.open_memory_channel[_News](math.inf)
+        self._store = store
+        self._token = trio.lowlevel.current_trio_token()
+        self._queue = store._queue
+        self._works: deque[_Work[Any]] = deque()
+        self._stopping = False
+
+    def run(self) -> None:
+        """Open and serve until stopped; open again after a failure."""
+        try:
+            self._run()
+        except Exception as error:
+            self._post(self._tell.send_nowait, _News(fatal=error))
+        finally:
+            self._post(self.ended.set)
+
+    def _run(self) -> None:
+        pause = _REOPEN_AFTER
+        while not self._stopping:
+            try:
+                file = self._store._open()
+            except (sqlite3.Error, OSError, StoreUnavailable) as error:
+                self._fail(error)
+                self._drop_for(pause)
+                pause = min(2 * pause, _REOPEN_AT_MOST)
+                continue
+            pause = _REOPEN_AFTER  # opening has made a commit, so the disk is well
+            self._post(self._store._opened)
+            self._post(self._tell.send_nowait, _News())
+            try:
+                self._serve(file)
+            except sqlite3.Error as error:
+                self._fail(error)
+            finally:
+                with suppress(sqlite3.Error):
+                    file.close()
+            if not self._stopping:
+                self._drop_for(pause)
+
+    def _serve(self, file: InboxFile) -> None:
+        """Do what is asked, until stopped.  `sqlite3.Error`: the file cannot be trusted."""
+        written = 0
+        while True:
+            puts, deletes = self._take()
+            if puts or deletes:
+                self._commit(file, puts, deletes)
+                written += sum(len(put.envelope) for put in puts) + 512 * (len(puts) + len(deletes))
+            for _ in range(min(_MOST_WORKS, len(self._works))):
+                self._do(file, self._works.popleft())
+            if written > _WAL_BYTES:
+                self._guarded(file.checkpoint, ())
+                written = 0
+            if self._stopping and not self._works:
+                return
+
+    def _take(self) -> tuple[list[Put], list[Delete]]:
+        """Take what was asked; wait for the first if there is nothing else to do."""
+        puts: list[Put] = []
+        deletes: list[Delete] = []
+        size = 0
+        wait = not (self._works or self._stopping)
+        while len(puts) < MOST_ROWS and len(deletes) < MOST_ROWS and size < _MOST_BYTES:
+            try:
+                call = self._queue.get(wait)
+            except Empty:
+                break
+            wait = False
+            if call is None:
+                self._stopping = True
+            elif isinstance(call, Put):
+                puts.append(call)
+                size += len(call.envelope)
+            elif isinstance(call, Delete):
+                deletes.append(call)
+            else:
+                assert isinstance(call, _Work)
+                self._works.append(call)
+        return puts, deletes
+
+    def _commit(self, file: InboxFile, puts: list[Put], deletes: list[Delete]) -> None:
+        expires_at = round(self._store._clock() + self._store._ttl, 3)
+        rows = [Row(put.recipient, put.envelope, expires_at) for put in puts]
+        pairs = [(delete.recipient, number) for delete in deletes for number in delete.ids]
+        ids = self._guarded(partial(file.write, rows, pairs), [*puts, *deletes])
+        if ids is not None:
+            self._post(self._store._committed, puts, ids, expires_at, deletes)
+
+    def _do(self, file: InboxFile, work: _Work[Any]) -> None:
+        self._guarded(lambda: self._post(self._store._done, work, work.do(file)), [work])
+
+    def _guarded(self, do: Callable[[], T], calls: Sequence[Call[Any]]) -> T | None:
+        """Do it; if that fails, fail the calls.  Only a full disk leaves the file as good as new.
+
+        SQLite takes back what did not fit, so what is there already can still be read.
+        """
+        try:
+            return do()
+        except sqlite3.Error as error:
+            full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+            self._post(self._store._failed, calls, f"the store failed: {error}", full)
+            if not full:
+                raise
+            return None
+
+    def _drop_for(self, seconds: float) -> None:
+        """Wait, and drop what was asked before the failure was known: it has been answered."""
+        self._works.clear()
+        until = time.monotonic() + seconds
+        while not self._stopping:
+            try:
+                call = self._queue.get(timeout=max(0.0, until - time.monotonic()))
+            except Empty:
+                return
+            self._stopping = call is None
+
+    def _fail(self, error: Exception) -> None:
+        self._post(self._store._broken, f"its file cannot be used: {error}")
+        self._post(self._tell.send_nowait, _News(trouble=str(error)))
+
+    def _post(self, function: Callable[..., object], *arguments: object) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(function, *arguments)
