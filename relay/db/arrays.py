@@ -71,14 +71,17 @@ def booleans(values: Sequence[bool]) -> Array:
 
 def texts(values: Sequence[str | None]) -> Array:
     """text[]."""
-    parts = []
-    for value in values:
-        if value is None:
-            parts.append(_NULL)
-        else:
+    written: dict[str | None, bytes] = {None: _NULL}  # most columns hold the same again and again
+    for value in set(values):
+        if value is not None:
             raw = value.encode()
-            parts.append(_LENGTH(len(raw)) + raw)
-    return Array(1009, 25, parts)
+            written[value] = _LENGTH(len(raw)) + raw
+    return Array(1009, 25, [written[value] for value in values])
+
+
+def byteas(values: Sequence[bytes | None]) -> Array:
+    """bytea[]."""
+    return Array(1001, 17, [_NULL if v is None else _LENGTH(len(v)) + v for v in values])
 
 
 class _Dumper(psycopg.adapt.Dumper):

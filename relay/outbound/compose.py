@@ -27,9 +27,8 @@ import hashlib
 import re
 from base64 import b64encode
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from email.utils import format_datetime
-from functools import lru_cache
 from urllib.parse import quote
 
 from relay.outbound.message import (
@@ -109,13 +108,7 @@ def compose(message: Message) -> Composed:
 
 def date_of(date: datetime) -> str:
     """Return a date (with a time zone) as a Date header has it."""
-    return _date(date.replace(microsecond=0), date.utcoffset())
-
-
-@lru_cache(maxsize=64)
-def _date(date: datetime, offset: timedelta | None) -> str:
-    """`offset`: of its zone; an instant is equal in all zones, and yet written differently."""
-    return format_datetime(date)
+    return format_datetime(date.replace(microsecond=0))
 
 
 def _message_id(message: Message, sender: Mailbox) -> str:

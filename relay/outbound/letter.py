@@ -14,6 +14,8 @@ Pure.
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from functools import lru_cache
 
 from relay.outbound.compose import MAX_LINE, SEVEN_BIT, compose, date_of
 from relay.outbound.message import Attachment, Message
@@ -21,22 +23,23 @@ from relay.outbound.queue import Claimed, Content
 from relay.smtp.client import Mail
 
 _ADDRESS = re.compile(r"[A-Za-z0-9_+\-]+(?:\.[A-Za-z0-9_+\-]+)*@[a-z0-9]+(?:[.\-][a-z0-9]+)*")
-_SUBJECT = re.compile(r"(?!.*=\?)[!-~]+(?: [!-~]+)*")
+"""Addresses that `compose` would leave as they are; `Mail.plain` wants no more."""
 _SHORT = 60  # characters; no header made of so many needs to be folded
 
 
 def mail_of(claimed: Claimed, content: Content) -> Mail:
     """Return the mail that a claimed message is."""
-    data = _plain(claimed, content)
-    if data is not None:
-        return Mail(claimed.sender, (claimed.recipient,), data, crlf=True)
+    mail = _plain(claimed, content)
+    if mail is not None:
+        return mail
     composed = compose(
         Message(
             id=str(claimed.id),
             sender=_mailbox(claimed.sender, claimed.sender_name),
             to=(_mailbox(claimed.recipient, claimed.recipient_name),),
             subject=claimed.subject,
-            date=claimed.created_at,
+            # In one zone, whatever the session's is: an instant is written in many ways.
+            date=claimed.created_at.astimezone(UTC),
             text=content.text,
             html=content.html,
             headers=content.headers,
@@ -49,16 +52,11 @@ def mail_of(claimed: Claimed, content: Content) -> Mail:
     return Mail(composed.sender, composed.recipients, composed.data, smtputf8=composed.smtputf8)
 
 
-def _plain(claimed: Claimed, content: Content) -> bytes | None:
-    """The bytes of a message that needs none of `compose`'s care, or None."""
-    sender, recipient, subject, text = (
-        claimed.sender,
-        claimed.recipient,
-        claimed.subject,
-        content.text,
-    )
+def _plain(claimed: Claimed, content: Content) -> Mail | None:
+    """The mail that a message is which needs none of `compose`'s care, or None."""
+    sender, recipient, subject = claimed.sender, claimed.recipient, claimed.subject
     if (
-        text is None
+        content.text is None
         or content.html is not None
         or content.headers
         or content.attachments
@@ -67,30 +65,50 @@ def _plain(claimed: Claimed, content: Content) -> bytes | None:
         or len(sender) > _SHORT
         or len(recipient) > _SHORT
         or len(subject) > _SHORT
-        or not text.isascii()
         or not _ADDRESS.fullmatch(sender)
         or not _ADDRESS.fullmatch(recipient)
-        or not _SUBJECT.fullmatch(subject)
+        or not (subject.isascii() and subject.isprintable())
+        or "=?" in subject
+        or not all(subject.split(" "))  # runs of spaces, or some at an end: folding loses them
     ):
         return None
-    body = text.encode()
-    if body.translate(None, SEVEN_BIT):
+    body = _body(content.text)
+    if body is None:
         return None
-    if len(body) > MAX_LINE and max(map(len, body.split(b"\n"))) > MAX_LINE:
-        return None
-    if not body.endswith(b"\n"):
-        body += b"\n"
     head = (
         f"From: {sender}\r\n"
         f"To: {recipient}\r\n"
         f"Subject: {subject}\r\n"
-        f"Date: {date_of(claimed.created_at)}\r\n"
+        f"Date: {_date(int(claimed.created_at.timestamp()))}\r\n"
         f"Message-ID: <{claimed.id}@{sender.rpartition('@')[2]}>\r\n"
         "MIME-Version: 1.0\r\n"
         "Content-Type: text/plain; charset=utf-8\r\n"
         "Content-Transfer-Encoding: 7bit\r\n\r\n"
     )
-    return head.encode() + body.replace(b"\n", b"\r\n")
+    return Mail.plain(sender, recipient, head.encode() + body)
+
+
+def _body(text: str) -> bytes | None:
+    """A text as it may follow the headers, its line ends CRLF; None if it needs encoding."""
+    if not text.isascii():
+        return None
+    body = text.encode()
+    if body.translate(None, SEVEN_BIT):
+        return None
+    start = 0
+    while len(body) - start > MAX_LINE:
+        start = body.rfind(b"\n", start, start + MAX_LINE + 1) + 1
+        if not start:
+            return None  # there is a longer line
+    if not body.endswith(b"\n"):
+        body += b"\n"
+    return body.replace(b"\n", b"\r\n")
+
+
+@lru_cache(maxsize=64)
+def _date(second: int) -> str:
+    """A second since the epoch as a Date header has it."""
+    return date_of(datetime.fromtimestamp(second, UTC))
 
 
 def _mailbox(address: str, name: str | None) -> str:

@@ -36,8 +36,7 @@ Why SQL functions for claim and finalise: see migration 0002 (plans made while t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -150,8 +149,8 @@ class Outcome(NamedTuple):
 
     `cause` is one of `states.OUTCOMES`; `delay` the seconds until the next attempt (DEFERRED,
     RELEASED).  `age` is how many seconds ago the attempt began, `duration` how long it took.
-    `error` is redacted.  `events` are the phases as `{phase, code, at, duration}`; None where the
-    deciding phase says it all, a string where they are JSON already.
+    `error` is redacted.  `steps` are those of `relay.outbound.steps.pack`; None where the deciding
+    phase says it all.
     """
 
     id: UUID
@@ -164,7 +163,7 @@ class Outcome(NamedTuple):
     code: int | None = None
     enhanced: str | None = None
     error: str | None = None
-    events: Sequence[Mapping[str, Any]] | str | None = None
+    steps: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +329,7 @@ class Queue:
         """
         if not outcomes:
             return set()
-        ids, tokens, causes, delays, ages, durations, phases, codes, enhanced, errors, events = zip(
+        ids, tokens, causes, delays, ages, durations, phases, codes, enhanced, errors, steps = zip(
             *outcomes, strict=True
         )
         rows = await self._pool.fetch(
@@ -341,7 +340,7 @@ class Queue:
             (
                 arrays.uuids(ids),
                 arrays.bigints(tokens),
-                arrays.texts([OUTCOMES[cause].value for cause in causes]),
+                arrays.texts([OUTCOMES[cause] for cause in causes]),
                 arrays.doubles(delays),
                 arrays.booleans([cause not in NOT_BEGUN for cause in causes]),
                 arrays.doubles(ages),
@@ -350,12 +349,7 @@ class Queue:
                 arrays.smallints(codes),
                 arrays.texts(enhanced),
                 arrays.texts(errors),
-                arrays.texts(
-                    [
-                        each if each is None or isinstance(each, str) else json.dumps(list(each))
-                        for each in events
-                    ]
-                ),
+                arrays.byteas(steps),
             ),
             binary=True,
         )

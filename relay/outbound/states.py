@@ -35,6 +35,8 @@ class State(enum.StrEnum):
     CANCELLED = "cancelled"
     HELD = "held"
 
+    __hash__ = str.__hash__  # the enum's own is a Python function, called for each outcome
+
 
 class Cause(enum.StrEnum):
     """What happened to a message."""
@@ -53,6 +55,8 @@ class Cause(enum.StrEnum):
     CANCELLED = "cancelled"  # by hand
     HELD = "held"  # by hand
     RETRIED = "retried"  # by hand
+
+    __hash__ = str.__hash__
 
 
 class Verdict(enum.StrEnum):

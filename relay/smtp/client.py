@@ -33,7 +33,7 @@ import base64
 import binascii
 import re
 from collections import deque
-from enum import Enum, StrEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from relay.errors import Bug, PermanentFailure
@@ -60,6 +60,9 @@ class Phase(StrEnum):
     RSET = "rset"
     """Inside the client only: an outcome or a trace counts it as part of MAIL."""
 
+    # The enum's own hash is a Python function, and phases are looked up at every reply.
+    __hash__ = str.__hash__
+
 
 class Verdict(StrEnum):
     """What became of a mail for one recipient."""
@@ -71,7 +74,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Seen(Enum):
+class Seen(IntEnum):
     """What came back; the columns of `LAW`."""
 
     GOOD = 0  # 2yz
@@ -113,7 +116,7 @@ LAW: dict[Phase, tuple[Ruling, ...]] = {
     Phase.DOT:     (_sent,  _doubt, _later,   _fail,    _route, _doubt,  _doubt, _doubt),
     Phase.RSET:    (_on,    _route, _route,   _route,   _route, _route,  _route, _route),
 }
-"""`LAW[phase][seen.value]`.  A 5yz to EHLO is answered with HELO first, where that may do."""
+"""`LAW[phase][seen]`.  A 5yz to EHLO is answered with HELO first, where that may do."""
 # fmt: on
 
 Step = tuple[Phase, int, float, float]
@@ -148,7 +151,7 @@ class UnfitMail(PermanentFailure, ValueError):
     """An envelope that can never be sent; the message is one sentence that names the field."""
 
 
-_PLAIN = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.\-]+@[A-Za-z0-9](?:[A-Za-z0-9.\-]*[A-Za-z0-9])?")
+PLAIN = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.\-]+@[A-Za-z0-9](?:[A-Za-z0-9.\-]*[A-Za-z0-9])?")
 _TEXT = r"[^\x00-\x20\x7f-\x9f<>()\[\]\\,;:\"@\s\ud800-\udfff]"
 _QUOTED = r'"(?:[^\x00-\x1f\x7f-\x9f"\\\u2028\u2029\ud800-\udfff]|\\[\x20-\x7e])*"'
 _PATH = re.compile(rf"(?:{_TEXT}+|{_QUOTED})@(?:{_TEXT}+|\[[A-Za-z0-9:.\-]+\])")
@@ -157,7 +160,7 @@ MAX_PATH_BYTES = 254
 
 def _path(address: str, field: str) -> bytes:
     """Return `address` as it stands between the angle brackets, or raise UnfitMail."""
-    if _PLAIN.fullmatch(address) is None and _PATH.fullmatch(address) is None:
+    if PLAIN.fullmatch(address) is None and _PATH.fullmatch(address) is None:
         raise UnfitMail(f"{field} is not an address that SMTP can carry")
     path = address.encode()
     if len(path) > MAX_PATH_BYTES:
@@ -199,6 +202,22 @@ class Mail:
         self.eight_bit = not data.isascii()
         self._data = data if crlf else with_crlf(data)
 
+    @classmethod
+    def plain(cls, sender: str, recipient: str, data: bytes) -> Mail:
+        """A mail to one recipient, of which all is known that `__init__` looks for.
+
+        Both addresses match `PLAIN` and have at most `MAX_PATH_BYTES`; `data` is ASCII, and all
+        its line ends, the last line's included, are CRLF.
+        """
+        self = cls.__new__(cls)
+        self.sender = sender
+        self.recipients = (recipient,)
+        self.mail_from = b"MAIL FROM:<%b>" % sender.encode()
+        self.rcpt_to = (b"RCPT TO:<%b>\r\n" % recipient.encode(),)
+        self.smtputf8 = self.eight_bit = False
+        self._data = data
+        return self
+
     @property
     def data(self) -> bytes:
         """The message itself: CRLF line ends, dots unstuffed."""
@@ -209,19 +228,20 @@ class Mail:
         """Bytes of the message as SIZE counts them: CRLF line ends, dots unstuffed."""
         return len(self._data)
 
-    def wire(self) -> bytes:
-        """Return what follows 354: the message, dots stuffed, and the final dot."""
+    def wire(self) -> tuple[bytes, ...]:
+        """Return what follows 354, in pieces: the message, dots stuffed, and the final dot."""
         data = self._data
-        if b"\r\n." in data:
+        if _DOT_LINE.search(data) is not None:  # in half the time of `in`
             data = data.replace(b"\r\n.", b"\r\n..")
         if data.startswith(b"."):
-            data = b"." + data
-        return data + b".\r\n"
+            return b".", data, b".\r\n"
+        return data, b".\r\n"
 
     def __repr__(self) -> str:
         return f"<Mail of {self.size} bytes to {len(self.recipients)} recipients>"
 
 
+_DOT_LINE = re.compile(rb"\r\n\.")
 _BARE = re.compile(rb"\r(?!\n)|(?<!\r)\n")
 
 
@@ -516,7 +536,7 @@ class SmtpClient:
             text = f"the message has {mail.size} bytes, the peer takes at most {int(limit)}"
         else:
             return None
-        return _outcome(LAW[Phase.MAIL][Seen.PERMANENT.value], Phase.MAIL, text)
+        return _outcome(LAW[Phase.MAIL][Seen.PERMANENT], Phase.MAIL, text)
 
     def _write_group(self, transaction: _Transaction, now: float) -> int:
         """Write MAIL, RCPT and DATA (or queue what must wait); return how many bytes."""
@@ -563,6 +583,8 @@ class SmtpClient:
             codes = self._reader.next_group()
             if codes is not None:
                 self._take_group(codes, now)
+                if not self._reader.pending:
+                    return
         while self.result is None and self.usable:
             try:
                 reply = take()
@@ -603,7 +625,7 @@ class SmtpClient:
         """The answer to the oldest command in flight."""
         phase, transaction, index, written = self._flight[0]
         code = reply.code
-        ruling = LAW[phase][_ORDINARY[code].value]
+        ruling = LAW[phase][_ORDINARY[code]]
         step = (phase, code, now, now - written)
         if transaction is None:
             self.trace.append(step)
@@ -642,6 +664,19 @@ class SmtpClient:
                     self._break(Seen.NONSENSE, "the peer answered the dot before it was sent", now)
                     return
                 transaction.delivering = False
+                if len(transaction.outcomes) == 1:  # what the two below would do
+                    enhanced, text = reply.parsed()
+                    trace = tuple(transaction.trace)
+                    verdict, trouble, usable = ruling
+                    assert verdict is not None  # no answer to the dot leaves it open
+                    self.result = (
+                        Outcome(
+                            verdict, phase, code, enhanced, text, trouble, usable, False, trace
+                        ),
+                    )
+                    self._following = None
+                    self._carried += 1
+                    return
                 self._settle(_outcome(ruling, phase, reply))
             self._finish()
             return
@@ -687,7 +722,7 @@ class SmtpClient:
             )
         else:
             self._flight.append((Phase.DOT, transaction, 0, now))
-            self._out.append(transaction.mail.wire())
+            self._out += transaction.mail.wire()
             transaction.delivering = True
             self._tail = 0
             following = self._following
@@ -738,11 +773,11 @@ class SmtpClient:
         transaction = self._current
         if transaction is None or self.result is not None:
             if self.failure is None:
-                outcome = _outcome(LAW[phase][seen.value], phase, why)
+                outcome = _outcome(LAW[phase][seen], phase, why)
                 self.failure = outcome._replace(connection_usable=False, trace=tuple(self.trace))
             return
         if transaction.delivering:
-            outcome = _outcome(LAW[Phase.DOT][seen.value], Phase.DOT, why)
+            outcome = _outcome(LAW[Phase.DOT][seen], Phase.DOT, why)
         else:
             # Nothing was delivered yet, and what breaks a connection is the route's trouble.
             outcome = _outcome(_route, Phase.MAIL if phase is Phase.RSET else phase, why)

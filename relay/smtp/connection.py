@@ -18,7 +18,8 @@ Fails: `open` raises `OpenFailed`, which carries its outcome (always deferred).
 
 Why not Trio's streams: a stream's send and receive each pass through the scheduler, and TLS
 through both.  Here a send that the kernel takes at once costs one system call, and each round
-trip waits once.
+trip waits once.  And why one task that watches the deadlines of all connections (`_Watch`): a
+cancel scope for each delivery cost more than reading the replies.
 """
 
 from __future__ import annotations
@@ -252,6 +253,53 @@ class _Tls:
         self._plain.close()
 
 
+class _Watch:
+    """Breaks off the deliveries of one Trio run that last too long.
+
+    It sleeps until the earliest deadline that it knew when it lay down.  Deadlines nearly always
+    move away, so it is hardly ever woken, and what it then finds is looked at afresh.
+    """
+
+    def __init__(self) -> None:
+        self.wakes_at = math.inf
+        self._connections: set[Connection] = set()
+        self._sleep = trio.CancelScope()
+
+    def add(self, connection: Connection) -> None:
+        self._connections.add(connection)
+
+    def forget(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+
+    def wake_by(self, deadline: float) -> None:
+        """A deadline was set that is earlier than `wakes_at`."""
+        self.wakes_at = self._sleep.deadline = deadline
+
+    async def run(self) -> None:
+        while True:
+            self.wakes_at = min((each.due for each in self._connections), default=math.inf)
+            self._sleep = trio.CancelScope(deadline=self.wakes_at)
+            with self._sleep:
+                await trio.sleep_forever()
+            now = trio.current_time()
+            for connection in [each for each in self._connections if each.due <= now]:
+                connection.expire()
+
+
+_watches: trio.lowlevel.RunVar[_Watch] = trio.lowlevel.RunVar("watch")
+
+
+def _watch() -> _Watch:
+    """The watch of this run, started when it is first wanted."""
+    try:
+        return _watches.get()
+    except LookupError:
+        watch = _Watch()
+        _watches.set(watch)
+        trio.lowlevel.spawn_system_task(watch.run, name="relay.smtp.connection.watch")
+        return watch
+
+
 class Connection:
     """An open connection to a route.  Used by one task at a time."""
 
@@ -264,7 +312,13 @@ class Connection:
         self._wire = wire
         self._core = core
         self._closed = False
-        self._idle_since = trio.current_time()
+        self._expired = False
+        self._watch = _watch()
+        self._watch.add(self)
+        self.due = math.inf
+        """When the delivery under way is broken off."""
+        self.idle_since = trio.current_time()
+        """When the last delivery (or the opening) ended, on Trio's clock."""
         self.delivered = 0
         """Mails that were begun on this connection."""
 
@@ -312,7 +366,7 @@ class Connection:
         except BaseException:
             self.abort()
             raise
-        self._idle_since = trio.current_time()
+        self.idle_since = trio.current_time()
         return self
 
     async def _secure(self, plain: _Plain, context: ssl.SSLContext) -> float:
@@ -401,7 +455,7 @@ class Connection:
             not self._closed
             and self._core.usable
             and self._core.ahead is None
-            and trio.current_time() - self._idle_since <= idle_limit
+            and trio.current_time() - self.idle_since <= idle_limit
             and self._wire.quiet()
         )
 
@@ -424,57 +478,71 @@ class Connection:
         core.begin(mail, now, following=following, body_by=deadline - deadlines.dot)
         wire.unsent = 0
         if core.result is None:
-            with trio.CancelScope(deadline=min(deadline, now + self._allowed())) as scope:
-                try:
+            try:
+                self._break_off_at(min(deadline, now + self._allowed()))
+                awaited = core.replies
+                while True:
                     out = core.data_to_send()
-                    awaited = core.replies
-                    while True:
-                        if len(out) > BLOCK:
-                            await self._send_long(out, deadline, scope)
-                            now = trio.current_time()
-                            scope.deadline = min(deadline, now + self._allowed())
-                        elif out:
-                            await wire.send(out)
-                        data = await wire.receive()
+                    if len(out) > BLOCK:
+                        await self._send_long(out, deadline)
                         now = trio.current_time()
-                        if data:
-                            core.receive(data, now)
-                        else:
-                            core.ended(now, "the peer closed the connection")
-                        if core.result is not None:
-                            break
-                        out = core.data_to_send()
-                        if out or core.replies != awaited:
-                            # Setting a deadline is dear: only for a new reply or command.
-                            awaited = core.replies
-                            scope.deadline = min(deadline, now + self._allowed())
-                except OSError as error:
+                        self._break_off_at(min(deadline, now + self._allowed()))
+                    elif out:
+                        await wire.send(out)
+                    data = await wire.receive()
+                    now = trio.current_time()
+                    if data:
+                        core.receive(data, now)
+                    else:
+                        core.ended(now, "the peer closed the connection")
+                    if core.result is not None:
+                        break
+                    if core.replies != awaited:  # else the peer drips, which gains it nothing
+                        awaited = core.replies
+                        self._break_off_at(min(deadline, now + self._allowed()))
+            except BaseException as error:
+                now = trio.current_time()
+                if self._expired:
+                    core.late(now, "the peer took too long", unsent=wire.unsent)
+                elif isinstance(error, OSError):
                     # A peer that hangs up in the middle of a message may have said why.
                     core.ended(
-                        trio.current_time(),
+                        now,
                         f"the connection broke: {_reason(error)}",
                         unsent=wire.unsent,
                         last=wire.arrived(),
                     )
-                except BaseException:  # cancelled, by our deadline or from outside
-                    now = trio.current_time()
-                    late = now >= scope.deadline
-                    text = "the peer took too long" if late else "the delivery was cancelled"
-                    core.late(now, text, unsent=wire.unsent)
+                else:  # cancelled, or closed by `abort`
+                    core.late(now, "the delivery was cancelled", unsent=wire.unsent)
+                if not isinstance(error, OSError) and not (
+                    self._expired and isinstance(error, trio.ClosedResourceError)
+                ):
                     self.abort()
                     raise
+            self.due = math.inf
         if not core.usable:
             self.abort()
-        self._idle_since = now
+        self.idle_since = now
         assert core.result is not None  # the loop ends with it, or late() or ended() set it
         return core.result
 
-    async def _send_long(self, data: bytes, deadline: float, scope: trio.CancelScope) -> None:
+    def _break_off_at(self, instant: float) -> None:
+        """Set the deadline of what is under way."""
+        self.due = instant
+        if instant < self._watch.wakes_at:
+            self._watch.wake_by(instant)
+
+    def expire(self) -> None:
+        """Break the delivery under way off: its deadline has passed."""
+        self._expired = True
+        self.abort()
+
+    async def _send_long(self, data: bytes, deadline: float) -> None:
         """Send block by block, each with its own deadline."""
         whole = memoryview(data)
         wire = self._wire
         for start in range(0, len(data), BLOCK):
-            scope.deadline = min(deadline, trio.current_time() + self._deadlines.block)
+            self._break_off_at(min(deadline, trio.current_time() + self._deadlines.block))
             behind = max(len(data) - start - BLOCK, 0)
             try:
                 await wire.send(bytes(whole[start : start + BLOCK]))
@@ -497,6 +565,8 @@ class Connection:
         """Close at once, saying nothing.  May be called at any time, any number of times."""
         if not self._closed:
             self._closed = True
+            self.due = math.inf
+            self._watch.forget(self)
             self._core.usable = False
             self._wire.close()
 

@@ -33,6 +33,7 @@ _GROUP = re.compile(
     rb"(25[0-9])(?: [^\r\n]{0,500})?\r\n"
     rb"(354)(?: [^\r\n]{0,500})?\r\n"
 )
+_ORDINARY = re.compile(rb"([245]\.[0-9]{1,3}\.[0-9]{1,3}) ([!-~](?:[ -~]{0,500}[!-~])?)")
 _ENHANCED = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s+|$)")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
@@ -69,16 +70,20 @@ class Reply:
         """Return the enhanced status code, if the first line has one of the reply's own class,
         and the text of all lines without codes, in one line of at most `MAX_TEXT` characters.
         """
+        if len(self._lines) == 1:
+            found = _ORDINARY.fullmatch(self._lines[0])
+            if found is not None and found[1][0] == 48 + self.code // 100:
+                return found[1].decode(), found[2].decode()  # what the below would make of it
         enhanced = None
         parts: list[str] = []
         length = 0
         for line in self._lines:
             part = _clean(line)
-            found = _ENHANCED.match(part)
-            if found is not None:
-                if not parts and int(found[1][0]) == self.code // 100:
-                    enhanced = found[1]
-                part = part[found.end() :]
+            code = _ENHANCED.match(part)
+            if code is not None:
+                if not parts and int(code[1][0]) == self.code // 100:
+                    enhanced = code[1]
+                part = part[code.end() :]
             parts.append(part)
             length += len(part) + 1
             if length > MAX_TEXT:

@@ -1,5 +1,6 @@
 """By hand: cancel, hold, retry; lists, events, figures; each only for the owner."""
 
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
@@ -9,6 +10,7 @@ from relay.outbound.desk import Desk
 from relay.outbound.enqueue import new_id
 from relay.outbound.queue import Outcome
 from relay.outbound.states import Cause, Forbidden, State
+from relay.outbound.steps import pack
 from tests.outbound.node import Node, lose, put, status
 
 
@@ -124,15 +126,20 @@ async def test_events_show_each_phase_of_each_attempt(node: Node, desk: Desk):
     """As recorded, or the deciding phase where nothing more was."""
     (queued,) = await put(node.pool, "a@x.example")
     assert await desk.events(queued.id) == []
-    phases = [
-        {"phase": "mail", "code": 250, "at": "2026-01-01T00:00:00Z", "duration": 0.1},
-        {"phase": "rcpt", "code": 450, "at": "2026-01-01T00:00:00Z", "duration": 0.2},
-    ]
-    await node.finish(await node.claim(), Cause.DEFERRED, phase="rcpt", code=450, events=phases)
+    steps = pack([("mail", 250, 10.5, 0.125), ("rcpt", 450, 3000.25, 2990.5)], 10.0)
+    await node.finish(
+        await node.claim(), Cause.DEFERRED, age=3000.0, phase="rcpt", code=450, steps=steps
+    )
     await node.finish(await node.claim(), phase="dot", code=250, duration=0.5)
     events = await desk.events(queued.id)
     assert events is not None
-    assert events[:2] == [{"attempt": 1, **phase} for phase in phases]
+    first, second = (datetime.fromisoformat(event.pop("at")) for event in events[:2])
+    assert second - first == timedelta(seconds=2989.75)
+    assert abs(datetime.now(UTC) - first - timedelta(seconds=2999.5)) < timedelta(seconds=60)
+    assert events[:2] == [
+        {"attempt": 1, "phase": "mail", "code": 250, "duration": 0.125},
+        {"attempt": 1, "phase": "rcpt", "code": 450, "duration": 2990.5},
+    ]
     assert (events[2]["phase"], events[2]["code"], events[2]["duration"]) == ("dot", 250, 0.5)
 
 

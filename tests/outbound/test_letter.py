@@ -29,7 +29,13 @@ TEXTS = st.text(st.sampled_from("abc =?.,-\t\r\n\0\x1b\x7fé\u2028😀"), max_si
 
 @given(
     subject=TEXTS,
-    text=TEXTS | st.builds(lambda count: "x" * count, st.integers(990, 1005)),
+    text=TEXTS
+    | st.builds(lambda count: "x" * count, st.integers(990, 1005))
+    | st.builds(
+        lambda lines, count: "line\n" * lines + "x" * count + "\n\n",
+        st.integers(0, 300),
+        st.integers(990, 1005),
+    ),
     local=st.sampled_from(["a", "A.b", "a+b", "a..b", '"a b"', "a'b", "é", "x" * 64]),
     domain=st.sampled_from(["y.example", "Y.Example", "y..example", "bücher.example", "[1.2.3.4]"]),
 )

@@ -460,7 +460,7 @@ def test_no_address_can_become_a_command(bad: str):
 def test_the_message_arrives_as_it_was_and_ends_once(pieces: list[bytes]):
     """Unstuffed, the wire form is the message with CRLF line ends; the dot stands at its end."""
     data = b"".join(pieces)
-    wire = Mail("a@x", ("b@y",), data).wire()
+    wire = b"".join(Mail("a@x", ("b@y",), data).wire())
     lines = wire.split(b"\r\n")
     assert lines[-2:] == [b".", b""]
     assert lines.count(b".") == 1

@@ -126,11 +126,11 @@ CREATE TABLE relay.outbound_log (
     phase       text,
     enhanced    text,
     error       text,
-    events      jsonb
+    steps       bytea
 ) PARTITION BY RANGE (finished_at);
 COMMENT ON TABLE relay.outbound_log IS
     'Every finished message with its last attempt (phase NULL: finished without one).  error is '
-    'redacted.';
+    'redacted, steps are for relay.outbound_steps.';
 -- Look-up by id, in each partition.  A message is in the log once: what puts it there deletes its
 -- row from outbound_due in the same statement, and the reverse.
 CREATE INDEX outbound_log_id ON relay.outbound_log (id);
@@ -149,7 +149,7 @@ CREATE TABLE relay.outbound_tries (
     phase      text,
     enhanced   text,
     error      text,
-    events     jsonb
+    steps      bytea
 ) PARTITION BY RANGE (at);
 COMMENT ON TABLE relay.outbound_tries IS
     'Attempts that did not finish their message.  outcome: queued, held, lost (the lease ran out: '
@@ -400,13 +400,33 @@ COMMENT ON VIEW relay.outbound_messages IS
     'Every outbound message, one row a recipient.  status: queued, processing, held (unfinished); '
     'sent, failed, bounced, cancelled (finished).  Send with relay.send().';
 
+-- The eleven bytes a step that relay/outbound/steps.py packs, as JSON.
+CREATE FUNCTION relay.outbound_steps(steps bytea, began_at timestamptz) RETURNS jsonb
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+    SELECT jsonb_agg(jsonb_build_object(
+               'phase', (ARRAY['connect', 'tls', 'ehlo', 'auth', 'mail', 'rcpt', 'data', 'dot'])
+                        [get_byte(steps, n) + 1],
+               'code', NULLIF(get_byte(steps, n + 1) * 256 + get_byte(steps, n + 2), 0),
+               'at', to_char((began_at + make_interval(secs => after / 1e6)) AT TIME ZONE 'UTC',
+                             'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
+               'duration', round(took / 1e6, 6)
+           ) ORDER BY n)
+    FROM generate_series(0, octet_length(steps) - 11, 11) AS n
+    CROSS JOIN LATERAL (
+        SELECT sum(get_byte(steps, n + 3 + b)::bigint << 8 * (3 - b)) AS after,
+               sum(get_byte(steps, n + 7 + b)::bigint << 8 * (3 - b)) AS took
+        FROM generate_series(0, 3) AS b
+    ) micros
+$$;
+
 CREATE VIEW relay.outbound_attempts AS
     SELECT message_id, attempt::integer, at, duration, outcome, phase, code::integer, enhanced,
-           error, events
+           error, relay.outbound_steps(steps, at) AS events
     FROM relay.outbound_tries
     UNION ALL
     SELECT id, attempt::integer, claimed_at, duration, status, phase, code::integer, enhanced,
-           error, events
+           error, relay.outbound_steps(steps, claimed_at)
     FROM relay.outbound_log
     WHERE phase IS NOT NULL;
 COMMENT ON VIEW relay.outbound_attempts IS
@@ -560,7 +580,7 @@ CREATE FUNCTION relay.outbound_finalise(
     p_codes     smallint[],
     p_enhanced  text[],
     p_errors    text[],
-    p_events    text[]
+    p_steps     bytea[]
 ) RETURNS TABLE (id uuid)
 LANGUAGE plpgsql
 SET enable_seqscan = off
@@ -576,9 +596,9 @@ BEGIN
     WITH given AS MATERIALIZED (
         SELECT *
         FROM unnest(p_ids, p_tokens, p_statuses, p_delays, p_begun, p_ages, p_durations, p_phases,
-                    p_codes, p_enhanced, p_errors, p_events)
+                    p_codes, p_enhanced, p_errors, p_steps)
              AS g (id, token, status, delay, begun, age, duration, phase, code, enhanced, error,
-                   events)
+                   steps)
     ), gone AS (
         -- id and token alone: the token says everything a state column could.
         DELETE FROM relay.outbound_due d
@@ -588,7 +608,7 @@ BEGIN
           AND g.status NOT IN ('queued', 'held')
         RETURNING d.id, d.token + 1 AS next_token, d.attempt - (NOT g.begun)::integer AS attempt,
                   d.claimed_at, g.status, g.age, g.duration, g.phase, g.code, g.enhanced, g.error,
-                  g.events
+                  g.steps
     ), kept AS (
         UPDATE relay.outbound_due d
         SET token = d.token + 1,
@@ -603,19 +623,19 @@ BEGIN
           AND d.token = g.token
           AND g.status IN ('queued', 'held')
         RETURNING d.id, d.attempt, d.claimed_at, g.begun, g.status, g.age, g.duration, g.phase,
-                  g.code, g.enhanced, g.error, g.events
+                  g.code, g.enhanced, g.error, g.steps
     ), logged AS (
         INSERT INTO relay.outbound_log (id, finished_at, claimed_at, token, attempt, code, duration,
-                                        status, phase, enhanced, error, events)
+                                        status, phase, enhanced, error, steps)
         SELECT g.id, now(), COALESCE(now() - make_interval(secs => g.age), g.claimed_at),
                g.next_token, g.attempt, g.code, g.duration,
-               g.status, g.phase, g.enhanced, g.error, g.events::jsonb
+               g.status, g.phase, g.enhanced, g.error, g.steps
         FROM gone g
     ), noted AS (
         INSERT INTO relay.outbound_tries (message_id, at, attempt, code, duration, outcome, phase,
-                                          enhanced, error, events)
+                                          enhanced, error, steps)
         SELECT k.id, COALESCE(now() - make_interval(secs => k.age), k.claimed_at, now()), k.attempt,
-               k.code, k.duration, k.status, k.phase, k.enhanced, k.error, k.events::jsonb
+               k.code, k.duration, k.status, k.phase, k.enhanced, k.error, k.steps
         FROM kept k
         WHERE k.begun
     )
@@ -625,7 +645,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION relay.outbound_finalise(uuid[], bigint[], text[], double precision[], boolean[],
-    double precision[], real[], text[], smallint[], text[], text[], text[]) IS
+    double precision[], real[], text[], smallint[], text[], text[], bytea[]) IS
     'Records many outcomes, each only where its token is still the row''s; returns the ids that '
     'were.  Called by relay/outbound/queue.py.';
 
