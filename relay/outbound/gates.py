@@ -23,6 +23,7 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from relay.outbound.backoff import pause
 
@@ -154,7 +155,7 @@ class Gates:
 def _named(key: Hashable) -> tuple[str, str | None]:
     # As `actors/sender.py` makes them: ("route", line) or ("route", (line, domain)); a line is
     # None for the relay's own upstream, else it begins with the sender's id and upstream.
-    line = key[1] if isinstance(key, tuple) and len(key) == 2 else key
+    line: Any = key[1] if isinstance(key, tuple) and len(key) == 2 else key
     domain = None
     if isinstance(line, tuple) and len(line) == 2:
         line, domain = line
