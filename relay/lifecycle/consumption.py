@@ -1,0 +1,171 @@
+"""Using a token, once.
+
+Promises
+- Of any number of callers who use one token at once, on any number of nodes, one succeeds: the
+  database decides, by one statement.
+- Used, expired, forged, unknown, without its code or with a wrong one: the caller gets None, and
+  nothing has changed.  A token whose account does not fit (suspended) is refused likewise, and is
+  good again when the account is.
+- Forged tokens and wrong codes cost no query, and neither do tokens that this process has seen
+  used: it remembers those until they expire.
+- Codes cannot be tried out.  A recovery token takes `FREE_GUESSES` wrong codes, then one every
+  `GUESS_EVERY` seconds, so at most 79 of the 100,000 in its 15 minutes (a node).  What comes
+  faster is refused unseen, a right code too; nothing is burnt, and after the pause it is taken.
+
+Fails with `DatabaseUnavailable`: whether the token was used is then unknown.
+
+The guesses are counted in memory: written to the token's row, they would let whoever holds a link
+fill the log of the database, and tell by the time taken which links are real.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import trio
+from prometheus_client import Counter
+
+from relay.db.pool import Pool
+from relay.lifecycle.tokens import Action, verify
+from relay.metrics import registry
+
+FREE_GUESSES = 20
+GUESS_EVERY = 15.0
+"""Seconds after which one more wrong code is listened to."""
+REMEMBERED = 100_000
+"""How many used tokens, and how many guessed ones, are remembered at once."""
+
+_ANSWERS = Counter(
+    "relay_tokens_consumed",
+    "Tokens that were to be used.  outcome: consumed; signature (forged, or its code missing or "
+    "wrong), guesses (too many wrong codes), remembered (used here before), state (used, expired, "
+    "unknown, or the account does not fit).",
+    ["outcome"],
+    registry=registry,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """A token that was used just now, and its account as it is after that."""
+
+    action: Action
+    account: int
+    login: str
+    status: str
+
+
+class Consumption:
+    """Uses tokens, with a memory of its own.  `signing` gives the keys, which may be rotated."""
+
+    def __init__(self, pool: Pool, signing: Callable[[], Sequence[bytes]]) -> None:
+        self._pool = pool
+        self._signing = signing
+        self._used: OrderedDict[bytes, float] = OrderedDict()  # secret -> until (Trio's clock)
+        self._guessed = Guesses()
+
+    async def consume(
+        self, token: str, code: str | None = None, *, action: Action | None = None
+    ) -> Consumed | None:
+        """Use `token` (with its `code`, for a recovery), or return None, whatever is wrong.
+
+        `action`: refuse tokens of another kind.
+        """
+        outcome, consumed = await self._consume(token, code, action)
+        _ANSWERS.labels(outcome).inc()
+        return consumed
+
+    async def _consume(
+        self, token: str, code: str | None, action: Action | None
+    ) -> tuple[str, Consumed | None]:
+        verified = verify(self._signing(), token, code)
+        # Judged before it is known whether the code was right, or a pause would give it away.
+        guess = sha256(token.encode("utf-8", "replace")).digest()
+        if verified is None or verified.action is Action.PASSWORD_RECOVERY:
+            if code is not None and not self._guessed.may(guess):
+                return "guesses", None
+            if verified is None:
+                if code is not None:
+                    self._guessed.wrong(guess)
+                return "signature", None
+        if action is not None and verified.action is not action:
+            return "signature", None
+        if verified.secret in self._used:
+            if self._used[verified.secret] > trio.current_time():
+                return "remembered", None
+            del self._used[verified.secret]
+        row = await self._pool.fetch_row(
+            # The account first, and locked: were it suspended between the two, the token would be
+            # used up for nothing.  Of two at once the second waits there, then finds it used.
+            """
+            WITH fit AS MATERIALIZED (
+                SELECT t.id, a.login
+                FROM relay.tokens t
+                JOIN relay.accounts a ON a.id = t.account
+                WHERE t.secret = %(secret)s
+                  AND t.action = %(action)s::relay.token_action
+                  AND (t.code = %(code)s OR t.action = 'activation')
+                  AND t.consumed_at IS NULL
+                  AND t.expires_at > extract(epoch FROM clock_timestamp())
+                  AND a.status = %(status)s::relay.account_status
+                FOR NO KEY UPDATE OF a
+            )
+            UPDATE relay.tokens t
+            SET consumed_at = floor(extract(epoch FROM clock_timestamp()))
+            FROM fit
+            WHERE t.id = fit.id
+              AND t.consumed_at IS NULL
+              AND t.expires_at > extract(epoch FROM clock_timestamp())
+            RETURNING t.account, fit.login,
+                      (t.expires_at - extract(epoch FROM clock_timestamp()))::double precision
+            """,
+            {
+                "secret": verified.secret,
+                "action": verified.action.label,
+                "code": code,
+                "status": "provisioned" if verified.action is Action.ACTIVATION else "active",
+            },
+        )
+        if row is None:
+            return "state", None
+        account, login, seconds_left = row
+        self._remember(verified.secret, seconds_left)
+        # Either way: consuming an activation makes it so (trigger), a recovery asks for it.
+        return "consumed", Consumed(verified.action, account, login, "active")
+
+    def _remember(self, secret: bytes, seconds: float) -> None:
+        now = trio.current_time()
+        # Nearly in the order in which they expire; what lies on is small and expires too.
+        while self._used and (
+            len(self._used) >= REMEMBERED or next(iter(self._used.values())) <= now
+        ):
+            self._used.popitem(last=False)
+        self._used[secret] = now + seconds
+
+
+class Guesses:
+    """Wrong codes, by token: GCRA, one number a token.  Times are Trio's clock, in seconds.
+
+    Bounded: above `REMEMBERED` the token that was guessed longest ago is forgotten, so to make
+    it forget takes far more calls than the guesses that are won.
+    """
+
+    def __init__(self) -> None:
+        self._paid: OrderedDict[bytes, float] = OrderedDict()  # token -> when all are earned back
+
+    def may(self, token: bytes) -> bool:
+        """Whether one more code for this token is listened to now."""
+        return self._paid.get(token, 0.0) - trio.current_time() <= (FREE_GUESSES - 1) * GUESS_EVERY
+
+    def wrong(self, token: bytes) -> None:
+        """Count a wrong code."""
+        now = trio.current_time()
+        paid = max(self._paid.pop(token, now), now) + GUESS_EVERY
+        while self._paid and (
+            len(self._paid) >= REMEMBERED or next(iter(self._paid.values())) <= now
+        ):
+            self._paid.popitem(last=False)
+        self._paid[token] = paid
