@@ -1,0 +1,203 @@
+"""The device sessions of one node: who is let in, what they share, and how they end.
+
+Promises
+  * One peer's failure, of whatever kind, ends its own session and nothing else.
+  * A connection that has not shaken hands after `handshake` seconds is closed; those above the
+    caps are closed at once, which costs no task.
+  * Out of file descriptors or memory, accepting waits for sessions to end.
+  * `drain`: receive sessions end, push sessions answer what is in hand.
+  * Nothing of who a peer is, address or key, reaches a log or a metric.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import trio
+from prometheus_client import Counter
+from trio.lowlevel import wait_readable
+
+from relay.devices.channel import Channel, Ended, Memory
+from relay.devices.intake import Intake
+from relay.devices.limits import DeviceLimits
+from relay.devices.noise import NK, XX, HandshakeFailed, KeyPair, Undecryptable
+from relay.devices.push import PushSession
+from relay.devices.receive import ReceiveSession, Roster
+from relay.devices.store import InboxStore
+from relay.log import get_logger
+from relay.metrics import registry
+
+log = get_logger()
+
+_ENDED = Counter(
+    "relay_devices_sessions_ended", "Device sessions that ended, by kind and how.", ["kind", "how"],
+    registry=registry,
+)  # fmt: skip
+
+_ACCEPT_BURST = 64
+_ACCEPT_PAUSE = 0.1  # s
+_OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_COMPLAIN_EVERY = 10.0  # s
+
+
+class Kind(enum.Enum):
+    """The two ports."""
+
+    PUSH = "push"
+    RECEIVE = "receive"
+
+
+_PATTERNS = {Kind.PUSH: NK, Kind.RECEIVE: XX}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatistics:
+    """Sessions at one instant, those shaking hands included; bytes of input in memory."""
+
+    push: int
+    receive: int
+    bytes_in_hand: int
+
+
+class DeviceServer:
+    """Push and receive sessions over sockets that the caller listens on."""
+
+    def __init__(
+        self,
+        key: KeyPair,
+        store: InboxStore,
+        intake: Intake,
+        limits: DeviceLimits | None = None,
+    ) -> None:
+        """Serve as the holder of `key`; `intake` puts into `store`."""
+        self.limits = limits or DeviceLimits()
+        self._key = key
+        self._store = store
+        self._intake = intake
+        self._roster = Roster(self.limits)
+        self._memory = Memory()
+        self._open = dict.fromkeys(Kind, 0)
+        self._sessions: set[PushSession | ReceiveSession] = set()
+        self._shaking: set[trio.CancelScope] = set()
+        self._draining = False
+        self._complained_at = -_COMPLAIN_EVERY
+
+    def statistics(self) -> SessionStatistics:
+        """Return the figures of this instant."""
+        return SessionStatistics(
+            self._open[Kind.PUSH], self._open[Kind.RECEIVE], self._memory.in_hand
+        )
+
+    def sessions_of(self, key: bytes) -> int:
+        """Return how many receive sessions a device has on this node."""
+        return self._roster.sessions(key)
+
+    async def accept(
+        self,
+        kind: Kind,
+        listener: socket.socket,
+        nursery: trio.Nursery,
+        *,
+        paused: Callable[[], bool],
+    ) -> NoReturn:
+        """Start a session in `nursery` for everyone who connects, until cancelled.
+
+        `listener` listens and does not block.  While `paused` connections are closed at once.
+        """
+        limits = self.limits
+        cap = limits.max_push_sessions if kind is Kind.PUSH else limits.max_receive_sessions
+        while True:
+            for sock in await self._accept(listener):
+                if paused() or self._open[kind] >= cap:
+                    sock.close()
+                    _ENDED.labels(kind.value, "not_let_in").inc()
+                else:
+                    self._open[kind] += 1
+                    nursery.start_soon(self._attend, kind, sock)
+
+    def drain(self) -> None:
+        """End receive sessions now, push sessions when what is in hand is answered."""
+        self._draining = True
+        for scope in self._shaking:
+            scope.cancel()
+        for session in tuple(self._sessions):
+            session.drain()
+
+    async def _accept(self, listener: socket.socket) -> list[socket.socket]:
+        """Wait for connections and return them."""
+        await wait_readable(listener)
+        found: list[socket.socket] = []
+        for _ in range(_ACCEPT_BURST):
+            try:
+                sock, _address = listener.accept()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in _OUT_OF:
+                    self._complain(error)
+                    await trio.sleep(_ACCEPT_PAUSE)
+                    break
+                continue  # that one connection failed before we had it (ECONNABORTED …)
+            try:
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError:
+                sock.close()
+            else:
+                found.append(sock)
+        return found
+
+    def _complain(self, error: OSError) -> None:
+        now = trio.current_time()
+        if now >= self._complained_at + _COMPLAIN_EVERY:
+            self._complained_at = now
+            log.error("device.accept_failed", error=str(error))
+
+    async def _attend(self, kind: Kind, sock: socket.socket) -> None:
+        channel = Channel(sock, self._memory)
+        how = "no_handshake"
+        try:
+            peer = await self._shake_hands(kind, channel)
+            if peer is not None:
+                how = "ended"
+                await self._serve(kind, channel, peer)
+        except* (Ended, HandshakeFailed):
+            pass
+        except* Undecryptable:
+            how = "undecryptable"
+        except* Exception:
+            how = "failed"
+            log.exception("device.session_failed", kind=kind.value)
+        finally:
+            channel.close()
+            self._open[kind] -= 1
+            _ENDED.labels(kind.value, how).inc()
+
+    async def _shake_hands(self, kind: Kind, channel: Channel) -> bytes | None:
+        """Return the peer's key (of a pusher: nothing, b""), or None when that took too long."""
+        with trio.move_on_after(self.limits.handshake) as scope:
+            self._shaking.add(scope)
+            try:
+                return await channel.accept(_PATTERNS[kind], self._key) or b""
+            finally:
+                self._shaking.discard(scope)
+        return None
+
+    async def _serve(self, kind: Kind, channel: Channel, peer: bytes) -> None:
+        session: PushSession | ReceiveSession
+        if kind is Kind.PUSH:
+            session = PushSession(channel, self._intake, self.limits)
+        else:
+            session = ReceiveSession(channel, peer, self._store, self._roster, self.limits)
+        if self._draining:
+            return
+        self._sessions.add(session)
+        try:
+            await session.run()
+        finally:
+            self._sessions.discard(session)
