@@ -37,6 +37,7 @@ from relay.cli import (
     status,
     suppression,
     tail,
+    token,
     up,
     webhook,
 )
@@ -75,6 +76,7 @@ for command in (
     sender.sender,
     suppression.suppression,
     webhook.webhook,
+    token.token,
     key.key,
     keys.keys,
     db.db,
