@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-BENCHES = ("db", "ingest", "inbox", "expiry", "smtp_client", "queue", "outbound")
+BENCHES = ("db", "ingest", "inbox", "expiry", "smtp_client", "queue", "outbound", "tail")
 
 
 def main() -> int:
