@@ -8,6 +8,8 @@ Promises
 - Outbound messages whose worker vanished are queued, or set aside when that happened too often,
   and counted; those whose outcome is unknown and was to be held are held.  (Claims do the same for
   what they meet; this is for what nobody claims.)
+- Account tokens that expired more than `retention` seconds ago are deleted, in batches; those that
+  could be mailed and were missed by the triggers are made ready.
 - Partitions of finished outbound mail are made ahead and dropped after `outbound_keep_days`.
 - One node reaps at a time, under the lease `reaper`; its statements carry the term.
 
@@ -33,6 +35,7 @@ from relay.db import leases
 from relay.db.leases import Lease
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.lifecycle import queue as tokens
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.queue import Queue
@@ -52,6 +55,7 @@ _LEASE = "reaper"
 _LEASE_TTL = 30.0  # s; far above the few hundredths that a batch takes
 _MAILBOXES = 500  # a batch
 _MESSAGES = 500  # a batch
+_TOKENS = 1000  # a batch
 _RETRY = 10.0  # s; after an outage, or while another node reaps
 _ROLL_EVERY = 3600.0  # s; partitions are made two weeks ahead
 
@@ -108,8 +112,8 @@ async def run(
     """Reclaim until drained.
 
     `queue`: the outbound queue, if it is to be looked after; `retention`: seconds that a closed
-    mailbox is kept; `outbound_keep_days`: days that finished mail is kept; `sweep_every`: seconds
-    between rounds, a quarter more or less.
+    mailbox, or an expired token, is kept; `outbound_keep_days`: days that finished mail is kept;
+    `sweep_every`: seconds between rounds, a quarter more or less.
     """
     reaper = Reaper(pool, retention=retention, queue=queue, keep_days=outbound_keep_days)
     rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
@@ -142,6 +146,7 @@ class Reaper:
                 return False
             if self.queue is not None:
                 await self._look_after(self.queue)
+            forgotten = await self._forget_tokens(ctx)
             mailboxes, messages = await self._reclaim(ctx, lease)
             await leases.release(self.pool, lease)
         except DatabaseUnavailable as error:
@@ -149,6 +154,7 @@ class Reaper:
             return False
         _RECLAIMED.labels("mailboxes").inc(mailboxes)
         _RECLAIMED.labels("messages").inc(messages)
+        _RECLAIMED.labels("tokens").inc(forgotten)
         if mailboxes or messages:
             log.info("mailbox.reclaimed", rows=mailboxes, messages=messages)
         return True
@@ -176,6 +182,20 @@ class Reaper:
         self.rolled_at = trio.current_time()
         if dropped:
             log.info("outbound.forgotten", partitions=dropped)
+
+    async def _forget_tokens(self, ctx: Context) -> int:
+        """Delete tokens past their time; no fence, for two nodes that do this do it once."""
+        await tokens.sweep(self.pool)
+        forgotten = 0
+        while not (ctx.draining.is_set() or ctx.paused):
+            began = trio.current_time()
+            deleted = await tokens.forget(self.pool, keep=self.retention, batch=_TOKENS)
+            forgotten += deleted
+            if deleted < _TOKENS:
+                break
+            ctx.beat()
+            await trio.sleep(trio.current_time() - began)  # half of the time belongs to others
+        return forgotten
 
     async def _reclaim(self, ctx: Context, lease: Lease) -> tuple[int, int]:
         mailboxes = messages = 0
