@@ -13,12 +13,13 @@ picture in the README is this file.  Children start from the top and stop from t
     ├── sender        delivers what was claimed, and has the outcomes recorded
     ├── claimer       leases outbound mail that is due, as much as the sender has room for
     ├── courier       posts signed webhooks
+    ├── collector     turns new tokens of accounts into letters to be sent
     ├── filter        the operator's own filter, on asyncio (only if one is configured)
     ├── ingest        SMTP sessions
     └── control       the HTTP control plane
 
-Letters go: ingest, control, sender → writer; listener → summariser, ticker, claimer, courier;
-claimer ⇄ sender; control → claimer; ingest → filter.
+Letters go: ingest, control, sender → writer; listener → summariser, ticker, claimer, courier,
+collector; claimer ⇄ sender; control, collector → claimer; ingest → filter.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -37,6 +39,7 @@ import trio
 
 from actors import (
     claimer,
+    collector,
     control,
     courier,
     filter,
@@ -55,6 +58,11 @@ from relay.db.embedded import Embedded
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.errors import ConfigError
+from relay.lifecycle import queue as token_queue
+from relay.lifecycle.batching import Adaptive, Fixed
+from relay.lifecycle.budget import Budget
+from relay.lifecycle.handover import Desk
+from relay.lifecycle.letters import Letters
 from relay.log import LogRing
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.store import Store
@@ -117,6 +125,8 @@ class Resources:
     admin_token_hash: bytes
     keyring: Keyring
     logs: LogRing
+    page_url: str
+    """Where this relay's pages are reached from a letter; empty: nobody knows."""
 
 
 def build_tree(
@@ -134,12 +144,14 @@ def build_tree(
     claimer_box: Mailbox[Any] = Mailbox("claimer", capacity=4096)
     sender_box: Mailbox[Any] = Mailbox("sender", capacity=64)
     courier_box: Mailbox[Wake] = Mailbox("courier", capacity=16)
+    collector_box: Mailbox[Wake] = Mailbox("collector", capacity=16)
 
     outbound = settings.outbound
     queue = Queue(
         pool, uuid4(), lease_timeout=outbound.lease_timeout, max_attempts=outbound.max_attempts
     )
     gates = Gates(outbound.concurrency, outbound.retry_unit, random.Random())  # noqa: S311 - jitter
+    wake_outbound = _due(claimer_box) if only is None or "claimer" in only else None
 
     actors = [
         ChildSpec(
@@ -167,6 +179,7 @@ def build_tree(
                     "relay_expiry": _wake(ticker_box),
                     "relay_outbound": _wake(claimer_box),
                     webhooks.CHANNEL: _wake(courier_box),
+                    token_queue.CHANNEL: _wake(collector_box),
                 },
             ),
             start_timeout=900.0,  # an external database may be away
@@ -276,7 +289,7 @@ def build_tree(
                 logs=resources.logs,
                 admin_token_hash=resources.admin_token_hash,
                 keyring=resources.keyring,
-                wake_outbound=_due(claimer_box) if only is None or "claimer" in only else None,
+                wake_outbound=wake_outbound,
                 gates=gates,
                 private_webhooks=settings.webhooks.allow_private,
                 public_url=settings.http.public_url,
@@ -287,10 +300,29 @@ def build_tree(
             liveness=30.0,
         ),
     ]
-    if filter_class is not None:
-        before_ingest = next(i for i, spec in enumerate(actors) if spec.name == "ingest")
+    if only is None or "collector" in only:
         actors.insert(
-            before_ingest,
+            _place(actors, "ingest"),
+            ChildSpec(
+                "collector",
+                partial(
+                    collector.run,
+                    desk=_desk(settings, resources),
+                    batching=partial(
+                        Adaptive if settings.collector.adaptive else Fixed,
+                        settings.collector.batch_limit,
+                        settings.collector.batch_timeout,
+                    ),
+                    keyring=resources.keyring,
+                    wake_outbound=wake_outbound,
+                ),
+                mailbox=collector_box,
+                liveness=60.0,
+            ),
+        )
+    if filter_class is not None:
+        actors.insert(
+            _place(actors, "ingest"),
             ChildSpec(
                 "filter",
                 partial(
@@ -311,6 +343,10 @@ def build_tree(
         max_restarts=30,
         within=60.0,
     )
+
+
+def _place(actors: list[ChildSpec], name: str) -> int:
+    return next(place for place, spec in enumerate(actors) if spec.name == name)
 
 
 def _with_needs(only: frozenset[str] | None) -> frozenset[str] | None:
@@ -334,6 +370,30 @@ def _smtp_limits(settings: Settings) -> SmtpLimits:
         max_connections_per_peer=settings.smtp.max_connections_per_peer,
         max_recipients=settings.smtp.max_recipients,
         filter_timeout=settings.smtp.filter_timeout,
+    )
+
+
+def _desk(settings: Settings, resources: Resources) -> Desk:
+    """What the collector hands over with."""
+    collector = settings.collector
+    if not resources.page_url:
+        raise ConfigError(
+            "RELAY_HTTP__PUBLIC_URL is needed: the collector writes links to pages that another "
+            "relay serves, and RELAY_HTTP__BIND says port 0."
+        )
+    budget = None
+    if collector.monthly_budget is not None and collector.price_per_thousand is not None:
+        budget = Budget(collector.monthly_budget, collector.price_per_thousand)
+    return Desk(
+        resources.pool,
+        Letters(
+            sender=collector.sender or f"no-reply@{settings.smtp.domains[0]}",
+            base=resources.page_url,
+            directory=Path(collector.templates) if collector.templates else None,
+        ),
+        collector.batch_limit,
+        collector.batch_timeout,
+        budget,
     )
 
 

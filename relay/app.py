@@ -153,6 +153,16 @@ def endpoint(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _page_url(settings: Settings, http_sockets: tuple[socket.socket, ...]) -> str:
+    """Return where letters say that our pages are; empty when nobody knows."""
+    if settings.http.public_url:
+        return settings.http.public_url
+    if http_sockets:
+        return f"http://{endpoint(http_sockets[0])}"
+    # Another relay serves them, by the same settings.
+    return "" if parse_address(settings.http.bind)[1] == 0 else f"http://{settings.http.bind}"
+
+
 async def _run(
     settings: Settings,
     data: DataDir,
@@ -183,6 +193,7 @@ async def _run(
             admin_token_hash=hash_token(admin_token),
             keyring=keyring,
             logs=logging.ring,
+            page_url=_page_url(settings, http_sockets),
         ),
         only=only,
     )

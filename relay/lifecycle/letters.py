@@ -17,8 +17,8 @@ Promises
   unknown variable, a body without its token, a recovery without its code, a file that no letter
   uses (a misspelt name would be the built-in letter, silently).
 
-Fails with `MalformedMessage` for an account whose address no mail can be sent to.  Pure, but for
-reading the templates.
+Fails with `Unwritable` for an account whose letter cannot be written: its address is none, or a
+template fails on it.  Pure, but for reading the templates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 import jinja2
 
-from relay.errors import ConfigError
+from relay.errors import ConfigError, PermanentFailure
 from relay.lifecycle.tokens import TOKEN_LENGTH, Action
 from relay.outbound.enqueue import Message, Recipient
 from relay.outbound.message import MalformedMessage, check_text, parse_mailbox
@@ -44,8 +44,15 @@ _PRIORITIES = {Action.ACTIVATION: "normal", Action.PASSWORD_RECOVERY: "high"}
 _FILES = tuple(f"{name}.{part}" for name in _NAMES.values() for part in _PARTS)
 _HEADERS = {"Auto-Submitted": "auto-generated"}  # RFC 3834: nobody's holiday answers this
 
+# What the expressions of a template may raise.
+_TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
+
 _SAMPLE_TOKEN = "A" * TOKEN_LENGTH
 _SAMPLE_CODE = "90817"
+
+
+class Unwritable(PermanentFailure):
+    """There can be no letter for a token; the reason holds nobody's data."""
 
 
 class Letters:
@@ -84,6 +91,17 @@ class Letters:
         self, *, action: Action, email: str, login: str, token: str, code: str, minutes: int
     ) -> Message:
         """Return the letter of one token, which is good for `minutes` more."""
+        try:
+            return self._write(action, email, login, token, code, minutes)
+        except MalformedMessage as error:
+            raise Unwritable(str(error)) from error
+        except _TEMPLATE_ERRORS as error:
+            # The template may be quoted, what it was given may not.
+            raise Unwritable(f"a template fails on it ({type(error).__name__})") from error
+
+    def _write(
+        self, action: Action, email: str, login: str, token: str, code: str, minutes: int
+    ) -> Message:
         recipient = parse_mailbox(email, "email").address
         name = _NAMES[action]
         values: dict[str, object] = {
@@ -114,17 +132,10 @@ class Letters:
         """Write a letter to see that it can be written, and that it says what it must."""
         name = _NAMES[action]
         try:
-            letter = self.write(
-                action=action,
-                email="ada@example.org",
-                login="ada",
-                token=_SAMPLE_TOKEN,
-                code=_SAMPLE_CODE,
-                minutes=15,
-            )
+            letter = self._write(action, "ada@example.org", "ada", _SAMPLE_TOKEN, _SAMPLE_CODE, 15)
         except jinja2.TemplateError as error:
             raise ConfigError(f"The template {_where(error, name)} fails: {error}.") from error
-        except (TypeError, ValueError, ArithmeticError) as error:
+        except _TEMPLATE_ERRORS as error:
             raise ConfigError(f"A template of the {name} letter fails: {error}.") from error
         if not letter.subject:
             raise ConfigError(f"The template {name}.subject is empty.")

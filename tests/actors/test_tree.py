@@ -17,7 +17,11 @@ from supervisor import Supervisor
 DSN = "host=/nowhere dbname=relay"
 
 
-def names(settings: Settings, only: frozenset[str] | None = None) -> list[str]:
+def names(
+    settings: Settings,
+    only: frozenset[str] | None = None,
+    page_url: str = "http://127.0.0.1:8025",
+) -> list[str]:
     """The children of the tree, in start order."""
     resources = Resources(
         supervisor=Supervisor(),
@@ -31,6 +35,7 @@ def names(settings: Settings, only: frozenset[str] | None = None) -> list[str]:
         admin_token_hash=b"",
         keyring=Keyring(DataDir(Path("none")), "5a" * 32, Fernet.generate_key().decode()),
         logs=LogRing(),
+        page_url=page_url,
     )
     return [child.name for child in build_tree(settings, resources, only=only).children]
 
@@ -47,6 +52,7 @@ def test_the_database_starts_first_and_the_doors_open_last():
         "sender",
         "claimer",
         "courier",
+        "collector",
         "ingest",
         "control",
     ]
@@ -87,3 +93,18 @@ def test_a_filter_that_cannot_be_loaded_is_a_configuration_error():
     """The sentence names module and setting."""
     with pytest.raises(ConfigError, match=r"smtp\.filter"):
         names(load(environ={"RELAY_SMTP__FILTER": "no_such_module:Filter"}))
+
+
+def test_a_collector_needs_to_know_where_the_pages_are():
+    """Where nobody does, the sentence names the setting; other roles do not mind."""
+    with pytest.raises(ConfigError, match="RELAY_HTTP__PUBLIC_URL"):
+        names(Settings(), frozenset({"collector"}), page_url="")
+    assert "ingest" in names(Settings(), frozenset({"ingest"}), page_url="")
+
+
+def test_templates_are_tried_at_the_start(tmp_path):
+    """A mistake in one is a configuration error."""
+    (tmp_path / "activation.txt").write_text("{{ link ")
+    settings = load(environ={"RELAY_COLLECTOR__TEMPLATES": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"activation\.txt"):
+        names(settings)

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from relay.errors import ConfigError
-from relay.lifecycle.letters import BUILT_IN, Letters
+from relay.lifecycle.letters import BUILT_IN, Letters, Unwritable
 from relay.lifecycle.tokens import Action
 from relay.mailboxes.extract import find_code, find_links
 from relay.outbound.enqueue import Message
-from relay.outbound.message import MalformedMessage
 
 TOKEN = "BfQXx31qfY2IJFTtzAp21IdeW0dDIxUT1Ejf3tYJDukNsfaxxOfldwL-lEfVy4SEkZ_v18rf-EWsvWXH5qgvIg"
 
@@ -71,8 +70,16 @@ def test_a_login_cannot_write_into_the_letter(login):
 @pytest.mark.parametrize("email", ["nobody", "a b@c.example", "a@b@", "x@-"])
 def test_an_account_without_an_address_is_refused(email):
     """It may be stored, since anything writes SQL; no mail can go to it."""
-    with pytest.raises(MalformedMessage):
+    with pytest.raises(Unwritable) as failure:
         written(letters(), Action.ACTIVATION, email=email)
+    assert email not in str(failure.value)
+
+
+def test_a_template_that_fails_on_one_account_is_that_accounts_trouble(tmp_path):
+    """The sample was fine; the reason quotes nobody."""
+    (tmp_path / "activation.txt").write_text("{{ link }} {{ 1 / (login | length - 5) }}")
+    with pytest.raises(Unwritable, match="ZeroDivisionError"):
+        written(letters(tmp_path), Action.ACTIVATION, login="12345")
 
 
 def test_own_templates_replace_some(tmp_path):

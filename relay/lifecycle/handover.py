@@ -1,0 +1,140 @@
+"""From tokens to letters in the outbound queue: one batch, one transaction.
+
+Promises
+- Taken, queued and paid for together or not at all: whatever dies in between, a token has exactly
+  one letter.
+- A token whose letter can never be written or sent (the recipient is suppressed, an address that
+  is none, a template that fails on it) is taken and reported, so it holds up no other.
+
+Fails with `DatabaseUnavailable`.  If only the answer of the COMMIT was lost, the letters are there
+and nobody was told; the claimer's sweep finds them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import trio
+
+from relay.db.connection import Connection
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.lifecycle import purse, queue, tokens
+from relay.lifecycle.budget import Budget, allowance, spend, wait
+from relay.lifecycle.letters import Letters, Unwritable
+from relay.lifecycle.tokens import Action
+from relay.outbound.enqueue import Message, Queued, Suppressed, enqueue
+from relay.outbound.lanes import Strip
+
+_TIMEOUT = 20.0  # s for one transaction; a stopped backend defeats the server's own limits
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A token that got no letter, and why; never an address."""
+
+    token: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What became of a batch.
+
+    `rows` tokens were taken; `strips` have something due now (for the claimer); `rest` is None,
+    or the seconds that the budget wants to pass before the next batch; `saved` is how many
+    letters the budget would pay for now.
+    """
+
+    rows: int = 0
+    strips: frozenset[Strip] = frozenset()
+    refused: tuple[Refused, ...] = ()
+    rest: float | None = None
+    saved: float | None = None
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Hands batches of up to `limit` over; `timeout` is the batch timeout, in seconds."""
+
+    pool: Pool
+    letters: Letters
+    limit: int
+    timeout: float
+    budget: Budget | None = None
+
+    async def hand_over(self, key: bytes) -> Handed:
+        """Take a batch and queue its letters, signed with `key`; commit."""
+        with trio.move_on_after(_TIMEOUT):
+            async with self.pool.transaction() as connection:
+                return await self._batch(connection, key)
+        raise DatabaseUnavailable(f"a batch was not handed over within {_TIMEOUT:g} s")
+
+    async def waiting(self) -> int:
+        """How many tokens wait, counted up to the limit."""
+        async with self.pool.connection() as connection:
+            with trio.move_on_after(_TIMEOUT):
+                return await queue.waiting(connection, self.limit)
+            connection.abandon()
+            raise DatabaseUnavailable(f"PostgreSQL did not answer within {_TIMEOUT:g} s")
+
+    async def _batch(self, connection: Connection, key: bytes) -> Handed:
+        if self.budget is None:
+            return await self._queue(connection, key, self.limit)
+        saved = await purse.take_out(connection, self.budget)
+        allowed = min(self.limit, allowance(self.budget, saved))
+        handed = await self._queue(connection, key, allowed) if allowed else Handed()
+        sent = handed.rows - len(handed.refused)
+        left = spend(saved, sent)
+        await purse.put_back(connection, left)
+        rest = None
+        if handed.rows == allowed < self.limit:
+            rest = wait(self.budget, left, limit=self.limit, timeout=self.timeout)
+        return Handed(handed.rows, handed.strips, handed.refused, rest, left.letters)
+
+    async def _queue(self, connection: Connection, key: bytes, limit: int) -> Handed:
+        rows = await queue.take(connection, limit)
+        if not rows:
+            return Handed()
+        messages, refused = self._write(rows, key)
+        try:
+            queued = await enqueue(self.pool, list(messages.values()), conn=connection)
+        except Suppressed as error:
+            # Nothing was written, and the transaction is as it was.
+            barred = set(error.addresses)
+            for token, message in list(messages.items()):
+                if message.recipients[0].address.lower() in barred:
+                    refused.append(Refused(token, "the recipient is suppressed"))
+                    del messages[token]
+            queued = await enqueue(self.pool, list(messages.values()), conn=connection)
+        return Handed(len(rows), _strips(queued.messages, queued.due_at), tuple(refused))
+
+    def _write(
+        self, rows: Sequence[queue.Row], key: bytes
+    ) -> tuple[dict[int, Message], list[Refused]]:
+        messages: dict[int, Message] = {}
+        refused: list[Refused] = []
+        now = time.time()
+        for row in rows:
+            action = Action(row.action)
+            try:
+                messages[row.id] = self.letters.write(
+                    action=action,
+                    email=row.email,
+                    login=row.login,
+                    token=tokens.sign(key, action, row.secret, row.code),
+                    code=row.code,
+                    minutes=max(1, round((row.expires_at - now) / 60)),
+                )
+            except Unwritable as error:
+                refused.append(Refused(row.id, str(error)))
+        return messages, refused
+
+
+def _strips(messages: Sequence[Queued], due_at: datetime | None) -> frozenset[Strip]:
+    if due_at is None:  # nothing was queued
+        return frozenset()
+    return frozenset(Strip(each.lane, each.priority, due_at, each.domain) for each in messages)
