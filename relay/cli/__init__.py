@@ -21,6 +21,7 @@ import click
 
 from relay import __version__
 from relay.cli import (
+    completion,
     config,
     db,
     demo,
@@ -48,8 +49,8 @@ EPILOG = f"""\
 {exits.HELP}
 
 \b
-Completion: eval "$(_RELAY_COMPLETE=bash_source relay)" in ~/.bashrc;
-zsh_source and fish_source likewise."""
+Completion: relay --install-completion, in bash, zsh or fish; or for this shell alone,
+eval "$(_RELAY_COMPLETE=bash_source relay)"."""
 
 
 @click.group(
@@ -57,6 +58,17 @@ zsh_source and fish_source likewise."""
     epilog=EPILOG,
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
+@click.option(
+    "--install-completion",
+    type=click.Choice(["this", *completion.SHELLS]),
+    is_flag=False,
+    flag_value="this",
+    is_eager=True,
+    expose_value=False,
+    callback=completion.install,
+    metavar="[SHELL]",
+    help="Let this shell, or the one named (bash, zsh, fish), complete the command.",
+)
 def cli() -> None:
     """One supervised program that owns a product's mail.
 

@@ -50,12 +50,16 @@ def show(config: Path | None, as_json: bool) -> None:
 
 @config.command()
 @options.config
-def check(config: Path | None) -> None:
+@options.as_json
+def check(config: Path | None, as_json: bool) -> None:
     """Check the settings: exit code 0, or 78 and a sentence that says what to change."""
     from relay.settings import load
 
     load(config=config)
-    output.say("The settings are valid.")
+    if as_json:
+        output.document({"valid": True})
+    else:
+        output.say("The settings are valid.")
 
 
 def _written(config: Path | None) -> dict[str, Any]:

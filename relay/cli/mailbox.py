@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from relay.cli import options, output
+from relay.cli import completion, options, output
 from relay.cli.client import Api, segment
 from relay.cli.messages import token_from
 
@@ -99,7 +99,7 @@ def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_js
 
 
 @mailbox.command()
-@click.argument("address")
+@click.argument("address", shell_complete=completion.addresses)
 @options.token
 @options.data_dir
 @options.as_json
@@ -126,7 +126,7 @@ def show(address: str, token: str | None, data_dir: Path, as_json: bool) -> None
 
 
 @mailbox.command()
-@click.argument("address")
+@click.argument("address", shell_complete=completion.addresses)
 @options.token
 @options.data_dir
 def delete(address: str, token: str | None, data_dir: Path) -> None:

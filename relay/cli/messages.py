@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from relay.cli import exits, options, output
+from relay.cli import completion, exits, options, output
 from relay.cli.client import Api, segment
 
 WAIT_STEP = 30.0  # seconds one call waits; longer waits are several calls
@@ -21,7 +21,7 @@ def messages() -> None:
 
 
 @messages.command(name="list")
-@click.argument("address")
+@click.argument("address", shell_complete=completion.addresses)
 @click.option("--query", metavar="Q", help="Only messages that contain this.")
 @options.limit(20)
 @options.token
@@ -59,7 +59,7 @@ def list_(
 
 
 @messages.command()
-@click.argument("address")
+@click.argument("address", shell_complete=completion.addresses)
 @click.argument("message_id", metavar="ID")
 @options.token
 @options.data_dir
@@ -72,7 +72,7 @@ def show(address: str, message_id: str, token: str | None, data_dir: Path, as_js
 
 
 @messages.command()
-@click.argument("address")
+@click.argument("address", shell_complete=completion.addresses)
 @click.argument("message_id", metavar="ID")
 @options.token
 @options.data_dir
@@ -86,7 +86,7 @@ def raw(address: str, message_id: str, token: str | None, data_dir: Path) -> Non
 
 
 @messages.command()
-@click.argument("address")
+@click.argument("address", shell_complete=completion.addresses)
 @click.option(
     "--timeout",
     type=click.FloatRange(0),

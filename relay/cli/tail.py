@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import click
 
-from relay.cli import options, output
+from relay.cli import completion, options, output
 from relay.cli.client import Api
 from relay.cli.exits import Failure
 
@@ -45,7 +45,12 @@ _COLOURS = {
 
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is logged from now on.")
-@click.option("--actor", metavar="A", help="Only what this actor logged.")
+@click.option(
+    "--actor",
+    metavar="A",
+    shell_complete=completion.actors,
+    help="Only what this actor logged.",
+)
 @click.option("--level", type=click.Choice(LEVELS), help="Only this level and graver ones.")
 @click.option(
     "--grep",

@@ -86,6 +86,7 @@ def test_version_and_help_are_on_stdout() -> None:
     text = cli("--help").stdout.decode()
     assert "69 no relay" in text
     assert "_RELAY_COMPLETE=bash_source" in text
+    assert "--install-completion" in text
 
 
 def test_completion_knows_the_commands() -> None:
