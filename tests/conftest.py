@@ -2,7 +2,7 @@
 
 - `database_url`: a migrated database of the test's own, on PostgreSQL 18.
 - `any_database_url`: the same, once on 18 and once on 15 where that is installed.
-- `pool`: a `relay.db.pool.Pool` on `database_url`.
+- `pool`, `any_pool`: a `relay.db.pool.Pool` on `database_url`, on `any_database_url`.
 - `relay`: the program itself, running; one for the session, so make mailboxes of your own.
 
 The servers start at first use and live as long as the session.  With `CI` set, a skip is a
@@ -103,6 +103,14 @@ def any_database_url(clusters: Clusters, request: pytest.FixtureRequest) -> Iter
 async def pool(database_url: str) -> AsyncIterator[Pool]:
     """A pool on `database_url`."""
     pool = Pool(database_url)
+    yield pool
+    await pool.close()
+
+
+@pytest.fixture
+async def any_pool(any_database_url: str) -> AsyncIterator[Pool]:
+    """A pool on `any_database_url`."""
+    pool = Pool(any_database_url)
     yield pool
     await pool.close()
 
