@@ -714,7 +714,7 @@ class _Sender:
                 delay = retry_delay(message.turn, self._unit, self._rng)
             if outcome.verdict is Verdict.UNKNOWN:
                 _UNKNOWN.inc()
-            error = self._redacted(message, outcome)
+            error = self._redacted(message, outcome, line)
             log.info(
                 "outbound." + cause.value,
                 id=str(message.id),
@@ -809,11 +809,13 @@ class _Sender:
                 kept.append(waiting)
         line.queue = kept
 
-    def _redacted(self, message: Claimed, outcome: Outcome) -> str:
+    def _redacted(self, message: Claimed, outcome: Outcome, line: _Line | None) -> str:
         """An outcome as it may be stored."""
         words = [str(outcome.code) if outcome.code else "", outcome.enhanced or "", outcome.text]
-        known = [message.recipient, message.sender, message.subject, message.username or ""]
+        known = [message.recipient, message.sender, message.subject]
         known += [message.recipient_name or "", message.sender_name or ""]
+        if line is not None and line.connections is not None:
+            known += line.connections.route.spellings
         return redact(" ".join(word for word in words if word), self._redact_key, known)
 
     def _recorded(self, batch: Sequence[Done], fenced: set[UUID]) -> None:

@@ -12,6 +12,7 @@ Pure.
 
 from __future__ import annotations
 
+import base64
 import hmac
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -30,6 +31,12 @@ class Credentials:
         """Refuse what no mechanism can carry."""
         if "\0" in self.username or "\0" in self.password:
             raise ValueError("a user name or a password cannot hold a NUL")
+
+    def spellings(self) -> tuple[str, ...]:
+        """Return how a peer would show them that repeats what it was told: in words and base64."""
+        said = (self.username, self.password, f"\0{self.username}\0{self.password}")
+        coded = (base64.b64encode(each.encode()).decode() for each in said)
+        return (self.username, self.password, *coded)
 
 
 def choose(offered: frozenset[str], *, encrypted: bool) -> str | None:

@@ -72,6 +72,11 @@ class Route:
         if not 0 < self.port < 65_536:
             raise ValueError("a port is a number from 1 to 65535")
 
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """What must be taken out of anything that this peer says."""
+        return () if self.credentials is None else self.credentials.spellings()
+
 
 @dataclass(frozen=True)
 class Deadlines:

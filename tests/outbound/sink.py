@@ -8,6 +8,7 @@ the client.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -101,7 +102,8 @@ class Sink:
             await self._converse(session)
         except HangUp as end:
             if end.last:
-                await stream.send_all(end.last)
+                with contextlib.suppress(trio.BrokenResourceError):
+                    await stream.send_all(end.last)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has gone
         finally:

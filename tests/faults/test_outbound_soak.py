@@ -1,0 +1,199 @@
+"""Two relays, one database and a moody upstream, while everything is killed in turn.
+
+What must hold after any number of rounds: every message that was queued is sent, each copy beyond
+the first is one that the records admit (a lost lease, or an answer that never came), and nobody
+gets mail for a message that was recorded as sent before.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import trio
+
+from relay.db.migrate import migrate
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.outbound.desk import Desk
+from tests.db.cluster import Cluster, binaries
+from tests.faults.outbound import LEASE, relay_process, sent
+from tests.outbound.node import put
+from tests.outbound.sink import HangUp, Script, Session, running_sink
+from tests.relay_process import RelayProcess
+
+A_ROUND = 40  # messages
+
+
+class Mood:
+    """What the upstream is like: `trouble` is how often it does something unpleasant."""
+
+    def __init__(self, seed: int, trouble: float) -> None:
+        self._rng = random.Random(seed)
+        self.trouble = trouble
+
+    def script(self) -> Script:
+        """A script for the sink."""
+
+        async def script(session: Session, verb: str, line: str) -> bytes | None:
+            rng = self._rng
+            await trio.sleep(rng.uniform(0.0, 0.02))
+            if rng.random() > self.trouble or verb in {"RSET", "QUIT"}:
+                return None
+            match rng.randrange(6):
+                case 0:
+                    raise HangUp
+                case 1:
+                    raise HangUp(b"421 4.3.2 going down\r\n")
+                case 2 | 3:
+                    return b"" if verb == "body" else b"451 4.3.0 not now\r\n"
+                case 4:
+                    await trio.sleep(rng.uniform(0.2, 1.5))
+                    return None
+                case _:
+                    return b"" if verb == "body" else b"\xff\xfe what?\r\n"
+
+        return script
+
+
+async def rounds_of_chaos(folder: Path, rounds: int, seed: int) -> Counter[str]:
+    """Break something each round, then let it end well; returns what was counted."""
+    rng = random.Random(seed)
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    cluster = Cluster(bin_dir, fsync=True)
+    counts: Counter[str] = Counter()
+    wanted: dict[str, str] = {}  # recipient -> id
+    mood = Mood(seed, trouble=0.06)
+    try:
+        await trio.to_thread.run_sync(cluster.start)
+        dsn = cluster.dsn(cluster.new_database())
+        await migrate(dsn)
+        async with AsyncExitStack() as stack:
+            sink = await stack.enter_async_context(running_sink(mood.script()))
+            pool = Pool(dsn)
+            stack.push_async_callback(pool.close)
+            relays = [
+                relay_process(
+                    folder / name,
+                    dsn,
+                    sink.url,
+                    RELAY_OUTBOUND__RETRY_UNIT="0.05",
+                    RELAY_OUTBOUND__MAX_ATTEMPTS="100",
+                    RELAY_LOG__LEVEL="warning",
+                )
+                for name in ("one", "two")
+            ]
+            for relay in relays:
+                stack.push_async_callback(_end, relay)
+                await trio.to_thread.run_sync(relay.start)
+            for number in range(rounds):
+                addresses = [f"m{number}-{n}@d{n % 5}.example" for n in range(A_ROUND)]
+                for queued in await put(pool, *addresses):
+                    wanted[queued.recipient] = str(queued.id)
+                await trio.sleep(rng.uniform(0.0, 0.8))
+                what = rng.choice(["kill", "kill", "stop", "crash", "cut", "none"])
+                counts[what] += 1
+                await _break(what, rng, rng.choice(relays), cluster, pool)
+            mood.trouble = 0.0
+            await _settled(pool, len(wanted))
+            for relay in relays:
+                assert await trio.to_thread.run_sync(relay.stop) == 0
+            await _check(pool, wanted, Counter(sink.recipients), counts)
+    finally:
+        await trio.to_thread.run_sync(cluster.remove)
+    return counts
+
+
+async def _break(
+    what: str, rng: random.Random, relay: RelayProcess, cluster: Cluster, pool: Pool
+) -> None:
+    match what:
+        case "kill":
+            await trio.to_thread.run_sync(relay.kill)
+            await trio.sleep(rng.uniform(0.0, 0.5))
+            await trio.to_thread.run_sync(relay.start)
+        case "stop":
+            os.kill(relay.pid, signal.SIGSTOP)
+            await trio.sleep(rng.uniform(0.5, 1.5) * LEASE)
+            os.kill(relay.pid, signal.SIGCONT)
+        case "crash":
+            await trio.to_thread.run_sync(cluster.stop, signal.SIGQUIT)
+            await trio.sleep(rng.uniform(0.0, 1.5) * LEASE)
+            await trio.to_thread.run_sync(cluster.start)
+        case "cut":
+            await pool.execute(
+                """
+                SELECT pg_terminate_backend(pid)
+                FROM pg_stat_activity
+                WHERE datname = current_database() AND pid <> pg_backend_pid()
+                """
+            )
+
+
+async def _settled(pool: Pool, count: int) -> None:
+    """Wait until all are sent; what was set aside after lost leases is sent on by hand."""
+    desk = Desk(pool)
+    with trio.fail_after(120):
+        while True:
+            try:
+                if await sent(pool) >= count:
+                    return
+                for (held,) in await pool.fetch(
+                    "SELECT id FROM relay.outbound_messages WHERE status = 'held'"
+                ):
+                    await desk.retry(held)
+            except DatabaseUnavailable:
+                pass
+            await trio.sleep(0.1)
+
+
+async def _check(
+    pool: Pool, wanted: dict[str, str], copies: Counter[str], counts: Counter[str]
+) -> None:
+    assert set(copies) == set(wanted), "a message was lost, or never asked for"
+    assert await pool.fetch_value("SELECT count(*) FROM relay.outbound_due") == 0
+    rows = await pool.fetch(
+        """
+        SELECT message_id::text, count(*)
+        FROM relay.outbound_tries
+        WHERE outcome = 'lost' OR (phase = 'dot' AND code IS NULL)
+        GROUP BY message_id
+        """
+    )
+    admitted: Counter[str] = Counter(dict(rows))
+    beyond = {
+        recipient: count - 1
+        for recipient, count in copies.items()
+        if count - 1 > admitted[wanted[recipient]]
+    }
+    assert not beyond, f"second copies that nothing accounts for: {beyond}"
+    counts["messages"] = len(wanted)
+    counts["second copies"] = copies.total() - len(copies)
+    counts["lost leases and unknown outcomes"] = admitted.total()
+
+
+async def _end(relay: RelayProcess) -> None:
+    with trio.CancelScope(shield=True):
+        if relay.process is not None and relay.process.poll() is None:
+            os.kill(relay.pid, signal.SIGCONT)
+            await trio.to_thread.run_sync(relay.stop)
+
+
+async def test_a_few_rounds_of_chaos_lose_nothing(tmp_path: Path):
+    """Killed, stopped, cut off, with a crashing database and a moody upstream: all arrives."""
+    assert (await rounds_of_chaos(tmp_path, rounds=2, seed=5))["messages"] == 2 * A_ROUND
+
+
+@pytest.mark.soak
+async def test_many_rounds_of_chaos_lose_nothing(tmp_path: Path):
+    """The same, many times over."""
+    counts = await rounds_of_chaos(tmp_path, rounds=60, seed=time.time_ns())
+    print(dict(counts))
+    assert counts["messages"] == 60 * A_ROUND
