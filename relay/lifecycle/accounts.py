@@ -171,7 +171,7 @@ class Accounts:
             return None
         except psycopg.errors.ObjectNotInPrerequisiteState as error:
             raise WrongStatus(_plain(error)) from error
-        except psycopg.errors.ConfigurationLimitExceeded as error:
+        except psycopg.errors.ProgramLimitExceeded as error:
             raise TooManyMails(_plain(error)) from error
         return found
 

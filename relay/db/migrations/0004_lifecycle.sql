@@ -498,7 +498,7 @@ BEGIN
           AND t.created_at > extract(epoch FROM now()) - 900) >= 5
     THEN
         RAISE EXCEPTION 'account % was mailed five times within 15 minutes', account
-            USING ERRCODE = 'configuration_limit_exceeded';
+            USING ERRCODE = 'program_limit_exceeded';
     END IF;
     INSERT INTO relay.tokens (account, action) VALUES (account, action) RETURNING id INTO made;
     RETURN made;
