@@ -26,6 +26,7 @@ from relay import __version__
 from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
+from relay.devices.desk import DeviceDesk
 from relay.errors import DatabaseUnavailable
 from relay.http.app import create_app
 from relay.http.deps import (
@@ -40,7 +41,9 @@ from relay.http.deps import (
 from relay.http.fetch import fetch as fetch_https
 from relay.http.serve import serve
 from relay.lifecycle.accounts import Accounts
+from relay.lifecycle.budget import Budget
 from relay.lifecycle.consumption import Consumption
+from relay.lifecycle.report import report
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.store import Store
@@ -78,9 +81,11 @@ async def run(
     public_url: str = "",
     anonymous_rate: float = 0.0,
     trusted_proxies: Collection[str] = (),
+    budget: Budget | None = None,
     sns_topics: Sequence[str] = (),
     fetch: Fetch = fetch_https,
     limits: Limits | None = None,
+    devices: DeviceDesk | None = None,
     ready_checks: Sequence[ReadyCheck] = (),
 ) -> None:
     """Serve the control plane on `sockets` until drained.
@@ -88,7 +93,8 @@ async def run(
     `public_url` is the address that people see, `sns_topics` the topics whose mail is taken;
     `wake_outbound` tells this process's claimer of what was queued (None: none runs here);
     `private_webhooks` lets webhooks name private addresses; `anonymous_rate` is how many calls a
-    second an address without a key may make, `trusted_proxies` whose word on that address counts.
+    second an address without a key may make, `trusted_proxies` whose word on that address counts;
+    `budget` is the collectors', to be shown.
     """
     announcer = _Announcer(pool)
     parser = Parser()  # its child starts with the first attachment that somebody downloads
@@ -111,6 +117,7 @@ async def run(
             webhooks=Webhooks(pool),
             accounts=Accounts(pool),
             consumption=Consumption(pool, lambda: keyring.signing),
+            collector=partial(report, pool, budget),
             private_webhooks=private_webhooks,
             wake_outbound=wake_outbound or announcer.wake,
             destinations=lambda: [] if gates is None else gates.statistics(trio.current_time()),

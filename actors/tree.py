@@ -15,6 +15,8 @@ picture in the README is this file.  Children start from the top and stop from t
     ├── courier       posts signed webhooks
     ├── collector     turns new tokens of accounts into letters to be sent
     ├── filter        the operator's own filter, on asyncio (only if one is configured)
+    ├── keeper        keeps the device inboxes: runs their store, reaps what has expired
+    ├── devices       push and receive sessions of devices
     ├── ingest        SMTP sessions
     └── control       the HTTP control plane
 
@@ -42,8 +44,10 @@ from actors import (
     collector,
     control,
     courier,
+    devices,
     filter,
     ingest,
+    keeper,
     listener,
     postgres,
     reaper,
@@ -57,6 +61,12 @@ from relay.datadir import Keyring
 from relay.db.embedded import Embedded
 from relay.db.listen import Hub
 from relay.db.pool import Pool
+from relay.devices.desk import DeviceDesk
+from relay.devices.intake import Intake
+from relay.devices.noise import KeyPair
+from relay.devices.server import DeviceServer
+from relay.devices.sqlite import SqliteStore
+from relay.devices.store import InboxStore
 from relay.errors import ConfigError
 from relay.lifecycle import queue as token_queue
 from relay.lifecycle.batching import Adaptive, Fixed
@@ -101,6 +111,7 @@ _NEEDS = {
     "control": {"writer", "summariser"},
     "claimer": {"sender", "writer", "summariser"},  # the writer for what goes to the loop
     "sender": {"claimer", "writer", "summariser"},
+    "devices": {"keeper"},
 }
 
 _INGEST_DRAIN = 30.0
@@ -122,6 +133,10 @@ class Resources:
     hub: Hub
     smtp_sockets: tuple[socket.socket, ...]
     http_sockets: tuple[socket.socket, ...]
+    push_sockets: tuple[socket.socket, ...]
+    receive_sockets: tuple[socket.socket, ...]
+    device_key: KeyPair | None  # where device sessions are served
+    data_dir: Path
     admin_token_hash: bytes
     keyring: Keyring
     logs: LogRing
@@ -152,6 +167,15 @@ def build_tree(
     )
     gates = Gates(outbound.concurrency, outbound.retry_unit, random.Random())  # noqa: S311 - jitter
     wake_outbound = _due(claimer_box) if only is None or "claimer" in only else None
+
+    inboxes = _inboxes(settings, resources)
+    intake = Intake(inboxes)
+    server = None
+    if resources.device_key is not None:
+        server = DeviceServer(resources.device_key, inboxes, intake)
+    desk = None
+    if server is not None or settings.devices.store == "postgres":
+        desk = DeviceDesk(inboxes, intake, server)  # a file of our own that nobody reads is no use
 
     actors = [
         ChildSpec(
@@ -261,6 +285,17 @@ def build_tree(
             liveness=60.0,
         ),
         ChildSpec(
+            "keeper",
+            partial(
+                keeper.run,
+                store=inboxes,
+                reap_every=settings.devices.reap_every,
+                shared=pool if settings.devices.store == "postgres" else None,
+            ),
+            start_timeout=900.0,  # an external database may be away
+            fatal=(ConfigError,),
+        ),
+        ChildSpec(
             "ingest",
             partial(
                 ingest.run,
@@ -295,7 +330,9 @@ def build_tree(
                 public_url=settings.http.public_url,
                 anonymous_rate=settings.http.anonymous_rate,
                 trusted_proxies=settings.http.trusted_proxies,
+                budget=_budget(settings),
                 sns_topics=settings.ingest.sns_topics,
+                devices=desk,
             ),
             liveness=30.0,
         ),
@@ -336,13 +373,37 @@ def build_tree(
                 fatal=(ConfigError,),
             ),
         )
+    if server is not None:
+        actors.insert(
+            _place(actors, "ingest"),
+            ChildSpec(
+                "devices",
+                partial(
+                    devices.run,
+                    server=server,
+                    push_sockets=resources.push_sockets,
+                    receive_sockets=resources.receive_sockets,
+                ),
+                drain_timeout=server.limits.drain + 5.0,
+                liveness=30.0,
+            ),
+        )
     wanted = _with_needs(only)
+    if wanted is not None and "control" in wanted and desk is not None:
+        wanted |= {"keeper"}  # blobs come by HTTP too
     return SupervisorSpec(
         "relay",
         tuple(spec for spec in actors if wanted is None or spec.name in wanted),
         max_restarts=30,
         within=60.0,
     )
+
+
+def _inboxes(settings: Settings, resources: Resources) -> InboxStore:
+    """Return the store of the device inboxes; nothing is opened."""
+    if settings.devices.store == "postgres":
+        raise ConfigError("RELAY_DEVICES__STORE is 'postgres', which this version does not have.")
+    return SqliteStore(resources.data_dir / "devices.db", ttl=settings.devices.ttl)
 
 
 def _place(actors: list[ChildSpec], name: str) -> int:
@@ -381,9 +442,6 @@ def _desk(settings: Settings, resources: Resources) -> Desk:
             "RELAY_HTTP__PUBLIC_URL is needed: the collector writes links to pages that another "
             "relay serves, and RELAY_HTTP__BIND says port 0."
         )
-    budget = None
-    if collector.monthly_budget is not None and collector.price_per_thousand is not None:
-        budget = Budget(collector.monthly_budget, collector.price_per_thousand)
     return Desk(
         resources.pool,
         Letters(
@@ -393,8 +451,13 @@ def _desk(settings: Settings, resources: Resources) -> Desk:
         ),
         collector.batch_limit,
         collector.batch_timeout,
-        budget,
+        _budget(settings),
     )
+
+
+def _budget(settings: Settings) -> Budget | None:
+    monthly, price = settings.collector.monthly_budget, settings.collector.price_per_thousand
+    return None if monthly is None or price is None else Budget(monthly, price)
 
 
 def _upstream(text: str) -> Upstream:

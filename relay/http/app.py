@@ -29,6 +29,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from relay.errors import DatabaseUnavailable, TemporaryFailure
 from relay.http import (
     accounts,
+    collector,
     health,
     keyring,
     keys,
@@ -83,6 +84,7 @@ RESOURCES = (
     suppressions,
     webhooks,
     accounts,
+    collector,
     tokens,
     lifecycle_pages,
     supervision,

@@ -28,6 +28,7 @@ from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
+from relay.lifecycle.report import Report
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.store import Store
 from relay.outbound.desk import Desk
@@ -158,6 +159,7 @@ class Deps:
     webhooks: Webhooks
     accounts: Accounts
     consumption: Consumption
+    collector: Callable[[], Awaitable[Report]]
     wake_outbound: WakeOutbound
     destinations: Callable[[], Sequence[Standing]] = tuple  # held back by this node's sender
     private_webhooks: bool = False  # whether a URL may name a private address

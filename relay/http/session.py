@@ -30,11 +30,11 @@ class Credentials(Form):
 
 
 class Session(BaseModel):
-    """Who is signed in; `owner` null is the administrator."""
+    """Who is signed in: nobody without scopes; the administrator has no owner."""
 
     owner: str | None
     scopes: list[str]
-    plan: str
+    plan: str | None
 
 
 def register(api: Api) -> None:
@@ -68,11 +68,13 @@ def register(api: Api) -> None:
         Operation(
             "Tell who is signed in",
             "pages",
-            Access.SCOPE,
+            Access.OPTIONAL,
             (Answer(200, "who", Session),),
         ),
     )
     async def show(call: Call) -> Response:
+        if call.caller is None:
+            return json_response({"owner": None, "scopes": [], "plan": None})
         return json_response(_shown(call.caller))
 
     @api.add(

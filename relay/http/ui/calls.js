@@ -1,0 +1,114 @@
+// Calls to the relay: JSON, pages of lists, event streams and lines.
+//
+// No token is held here: the browser sends the cookies that no script can read.
+
+// A refusal: trying again would give the same.  Anything else that fails is an outage.
+export class Refused extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+export const pause = (milliseconds, signal) =>
+  new Promise((done) => {
+    const timer = setTimeout(done, milliseconds);
+    signal?.addEventListener("abort", () => (clearTimeout(timer), done()), { once: true });
+  });
+
+// What to do when the session is over; the page sets it.
+export const session = { over: () => {} };
+
+export async function ask(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, {
+      cache: "no-store",
+      ...options,
+      headers: { "X-Relay-Page": "1", ...options.headers },
+    });
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    throw new Error("The relay does not answer.");
+  }
+  if (response.ok) return response;
+  let detail = `The relay answered ${response.status}.`;
+  try {
+    detail = (await response.json()).detail ?? detail;
+  } catch {
+    // no problem document: the status has to do
+  }
+  if (response.status === 401 && !options.free) session.over();
+  const passes = response.status === 429 || response.status >= 500;
+  throw passes ? new Error(detail) : new Refused(response.status, detail);
+}
+
+export const get = async (path, options) => (await ask(path, options)).json();
+
+export async function send(method, path, value, options = {}) {
+  const body = value === undefined ? {} : { body: JSON.stringify(value), headers: { "Content-Type": "application/json", ...options.headers } };
+  const response = await ask(path, { method, ...options, ...body });
+  return response.status === 204 ? null : response.json();
+}
+
+// One page of a list, and the path of the next one (null at the end).
+export async function page(path, options) {
+  const response = await ask(path, options);
+  const next = /<([^>]*)>; rel="next"/.exec(response.headers.get("Link") ?? "");
+  return { items: await response.json(), next: next ? next[1] : null };
+}
+
+export function query(values) {
+  const given = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return given.length ? `?${new URLSearchParams(given)}` : "";
+}
+
+async function* pieces(response, separator) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    let text = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      text += value;
+      const parts = text.split(separator);
+      text = parts.pop();
+      yield parts;
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // leaving early ends the call, too
+  }
+}
+
+// Server-Sent Events over fetch: unlike EventSource it tells a refusal from an outage.
+export async function* eventsIn(response) {
+  for await (const blocks of pieces(response, "\n\n")) {
+    for (const block of blocks) {
+      const event = { event: "message", data: "", id: null };
+      for (const line of block.split("\n")) {
+        const at = line.indexOf(": ");
+        if (at > 0) event[line.slice(0, at)] = line.slice(at + 2);
+      }
+      if (event.data) yield { kind: event.event, id: event.id, data: JSON.parse(event.data) };
+    }
+  }
+}
+
+// Lines of NDJSON, as many at a time as have come.
+export async function* linesIn(response) {
+  yield* pieces(response, "\n");
+}
+
+// Call `once` again and again, with a pause after each end, until refused or left.
+export async function keepUp(signal, once, tell) {
+  while (!signal.aborted) {
+    try {
+      await once();
+    } catch (error) {
+      if (signal.aborted) return;
+      tell(error.message);
+      if (error instanceof Refused) return;
+    }
+    await pause(1000, signal);
+  }
+}

@@ -1,0 +1,202 @@
+// Elements.  Everything from outside is set as text, never as markup.
+
+export function h(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "class") made.className = value;
+    else if (name === "text") made.textContent = value;
+    else if (name in made && name !== "list" && name !== "form") made[name] = value;
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+export const button = (text, act, properties = {}) => h("button", { type: "button", text, onclick: act, ...properties });
+
+// A live region is read out when it changes, so it is changed only when it has to be.
+export function say(place, text) {
+  const wanted = String(text ?? "");
+  if (place.textContent !== wanted) place.textContent = wanted;
+}
+
+export const problem = () => h("p", { class: "problem", role: "alert" });
+
+// A button that copies a text, and says so.
+export function copyButton(text, what) {
+  const made = button("copy", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      made.textContent = "copied";
+    } catch {
+      made.textContent = "not allowed";
+    }
+    setTimeout(() => (made.textContent = "copy"), 1500);
+  });
+  made.ariaLabel = `Copy ${what}`;
+  return made;
+}
+
+// Run `act` for a press of a button; say what went wrong, and let nobody press twice meanwhile.
+export const doing = (place, act) => async (pressed) => {
+  const pressedButton = pressed.currentTarget ?? pressed.submitter;
+  pressed.preventDefault();
+  say(place, "");
+  if (pressedButton?.ariaDisabled === "true") return;
+  if (pressedButton) pressedButton.ariaDisabled = "true";
+  try {
+    await act(pressed);
+  } catch (error) {
+    say(place, error.message);
+  } finally {
+    if (pressedButton) pressedButton.ariaDisabled = null;
+  }
+};
+
+// A table whose rows are kept by key and changed in place, so that what has the keyboard's focus
+// keeps it while the page is live.  On a phone a row is a block, so each cell carries its head.
+export class Table {
+  constructor(caption, heads, properties = {}) {
+    this.heads = heads;
+    this.rows = new Map();
+    this.body = h("tbody", { role: "rowgroup" });
+    this.none = h("p", { class: "none", text: properties.none ?? "None." });
+    const { none, ...rest } = properties;
+    this.element = h(
+      "div",
+      { class: "table", ...rest },
+      h(
+        "table",
+        { role: "table" },
+        h("caption", { text: caption }),
+        h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads.map((text) => h("th", { role: "columnheader", scope: "col", text })))),
+        this.body,
+      ),
+      this.none,
+    );
+  }
+
+  // Return the row of a key, made (by `make(row)`, once) where there is none.
+  row(key, make = () => {}) {
+    let row = this.rows.get(key);
+    if (!row) {
+      row = h("tr", { role: "row" }, this.heads.map((head) => h("td", { role: "cell", class: head.toLowerCase().replaceAll(" ", "-"), "data-head": head })));
+      this.rows.set(key, row);
+      make(row);
+    }
+    return row;
+  }
+
+  // Show exactly these items, in this order.
+  show(items, keyOf, fillRow, make) {
+    const wanted = new Set();
+    let at = 0;
+    for (const item of items) {
+      const key = keyOf(item);
+      wanted.add(key);
+      const row = this.row(key, (made) => make?.(made, item));
+      fillRow(row, item);
+      if (this.body.rows[at] !== row) this.body.insertBefore(row, this.body.rows[at] ?? null);
+      at += 1;
+    }
+    for (const [key, row] of this.rows) {
+      if (!wanted.has(key)) {
+        row.remove();
+        this.rows.delete(key);
+      }
+    }
+    this.count();
+  }
+
+  add(key, fillRow, make, first = false) {
+    const row = this.row(key, make);
+    fillRow(row);
+    if (!row.parentNode) first ? this.body.prepend(row) : this.body.append(row);
+    this.count();
+    return row;
+  }
+
+  remove(key) {
+    this.rows.get(key)?.remove();
+    this.rows.delete(key);
+    this.count();
+  }
+
+  clear() {
+    this.rows.clear();
+    this.body.replaceChildren();
+    this.count();
+  }
+
+  count() {
+    this.none.hidden = this.rows.size > 0;
+  }
+}
+
+export function fill(row, values) {
+  values.forEach((value, at) => {
+    if (value !== undefined) say(row.cells[at], value);
+  });
+}
+
+// Rows that come page by page: the first at once, more at a press.
+export class Pages {
+  constructor(load, add) {
+    this.load = load; // path -> {items, next}
+    this.add = add;
+    this.next = null;
+    this.problem = problem();
+    this.button = button("More", doing(this.problem, () => this.more()));
+    this.button.hidden = true;
+    this.element = h("p", { class: "more" }, this.button, this.problem);
+  }
+
+  async start(path) {
+    this.path = path;
+    const { items, next } = await this.load(path);
+    if (this.path !== path) return false; // asked anew meanwhile
+    this.set(next);
+    this.add(items, true);
+    return true;
+  }
+
+  async more() {
+    const path = this.next;
+    const { items, next } = await this.load(path);
+    if (this.next !== path) return;
+    this.set(next);
+    this.add(items, false);
+  }
+
+  set(next) {
+    this.next = next;
+    this.button.hidden = next === null;
+  }
+}
+
+// Times and sizes ------------------------------------------------------------------------------
+
+export function when(instant) {
+  if (!instant) return "";
+  const date = new Date(instant);
+  return date.toDateString() === new Date().toDateString() ? date.toLocaleTimeString() : date.toLocaleString();
+}
+
+export function lasting(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
+}
+
+export function bytes(count) {
+  if (count === null || count === undefined) return "";
+  if (count < 1000) return `${count} B`;
+  if (count < 1e6) return `${(count / 1000).toFixed(1)} kB`;
+  return `${(count / 1e6).toFixed(1)} MB`;
+}
+
+export const number = (count) => (count === null || count === undefined ? "?" : count.toLocaleString("en-US"));

@@ -1,0 +1,300 @@
+// Inboxes: make one, watch mail arrive, read it.
+//
+// A message's HTML is shown only in a frame with an empty sandbox.  An anonymous inbox is this
+// browser's: its token became a cookie of that inbox alone, and the page remembers the address.
+
+import { ask, eventsIn, get, keepUp, page as pageOf, query, send } from "/ui/calls.js";
+import { button, bytes, copyButton, doing, fill, h, lasting, Pages, problem, say, Table, when } from "/ui/dom.js";
+
+export const title = "Inboxes";
+export const scope = null;
+
+const base = (address) => `/api/v1/mailboxes/${encodeURIComponent(address)}`;
+const link = (address, id) => `#/inboxes/${encodeURIComponent(address)}${id ? `/${id}` : ""}`;
+
+// What this browser made without a key ---------------------------------------------------------------
+
+const KEPT = "relay.inboxes";
+
+function kept() {
+  try {
+    const known = JSON.parse(localStorage.getItem(KEPT) ?? "[]");
+    return known.filter((one) => new Date(one.expires_at) > new Date());
+  } catch {
+    return [];
+  }
+}
+
+function keep(inboxes) {
+  try {
+    localStorage.setItem(KEPT, JSON.stringify(inboxes.slice(0, 50)));
+  } catch {
+    // no storage: it is open until the page is left
+  }
+}
+
+const forget = (address) => keep(kept().filter((one) => one.address !== address));
+
+// The view -----------------------------------------------------------------------------------------
+
+export function open(place, page) {
+  const trouble = problem();
+  const inbox = h("section", { class: "inbox", "aria-label": "The inbox" });
+  const list = makeList(page, trouble);
+  const form = h(
+    "form",
+    {
+      id: "create",
+      onsubmit: doing(trouble, async () => {
+        const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
+        if (given.ttl_minutes) given.ttl_minutes = Number(given.ttl_minutes);
+        const made = await send("POST", "/api/v1/mailboxes", given);
+        if (made.session_token) {
+          await ask(`${base(made.address)}/session`, { method: "POST", headers: { "X-Session-Token": made.session_token } });
+          keep([{ address: made.address, expires_at: made.expires_at }, ...kept()]);
+        }
+        form.reset();
+        location.hash = link(made.address);
+        list.refresh();
+      }),
+    },
+    h("label", { text: "Minutes " }, h("input", { name: "ttl_minutes", type: "number", min: "1", placeholder: "60" })),
+    h("label", { text: "Name " }, h("input", { name: "local_part", autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "random" })),
+    h("button", { text: "Create" }),
+  );
+  place.append(h("section", { "aria-label": "Make an inbox" }, form, trouble), list.element, inbox);
+  list.refresh();
+
+  let shown = null;
+  const move = ({ parts: [address, id] }) => {
+    if (shown?.address !== address) {
+      shown?.left.abort();
+      inbox.replaceChildren();
+      shown = address ? new Inbox(inbox, address, page, list) : null;
+    }
+    shown?.read(id ?? null);
+    list.mark(address);
+  };
+  page.signal.addEventListener("abort", () => shown?.left.abort());
+  move(page);
+  return move;
+}
+
+function makeList(page, trouble) {
+  const table = new Table("Live inboxes", ["Address", "Messages", "Time left"], { none: "No inbox yet: create one.", id: "inboxes" });
+  const search = h("input", { type: "search", name: "q", placeholder: "a part of the address", oninput: () => refresh() });
+  const all = page.may("read");
+  const show = (items, fresh) => {
+    if (fresh) table.clear();
+    for (const one of items) {
+      table.add(one.address, (row) => {
+        say(row.cells[1], one.message_count);
+        row.dataset.ends = one.expires_at;
+      }, (row) => row.cells[0].append(h("a", { href: link(one.address), text: one.address })));
+    }
+    countDown();
+  };
+  const pages = new Pages((path) => pageOf(path, { signal: page.signal }), show);
+  async function refresh() {
+    try {
+      if (all) await pages.start(`/api/v1/mailboxes${query({ q: search.value, limit: 50 })}`);
+      else show(kept().map((one) => ({ ...one, message_count: "" })), true);
+      mark(marked);
+    } catch (error) {
+      if (!page.signal.aborted) say(trouble, error.message);
+    }
+  }
+  function countDown() {
+    for (const [, row] of table.rows) {
+      const left = (new Date(row.dataset.ends) - Date.now()) / 1000;
+      say(row.cells[2], left > 0 ? lasting(left) : "over");
+    }
+  }
+  let marked;
+  function mark(address) {
+    marked = address;
+    for (const [key, row] of table.rows) row.cells[0].firstChild.ariaCurrent = key === address ? "true" : null;
+  }
+  const timer = setInterval(countDown, 1000);
+  page.signal.addEventListener("abort", () => clearInterval(timer));
+  const element = h("section", { "aria-label": "Inboxes" }, all ? h("p", {}, h("label", { text: "Search " }, search)) : null, table.element, pages.element);
+  return { element, refresh, mark };
+}
+
+class Inbox {
+  constructor(place, address, page, list) {
+    this.address = address;
+    this.page = page;
+    this.left = new AbortController();
+    this.signal = this.left.signal;
+    this.ends = null;
+    this.trouble = problem();
+    this.state = h("span", { id: "stream", role: "status", text: "connecting" });
+    this.expires = h("span", { id: "expires" });
+    this.search = h("input", { type: "search", name: "messages", placeholder: "in subject, sender and text", oninput: () => this.refresh() });
+    this.table = new Table("Messages, newest first", ["Received", "From", "Subject", "Size"], { none: "No mail yet.", id: "messages" });
+    this.pages = new Pages((path) => pageOf(path, { signal: this.signal }), (items, fresh) => this.show(items, fresh));
+    this.message = h("article", { id: "message", "aria-labelledby": "message-subject", hidden: true });
+    place.append(
+      h("h2", { class: "facts" }, h("output", { id: "address", text: address }), copyButton(address, "the address")),
+      h("p", { class: "facts" }, this.expires, this.state, button("Delete this inbox", doing(this.trouble, async () => {
+        if (!confirm(`Delete ${address}? Its mail goes with it.`)) return;
+        await send("DELETE", base(address));
+        forget(address);
+        list.refresh();
+        location.hash = "#/inboxes";
+      }))),
+      this.trouble,
+      h("p", {}, h("label", { text: "Search " }, this.search)),
+      this.table.element,
+      this.pages.element,
+      this.message,
+    );
+    this.timer = setInterval(() => this.countDown(), 1000);
+    this.signal.addEventListener("abort", () => clearInterval(this.timer));
+    this.last = null;
+    keepUp(this.signal, () => this.follow(), (text) => say(this.state, text));
+  }
+
+  async follow() {
+    const { signal } = this;
+    const response = await ask(`${base(this.address)}/events`, { signal, headers: this.last ? { "Last-Event-ID": this.last } : {} });
+    const found = await get(base(this.address), { signal });
+    this.ends = new Date(found.expires_at);
+    this.countDown();
+    if (!this.last) await this.refresh(); // the stream begins at the present
+    say(this.state, "listening");
+    for await (const event of eventsIn(response)) {
+      this.last = event.id ?? this.last;
+      if (event.kind !== "new_message") continue;
+      if (this.search.value) await this.refresh();
+      else this.entry(event.data, true);
+    }
+    say(this.state, "reconnecting");
+  }
+
+  countDown() {
+    if (this.ends === null) return;
+    const left = (this.ends - Date.now()) / 1000;
+    say(this.expires, left > 0 ? `${lasting(left)} left, until ${when(this.ends)}` : "over");
+  }
+
+  async refresh() {
+    try {
+      await this.pages.start(`${base(this.address)}/messages${query({ q: this.search.value, limit: 50 })}`);
+    } catch (error) {
+      if (!this.signal.aborted) say(this.trouble, error.message);
+    }
+  }
+
+  show(items, fresh) {
+    if (fresh) this.table.clear();
+    for (const one of items) this.entry(one, false);
+  }
+
+  entry(one, first) {
+    this.table.add(one.id, (row) => {
+      fill(row, [when(one.received_at), one.from_address ?? "", undefined, bytes(one.size)]);
+      row.classList.toggle("unread", !one.is_read);
+      say(row.cells[2].firstChild, (one.subject || "(no subject)") + (one.has_attachments ? " (with attachment)" : ""));
+    }, (row) => row.cells[2].append(h("a", { href: link(this.address, one.id) })), first);
+  }
+
+  async read(id) {
+    this.message.hidden = id === null;
+    if (id === null || this.reading === id) return;
+    this.reading = id;
+    this.message.replaceChildren();
+    say(this.trouble, "");
+    try {
+      const message = await get(`${base(this.address)}/messages/${encodeURIComponent(id)}`, { signal: this.signal });
+      if (this.reading !== id) return;
+      this.table.rows.get(id)?.classList.remove("unread");
+      showMessage(this.message, this, message);
+    } catch (error) {
+      this.reading = null;
+      if (!this.signal.aborted) say(this.trouble, error.message);
+    }
+  }
+
+  async remove(message) {
+    await send("DELETE", `${base(this.address)}/messages/${message.id}`);
+    this.table.remove(message.id);
+    location.hash = link(this.address);
+  }
+}
+
+// A message ----------------------------------------------------------------------------------------
+
+function showMessage(place, inbox, message) {
+  const path = `${base(inbox.address)}/messages/${message.id}`;
+  const subject = h("h3", { id: "message-subject", tabindex: "-1", text: message.subject || "(no subject)" });
+  const facts = [`from ${message.from_address || "nobody"}`, `to ${message.to}`, when(message.received_at), bytes(message.size)];
+  if (message.error) facts.push(message.error);
+  const body = h("div", { id: "message-body" });
+  const forms = h("p", { role: "group", "aria-label": "Show as", id: "message-forms" });
+  const showAs = (name, make) => {
+    const one = button(name, () => {
+      for (const other of forms.children) other.ariaPressed = String(other === one);
+      body.replaceChildren(make());
+    }, { "aria-controls": "message-body" });
+    one.ariaPressed = "false";
+    forms.append(one);
+    return one;
+  };
+  const pre = (id, text) => h("pre", { id, tabindex: "0", "aria-label": "The message as text", text });
+  const text = showAs("Text", () => pre("message-text", message.body_text ?? ""));
+  text.hidden = message.body_text === null && message.body_html !== null;
+  const html = showAs("HTML", () => {
+    // No script, no form, no navigation of the page; it has no origin and loads nothing.
+    const frame = h("iframe", { title: "The message as HTML", id: "message-html" });
+    frame.setAttribute("sandbox", "");
+    frame.src = `${path}/html`;
+    return frame;
+  });
+  html.hidden = message.body_html === null;
+  showAs("Headers", () => headersOf(message.headers));
+  showAs("Raw", () => {
+    const place = pre("message-raw", "Loading…");
+    ask(`${path}/raw`, { signal: inbox.signal })
+      .then((response) => response.arrayBuffer())
+      .then((raw) => say(place, new TextDecoder("latin1").decode(raw.slice(0, 1_000_000))))
+      .catch((error) => say(place, error.message));
+    return place;
+  });
+  const trouble = problem();
+  place.replaceChildren(
+    subject,
+    h("p", { id: "message-facts", text: facts.join(" · ") }),
+    message.otp ? h("p", { class: "facts", id: "message-code" }, h("span", { text: "Code " }), h("output", { text: message.otp }), copyButton(message.otp, "the code")) : "",
+    linksOf(message.links),
+    attachmentsOf(path, message.attachments),
+    forms,
+    body,
+    h("p", { class: "facts" },
+      h("a", { href: `${path}/raw`, download: `${message.id}.eml`, text: "Download" }),
+      inbox.page.may("admin") ? h("a", { href: `#/logs?text=${message.id}`, text: "Log lines" }) : "",
+      button("Delete", doing(trouble, () => inbox.remove(message)))),
+    trouble,
+  );
+  place.hidden = false;
+  (text.hidden ? html : text).click();
+  subject.focus();
+}
+
+function headersOf(headers) {
+  const rows = Object.entries(headers).flatMap(([name, values]) => [values].flat().map((value) => [name, value]));
+  return h("dl", { id: "message-headers" }, rows.map(([name, value]) => [h("dt", { text: name }), h("dd", { text: value })]).flat());
+}
+
+function linksOf(links) {
+  if (!links.length) return "";
+  return h("details", { id: "message-links", open: links.length <= 3 }, h("summary", { text: `${links.length} ${links.length === 1 ? "link" : "links"}` }),
+    h("ul", {}, links.map((target) => h("li", {}, /^https?:/i.test(target) ? h("a", { href: target, rel: "noopener noreferrer", target: "_blank", text: target }) : h("code", { text: target }), " ", copyButton(target, "the link")))));
+}
+
+function attachmentsOf(path, attachments) {
+  if (!attachments.length) return "";
+  return h("ul", { id: "message-attachments", "aria-label": "Attachments" },
+    attachments.map((one) => h("li", {}, h("a", { href: `${path}/attachments/${one.index}`, download: "", text: one.filename ?? `attachment ${one.index}` }), ` ${one.content_type}, ${bytes(one.size)}`)));
+}

@@ -1,0 +1,135 @@
+// Now: what needs a person first, how much moves, and the tree that moves it.
+
+import { ask, eventsIn, get, keepUp, page as pageOf, pause, send } from "/ui/calls.js";
+import { button, doing, fill, h, lasting, number, problem, say, Table, when } from "/ui/dom.js";
+import { Plot } from "/ui/plot.js";
+
+export const title = "Now";
+export const scope = "admin";
+
+const EVERY = 2000; // ms between two looks
+
+export function open(place, page) {
+  const { signal } = page;
+  const trouble = problem();
+  const attention = h("ul", { class: "attention", "aria-label": "What needs attention", "aria-live": "polite" });
+  const counts = h("p", { class: "facts", id: "counts" });
+  const rate = (value) => `${value < 10 ? value.toFixed(1) : Math.round(value)}/s`;
+  const plots = {
+    received: new Plot("Received", rate),
+    sent: new Plot("Sent", rate),
+    due: new Plot("Waiting", (value) => number(Math.round(value))),
+    age: new Plot("Oldest due", lasting),
+    errors: new Plot("Deliveries that failed", (value) => `${value.toFixed(0)} %`),
+  };
+  const tree = new Table("The tree, live", ["Actor", "State", "Restarts", "Mailbox", "Last event", "Command"], { id: "tree" });
+  const hand = new Table("In the senders' hands", ["Message", "Since", "Attempt", "Priority"], {
+    none: "Nothing is being delivered.", id: "hand",
+  });
+  place.append(
+    h("section", { "aria-label": "Attention" }, attention, trouble),
+    h("section", { "aria-label": "Traffic" }, counts, h("div", { class: "plots" }, Object.values(plots).map((plot) => plot.element))),
+    h("section", { "aria-label": "Supervision" }, tree.element),
+    h("section", { "aria-label": "Deliveries" }, hand.element),
+  );
+
+  const command = (name, verb) =>
+    doing(trouble, async () => {
+      await send("POST", `/api/v1/supervision/${encodeURIComponent(name)}/${verb()}`);
+      showTree(tree, command, await get("/api/v1/supervision"));
+    });
+
+  keepUp(signal, async () => {
+    const response = await ask("/api/v1/supervision/events", { signal });
+    for await (const event of eventsIn(response)) {
+      showTree(tree, command, event.kind === "tree" ? event.data : await get("/api/v1/supervision", { signal }));
+    }
+  }, (text) => say(trouble, text));
+
+  look();
+  async function look() {
+    let before = null;
+    while (!signal.aborted) {
+      if (!document.hidden) {
+        try {
+          const seen = await get("/api/v1/overview", { signal });
+          showAttention(attention, seen.attention);
+          showTraffic(counts, plots, seen, before);
+          before = { at: performance.now(), counters: seen.counters };
+          showTree(tree, command, await get("/api/v1/supervision", { signal }));
+          showHand(hand, (await pageOf("/api/v1/outbound?status=processing&limit=20", { signal })).items);
+          say(trouble, "");
+        } catch (error) {
+          if (signal.aborted) return;
+          say(trouble, error.message);
+        }
+      }
+      await pause(EVERY, signal);
+    }
+  }
+}
+
+function showAttention(list, concerns) {
+  const wanted = concerns.length ? concerns : [{ grade: "ok", text: "Nothing needs attention.", about: null }];
+  if (list.dataset.shown === JSON.stringify(wanted)) return;
+  list.dataset.shown = JSON.stringify(wanted);
+  list.replaceChildren(
+    ...wanted.map((one) =>
+      h("li", { class: one.grade }, one.about ? h("a", { href: `#/${one.about}`, text: one.text }) : one.text),
+    ),
+  );
+}
+
+function showTraffic(counts, plots, seen, before) {
+  const { queue } = seen;
+  say(
+    counts,
+    queue
+      ? `${number(seen.mailboxes)} mailboxes · ${number(queue.queued)} queued · ${number(queue.processing)} being delivered · ${number(queue.held)} held`
+      : "The database does not answer.",
+  );
+  plots.due.push(queue ? queue.due : null);
+  plots.age.push(queue ? queue.oldest_due_seconds ?? 0 : null);
+  if (!before) return;
+  const seconds = (performance.now() - before.at) / 1000;
+  const gained = (name) => Math.max(0, seen.counters[name] - before.counters[name]);
+  plots.received.push(gained("received") / seconds);
+  plots.sent.push(gained("sent") / seconds);
+  const bad = gained("deferred") + gained("bounced") + gained("failed");
+  plots.errors.push(bad + gained("sent") ? (100 * bad) / (bad + gained("sent")) : 0);
+}
+
+function showTree(table, command, root) {
+  const nodes = [];
+  const walk = (node, depth) => {
+    nodes.push({ node, depth });
+    for (const child of node.children) walk(child, depth + 1);
+  };
+  walk(root, 0);
+  table.show(
+    nodes,
+    ({ node }) => node.name,
+    (row, { node, depth }) => {
+      row.cells[0].className = `actor indent-${Math.min(depth, 3)}`;
+      row.cells[1].className = `state ${node.state}`;
+      fill(row, [node.name, node.state.replace("_", " "), node.restarts, node.mailbox_depth, node.last_event]);
+      const swap = row.querySelector(".swap");
+      if (swap) say(swap, node.state === "paused" ? "resume" : "pause");
+    },
+    (row, { node, depth }) => {
+      if (depth === 0) return;
+      const swap = button("pause", (pressed) => command(node.name, () => swap.textContent)(pressed), { class: "swap" });
+      row.cells[5].append(button("restart", command(node.name, () => "restart")), " ", swap, " ", h("a", { href: `#/logs?actor=${encodeURIComponent(node.name)}`, text: "log" }));
+      for (const part of row.cells[5].children) part.ariaDescription = node.name;
+    },
+  );
+}
+
+function showHand(table, items) {
+  table.show(
+    items,
+    (one) => one.id,
+    (row, one) => fill(row, [undefined, when(one.created_at), one.attempts, one.priority]),
+    (row, one) => row.cells[0].append(h("a", { href: `#/queue/${one.id}`, text: one.subject ?? one.id })),
+  );
+}
