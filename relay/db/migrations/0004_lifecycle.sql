@@ -232,7 +232,10 @@ BEGIN
           AND p.ready IS DISTINCT FROM (p.action = fitting IS TRUE)
         FOR NO KEY UPDATE SKIP LOCKED
     );
-    IF FOUND AND fitting IS NOT NULL THEN
+    -- Also where nothing had to change: a taker may have held the row when it was to be parked.
+    IF EXISTS (SELECT FROM relay.token_queue p
+               WHERE p.account = NEW.id AND p.ready AND p.action = fitting)
+    THEN
         PERFORM pg_notify('token_insert', '');
     END IF;
     RETURN NULL;
