@@ -26,6 +26,8 @@ from typing import Any, TextIO, cast
 import structlog
 import trio
 
+from relay.systemd import journal_stream
+
 LEVELS: Mapping[str, int] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -33,6 +35,8 @@ LEVELS: Mapping[str, int] = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
+_PRIORITIES = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>", "critical": "<2>"}
+"""What the journal takes from the front of a line as its priority, so that it can select by it."""
 RING_LINES = 20_000
 
 Line = dict[str, Any]
@@ -159,6 +163,7 @@ class _Sink:
 
     def __init__(self, stream: TextIO, *, readable: bool) -> None:
         self._stream = stream
+        self._prefixes = _PRIORITIES if journal_stream(stream) else {}
         self._console = structlog.dev.ConsoleRenderer(colors=readable) if readable else None
 
     def __call__(self, logger: Any, method: str, event: structlog.typing.EventDict) -> str:
@@ -170,7 +175,7 @@ class _Sink:
             else render_json(line)
         )
         try:
-            self._stream.write(text + "\n")
+            self._stream.write(f"{self._prefixes.get(line['level'], '')}{text}\n")
             self._stream.flush()
         except (OSError, ValueError):
             pass  # nobody reads our stdout any more; the ring still has the line

@@ -1,0 +1,142 @@
+"""What systemd is told, and what the journal is given."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relay.systemd import ServiceManager
+from tests.relay_process import RelayProcess
+
+
+class Manager:
+    """The socket of a service manager, and what came to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self.settimeout = self._socket.settimeout
+        self.settimeout(60)
+
+    def heard(self) -> dict[str, str]:
+        """Return the next datagram, by name."""
+        text = self._socket.recv(4096).decode()
+        return dict(line.split("=", 1) for line in text.split("\n"))
+
+    def hears(self, name: str) -> dict[str, str]:
+        """Return the next datagram that has `name`."""
+        while name not in (found := self.heard()):
+            pass
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    found = Manager(tmp_path / "notify")
+    yield found
+    found.close()
+
+
+def test_a_start_and_a_stop_are_reported(manager: Manager, tmp_path: Path) -> None:
+    """Time to start in is asked for, READY comes with relay.json, STOPPING at SIGTERM."""
+    relay = RelayProcess(
+        tmp_path / "data",
+        env={"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "400000"},
+    )
+    process = relay.spawn()
+    try:
+        assert int(manager.heard()["EXTEND_TIMEOUT_USEC"]) >= 10_000_000
+        ready = manager.hears("READY")
+        assert ready["STATUS"].startswith("Serving http http://127.0.0.1:")
+        assert relay.run_file.exists()
+        for _ in range(3):
+            assert manager.heard() == {"WATCHDOG": "1"}, (
+                "twice within 0.4 s, for as long as it runs"
+            )
+        servers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert servers
+        for pid in servers:
+            assert b"NOTIFY_SOCKET" not in Path(f"/proc/{pid}/environ").read_bytes()
+        process.send_signal(signal.SIGTERM)
+        assert "SIGTERM" in manager.hears("STOPPING")["STATUS"]
+        assert process.wait(30) == 0
+    finally:
+        if process.poll() is None:
+            relay.kill()
+
+
+def test_a_blocked_loop_falls_silent(manager: Manager, tmp_path: Path) -> None:
+    """A relay that is stopped in its tracks says nothing, which is what a watchdog acts on."""
+    env = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "200000"}
+    with RelayProcess(tmp_path / "data", env=env) as relay:
+        manager.hears("READY")
+        manager.heard()
+        os.kill(relay.pid, signal.SIGSTOP)
+        try:
+            manager.settimeout(0.6)
+            with pytest.raises(TimeoutError):
+                for _ in range(4):  # what was on its way already
+                    manager.heard()
+        finally:
+            os.kill(relay.pid, signal.SIGCONT)
+        manager.settimeout(60)
+        assert manager.heard() == {"WATCHDOG": "1"}
+
+
+def test_the_environment_is_read_once_and_cleared() -> None:
+    """Children do not inherit the socket; a watchdog for another process is none of ours."""
+    environ = {"NOTIFY_SOCKET": "@name", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1", "A": "b"}
+    assert ServiceManager.from_environment(environ).watchdog is None
+    assert environ == {"A": "b"}
+    ours = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}
+    assert ServiceManager.from_environment(ours).watchdog == 3.0
+    assert not ServiceManager.from_environment({}).listens
+
+
+def test_an_abstract_socket_is_reached_and_a_dead_one_ignored(tmp_path: Path) -> None:
+    """A name that begins with @ is of the abstract namespace; nobody there is no error."""
+    name = f"relay-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(f"\0{name}")
+        listener.settimeout(20)
+        ServiceManager(f"@{name}").ready("Serving.")
+        assert listener.recv(100) == b"READY=1\nSTATUS=Serving."
+    ServiceManager(f"@{name}").ready("Serving.")
+    ServiceManager(str(tmp_path / "nowhere")).alive(1.0)
+
+
+def test_lines_for_the_journal_carry_their_gravity(tmp_path: Path) -> None:
+    """A line begins with its priority if stdout is the journal's stream, and only then."""
+    program = (
+        "from relay import log; log.configure(); log.get_logger().error('a.b', x=1);"
+        "log.get_logger().info('c.d')"
+    )
+    reading, writing = os.pipe()
+    found = os.fstat(writing)
+    for stream, expected in (
+        (f"{found.st_dev}:{found.st_ino}", b"<3><6>"),
+        ("1:2", b""),
+        ("", b""),
+    ):
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "JOURNAL_STREAM": stream},
+            stdout=writing,
+            check=True,
+            timeout=60,
+        )
+        lines = os.read(reading, 4096).splitlines()
+        assert b"".join(line[: line.index(b"{")] for line in lines) == expected
+    os.close(reading)
+    os.close(writing)
