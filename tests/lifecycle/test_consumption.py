@@ -1,0 +1,221 @@
+"""Using tokens: once, and refused alike whatever is wrong."""
+
+import secrets
+from functools import partial
+
+import trio
+from trio.testing import MockClock
+
+from relay.db.pool import Pool
+from relay.lifecycle.consumption import FREE_GUESSES, GUESS_EVERY, Consumed, Consumption, Guesses
+from relay.lifecycle.tokens import Action, sign
+from tests.lifecycle.people import account, insert, set_status, tokens
+
+KEY = bytes(range(32))
+
+
+def consumption(pool: Pool, *keys: bytes) -> Consumption:
+    """A process's view of the tokens."""
+    return Consumption(pool, lambda: keys or (KEY,))
+
+
+async def signed(pool: Pool, number: int, key: bytes = KEY) -> tuple[str, str]:
+    """Return the newest token of an account, signed, and its code."""
+    token = (await tokens(pool, number))[-1]
+    secret = bytes.fromhex(token["secret"].removeprefix("\\x"))
+    return sign(key, Action[token["action"].upper()], secret, token["code"]), token["code"]
+
+
+async def recovery(pool: Pool) -> tuple[int, str, str]:
+    """Make an active account with a recovery; return its id, the token and the code."""
+    (number,) = await insert(pool, status="active")
+    await pool.execute("SELECT relay.recover_account(%s)", (number,))
+    return (number, *await signed(pool, number))
+
+
+async def use(uses: Consumption, given: tuple[str, ...], results: list[Consumed | None]) -> None:
+    """Use a token, and add what came of it."""
+    results.append(await uses.consume(*given))
+
+
+def other(code: str) -> str:
+    """Return another code."""
+    return f"{(int(code) + 1) % 100_000:05}"
+
+
+async def test_an_activation_is_used_once_and_activates(any_pool: Pool):
+    """The answer tells whose it was; the second time there is none."""
+    (number,) = await insert(any_pool)
+    made = await account(any_pool, number)
+    token, _ = await signed(any_pool, number)
+    uses = consumption(any_pool)
+    assert await uses.consume(token) == Consumed(Action.ACTIVATION, number, made["login"], "active")
+    assert (await account(any_pool, number))["status"] == "active"
+    for again in (uses, consumption(any_pool)):  # this process, and one that does not remember
+        assert await again.consume(token) is None
+
+
+async def test_twenty_at_once_one_succeeds(any_pool: Pool):
+    """In two processes, for either kind."""
+    (number,) = await insert(any_pool)
+    activation, _ = await signed(any_pool, number)
+    known, token, code = await recovery(any_pool)
+    for arguments, account_id in (((activation,), number), ((token, code), known)):
+        processes = (consumption(any_pool), consumption(any_pool))
+        results: list[Consumed | None] = []
+
+        async with trio.open_nursery() as nursery:
+            for turn in range(20):
+                nursery.start_soon(use, processes[turn % 2], arguments, results)
+        (won,) = [result for result in results if result is not None]
+        assert won.account == account_id
+
+
+async def test_what_is_wrong_is_refused_and_burns_nothing(any_pool: Pool):
+    """Forged, unknown, of another key, without its code or with a wrong one: then the right."""
+    number, token, code = await recovery(any_pool)
+    uses = consumption(any_pool)
+    secret = secrets.token_bytes(32)
+    for given in (
+        (token,),
+        (token, other(code)),
+        (token, ""),
+        (token, code + "\n"),
+        (token[:-1] + ("A" if token[-1] != "A" else "E"), code),
+        ("", code),
+        ("x" * 86, code),
+        (sign(KEY, Action.PASSWORD_RECOVERY, secret, code), code),
+        (sign(KEY, Action.ACTIVATION, secret, code), code),
+        (await signed(any_pool, number, key=bytes(32))),
+    ):
+        assert await uses.consume(*given) is None
+    assert await uses.consume(token, code, action=Action.ACTIVATION) is None
+    used = await uses.consume(token, code, action=Action.PASSWORD_RECOVERY)
+    assert used is not None
+    assert used.action is Action.PASSWORD_RECOVERY
+
+
+async def test_expired_means_refused(any_pool: Pool):
+    """To the second, by the database's clock."""
+    (number,) = await insert(any_pool)
+    token, _ = await signed(any_pool, number)
+    await any_pool.execute(
+        "UPDATE relay.tokens SET expires_at = floor(extract(epoch FROM clock_timestamp()))"
+    )
+    assert await consumption(any_pool).consume(token) is None
+    assert (await account(any_pool, number))["status"] == "provisioned"
+
+
+async def test_a_suspended_account_uses_nothing_up(any_pool: Pool):
+    """Refused while suspended, good afterwards."""
+    (number,) = await insert(any_pool)
+    token, _ = await signed(any_pool, number)
+    await set_status(any_pool, number, "suspended")
+    uses = consumption(any_pool)
+    assert await uses.consume(token) is None
+    assert (await tokens(any_pool, number))[0]["consumed_at"] is None
+    await set_status(any_pool, number, "active")
+    assert await uses.consume(token) is not None
+
+
+async def test_a_suspension_on_its_way_decides_before_the_token_is_used(any_pool: Pool):
+    """The use waits for the suspension's commit, and then burns nothing."""
+    (number,) = await insert(any_pool)
+    token, _ = await signed(any_pool, number)
+    uses = consumption(any_pool)
+    results: list[Consumed | None] = []
+    async with trio.open_nursery() as nursery, any_pool.transaction() as suspending:
+        await suspending.execute(
+            "UPDATE relay.accounts SET status = 'suspended' WHERE id = %s", (number,)
+        )
+        nursery.start_soon(use, uses, (token,), results)
+        while not await any_pool.fetch_value("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            await trio.sleep(0.005)
+    assert results == [None]
+    assert (await tokens(any_pool, number))[0]["consumed_at"] is None
+
+
+async def test_a_code_that_was_changed_in_the_database_no_longer_opens(any_pool: Pool):
+    """The signature is good still; the row decides."""
+    number, token, code = await recovery(any_pool)
+    await any_pool.execute(
+        "UPDATE relay.tokens SET code = %s WHERE account = %s", (other(code), number)
+    )
+    assert await consumption(any_pool).consume(token, code) is None
+
+
+async def test_keys_may_be_rotated_meanwhile(any_pool: Pool):
+    """What a former key signed is good until the key is gone."""
+    first, second = await insert(any_pool, 2)
+    new = bytes(32)
+    ring = [KEY]
+    uses = Consumption(any_pool, lambda: ring)
+    old_token, _ = await signed(any_pool, first)
+    ring.insert(0, new)
+    assert await uses.consume(old_token) is not None
+    lost, _ = await signed(any_pool, second)
+    ring.remove(KEY)
+    assert await uses.consume(lost) is None
+    assert await uses.consume((await signed(any_pool, second, new))[0]) is not None
+
+
+async def test_a_token_used_here_is_refused_without_the_database(any_pool: Pool):
+    """Until it expires; so an outage between reads nothing into it."""
+    (number,) = await insert(any_pool)
+    token, _ = await signed(any_pool, number)
+    uses = consumption(any_pool)
+    await uses.consume(token)
+    await any_pool.close()
+    assert await uses.consume(token) is None
+
+
+async def test_codes_cannot_be_tried_out(pool: Pool):
+    """After so many wrong ones even the right one is refused, and is good after a pause."""
+    _, token, code = await recovery(pool)
+    _, another, its_code = await recovery(pool)
+    uses = consumption(pool)
+    for _ in range(FREE_GUESSES):
+        assert await uses.consume(token, other(code)) is None
+    assert await uses.consume(token, code) is None
+    assert await uses.consume(another, its_code) is not None  # each token for itself
+    uses._guessed = Guesses()  # what the pause does; its law is tested below
+    assert await uses.consume(token, code) is not None
+
+
+async def test_wrong_codes_do_not_hinder_activations(pool: Pool):
+    """They need no code, so whatever is given beside them counts as nothing."""
+    (number,) = await insert(pool)
+    token, code = await signed(pool, number)
+    uses = consumption(pool)
+    for _ in range(FREE_GUESSES + 1):
+        assert await uses.consume(token, other(code), action=Action.PASSWORD_RECOVERY) is None
+    assert await uses.consume(token, other(code)) is not None
+
+
+async def test_at_most_eighty_guesses_in_fifteen_minutes(autojump_clock: MockClock):
+    """Whoever guesses as often as he is let."""
+    guesses, token, made = Guesses(), b"token", 0
+    with trio.move_on_after(900):
+        while True:
+            if guesses.may(token):
+                guesses.wrong(token)
+                made += 1
+            else:
+                await trio.sleep(0.5)
+    assert made == FREE_GUESSES + 900 / GUESS_EVERY - 1 == 79
+
+
+async def test_what_is_remembered_is_bounded(autojump_clock: MockClock, monkeypatch):
+    """The oldest go first, and whatever is over."""
+    monkeypatch.setattr("relay.lifecycle.consumption.REMEMBERED", 100)
+    guesses = Guesses()
+    for number in range(1000):
+        guesses.wrong(b"%d" % number)
+    assert len(guesses._paid) == 100
+    await trio.sleep(GUESS_EVERY + 1)
+    guesses.wrong(b"new")
+    assert len(guesses._paid) == 1
+    uses = Consumption(None, partial(tuple, (KEY,)))  # type: ignore[arg-type]  # remembers only
+    for number in range(1000):
+        uses._remember(b"%d" % number, 900.0)
+    assert len(uses._used) == 100
