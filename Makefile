@@ -42,10 +42,13 @@ demo: setup
 soak: setup
 	$(PYTEST) -m soak --timeout=3600
 
-# The lock holds every platform and Python from 3.11 on, with hashes; uv is needed for this alone.
+# The locks hold every platform and Python from 3.11 on, with hashes; uv is needed for this alone.
+# The second is the part of the first that runs, without what tests and measures it (Dockerfile).
+LOCK := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-header --python-version 3.11
 lock:
-	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
-		--no-header --python-version 3.11 --all-extras pyproject.toml -o requirements.lock
+	$(LOCK) --all-extras pyproject.toml -o requirements.lock
+	$(LOCK) --extra mcp --constraints requirements.lock pyproject.toml -o requirements.run.lock
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
