@@ -94,7 +94,7 @@ async def run(
     `wake_outbound` tells this process's claimer of what was queued (None: none runs here);
     `private_webhooks` lets webhooks name private addresses; `anonymous_rate` is how many calls a
     second an address without a key may make, `trusted_proxies` whose word on that address counts;
-    `budget` is the collectors', to be shown.
+    `budget` is the collectors', to be shown; `devices` is this node's device inbox, if any.
     """
     announcer = _Announcer(pool)
     parser = Parser()  # its child starts with the first attachment that somebody downloads
@@ -121,7 +121,12 @@ async def run(
             private_webhooks=private_webhooks,
             wake_outbound=wake_outbound or announcer.wake,
             destinations=lambda: [] if gates is None else gates.statistics(trio.current_time()),
-            ready_checks=(_Database(pool).check, *ready_checks),
+            devices=devices,
+            ready_checks=(
+                _Database(pool).check,
+                *(() if devices is None else (devices.check,)),
+                *ready_checks,
+            ),
             public_url=public_url,
             anonymous_rate=anonymous_rate,
             trusted_proxies=trusted_proxies,

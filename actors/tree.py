@@ -83,6 +83,7 @@ from relay.outbound.lanes import Strip
 from relay.outbound.message import MalformedMessage
 from relay.outbound.post import Poster
 from relay.outbound.queue import Queue
+from relay.outbound.rates import Rates
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.settings import Settings
 from relay.smtp.connection import client_tls
@@ -165,7 +166,13 @@ def build_tree(
     queue = Queue(
         pool, uuid4(), lease_timeout=outbound.lease_timeout, max_attempts=outbound.max_attempts
     )
-    gates = Gates(outbound.concurrency, outbound.retry_unit, random.Random())  # noqa: S311 - jitter
+    upstream = _upstream(outbound.upstream)
+    gates = Gates(
+        outbound.concurrency,
+        outbound.retry_unit,
+        random.Random(),  # noqa: S311 - jitter
+        cap=outbound.domain_connections,
+    )
     wake_outbound = _due(claimer_box) if only is None or "claimer" in only else None
 
     inboxes = _inboxes(settings, resources)
@@ -228,7 +235,13 @@ def build_tree(
         ),
         ChildSpec(
             "reaper",
-            partial(reaper.run, pool=pool, queue=queue, retention=settings.expiry.retention),
+            partial(
+                reaper.run,
+                pool=pool,
+                queue=queue,
+                retention=settings.expiry.retention,
+                outbound_retention=outbound.retention,
+            ),
         ),
         # The claimer after the sender: stopped first, it hands over nothing more.
         ChildSpec(
@@ -241,12 +254,13 @@ def build_tree(
                 writer=writer_box,
                 gates=gates,
                 vault=resources.keyring.vault,
-                upstream=_upstream(outbound.upstream),
+                upstream=upstream,
                 domains=settings.smtp.domains,
                 # The oldest key: correlations outlast a rotation for as long as it is kept.
                 redact_key=hmac.digest(resources.keyring.signing[-1], b"relay redact", "sha256"),
                 context=client_tls(outbound.ca_file or None),
                 concurrency=outbound.concurrency,
+                route_connections=outbound.route_connections,
                 retry_unit=outbound.retry_unit,
             ),
             mailbox=sender_box,
@@ -260,6 +274,8 @@ def build_tree(
                 queue=queue,
                 sender=sender_box,
                 gates=gates,
+                rates=Rates(pool, route=outbound.route_rate, domain=outbound.domain_rate),
+                upstream=upstream.url,
                 announce=partial(announce, pool),
             ),
             mailbox=claimer_box,
@@ -375,7 +391,7 @@ def build_tree(
         )
     if server is not None:
         actors.insert(
-            _place(actors, "ingest"),
+            _place(actors, "keeper") + 1,
             ChildSpec(
                 "devices",
                 partial(

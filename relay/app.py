@@ -5,6 +5,9 @@ the ports are bound (a fault up to here is a `ConfigError`, status 78, and nothi
 touched), then the tree runs; `run/relay.json` appears when every actor is ready and goes
 at a clean stop.
 
+Under systemd the relay says when it is ready, that its loop turns, and that it stops
+(`relay.systemd`).
+
 Signals: the first SIGTERM or SIGINT drains, the second cuts every deadline to zero, the
 third exits at once; SIGHUP reads the settings again and applies the log level.
 
@@ -35,9 +38,11 @@ from relay.datadir import DataDir, Keyring
 from relay.db.embedded import Embedded
 from relay.db.listen import Hub
 from relay.db.pool import Pool
+from relay.devices.noise import KeyPair
 from relay.errors import ConfigError
 from relay.log import get_logger
 from relay.settings import Settings, load, parse_address
+from relay.systemd import ServiceManager
 from supervisor import (
     Context,
     Event,
@@ -56,6 +61,8 @@ EXIT_AT_ONCE = 1
 
 BLOCKED_EXIT = 60.0  # seconds of one blocking step after which the process ends itself
 
+ALIVE_EVERY = 10.0  # seconds at most between two signs of life to the service manager
+
 log = get_logger()
 
 
@@ -73,6 +80,10 @@ def up(
     try:
         # Unset secrets are made before anything is accepted that would need them.
         keyring = Keyring(data, settings.secret_key, settings.encryption_keys)
+        serves_devices = only is None or "devices" in only
+        device_key = None
+        if serves_devices:
+            device_key = KeyPair.from_private(data.device_key(settings.devices.key))
         with (
             _Listening(
                 "RELAY_SMTP__BIND",
@@ -83,9 +94,16 @@ def up(
             _Listening(
                 "RELAY_HTTP__BIND", settings.http.bind, wanted=only is None or "control" in only
             ) as http,
+            _Listening(
+                "RELAY_DEVICES__PUSH_BIND", settings.devices.push_bind, wanted=serves_devices
+            ) as push,
+            _Listening(
+                "RELAY_DEVICES__RECEIVE_BIND", settings.devices.receive_bind, wanted=serves_devices
+            ) as receive,
         ):
             logging.configure(settings.log.level, readable=sys.stdout.isatty())
-            return trio.run(_run, settings, data, keyring, only, config, smtp.sockets, http.sockets)
+            ports = Ports(smtp.sockets, http.sockets, push.sockets, receive.sockets)
+            return trio.run(_run, settings, data, keyring, device_key, only, config, ports)
     finally:
         data.release()
 
@@ -145,6 +163,16 @@ class _Listening:
             listener.close()
 
 
+@dataclasses.dataclass(frozen=True)
+class Ports:
+    """The sockets that listen, by what is spoken there; none where no role here serves it."""
+
+    smtp: tuple[socket.socket, ...]
+    http: tuple[socket.socket, ...]
+    push: tuple[socket.socket, ...]
+    receive: tuple[socket.socket, ...]
+
+
 def endpoint(listener: socket.socket) -> str:
     """Return `host:port` at which this machine reaches a bound socket; IPv6 in brackets."""
     host, port = listener.getsockname()[:2]
@@ -167,10 +195,10 @@ async def _run(
     settings: Settings,
     data: DataDir,
     keyring: Keyring,
+    device_key: KeyPair | None,
     only: frozenset[str] | None,
     config: Path | None,
-    smtp_sockets: tuple[socket.socket, ...],
-    http_sockets: tuple[socket.socket, ...],
+    ports: Ports,
 ) -> int:
     admin_token = new_admin_token()
     server = None if settings.database.url else Embedded(data.path / "postgres")
@@ -188,26 +216,37 @@ async def _run(
             listen_dsn=settings.database.direct_url or dsn,
             pool=pool,
             hub=Hub(),
-            smtp_sockets=smtp_sockets,
-            http_sockets=http_sockets,
+            smtp_sockets=ports.smtp,
+            http_sockets=ports.http,
+            push_sockets=ports.push,
+            receive_sockets=ports.receive,
+            device_key=device_key,
+            data_dir=data.path,
             admin_token_hash=hash_token(admin_token),
             keyring=keyring,
             logs=logging.ring,
-            page_url=_page_url(settings, http_sockets),
+            page_url=_page_url(settings, ports.http),
         ),
         only=only,
     )
     entries: dict[str, object] = {"pid": os.getpid()}
-    if http_sockets:
-        entries["http"] = f"http://{endpoint(http_sockets[0])}"
-    if smtp_sockets:
-        entries["smtp"] = endpoint(smtp_sockets[0])
+    if ports.http:
+        entries["http"] = f"http://{endpoint(ports.http[0])}"
+    if ports.smtp:
+        entries["smtp"] = endpoint(ports.smtp[0])
+    if device_key is not None:
+        entries["devices_push"] = endpoint(ports.push[0])
+        entries["devices_receive"] = endpoint(ports.receive[0])
+        entries["devices_key"] = device_key.public.hex()
     entries |= {"database_url": dsn, "admin_token": admin_token}
     code = EXIT_CLEAN
+    manager = ServiceManager.from_environment()
     gathered = _gather_metrics(supervisor, pool)
     async with trio.open_nursery() as nursery:
-        await nursery.start(_obey_signals, supervisor, config)
-        await nursery.start(_narrate, supervisor, data, entries)
+        await nursery.start(_obey_signals, supervisor, config, manager)
+        await nursery.start(_narrate, supervisor, data, entries, manager)
+        if manager.listens:
+            nursery.start_soon(_show_life, manager)
         try:
             await supervisor.run(tree)
         except ConfigError as error:
@@ -285,6 +324,7 @@ def _log_blocked(event: LoopBlocked) -> None:
 async def _obey_signals(
     supervisor: Supervisor,
     config: Path | None,
+    manager: ServiceManager,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     stops = 0
@@ -295,7 +335,9 @@ async def _obey_signals(
                 _reload(config)
                 continue
             stops += 1
-            log.info("relay.stopping", signal=signal.Signals(number).name, request=stops)
+            name = signal.Signals(number).name
+            log.info("relay.stopping", signal=name, request=stops)
+            manager.stopping(f"Stopping on {name}: what is in hand is finished.")
             if stops > 2:
                 os._exit(EXIT_AT_ONCE)
             supervisor.shutdown()
@@ -315,6 +357,7 @@ async def _narrate(
     supervisor: Supervisor,
     data: DataDir,
     entries: dict[str, object],
+    manager: ServiceManager,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Log what supervision does, and publish `relay.json` once every actor is ready."""
@@ -331,6 +374,16 @@ async def _narrate(
                     "relay.ready",
                     **{k: entries[k] for k in ("http", "smtp", "pid") if k in entries},
                 )
+                served = [f"{k} {entries[k]}" for k in ("http", "smtp") if k in entries]
+                manager.ready(f"Serving {', '.join(served) or 'its roles'}.")
+
+
+async def _show_life(manager: ServiceManager) -> None:
+    """Tell the service manager, twice within its patience, that this loop still turns."""
+    every = ALIVE_EVERY if manager.watchdog is None else min(ALIVE_EVERY, manager.watchdog / 2)
+    while True:
+        manager.alive(3 * ALIVE_EVERY)
+        await trio.sleep(every)
 
 
 def _settle_garbage() -> None:

@@ -8,6 +8,8 @@ Layout::
         postgres/          the embedded server, when there is no external one
         secret_key         made at the first start, mode 0600, unless the settings give one
         encryption_keys    likewise
+        device_key         likewise: the private half of what devices know this relay by
+        devices.db         what waits for devices, unless PostgreSQL keeps it
 
 Promises: two relays never share a directory (the second is a `ConfigError`, the first is
 unhurt; the lock is the kernel's, so a kill -9 leaves nothing to clean up); `relay.json` is
@@ -105,6 +107,20 @@ class DataDir:
         """Return the Fernet keys, newest first; made here when unset."""
         text = configured or self._kept("encryption_keys", lambda: Fernet.generate_key().decode())
         return tuple(part.strip() for part in text.split(",") if part.strip())
+
+    def device_key(self, configured: str) -> bytes:
+        """Return the private X25519 key (32 bytes) of the device ports; made here when unset."""
+        text = configured or self._kept("device_key", lambda: secrets.token_hex(32))
+        try:
+            key = bytes.fromhex(text)
+        except ValueError:
+            key = b""
+        if len(key) != 32:
+            raise ConfigError(
+                f"{self.path / 'device_key'} does not hold 64 hexadecimal digits; restore it, or "
+                "remove it to have another key made, which devices and pushers must then be told."
+            )
+        return key
 
     def _kept(self, name: str, make: Callable[[], str]) -> str:
         file = self.path / name

@@ -175,6 +175,12 @@ class Outbound(_Section):
     lease_timeout: Annotated[Seconds, Field(ge=2)] = 300.0
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 10
     retry_unit: Seconds = 60.0
+    route_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    domain_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    route_connections: Annotated[int, Field(ge=0)] = 0
+    domain_connections: Annotated[int, Field(ge=0)] = 0
+    retention: Annotated[Seconds, Field(ge=86_400)] = 30 * 86_400.0
+    private_upstreams: bool = False
     ca_file: str = ""
 
     @field_validator("upstream")
@@ -217,11 +223,19 @@ class Collector(_Section):
 class Devices(_Section):
     """The device inbox."""
 
+    key: str = ""
     store: Literal["sqlite", "postgres"] = "sqlite"
     push_bind: Bind = "127.0.0.1:7701"
     receive_bind: Bind = "127.0.0.1:7700"
     ttl: Annotated[Seconds, Field(gt=0)] = 30 * 86400.0
     reap_every: Annotated[Seconds, Field(gt=0)] = 3600.0
+
+    @field_validator("key")
+    @classmethod
+    def _key(cls, value: str) -> str:
+        if value and not re.fullmatch(r"[0-9a-fA-F]{64}", value):
+            raise ValueError("it must be 64 hexadecimal digits, as `relay device keygen` prints")
+        return value
 
 
 class Log(_Section):
@@ -391,6 +405,9 @@ def _unknown(shown: str, name: str, known: list[str]) -> str:
     return f"{shown} is not a setting of Relay{hint}"
 
 
+_SECRET = {"secret_key", "encryption_keys", "devices.key"}
+
+
 def _sentence(error: ValidationError, written: Mapping[str, str]) -> str:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"] if isinstance(part, str)]
@@ -398,7 +415,7 @@ def _sentence(error: ValidationError, written: Mapping[str, str]) -> str:
     shown = written.get(name, as_environment(name))
     reason = first["msg"].removeprefix("Value error, ").rstrip(".")
     reason = reason[:1].lower() + reason[1:] if reason.startswith("Input") else reason
-    if name in {"secret_key", "encryption_keys", "outbound.upstream", "database.url"}:
+    if name in {*_SECRET, "outbound.upstream", "database.url"}:
         return f"{shown} is not usable: {reason}."  # its value may hold a secret
     return f"{shown} is {first['input']!r}, which is not usable: {reason}."
 
@@ -411,7 +428,7 @@ def show(settings: Settings) -> dict[str, Any]:
         value = getattr(settings, section)
         if key:
             value = getattr(value, key)
-        if name in {"secret_key", "encryption_keys"} and value:
+        if name in _SECRET and value:
             value = "***"
         elif isinstance(value, str) and "://" in value:
             value = re.sub(r"(://[^:@/]*:)[^@/]*(@)", r"\1***\2", value)

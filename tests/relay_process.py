@@ -28,7 +28,10 @@ class RelayProcess:
         self, data_dir: Path, *, env: dict[str, str] | None = None, arguments: tuple[str, ...] = ()
     ) -> None:
         self.data_dir = data_dir
-        self.env = {"RELAY_SMTP__BIND": "127.0.0.1:0", "RELAY_HTTP__BIND": "127.0.0.1:0"}
+        self.env = {
+            f"RELAY_{name}": "127.0.0.1:0"
+            for name in ("SMTP__BIND", "HTTP__BIND", "DEVICES__PUSH_BIND", "DEVICES__RECEIVE_BIND")
+        }
         self.env.update(env or {})
         self.arguments = arguments
         self.process: subprocess.Popen[bytes] | None = None
@@ -87,6 +90,9 @@ class RelayProcess:
         """Let the next start take the ports of this one."""
         self.env["RELAY_SMTP__BIND"] = self.run["smtp"]
         self.env["RELAY_HTTP__BIND"] = self.run["http"].removeprefix("http://")
+        for name in ("push", "receive"):
+            if f"devices_{name}" in self.run:
+                self.env[f"RELAY_DEVICES__{name.upper()}_BIND"] = self.run[f"devices_{name}"]
 
     def stop(self, timeout: float = 30.0) -> int:
         """Ask it to stop (SIGTERM), and return its exit code."""

@@ -120,6 +120,10 @@ class DeviceServer:
                     self._open[kind] += 1
                     nursery.start_soon(self._attend, kind, sock)
 
+    def open(self) -> None:
+        """Let sessions in (again): the opposite of `drain`."""
+        self._draining = False
+
     def drain(self) -> None:
         """End receive sessions now, push sessions when what is in hand is answered."""
         self._draining = True

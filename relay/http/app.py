@@ -30,6 +30,7 @@ from relay.errors import DatabaseUnavailable, TemporaryFailure
 from relay.http import (
     accounts,
     collector,
+    devices,
     health,
     keyring,
     keys,
@@ -87,6 +88,7 @@ RESOURCES = (
     collector,
     tokens,
     lifecycle_pages,
+    devices,
     supervision,
     logs,
     keys,

@@ -26,6 +26,7 @@ import trio
 
 from relay.datadir import Keyring
 from relay.db.listen import Hub
+from relay.devices.desk import DeviceDesk
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import Report
@@ -163,6 +164,7 @@ class Deps:
     wake_outbound: WakeOutbound
     destinations: Callable[[], Sequence[Standing]] = tuple  # held back by this node's sender
     private_webhooks: bool = False  # whether a URL may name a private address
+    devices: DeviceDesk | None = None  # the device inbox, where this process has one
     ready_checks: Sequence[ReadyCheck] = ()
     public_url: str = ""
     anonymous_rate: float = 0.0  # calls a second of an address without a key; 0: no limit

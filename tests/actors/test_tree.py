@@ -9,6 +9,7 @@ from actors.tree import ROLES, Resources, build_tree
 from relay.datadir import DataDir, Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
+from relay.devices.noise import KeyPair
 from relay.errors import ConfigError
 from relay.log import LogRing
 from relay.settings import Settings, load
@@ -32,6 +33,10 @@ def names(
         hub=Hub(),
         smtp_sockets=(),
         http_sockets=(),
+        push_sockets=(),
+        receive_sockets=(),
+        device_key=KeyPair.generate() if only is None or "devices" in only else None,
+        data_dir=Path("none"),
         admin_token_hash=b"",
         keyring=Keyring(DataDir(Path("none")), "5a" * 32, Fernet.generate_key().decode()),
         logs=LogRing(),
@@ -52,6 +57,8 @@ def test_the_database_starts_first_and_the_doors_open_last():
         "sender",
         "claimer",
         "courier",
+        "keeper",
+        "devices",
         "collector",
         "ingest",
         "control",

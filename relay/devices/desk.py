@@ -1,0 +1,38 @@
+"""What the control plane, and an operator, see of the device inbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relay.devices.intake import Intake
+from relay.devices.server import DeviceServer, SessionStatistics
+from relay.devices.store import InboxStore, StoreStatistics, StoreUnavailable
+
+
+@dataclass(frozen=True)
+class DeviceDesk:
+    """The device inbox of this node.  `server` is None where no sessions are served."""
+
+    store: InboxStore
+    intake: Intake
+    server: DeviceServer | None = None
+
+    async def check(self) -> str | None:
+        """Return None when the store answers and can take a blob, else what is wrong."""
+        try:
+            await self.store.check()
+        except StoreUnavailable:
+            return "the device store does not answer"
+        return None
+
+    def inboxes(self) -> StoreStatistics:
+        """Return what waits, a few seconds old."""
+        return self.store.statistics()
+
+    def sessions(self) -> SessionStatistics:
+        """Return the sessions of this node."""
+        return SessionStatistics(0, 0, 0) if self.server is None else self.server.statistics()
+
+    def sessions_of(self, key: bytes) -> int:
+        """Return how many receive sessions a device has on this node."""
+        return 0 if self.server is None else self.server.sessions_of(key)

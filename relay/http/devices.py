@@ -1,0 +1,142 @@
+"""`POST /api/v1/devices/{key}/blobs`: a push without a session; `GET /api/v1/devices`: who waits.
+
+A blob is durable before the 201.  Nobody needs a credential to put one, as on the push port; the
+same caps hold, and refusals say which it was and, where they are temporary, when to try again.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+from quart import Response
+
+from relay.devices.desk import DeviceDesk
+from relay.devices.wire import MAX_ENVELOPE, Reason, Refused
+from relay.http.operations import Access, Answer, Call, Operation, json_response, read_body
+from relay.http.problems import Problem, unavailable
+
+if TYPE_CHECKING:
+    from relay.http.app import Api
+
+_KEY = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
+_TEMPORARY = {
+    Reason.INBOX_FULL: (507, "inbox-full", "The device's inbox holds all it may."),
+    Reason.RATE_LIMITED: (429, "device-rate", "This device takes no more blobs for now."),
+    Reason.UNAVAILABLE: (503, "unavailable", "The device store does not answer; try again."),
+}
+_RETRY = {"Retry-After": "seconds after which it is worth another try"}
+
+
+class StoredBlob(BaseModel):
+    """A blob that is durable."""
+
+    id: str
+    expires_at: datetime
+
+
+class FullInbox(BaseModel):
+    """One device's inbox: its key (64 hex digits), what waits, its sessions on this node."""
+
+    key: str
+    blobs: int
+    bytes: int
+    sessions: int
+
+
+class Overview(BaseModel):
+    """What waits for devices, a few seconds old, and the sessions of this node, as of now.
+
+    `oldest_age` is in seconds; `waiting` are the calls that wait for the store.
+    """
+
+    blobs: int
+    bytes: int
+    inboxes: int
+    oldest_age: float
+    waiting: int
+    push_sessions: int
+    receive_sessions: int
+    fullest: list[FullInbox]
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    deps = api.deps
+
+    def desk() -> DeviceDesk:
+        if deps.devices is None:
+            raise unavailable("This process has no device inbox (it runs without devices).")
+        return deps.devices
+
+    operation = Operation(
+        "Put a blob into a device's inbox",
+        "devices",
+        Access.OPEN,
+        (
+            Answer(201, "the blob is durable", StoredBlob),
+            Answer(404, "the key is not 64 hexadecimal digits"),
+            Answer(413, f"over {MAX_ENVELOPE} bytes"),
+            Answer(429, "too many blobs for this device", headers=_RETRY),
+            Answer(503, "the store does not answer", headers=_RETRY),
+            Answer(507, "the device's inbox is full", headers=_RETRY),
+        ),
+        raw_body="application/octet-stream",
+        max_body=MAX_ENVELOPE,
+        limited=False,  # by the recipient, as on the push port, whoever sends
+        details="The key is the device's X25519 public key. The same blob put twice is two blobs.",
+    )
+
+    @api.add("POST", "/api/v1/devices/<key>/blobs", operation)
+    async def put(call: Call, key: str) -> Response:
+        if _KEY.fullmatch(key) is None:
+            raise Problem(404, "not-found", "A device's key is 64 hexadecimal digits.")
+        inbox, envelope = desk(), await read_body(operation)
+        try:
+            stored = await api.committed(lambda: inbox.intake.put(bytes.fromhex(key), envelope))
+        except Refused as refused:
+            status, case, detail = _TEMPORARY[refused.reason]  # its size was seen to already
+            raise Problem(
+                status, case, detail, headers={"Retry-After": str(refused.retry_after)}
+            ) from refused
+        blob = StoredBlob(
+            id=str(stored.id), expires_at=datetime.fromtimestamp(stored.expires_at, UTC)
+        )
+        return json_response(blob.model_dump(mode="json"), 201)
+
+    @api.add(
+        "GET",
+        "/api/v1/devices",
+        Operation(
+            "See what waits for devices, and the sessions that are open",
+            "devices",
+            Access.SCOPE,
+            (Answer(200, "the fullest inboxes, the totals, the sessions", Overview),),
+            scope="admin",
+        ),
+    )
+    async def overview(call: Call) -> Response:
+        inbox = desk()
+        waiting, sessions = inbox.inboxes(), inbox.sessions()
+        return json_response(
+            Overview(
+                blobs=waiting.blobs,
+                bytes=waiting.bytes,
+                inboxes=waiting.inboxes,
+                oldest_age=waiting.oldest_age,
+                waiting=waiting.waiting,
+                push_sessions=sessions.push,
+                receive_sessions=sessions.receive,
+                fullest=[
+                    FullInbox(
+                        key=one.recipient.hex(),
+                        blobs=one.blobs,
+                        bytes=one.bytes,
+                        sessions=inbox.sessions_of(one.recipient),
+                    )
+                    for one in waiting.fullest
+                ],
+            ).model_dump(mode="json")
+        )
