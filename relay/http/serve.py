@@ -23,6 +23,7 @@ of it that remain once there is one plain socket and no lifespan protocol.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -61,7 +62,7 @@ class _Log(Logger):
         log.debug(
             "http.request",
             method=request.get("method", "WEBSOCKET"),
-            path=_without_addresses(request["path"]),
+            path=_loggable(request["path"]),
             status=None if response is None else response["status"],
             seconds=round(request_time, 6),
         )
@@ -80,9 +81,16 @@ class _Log(Logger):
         log.exception("http.failed", detail=message % args if args else message)
 
 
-def _without_addresses(path: str) -> str:
-    """Return a path as it may be logged: an address in it is somebody's."""
-    return "/".join("*" if "@" in part else part for part in path.split("/"))
+_OF_OURS = re.compile(
+    r"|v\d|\d{1,6}|[a-z\-]{1,24}(?:\.(?:json|js|css|html|svg|ico))?"
+    r"|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
+)
+"""What a path is made of here: words, numbers, ids."""
+
+
+def _loggable(path: str) -> str:
+    """Return a path as it may be logged: what else stands in it is an address, or a token."""
+    return "/".join(part if _OF_OURS.fullmatch(part) else "*" for part in path.split("/"))
 
 
 class _Stream:

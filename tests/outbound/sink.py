@@ -18,7 +18,7 @@ import trio
 
 
 class HangUp(Exception):
-    """Close the connection now, after saying `last`."""
+    """Close the connection now, after saying `last`; with no word at the dot, the mail is taken."""
 
     def __init__(self, last: bytes = b"") -> None:
         super().__init__()
@@ -171,8 +171,8 @@ class Sink:
     ) -> bytes:
         try:
             answer = await self.script(session, verb, line)
-        except HangUp:
-            if message is not None:
+        except HangUp as end:
+            if message is not None and not end.last:
                 await self._take(message)
             raise
         if answer is None:
