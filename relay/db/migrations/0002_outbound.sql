@@ -712,8 +712,9 @@ BEGIN
     IF address !~ '^[^@[:space:]<>(),;:"\\]{1,64}@[^@[:space:]<>(),;"\\]+$'
        OR address ~ '@[.-]|[.-]$|\.\.|^\.|\.@'
        OR octet_length(address) > 254 THEN
-        RAISE EXCEPTION '% is not an address: %', field, left(value, 100)
-            USING ERRCODE = 'invalid_parameter_value';
+        -- What was given, for the caller alone: the message itself goes into the server's log.
+        RAISE EXCEPTION '% is not an address', field
+            USING ERRCODE = 'invalid_parameter_value', DETAIL = left(value, 100);
     END IF;
 END
 $$;
@@ -754,8 +755,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF rank IS NULL THEN
-        RAISE EXCEPTION 'priority must be high, normal or bulk, not %', COALESCE(left(priority, 20), 'NULL')
-            USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'priority must be high, normal or bulk'
+            USING ERRCODE = 'invalid_parameter_value', DETAIL = COALESCE(left(priority, 20), 'NULL');
     END IF;
     IF NOT isfinite(send_at) THEN
         RAISE EXCEPTION 'send_at must be an instant' USING ERRCODE = 'invalid_parameter_value';
