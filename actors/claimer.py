@@ -11,7 +11,8 @@ Promises
 - A claim is committed before its messages are handed on, and no connection to the database is
   held while they are delivered.
 - Nothing is claimed without room, so nothing is leased that would lie about.
-- Mail of a lane whose destination is in trouble is claimed only as its gate allows.
+- Mail of a lane whose destination is in trouble is claimed only as its gate allows, and mail
+  whose route or domain has a rate only as that allows, all nodes together.
 
 Fails: never on an outage of the database; the next sweep finds the same rows.  A claim whose answer
 was lost, or that was handed to a sender that died, is a lease that runs out: due again, counted.
@@ -19,9 +20,10 @@ was lost, or that was handed to a sender that died, is a lease that runs out: du
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -35,7 +37,9 @@ from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import LaneBook
-from relay.outbound.queue import Batch, Queue
+from relay.outbound.queue import Batch, Claimed, Outcome, Queue
+from relay.outbound.rates import Meter, Rates, domain_key, route_key
+from relay.outbound.states import Cause
 from supervisor import Context, Drained, Mailbox
 
 log = get_logger()
@@ -50,6 +54,9 @@ _LOST = Counter(
 )
 _QUARANTINED = Counter(
     "relay_outbound_quarantined", "Messages set aside after lost leases.", registry=registry
+)
+_PUT_BACK = Counter(
+    "relay_outbound_over_rate", "Messages claimed beyond a rate and put back.", registry=registry
 )
 _SUPPRESSED = Counter(
     "relay_outbound_suppressed", "Messages cancelled at their turn.", registry=registry
@@ -74,16 +81,21 @@ async def run(
     queue: Queue,
     sender: Mailbox[Any],
     gates: Gates,
+    rates: Rates | None = None,
+    upstream: str = "loop:",
     announce: Callable[[], Any] | None = None,
     sweep_every: float = 4.0,
     rng: random.Random | None = None,
 ) -> None:
     """Claim until drained.
 
-    `sender`: the mailbox that `Deliver` and `Claiming` go to; `announce`: tells other nodes that
-    something is due (an async function); `sweep_every`: seconds, a quarter more or less.
+    `sender`: the mailbox that `Deliver` and `Claiming` go to; `rates`: None for no limits at all;
+    `upstream`: the URL, without credentials, of the route of mail without a sender of its own;
+    `announce`: tells other nodes that something is due (an async function); `sweep_every`:
+    seconds, a quarter more or less.
     """
-    claimer = _Claimer(ctx, queue, sender, gates, sweep_every, rng or random.Random())  # noqa: S311 - jitter, not a secret
+    rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+    claimer = _Claimer(ctx, queue, sender, gates, rates, upstream, sweep_every, rng)
     await sender.send(Claiming())
     ctx.ready()
     async with trio.open_nursery() as nursery:
@@ -102,6 +114,8 @@ class _Claimer:
         queue: Queue,
         sender: Mailbox[Any],
         gates: Gates,
+        rates: Rates | None,
+        upstream: str,
         sweep_every: float,
         rng: random.Random,
     ) -> None:
@@ -109,6 +123,11 @@ class _Claimer:
         self._queue = queue
         self._sender = sender
         self._gates = gates
+        self._rates = rates
+        self._upstream = upstream
+        self._limited = rates is not None  # until the first sweep says otherwise
+        self._meter = Meter()
+        self._routes: dict[int, str] = {}  # key of the route that a lane's mail took last
         self._sweep_every = sweep_every
         self._rng = rng
         self._book = LaneBook()
@@ -168,6 +187,8 @@ class _Claimer:
         if now >= self._swept_at + self._sweep_every:
             self._look = True
             self._swept_at = now + self._sweep_every * self._rng.uniform(-0.25, 0.25)
+            if self._rates is not None:
+                self._limited = await self._rates.limited()
         at = self._now()
         if at is not None and self._due_at is not None and at >= self._due_at:
             # What said so had another clock, or was early by the length of a commit: asked for
@@ -182,6 +203,8 @@ class _Claimer:
             at = self._now()
             if at is None:
                 break
+            if self._limited:
+                await self._lease(at)
             plan = self._book.plan(min(self._room, _MOST), at, self._allowance())
             if not plan:
                 break
@@ -190,6 +213,8 @@ class _Claimer:
             _SECONDS.observe(trio.current_time() - began)
             self._book.took(plan, batch.claimed)
             self._count(batch)
+            if self._limited:
+                await self._put_back(batch)
             if batch.messages:
                 self._room -= len(batch.messages)
                 await self._sender.send(Deliver(batch, self._epoch))
@@ -197,11 +222,74 @@ class _Claimer:
         return self._until_next_turn()
 
     def _allowance(self) -> Callable[[int, str], int | None] | None:
-        """How much of a lane its gate lets through; None while no gate stands anywhere."""
-        if not self._gates:
+        """How much of a lane its gate and its rates let through; None: nothing is limited."""
+        if not self._gates and not self._limited:
             return None
         now = trio.current_time()
-        return lambda lane, _: self._gates.allowance(lane, now)
+
+        def allowance(lane: int, domain: str) -> int | None:
+            by_gate = self._gates.allowance(lane, now)
+            if not self._limited or by_gate == 0:
+                return by_gate
+            by_rate = self._meter.share(self._keys(lane, domain))
+            if by_gate is None or by_rate is None:
+                return by_rate if by_gate is None else by_gate
+            return min(by_gate, by_rate)
+
+        return allowance
+
+    # Rates ----------------------------------------------------------------------------------------
+
+    def _keys(self, lane: int, domain: str) -> tuple[str, ...]:
+        """The rates that a lane falls under, as far as is known before its mail was seen."""
+        route = self._routes.get(lane)
+        return (domain_key(domain),) if route is None else (domain_key(domain), route)
+
+    async def _lease(self, at: datetime) -> None:
+        """Lease what the lanes that are due need, so that they may be shared out."""
+        now = trio.current_time()
+        wants = self._meter.survey((self._keys(*strip) for strip in self._book.due(at)), now)
+        if wants:
+            await self._ask(wants, now)
+            self._meter.survey((self._keys(*strip) for strip in self._book.due(at)), now)
+
+    async def _ask(self, wants: Mapping[str, int], now: float) -> None:
+        assert self._rates is not None  # else nothing is limited
+        self._meter.leased(wants, await self._rates.lease(wants), now)
+
+    async def _put_back(self, batch: Batch) -> None:
+        """Keep of what was claimed what the rates allow; the rest waits until they do.
+
+        A lane's share is reckoned with the route that its mail took last; what takes another one,
+        or one that was not known, can be too much.
+        """
+        now = trio.current_time()
+        keyed = [(message, self._keys_of(message)) for message in batch.messages]
+        unknown = {key for _, keys in keyed for key in keys if self._meter.unknown((key,))}
+        if unknown:
+            await self._ask(dict.fromkeys(unknown, len(keyed)), now)
+        kept: list[Claimed] = []
+        over: list[Outcome] = []
+        for message, keys in keyed:
+            # One whose lease was lost may be in the sender's hands still: it must hear of this.
+            if message.lost or self._meter.room(keys):
+                self._meter.spend(keys)
+                kept.append(message)
+                continue
+            wait = max(self._meter.wait(keys, now), 0.05)
+            over.append(Outcome(message.id, message.token, Cause.RELEASED, delay=wait))
+            due_at = self._instant(now + wait)
+            self._book.wake(message.lane, message.priority, due_at, message.domain)
+        if over:
+            batch.messages[:] = kept
+            _PUT_BACK.inc(len(over))
+            with contextlib.suppress(DatabaseUnavailable):  # they are lost leases then
+                await self._queue.finalise(over)
+
+    def _keys_of(self, message: Claimed) -> tuple[str, ...]:
+        route = route_key(message.upstream or self._upstream)
+        self._routes[message.lane] = route
+        return domain_key(message.domain), route
 
     async def _survey(self) -> None:
         self._look = False
@@ -212,6 +300,10 @@ class _Claimer:
         self._clock = at
         self._rested_at = self._clock_at + _REST * (self._clock_at - began)
         self._book.learn(strips, mark)
+        if self._limited:
+            self._meter.forget(self._clock_at)
+            known = {strip.lane for strip in strips}
+            self._routes = {lane: key for lane, key in self._routes.items() if lane in known}
 
     def _until_next_turn(self) -> float:
         now = trio.current_time()
@@ -227,18 +319,22 @@ class _Claimer:
             opening = self._gates.next_opening(now)
             if opening is not None:
                 instants.append(opening)
+            if self._limited and self._meter.next_at is not None:
+                instants.append(self._meter.next_at)
         return max(min(instants) - now, 0.0)
 
     def _now(self) -> datetime | None:
         """The database's clock, as far as it is known."""
-        if self._clock is None:
-            return None
-        return self._clock + timedelta(seconds=trio.current_time() - self._clock_at)
+        return None if self._clock is None else self._instant(trio.current_time())
+
+    def _instant(self, at: float) -> datetime:
+        """An instant of Trio's clock on the database's."""
+        assert self._clock is not None  # nothing is claimed before the first survey
+        return self._clock + timedelta(seconds=at - self._clock_at)
 
     @property
     def _epoch(self) -> float:
-        assert self._clock is not None  # nothing is claimed before the first survey
-        return self._clock.timestamp() - self._clock_at
+        return self._instant(0.0).timestamp()
 
     def _jitter(self, seconds: float) -> float:
         return seconds * self._rng.uniform(0.75, 1.25)

@@ -10,7 +10,8 @@ Promises
   what they meet; this is for what nobody claims.)
 - Account tokens that expired more than `retention` seconds ago are deleted, in batches; those that
   could be mailed and were missed by the triggers are made ready.
-- Partitions of finished outbound mail are made ahead and dropped after `outbound_keep_days`.
+- Partitions of finished outbound mail are made ahead and dropped after
+  `outbound_retention`.
 - One node reaps at a time, under the lease `reaper`; its statements carry the term.
 
 Fails: never on an outage of the database; the next round finds the same rows.
@@ -105,17 +106,17 @@ async def run(
     pool: Pool,
     queue: Queue | None = None,
     retention: float = 7 * 86400.0,
-    outbound_keep_days: float = 30.0,
+    outbound_retention: float = 30 * 86400.0,
     sweep_every: float = 60.0,
     rng: random.Random | None = None,
 ) -> None:
     """Reclaim until drained.
 
     `queue`: the outbound queue, if it is to be looked after; `retention`: seconds that a closed
-    mailbox, or an expired token, is kept; `outbound_keep_days`: days that finished mail is kept;
-    `sweep_every`: seconds between rounds, a quarter more or less.
+    mailbox, or an expired token, is kept; `outbound_retention`: seconds that finished mail is
+    kept; `sweep_every`: seconds between rounds, a quarter more or less.
     """
-    reaper = Reaper(pool, retention=retention, queue=queue, keep_days=outbound_keep_days)
+    reaper = Reaper(pool, retention=retention, queue=queue, outbound_retention=outbound_retention)
     rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
     ctx.ready()
     try:
@@ -135,7 +136,7 @@ class Reaper:
     retention: float
     node: UUID = field(default_factory=uuid4)
     queue: Queue | None = None
-    keep_days: float = 30.0
+    outbound_retention: float = 30 * 86400.0
     rolled_at: float = -math.inf
 
     async def round(self, ctx: Context) -> bool:
@@ -175,7 +176,7 @@ class Reaper:
         if trio.current_time() < self.rolled_at + _ROLL_EVERY:
             return
         try:
-            dropped = await queue.forget(keep_days=self.keep_days)
+            dropped = await queue.forget(keep=self.outbound_retention)
         except psycopg.errors.LockNotAvailable:
             log.info("outbound.not_rolled")  # somebody reads for long; there are weeks of time
             return

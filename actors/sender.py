@@ -143,6 +143,7 @@ async def run(
     redact_key: bytes,
     context: ssl.SSLContext | None = None,
     concurrency: int = 32,
+    route_connections: int = 0,
     retry_unit: float = 60.0,
     rng: random.Random | None = None,
 ) -> None:
@@ -151,7 +152,7 @@ async def run(
     `claimer`, `writer`: the mailboxes that `Room` and `Due`, and the loop's `Accept`, go to;
     `upstream`: for mail without a sender of its own; `domains`: this relay's own, the first of
     which it greets with; `context`: from `client_tls`; `concurrency`: deliveries at once;
-    `retry_unit`: seconds of back-off.
+    `route_connections`: of them through one route, 0 for any; `retry_unit`: seconds of back-off.
     """
     sender = _Sender(
         ctx,
@@ -166,6 +167,7 @@ async def run(
         redact_key,
         context,
         concurrency,
+        min(concurrency, route_connections or concurrency),
         retry_unit,
         rng or random.Random(),  # noqa: S311 - jitter, not a secret
     )
@@ -200,6 +202,7 @@ class _Sender:
         redact_key: bytes,
         context: ssl.SSLContext | None,
         concurrency: int,
+        full_width: int,
         retry_unit: float,
         rng: random.Random,
     ) -> None:
@@ -216,6 +219,7 @@ class _Sender:
         self._redact_key = redact_key
         self._context = context
         self._concurrency = concurrency
+        self._full_width = full_width  # connections that a route may have
         self._unit = retry_unit
         self._rng = rng
         lease = queue.lease_timeout
@@ -416,7 +420,7 @@ class _Sender:
         now = trio.current_time()
         lane = job.message.lane
         for key in (line.key, (line.key, job.message.domain)):
-            gate = self._gates.find(("route", key))
+            gate = self._gates.find(("route", key), destination=key is not line.key)
             if gate is None:
                 continue
             self._gates.before(lane, gate)
@@ -454,8 +458,8 @@ class _Sender:
         if self._gates and (gate := self._gates.find(("route", line.key))) is not None:
             if trio.current_time() < gate.opens_at:
                 return 0
-            return min(line.width, int(gate.window))
-        return line.width
+            return min(line.width, self._full_width, int(gate.window))
+        return min(line.width, self._full_width)
 
     # Working --------------------------------------------------------------------------------------
 
@@ -636,6 +640,8 @@ class _Sender:
         if job.gate is not None:
             job.gate.busy -= 1
             job.gate = None
+            if not self._leaving and Room(0) not in self._said:
+                self._say(Room(0))  # its lane may be claimed from again
         if self._jobs.get(job.message.id) is not job:
             return False
         del self._jobs[job.message.id]
@@ -694,7 +700,7 @@ class _Sender:
         now = trio.current_time()
         delivered = outcome.verdict is Verdict.DELIVERED
         if line is not None and not (
-            delivered and not self._gates and line.width >= self._concurrency
+            delivered and not self._gates and line.width >= self._full_width
         ):
             self._learn(line, job, outcome, now)
         self._drop(job)
@@ -774,7 +780,7 @@ class _Sender:
         domain = job.message.domain
         if outcome.verdict is not Verdict.DEFERRED and outcome.verdict is not Verdict.UNKNOWN:
             # It answered, whatever it said.
-            if line.width < self._concurrency:
+            if line.width < self._full_width:
                 line.width += 1
                 self._spread()
             for key in (line.key, (line.key, domain)):
@@ -784,7 +790,7 @@ class _Sender:
             return
         opening = outcome.phase in _OPENING
         key = line.key if opening else (line.key, domain)
-        gate = self._gates.make(("route", key))
+        gate = self._gates.make(("route", key), destination=not opening)
         self._gates.before(job.message.lane, gate)
         plain = opening or outcome.route_trouble or outcome.code == 421
         if not gate.bad(now, plain=plain):

@@ -11,6 +11,7 @@ Promises
   `backoff.pause`, which grows with each strike in a row and never exceeds ten units.
 - After a pause a single delivery probes; its success opens the gate, its failure strikes again.
 - What is in one gate's way is in no other's: gates are kept by route, and by route and domain.
+- Where deliveries to a domain are capped, its gate stands while there are any, and is never wider.
 
 Fails: never.
 
@@ -43,11 +44,13 @@ class Standing:
 class Gate:
     """The gate of one route or destination.  Times are seconds of any clock that only rises."""
 
-    __slots__ = ("_full", "_rng", "_unit", "busy", "opens_at", "strikes", "window")
+    __slots__ = ("_caps", "_full", "_rng", "_unit", "busy", "opens_at", "strikes", "window")
 
-    def __init__(self, full: int, unit: float, rng: random.Random) -> None:
-        """`full`: the width at which the gate is gone; `unit`: seconds, of the pauses."""
+    def __init__(self, full: int, unit: float, rng: random.Random, *, caps: bool = False) -> None:
+        """`full`: the width at which the gate is gone, or if it `caps`, which it never exceeds;
+        `unit`: seconds, of the pauses."""
         self._full = full
+        self._caps = caps
         self._unit = unit
         self._rng = rng
         self.window = float(full)
@@ -59,8 +62,8 @@ class Gate:
 
     @property
     def gone(self) -> bool:
-        """Whether the trouble is over and the gate may be forgotten."""
-        return self.window >= self._full
+        """Whether the gate holds nothing back and may be forgotten."""
+        return self.window >= self._full and not (self._caps and self.busy)
 
     def room(self, now: float) -> int:
         """How many more may go through now."""
@@ -95,9 +98,10 @@ class Gate:
 class Gates:
     """All gates of one node, and which lanes they stand before."""
 
-    def __init__(self, full: int, unit: float, rng: random.Random) -> None:
-        """`full` and `unit` as for `Gate`."""
+    def __init__(self, full: int, unit: float, rng: random.Random, *, cap: int = 0) -> None:
+        """`full` and `unit` as for `Gate`; `cap`: deliveries at once to a domain, 0 for any."""
         self._full = full
+        self._cap = cap if 0 < cap < full else 0
         self._unit = unit
         self._rng = rng
         self._gates: dict[Hashable, Gate] = {}
@@ -107,17 +111,22 @@ class Gates:
         return len(self._gates)
 
     def __bool__(self) -> bool:
-        return bool(self._gates)
+        """Whether there is any reason to ask."""
+        return bool(self._gates or self._cap)
 
-    def find(self, key: Hashable) -> Gate | None:
-        """The gate of a route or destination in trouble, or None."""
+    def find(self, key: Hashable, *, destination: bool = False) -> Gate | None:
+        """The gate that holds a route or `destination` back, or None."""
+        if destination and self._cap:
+            return self.make(key, destination=True)
         return self._gates.get(key)
 
-    def make(self, key: Hashable) -> Gate:
-        """The gate of a route or destination, made where there is none."""
+    def make(self, key: Hashable, *, destination: bool = False) -> Gate:
+        """The gate of a route or `destination`, made where there is none."""
         gate = self._gates.get(key)
         if gate is None:
-            gate = self._gates[key] = Gate(self._full, self._unit, self._rng)
+            caps = destination and self._cap > 0
+            full = self._cap if caps else self._full
+            gate = self._gates[key] = Gate(full, self._unit, self._rng, caps=caps)
         return gate
 
     def statistics(self, now: float) -> list[Standing]:
@@ -145,7 +154,9 @@ class Gates:
     def allowance(self, lane: int, now: float) -> int | None:
         """How many more of a lane's messages may be claimed; None: as many as you like."""
         gate = self._lanes.get(lane)
-        return None if gate is None or gate.gone else gate.room(now)
+        if gate is None or gate.gone:
+            return self._cap or None
+        return gate.room(now)
 
     def next_opening(self, now: float) -> float | None:
         """The earliest instant after `now` at which a gate opens that has mail waiting."""

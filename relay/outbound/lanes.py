@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -185,6 +185,13 @@ class LaneBook:
                 entry.floor = max(last, entry.floor)
             elif entry.woken <= self._planned_at:
                 del self._rings[ask.priority][ask.lane]
+
+    def due(self, at: datetime) -> Iterator[tuple[int, str]]:
+        """Each lane and domain with something due at `at`, the next in turn first."""
+        for ring in self._rings:
+            for entry in ring.values():
+                if entry.floor <= at:
+                    yield entry.lane, entry.domain
 
     def next_due(self, after: datetime) -> datetime | None:
         """The earliest instant later than `after` at which something known becomes due."""

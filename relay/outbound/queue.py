@@ -405,18 +405,27 @@ class Queue:
             unknown=[i for i, unknown, _ in rows if unknown],
         )
 
-    async def forget(self, *, keep_days: float = 30.0) -> int:
+    async def forget(self, *, keep: float = 30 * 86400.0) -> int:
         """Make partitions ahead, drop those past their time and keys past theirs.
 
-        Returns how many partitions were dropped.  A message goes `keep_days` after it finished,
-        within a week.
+        Returns how many partitions were dropped.  A message goes `keep` seconds after it
+        finished, or up to a week later: they go week by week.
         """
         await self._pool.execute(
             "DELETE FROM relay.outbound_keys WHERE created_at < now() - make_interval(secs => %s)",
             (KEY_LIFETIME,),
         )
+        # What the rates of the settings have left behind, and that counts for nothing any more.
+        await self._pool.execute(
+            """
+            DELETE FROM relay.outbound_rates
+            WHERE rate IS NULL
+              AND burst IS NULL
+              AND tat < now() - interval '1 hour'
+            """
+        )
         dropped: int = await self._pool.fetch_value(
-            "SELECT relay.outbound_roll(make_interval(secs => %s))", (keep_days * 86400.0,)
+            "SELECT relay.outbound_roll(make_interval(secs => %s))", (keep,)
         )
         return dropped
 

@@ -1,29 +1,30 @@
-"""Rates that all nodes share: messages a second through a route, to a domain, within a budget.
+"""Rates that all nodes share: messages a second through a route, and to a domain.
 
 The algorithm is GCRA (ITU-T I.371, the virtual scheduling form): one instant a key, the
 theoretical arrival time, says how much of the rate has been given away already.  A node leases
-what it will need in about the next second (`Rates.lease`, one statement for all its keys) and
-spends it from memory (`Meter`), so a message costs no query.
+what it will need in about the next second (`Rates.lease`, one call for all its keys) and spends it
+from memory (`Meter`), so a message costs no query.
 
 Promises
 - Whatever the number of nodes, no more than `burst + rate × t` messages are granted in any t
-  seconds, by the database's clock.  What a node was granted and did not spend is lost after a
-  slice: a limit errs on the side of too little.
-- A key without a row has no limit, and costs one look a slice.
+  seconds, by the database's clock.  What a node was granted and did not spend within a slice is
+  lost: a limit errs on the side of too little.
 - Two nodes that lease several keys at once take the rows in one order and cannot deadlock.
+- Where nothing is limited, nothing is asked but once a sweep whether that is still so.
 
 Fails with `DatabaseUnavailable` from the pool; the meter then allows nothing of a limited key
 until a lease succeeds.
 
 Why leased: counting from each worker's own snapshot overspends, and a query a message would cost
-more than the message.  `grant` is pure and is the same arithmetic as the statement's; a test holds
-the two together.
+more than the message.  A node asks for little at first and for twice as much whenever that was not
+enough: what it leases in vain, no other node has.  `grant` is pure and is the same arithmetic as
+`relay.outbound_lease`; a test holds the two together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,21 +33,15 @@ from relay.db.pool import Pool
 SLICE = 1.0
 """Seconds for which a node leases ahead."""
 
+_LEAST, _MOST = 8, 4096  # messages that a node asks for at once
+_MOST_LANES = 256  # lanes that one claim is shared among
+
 
 class Grant(NamedTuple):
-    """What a lease got: how many messages, and the seconds until more can be had (0: now)."""
+    """What a lease got: how many messages, and the seconds until it is worth asking for more."""
 
     granted: int
     wait: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """A limit: `rate` messages a second on average, `burst` at once after a silence."""
-
-    key: str
-    rate: float
-    burst: float = 1.0
 
 
 def route_key(url: str) -> str:
@@ -59,147 +54,125 @@ def domain_key(domain: str) -> str:
     return f"domain:{domain}"
 
 
-def budget_rate(monthly_budget: float, price_per_thousand: float) -> float:
-    """Messages a second that a monthly budget pays for, a month being 30 days.
-
-    $100 at $0.10 a thousand are a million messages, one every 2.592 s.
-    """
-    return monthly_budget / price_per_thousand * 1000 / (30 * 86400)
-
-
 def grant(tat: float, now: float, rate: float, burst: float, want: int) -> tuple[Grant, float]:
     """Grant up to `want` messages at `now` (seconds); return what, and the new arrival time.
 
-    `tat` is the theoretical arrival time so far.
+    `tat` is the theoretical arrival time so far.  After the wait there is half a slice's worth, or
+    the burst if that is less, so that nobody has to ask for each message.
     """
     start = max(tat, now)
     # Earned by now: the burst, less what of it is still to be paid back.
     free = max(math.floor((now - start) * rate + burst + 1e-6), 0)
     count = min(want, free)
     tat = start + count / rate
-    wait = 0.0 if count == want else max(tat - now - (burst - 1) / rate, 0.0)
-    return Grant(count, wait), tat
+    if count == want:
+        return Grant(count, 0.0), tat
+    worth = max(min(math.floor(burst), math.floor(rate * SLICE / 2)), 1)
+    return Grant(count, max(tat - now - (burst - worth) / rate, 0.0)), tat
 
 
 class Rates:
-    """The limits in `relay.outbound_rates`."""
+    """The limits in `relay.outbound_rates`, and those that every route and domain has."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, *, route: float = 0.0, domain: float = 0.0) -> None:
+        """`route`, `domain`: messages a second where the table says nothing else; 0: no limit.
+
+        Their burst is one second's worth.
+        """
         self._pool = pool
+        self._defaults = {"route": route or None, "domain": domain or None}
 
-    async def put(self, rate: Rate) -> None:
-        """Set a limit, or change it; what was granted before still counts."""
-        await self._pool.execute(
-            """
-            INSERT INTO relay.outbound_rates (key, rate, burst)
-            VALUES (%s, %s, %s)
-            ON CONFLICT (key) DO UPDATE
-            SET rate = excluded.rate, burst = excluded.burst
-            """,
-            (rate.key, rate.rate, rate.burst),
+    async def limited(self) -> bool:
+        """Whether anything has a limit."""
+        if any(self._defaults.values()):
+            return True
+        return bool(
+            await self._pool.fetch_value("SELECT EXISTS (SELECT FROM relay.outbound_rates)")
         )
-
-    async def remove(self, key: str) -> bool:
-        """Lift a limit.  False: there was none."""
-        return (
-            await self._pool.execute("DELETE FROM relay.outbound_rates WHERE key = %s", (key,)) > 0
-        )
-
-    async def list(self) -> list[Rate]:
-        """Every limit, by key."""
-        rows = await self._pool.fetch(
-            """
-            SELECT key, rate, burst
-            FROM relay.outbound_rates
-            ORDER BY key
-            """
-        )
-        return [Rate(*row) for row in rows]
 
     async def lease(self, wants: Mapping[str, int]) -> dict[str, Grant]:
-        """Take up to so many messages of each key; keys that are missing in the answer have no
-        limit."""
+        """Take up to so many messages of each key.
+
+        A key that is missing in the answer has no limit.
+        """
         if not wants:
             return {}
         rows = await self._pool.fetch(
             """
-            WITH wanted AS (
-                SELECT w.key, w.want
-                FROM unnest(%s::text[], %s::integer[]) AS w (key, want)
-            ), locked AS MATERIALIZED (
-                -- In the order of the keys: two nodes meet on the first row they share.
-                SELECT r.key, r.rate, r.burst, w.want, GREATEST(r.tat, clock_timestamp()) AS start,
-                       clock_timestamp() AS at
-                FROM relay.outbound_rates r
-                JOIN wanted w ON w.key = r.key
-                ORDER BY r.key
-                FOR NO KEY UPDATE OF r
-            ), granted AS MATERIALIZED (
-                SELECT l.*,
-                       LEAST(l.want, GREATEST(floor(
-                           extract(epoch FROM l.at - l.start)::float8 * l.rate + l.burst + 1e-6),
-                       0))::integer AS count
-                FROM locked l
-            )
-            UPDATE relay.outbound_rates r
-            SET tat = CASE WHEN g.count > 0 THEN g.start + make_interval(secs => g.count / g.rate)
-                           ELSE r.tat END
-            FROM granted g
-            WHERE r.key = g.key
-            RETURNING r.key, g.count,
-                      CASE WHEN g.count = g.want THEN 0
-                           ELSE GREATEST(0, extract(epoch FROM g.start - g.at)::float8
-                                            + (g.count - g.burst + 1) / g.rate) END
+            SELECT key, granted, wait
+            FROM relay.outbound_lease(%s::text[], %s::integer[], %s::float8[], %s)
             """,
-            (list(wants), list(wants.values())),
+            (
+                list(wants),
+                list(wants.values()),
+                [self._defaults.get(key.partition(":")[0]) for key in wants],
+                SLICE / 2,
+            ),
         )
-        return {key: Grant(count, float(wait)) for key, count, wait in rows}
+        return {key: Grant(granted, wait) for key, granted, wait in rows}
 
 
 @dataclass(slots=True)
 class _Account:
     left: int | None = 0  # None: no limit
+    asked: int = _LEAST // 2  # by the last lease
+    granted: int = _LEAST // 2
+    spent: int = _LEAST // 2  # since then
+    reserved: int = 0  # promised to lanes of the claim that is being planned
+    sharers: int = 0  # lanes of that claim
     asked_at: float = -math.inf
     wait_until: float = -math.inf
+
+    def want(self) -> int:
+        """How many to ask for, by how the last lease went."""
+        if self.spent < self.granted:
+            return max(self.spent, _LEAST)
+        return min(2 * self.asked, _MOST) if self.granted >= self.asked else self.asked
+
+    def lacks(self, now: float) -> bool:
+        """Whether it is to be leased: its slice is over, or spent and worth asking again."""
+        if self.left is None or self.left > 0:
+            return now >= self.asked_at + SLICE
+        return now >= self.wait_until
 
 
 class Meter:
     """What one node may still send of each key before it must lease again.  Pure.
 
-    Times are seconds of any clock that only rises.
+    Times are seconds of any clock that only rises.  A claim goes: `survey` the lanes, lease what
+    it says and tell `leased`, survey again, `share` for each lane, `spend` for each message.
     """
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
+        self.next_at: float | None = None
+        """When the earliest lane that was surveyed and is out of messages can have more."""
 
-    def room(self, keys: Iterable[str]) -> int | None:
-        """How many messages that fall under all of `keys` may go now; None: no limit."""
-        room: int | None = None
-        for key in keys:
-            left = self._accounts[key].left if key in self._accounts else 0
-            if left is not None:
-                room = left if room is None else min(room, left)
-        return room
-
-    def spend(self, keys: Iterable[str], count: int = 1) -> None:
-        """`count` messages that fall under `keys` go out."""
-        for key in keys:
-            account = self._accounts.get(key)
-            if account is not None and account.left is not None:
-                account.left -= count
-
-    def wants(self, keys: Iterable[str], now: float, most: int) -> dict[str, int]:
-        """What to lease now for the `keys` in use: those whose slice is over or spent.
-
-        `most` messages of each at the most: what the node can send in a slice.
-        """
+    def survey(self, lanes: Iterable[Sequence[str]], now: float) -> dict[str, int]:
+        """Look at the keys of each lane that has something due; return what to lease first."""
+        for account in self._accounts.values():
+            account.reserved = account.sharers = 0
+        self.next_at = None
         wants: dict[str, int] = {}
-        for key in keys:
-            account = self._accounts.setdefault(key, _Account())
-            stale = now >= account.asked_at + SLICE
-            spent = account.left is not None and account.left <= 0
-            if (stale or spent) and now >= account.wait_until:
-                wants[key] = most
+        found = 0
+        for keys in lanes:
+            accounts = [self._accounts.setdefault(key, _Account()) for key in keys]
+            lacking = False
+            wait_until = -math.inf
+            for key, account in zip(keys, accounts, strict=True):
+                if account.lacks(now):
+                    lacking = True
+                    wants[key] = account.want()
+                elif account.left is not None and account.left <= 0:
+                    wait_until = max(wait_until, account.wait_until)
+            if wait_until > now:
+                self.next_at = wait_until if self.next_at is None else min(self.next_at, wait_until)
+                continue
+            for account in accounts:
+                account.sharers += 1
+            found += not lacking
+            if found == _MOST_LANES or len(wants) >= _MOST_LANES:
+                break
         return wants
 
     def leased(self, wants: Mapping[str, int], grants: Mapping[str, Grant], now: float) -> None:
@@ -207,17 +180,62 @@ class Meter:
 
         What was left of the slice before is forgotten, overdrafts are not.
         """
-        for key in wants:
+        for key, want in wants.items():
             account = self._accounts.setdefault(key, _Account())
             account.asked_at = now
             found = grants.get(key)
             if found is None:
                 account.left = None
                 continue
+            account.asked, account.granted, account.spent = want, found.granted, 0
             account.left = min(account.left or 0, 0) + found.granted
-            account.wait_until = now + found.wait if found.granted == 0 else now
+            account.wait_until = now + found.wait if found.granted < want else now
 
-    def next_at(self) -> float | None:
-        """When the earliest key that is out of messages can be leased again; None: none is."""
-        empty = [a for a in self._accounts.values() if a.left is not None and a.left <= 0]
-        return min((account.wait_until for account in empty), default=None)
+    def share(self, keys: Sequence[str]) -> int | None:
+        """How many messages a lane under all of `keys` may claim; None: no limit.
+
+        They are promised to it until the next survey.
+        """
+        room: int | None = None
+        limited = []
+        for key in keys:
+            account = self._accounts.get(key)
+            if account is None:
+                return 0
+            if account.left is not None:
+                limited.append(account)
+                part = -(-account.left // max(account.sharers, 1))
+                part = min(part, account.left - account.reserved)
+                room = part if room is None else min(room, part)
+        if room is not None:
+            room = max(room, 0)
+            for account in limited:
+                account.reserved += room
+        return room
+
+    def unknown(self, keys: Iterable[str]) -> bool:
+        """Whether any of `keys` was never leased."""
+        return any(key not in self._accounts for key in keys)
+
+    def room(self, keys: Iterable[str]) -> bool:
+        """Whether one more message under all of `keys` may go."""
+        accounts = (self._accounts.get(key) for key in keys)
+        return all(a is not None and (a.left is None or a.left > 0) for a in accounts)
+
+    def spend(self, keys: Iterable[str]) -> None:
+        """A message under `keys` goes out, room or none."""
+        for key in keys:
+            account = self._accounts.get(key)
+            if account is not None and account.left is not None:
+                account.left -= 1
+                account.spent += 1
+
+    def wait(self, keys: Iterable[str], now: float) -> float:
+        """Seconds after which there may be room under `keys` again."""
+        accounts = [self._accounts[key] for key in keys if key in self._accounts]
+        return max((account.wait_until - now for account in accounts), default=0.0)
+
+    def forget(self, now: float) -> None:
+        """Drop the accounts that nobody has needed for a while."""
+        for key in [k for k, a in self._accounts.items() if now > a.asked_at + 60 * SLICE]:
+            del self._accounts[key]

@@ -81,14 +81,14 @@ async def test_old_partitions_go_when_nothing_is_left_of_them(node: Node):
     await node.pool.execute("SELECT relay.outbound_partition(%s)", (OLD,))
     waiting = await old_message(node.pool, 1)
     assert len(await partitions(node.pool, "outbound_letters")) == 4
-    dropped = await node.queue.forget(keep_days=30)
+    dropped = await node.queue.forget(keep=30 * 86400)
     assert dropped == 2  # log and attempts of that week
     assert len(await partitions(node.pool, "outbound_letters")) == 4
     await node.finish(await node.claim())
-    assert await node.queue.forget(keep_days=30) == 0
+    assert await node.queue.forget(keep=30 * 86400) == 0
     assert await status(node.pool, waiting) == "sent"
     await node.pool.execute("UPDATE relay.outbound_log SET finished_at = %s", (OLD,))
-    assert await node.queue.forget(keep_days=30) == 2
+    assert await node.queue.forget(keep=30 * 86400) == 2
     assert len(await partitions(node.pool, "outbound_letters")) == 3
     assert await node.pool.fetch_value("SELECT count(*) FROM relay.outbound_messages") == 0
 

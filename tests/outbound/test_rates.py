@@ -1,6 +1,7 @@
 """Shared rates: GCRA, the same in Python and in SQL, never overspent by several nodes."""
 
 import math
+from uuid import uuid4
 
 import pytest
 import trio
@@ -8,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.db.pool import Pool
-from relay.outbound.rates import (
-    Grant,
-    Meter,
-    Rate,
-    Rates,
-    budget_rate,
-    domain_key,
-    grant,
-    route_key,
-)
+from relay.outbound.queue import Queue
+from relay.outbound.rates import SLICE, Grant, Meter, Rates, domain_key, grant, route_key
 
 
 @given(
@@ -44,27 +37,33 @@ def test_never_more_than_the_burst_and_the_rate_allow(
             assert total <= burst + rate * (at - grants[first][0]) + 1e-3
 
 
-@given(rate=st.floats(0.1, 100), burst=st.integers(1, 10))
-def test_after_the_wait_there_is_one_more(rate: float, burst: int):
-    """The wait is neither too short nor much too long."""
+@given(rate=st.floats(0.1, 100), burst=st.integers(1, 200))
+def test_after_the_wait_it_is_worth_asking_again(rate: float, burst: int):
+    """There is half a slice's worth then, the burst if that is less, and at least one."""
+    worth = max(min(burst, math.floor(rate * SLICE / 2)), 1)
     (count, wait), tat = grant(-math.inf, 0.0, rate, burst, 1000)
     assert count == burst
-    assert wait == pytest.approx(1 / rate)
-    assert grant(tat, wait, rate, burst, 1000)[0].granted == 1
-    assert grant(tat, wait * 0.9, rate, burst, 1000)[0].granted == 0
+    assert wait == pytest.approx(worth / rate)
+    assert grant(tat, wait, rate, burst, 1000)[0].granted == worth
+    assert grant(tat, wait * 0.9 / worth, rate, burst, 1000)[0].granted == 0
 
 
-def test_a_budget_is_a_rate():
-    """$100 a month at $0.10 a thousand: a million in thirty days."""
-    assert budget_rate(100, 0.10) * 30 * 86400 == pytest.approx(1_000_000)
+async def limit(pool: Pool, key: str, rate: float, burst: float | None = None) -> None:
+    """What an operator would type."""
+    await pool.execute(
+        "INSERT INTO relay.outbound_rates (key, rate, burst) VALUES (%s, %s, %s)",
+        (key, rate, burst),
+    )
 
 
 async def test_sql_and_python_grant_alike(any_pool: Pool):
     """The burst at once, then by the rate; a key without a row has no limit."""
     rates = Rates(any_pool)
+    assert not await rates.limited()
     one, two = route_key("smtps://up.example:465"), domain_key("example.com")
-    await rates.put(Rate(one, rate=0.001, burst=10))
-    await rates.put(Rate(two, rate=2000.0, burst=4))
+    await limit(any_pool, one, 0.001, 10)
+    await limit(any_pool, two, 2000.0, 4)
+    assert await rates.limited()
     found = await rates.lease({one: 7, two: 4, "domain:free.example": 5})
     assert found == {one: Grant(7, 0.0), two: Grant(4, 0.0)}
     (count, wait) = (await rates.lease({one: 7}))[one]
@@ -74,19 +73,32 @@ async def test_sql_and_python_grant_alike(any_pool: Pool):
     assert (await rates.lease({one: 1}))[one].granted == 0
     await trio.sleep(0.01)
     assert (await rates.lease({two: 100}))[two].granted == 4
-    assert [rate.key for rate in await rates.list()] == [two, one]
-    assert await rates.remove(one)
-    assert not await rates.remove(one)
-    assert await rates.lease({one: 1}) == {}
     assert await rates.lease({}) == {}
+
+
+async def test_the_settings_limit_what_the_table_does_not(any_pool: Pool):
+    """Each key by its kind; one second's worth at once; a row's own rate goes first."""
+    rates = Rates(any_pool, route=0.0, domain=5.0)
+    assert await rates.limited()
+    await limit(any_pool, "domain:big.example", 50.0)
+    found = await rates.lease({"domain:a.example": 100, "domain:big.example": 100, "route:x": 100})
+    assert {key: granted for key, (granted, _) in found.items()} == {
+        "domain:a.example": 5, "domain:big.example": 50,
+    }  # fmt: skip
+    assert (await rates.lease({"domain:a.example": 100}))["domain:a.example"].granted == 0
+    node = Queue(any_pool, uuid4())
+    await any_pool.execute("UPDATE relay.outbound_rates SET tat = now() - interval '2 hours'")
+    await node.forget()
+    left = await any_pool.fetch("SELECT key FROM relay.outbound_rates")
+    assert left == [("domain:big.example",)]
 
 
 async def test_several_nodes_share_one_rate(any_pool: Pool):
     """Eight that ask at once, for two keys in either order, get the burst between them."""
-    rates = Rates(any_pool)
-    keys = ["domain:a.example", "domain:b.example"]
-    for key in keys:
-        await rates.put(Rate(key, rate=0.001, burst=20))
+    rates = Rates(any_pool, route=0.001)
+    keys = ["domain:a.example", "domain:b.example", "route:c"]
+    for key in keys[:2]:
+        await limit(any_pool, key, 0.001, 20)
     got = dict.fromkeys(keys, 0)
 
     async def ask(order: list[str]) -> None:
@@ -97,39 +109,71 @@ async def test_several_nodes_share_one_rate(any_pool: Pool):
     async with trio.open_nursery() as nursery:
         for number in range(8):
             nursery.start_soon(ask, keys[:: 1 if number % 2 else -1])
-    assert got == dict.fromkeys(keys, 20)
+    assert got == {keys[0]: 20, keys[1]: 20, keys[2]: 1}
 
 
-def test_the_meter_spends_what_was_leased_and_asks_again():
+def test_the_meter_shares_what_was_leased_and_asks_again():
     """Unknown keys allow nothing until asked; unlimited ones anything; spent ones wait."""
     meter = Meter()
-    keys = ["route:x", "domain:y"]
-    assert meter.room(keys) == 0
-    wants = meter.wants(keys, 0.0, 50)
-    assert wants == {"route:x": 50, "domain:y": 50}
+    lane = ("domain:y", "route:x")
+    assert meter.share(lane) == 0
+    wants = meter.survey([lane], 0.0)
+    assert wants == {"route:x": 8, "domain:y": 8}
     meter.leased(wants, {"domain:y": Grant(3, 0.5)}, 0.0)
-    assert meter.room(["route:x"]) is None
-    assert meter.room(keys) == 3
-    assert meter.wants(keys, 0.5, 50) == {}
-    meter.spend(keys, 3)
-    assert meter.room(keys) == 0
-    wants = meter.wants(keys, 0.6, 50)
-    assert wants == {"domain:y": 50}
-    meter.leased(wants, {"domain:y": Grant(0, 2.0)}, 0.6)
-    assert meter.next_at() == 2.6
-    assert meter.wants(["domain:y"], 2.0, 50) == {}
-    assert meter.wants(["domain:y"], 2.6, 50) == {"domain:y": 50}
+    assert meter.survey([lane], 0.1) == {}
+    assert meter.share(("route:x",)) is None
+    assert meter.share(lane) == 3
+    assert meter.share(lane) == 0  # promised already
+    for _ in range(3):
+        assert meter.room(lane)
+        meter.spend(lane)
+    assert not meter.room(lane)
+    assert meter.survey([lane], 0.4) == {}
+    assert meter.next_at == 0.5
+    assert meter.survey([lane], 0.6) == {"domain:y": 8}
+    meter.leased({"domain:y": 8}, {"domain:y": Grant(0, 2.0)}, 0.6)
+    assert meter.survey([lane], 1.5) == {"route:x": 8}
+    assert meter.survey([lane], 2.6) == {"route:x": 8, "domain:y": 8}
+    assert meter.wait(lane, 2.0) == pytest.approx(0.6)
+    meter.forget(70.0)
+    assert meter.unknown(lane)
+
+
+def test_lanes_of_one_rate_share_it():
+    """Each gets its part, and what is over goes to the first."""
+    meter = Meter()
+    lanes = [("domain:y", "route:a"), ("domain:y", "route:b"), ("domain:z",)]
+    keys = {key for lane in lanes for key in lane}
+    meter.leased(dict.fromkeys(keys, 8), {"domain:y": Grant(7, 0.0)}, 0.0)
+    assert meter.survey(lanes, 0.1) == {}
+    assert [meter.share(lane) for lane in lanes] == [4, 3, None]
 
 
 def test_what_is_left_of_a_slice_is_lost_and_an_overdraft_is_not():
     """A limit errs on the side of too little."""
     meter = Meter()
-    wants = meter.wants(["k"], 0.0, 5)
+    wants = meter.survey([("k",)], 0.0)
     meter.leased(wants, {"k": Grant(5, 0.0)}, 0.0)
-    meter.spend(["k"], 2)
-    assert meter.wants(["k"], 1.0, 5) == {"k": 5}
+    meter.spend(["k"])
+    assert meter.survey([("k",)], 0.9) == {}
+    assert meter.survey([("k",)], 1.0) == {"k": 8}
     meter.leased(wants, {"k": Grant(5, 0.0)}, 1.0)
-    assert meter.room(["k"]) == 5
-    meter.spend(["k"], 7)
+    for _ in range(7):
+        meter.spend(["k"])
     meter.leased(wants, {"k": Grant(5, 0.0)}, 2.0)
-    assert meter.room(["k"]) == 3
+    meter.survey([("k",)], 2.0)
+    assert meter.share(("k",)) == 3
+
+
+def test_a_node_asks_for_what_it_can_use():
+    """Twice as much when all was used, less when some was not: the rest is for other nodes."""
+    meter = Meter()
+    now, asked = 0.0, []
+    for used in (8, 16, 32, 20, 20, 0):
+        ((key, want),) = meter.survey([("k",)], now).items()
+        asked.append(want)
+        meter.leased({key: want}, {key: Grant(want, 0.0)}, now)
+        for _ in range(min(used, want)):
+            meter.spend([key])
+        now += 1.0
+    assert asked == [8, 16, 32, 64, 20, 40]

@@ -332,17 +332,21 @@ CREATE TRIGGER suppressions_fold BEFORE INSERT OR UPDATE ON relay.suppressions
 
 CREATE TABLE relay.outbound_rates (
     key        text COLLATE "C" PRIMARY KEY,
-    rate       double precision NOT NULL CHECK (rate > 0),
-    burst      double precision NOT NULL DEFAULT 1 CHECK (burst >= 1),
+    rate       double precision CHECK (rate > 0),
+    burst      double precision CHECK (burst >= 1),
     tat        timestamptz NOT NULL DEFAULT '-infinity',
     created_at timestamptz NOT NULL DEFAULT now()
 );
 COMMENT ON TABLE relay.outbound_rates IS
-    'Limits that all nodes share; no row, no limit.  Arithmetic: relay/outbound/rates.py.';
+    'Limits that all nodes share, of certain routes and domains; the settings outbound.route_rate '
+    'and outbound.domain_rate are for all others.  Insert, update and delete at will: nodes follow '
+    'within seconds.  Arithmetic: relay/outbound/rates.py.';
 COMMENT ON COLUMN relay.outbound_rates.key IS
-    'route:<scheme://host:port>, domain:<destination domain>, or a name of the caller''s.';
-COMMENT ON COLUMN relay.outbound_rates.rate IS 'Messages a second.';
-COMMENT ON COLUMN relay.outbound_rates.burst IS 'Messages that may go at once after a silence.';
+    'route:<scheme://host:port> or domain:<destination domain, in lower case>.';
+COMMENT ON COLUMN relay.outbound_rates.rate IS
+    'Messages a second; NULL: what the settings say (the relay makes such rows itself).';
+COMMENT ON COLUMN relay.outbound_rates.burst IS
+    'Messages that may go at once after a silence; NULL: one second''s worth.';
 COMMENT ON COLUMN relay.outbound_rates.tat IS
     'GCRA''s theoretical arrival time: when all that was granted will have been earned.';
 
@@ -567,6 +571,62 @@ COMMENT ON FUNCTION relay.outbound_claim(uuid, double precision, bigint[], small
                                          integer[], integer, integer, integer) IS
     'Leases up to p_limits[i] due messages of lane and priority i, and returns all that delivering '
     'them needs.  Called by relay/outbound/queue.py.';
+
+CREATE FUNCTION relay.outbound_lease(
+    p_keys     text[],
+    p_wants    integer[],
+    p_defaults double precision[],
+    p_worth    double precision
+) RETURNS TABLE (key text, granted integer, wait double precision)
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_column
+BEGIN
+    -- A row for each key that only the settings limit, so that there is something to lock.
+    INSERT INTO relay.outbound_rates (key)
+    SELECT w.key
+    FROM unnest(p_keys, p_defaults) AS w (key, rate)
+    WHERE w.rate IS NOT NULL
+    ORDER BY w.key
+    ON CONFLICT ON CONSTRAINT outbound_rates_pkey DO NOTHING;
+    RETURN QUERY
+    WITH locked AS MATERIALIZED (
+        -- In the order of the keys: two nodes meet on the first row they share.
+        SELECT r.key, r.tat, w.want, COALESCE(r.rate, w.rate) AS rate,
+               GREATEST(COALESCE(r.burst, r.rate, w.rate), 1) AS burst
+        FROM relay.outbound_rates r
+        JOIN unnest(p_keys, p_wants, p_defaults) AS w (key, want, rate) ON w.key = r.key
+        ORDER BY r.key
+        FOR NO KEY UPDATE OF r
+    ), timed AS MATERIALIZED (
+        -- The clock after the locks: whoever waited for one must not look back.
+        SELECT l.*, c.at, GREATEST(l.tat, c.at) AS start
+        FROM locked l
+        CROSS JOIN (SELECT clock_timestamp() AS at FROM (SELECT count(*) FROM locked) n OFFSET 0) c
+        WHERE l.rate IS NOT NULL
+    ), counted AS MATERIALIZED (
+        SELECT t.*,
+               LEAST(t.want, GREATEST(floor(
+                   extract(epoch FROM t.at - t.start)::float8 * t.rate + t.burst + 1e-6), 0)
+               )::integer AS count
+        FROM timed t
+    )
+    UPDATE relay.outbound_rates r
+    SET tat = CASE WHEN c.count > 0 THEN c.start + make_interval(secs => c.count / c.rate)
+                   ELSE r.tat END
+    FROM counted c
+    WHERE r.key = c.key
+    RETURNING r.key, c.count,
+              CASE WHEN c.count = c.want THEN 0
+                   ELSE GREATEST(0, extract(epoch FROM c.start - c.at)::float8
+                        + (c.count - c.burst
+                           + GREATEST(LEAST(floor(c.burst), floor(c.rate * p_worth)), 1)) / c.rate)
+              END;
+END
+$$;
+COMMENT ON FUNCTION relay.outbound_lease(text[], integer[], double precision[], double precision) IS
+    'Grants up to p_wants[i] messages of p_keys[i], whose rate is its row''s or p_defaults[i]; a key '
+    'without either has no limit and no row in the answer.  Called by relay/outbound/rates.py.';
 
 CREATE FUNCTION relay.outbound_finalise(
     p_ids       uuid[],
