@@ -125,7 +125,8 @@ class Consumption:
             {
                 "secret": verified.secret,
                 "action": verified.action.label,
-                "code": code,
+                # Five digits, having been verified; beside an activation it may be anything.
+                "code": code if verified.action is Action.PASSWORD_RECOVERY else None,
                 "status": "provisioned" if verified.action is Action.ACTIVATION else "active",
             },
         )
