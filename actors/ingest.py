@@ -42,7 +42,7 @@ class _Mailboxes:
         self.find = lookups.find
         self._writer = writer
 
-    async def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> str | None:
+    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> _Stored:
         reply: Reply[Accepted] = Reply()
         letter = Accept(
             reverse_path,
@@ -53,10 +53,23 @@ class _Mailboxes:
         try:
             self._writer.send_nowait(letter)
         except trio.WouldBlock:
-            await self._writer.send(letter)
+            raise TemporaryFailure("the writer is behind") from None
         except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
             raise TemporaryFailure("the writer has ended") from error
-        accepted = await reply.wait()
+        return _Stored(reply)
+
+
+class _Stored:
+    def __init__(self, reply: Reply[Accepted]) -> None:
+        self._reply = reply
+        self.then = reply.then
+
+    @property
+    def settled(self) -> bool:
+        return self._reply.settled
+
+    def result(self) -> str | None:
+        accepted = self._reply.value()
         if accepted.error is not None:
             raise TemporaryFailure(accepted.error)
         return str(next(iter(accepted.stored.values()))) if accepted.stored else None
@@ -109,6 +122,7 @@ async def run(
     try:
         async with trio.open_nursery() as service:
             service.start_soon(lookups.run)
+            service.start_soon(server.turns.run)
             service.start_soon(server.watch)
             async with trio.open_nursery() as sessions, trio.open_nursery() as listeners:
                 for copy in copies:

@@ -12,6 +12,7 @@ a lost `Deliver` is a lease that runs out, after which its messages are due agai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -48,11 +49,11 @@ class Reply(Generic[T]):
     Every message accepted awaits one, so it costs a flag and a switch of tasks, no `trio.Event`.
     """
 
-    __slots__ = ("_settled", "_task", "_value")
+    __slots__ = ("_settled", "_value", "_wake")
 
     def __init__(self) -> None:
         self._settled = False
-        self._task: trio.lowlevel.Task | None = None
+        self._wake: Callable[[], None] | None = None
         self._value: T | None = None
 
     def settle(self, value: T) -> None:
@@ -60,26 +61,35 @@ class Reply(Generic[T]):
         if self._settled:
             return
         self._settled, self._value = True, value
-        if self._task is not None:
-            trio.lowlevel.reschedule(self._task)
-            self._task = None
+        if self._wake is not None:
+            self._wake()
+            self._wake = None
 
     @property
     def settled(self) -> bool:
         """Whether an answer was given."""
         return self._settled
 
+    def then(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once, when settled, instead of a `wait`."""
+        self._wake = wake
+
+    def value(self) -> T:
+        """Return the answer, once settled."""
+        return self._value  # type: ignore[return-value]  # set when settled, always
+
     async def wait(self) -> T:
         """Wait for the answer."""
         if self._settled:
             await trio.lowlevel.checkpoint()
         else:
-            self._task = trio.lowlevel.current_task()
+            task = trio.lowlevel.current_task()
+            self._wake = lambda: trio.lowlevel.reschedule(task)
             await trio.lowlevel.wait_task_rescheduled(self._abandon)
         return self._value  # type: ignore[return-value]  # set when settled, always
 
     def _abandon(self, _: Any) -> trio.lowlevel.Abort:
-        self._task = None
+        self._wake = None
         return trio.lowlevel.Abort.SUCCEEDED
 
 

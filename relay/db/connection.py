@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 import select
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 from types import TracebackType
@@ -36,7 +36,7 @@ from typing import Any, Self, cast
 import psycopg
 import trio
 from psycopg import errors as e
-from psycopg import pq, waiting
+from psycopg import generators, pq, waiting
 from psycopg._conninfo_utils import get_param, is_ip_address, split_attempts
 from psycopg.abc import RV, AdaptContext, ConnDict, ConnParam, Params, PQGen, PQGenConn, Query
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -61,6 +61,7 @@ _BUSY_FOR = 0.005  # s; a COPY whose socket is always ready gives others a turn 
 
 _ACTIVE = pq.TransactionStatus.ACTIVE
 _OK = pq.ConnStatus.OK
+_GOOD = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
 _R, _W, _RW = waiting.Wait.R, waiting.Wait.W, waiting.Wait.RW
 _READY_R, _READY_W = waiting.Ready.R, waiting.Ready.W
 _ready_now = waiting._ready  # a poll() with a time-out of zero, in C
@@ -115,6 +116,24 @@ class _Lock:
         exc_tb: TracebackType | None,
     ) -> None:
         self.release()
+
+
+class Statement:
+    """A statement that is run very often: its parameters come, its columns leave, in PostgreSQL's
+    binary form (`relay.db.arrays` packs arrays), and nothing is looked up or converted on the way.
+
+    `sql` has `$1`, `$2` …; `types` are the OIDs of the parameters.  Make one for each text, once.
+    """
+
+    __slots__ = ("formats", "name", "sql", "types")
+    _made = 0
+
+    def __init__(self, sql: str, types: Sequence[int]) -> None:
+        Statement._made += 1
+        self.name = b"relay_%d" % Statement._made
+        self.sql = sql.encode()
+        self.types = tuple(types)
+        self.formats = (pq.Format.BINARY,) * len(self.types)
 
 
 class Cursor(psycopg.AsyncCursor[Row]):
@@ -202,6 +221,7 @@ class Connection(psycopg.AsyncConnection[Any]):
         super().__init__(pgconn, row_factory)
         self.lock = _Lock()
         self.cursor_factory = Cursor
+        self._statements: set[Statement] = set()  # prepared here
         self._turn_began = monotonic()
 
     @classmethod
@@ -349,6 +369,44 @@ class Connection(psycopg.AsyncConnection[Any]):
         return await self.cursor(binary=binary).execute(
             query, params, prepare=prepare, binary=binary or None
         )
+
+    async def run(self, statement: Statement, params: Sequence[bytes | None]) -> pq.abc.PGresult:
+        """Run a `Statement`, prepared once a connection, and return libpq's result of it.
+
+        No cursor, no adaptation: a fifth of what `execute` costs.  `psycopg.Error` as there.
+        """
+        await checkpoint_if_cancelled()
+        lock = self.lock
+        if not lock.acquire_nowait():
+            await lock.acquire()
+        try:
+            return await self.wait(self._run_gen(statement, params))
+        except e.Error as error:
+            raise error.with_traceback(None) from error.__cause__
+        finally:
+            lock.release()
+
+    def _run_gen(
+        self, statement: Statement, params: Sequence[bytes | None]
+    ) -> PQGen[pq.abc.PGresult]:
+        pgconn = self.pgconn
+        if self.prepare_threshold is None:  # a PgBouncer that knows none
+            pgconn.send_query_params(
+                statement.sql, params, statement.types, statement.formats, pq.Format.BINARY
+            )
+        else:
+            if statement not in self._statements:
+                pgconn.send_prepare(statement.name, statement.sql, statement.types)
+                self._checked((yield from generators.execute(pgconn)))
+                self._statements.add(statement)
+            pgconn.send_query_prepared(statement.name, params, statement.formats, pq.Format.BINARY)
+        return self._checked((yield from generators.execute(pgconn)))
+
+    def _checked(self, results: Sequence[pq.abc.PGresult]) -> pq.abc.PGresult:
+        result = results[-1]
+        if result.status not in _GOOD:
+            raise e.error_from_result(result, encoding="utf-8")
+        return result
 
     async def cancel_safe(
         self,

@@ -27,7 +27,7 @@ connections: nothing resets it, and PgBouncer would not keep it.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -37,7 +37,7 @@ import trio
 from psycopg.conninfo import conninfo_to_dict
 from trio.lowlevel import checkpoint_if_cancelled
 
-from relay.db.connection import CLEANUP_TIMEOUT, Connection, connect
+from relay.db.connection import CLEANUP_TIMEOUT, Connection, Statement, connect
 from relay.errors import ConfigError, DatabaseUnavailable
 from relay.log import get_logger
 
@@ -191,12 +191,28 @@ class Pool:
         *,
         binary: bool = False,
     ) -> T:
+        async def call(conn: Connection) -> T:
+            return take(await conn.execute(sql, params or None, binary=binary))
+
+        return await self._borrow(call, timeout)
+
+    async def run(
+        self,
+        statement: Statement,
+        params: Sequence[bytes | None],
+        *,
+        timeout: float | None = None,
+    ) -> psycopg.pq.abc.PGresult:
+        """Run a `Statement`, which costs a fifth of a `fetch` here, and return libpq's result:
+        `ntuples`, `get_value(row, column)` as bytes."""
+        return await self._borrow(lambda conn: conn.run(statement, params), timeout)
+
+    async def _borrow(self, call: Callable[[Connection], Awaitable[T]], timeout: float | None) -> T:
         seconds = self.call_timeout if timeout is None else timeout
         conn = await self._acquire(None)
         try:
             with trio.move_on_after(seconds):
-                cursor = await conn.execute(sql, params or None, binary=binary)
-                return take(cursor)
+                return await call(conn)
             conn.abandon()
             raise DatabaseUnavailable(f"PostgreSQL did not answer within {seconds:g} s")
         except psycopg.Error as error:

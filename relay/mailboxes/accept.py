@@ -22,16 +22,16 @@ the executor each.
 from __future__ import annotations
 
 import os
-import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
+from uuid import UUID, SafeUUID
 
 import psycopg
 import trio
 
+from relay.db.arrays import BYTEAS, TEXTS, UUIDS, byteas, texts, uuids
+from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, RelayError
 from relay.log import get_logger
@@ -43,6 +43,8 @@ LARGE = 256 * 1024
 
 _SHED = 1024 * 1024  # bytes; libpq never shrinks a connection's buffer, so it is not used again
 
+
+_new, _set = object.__new__, object.__setattr__
 
 _entropy = b""
 _entropy_at = 0
@@ -60,62 +62,18 @@ def message_id() -> UUID:
     random = int.from_bytes(_entropy[_entropy_at : _entropy_at + 8], "big")
     _entropy_at += 8
     milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
-    return UUID(
-        int=milliseconds << 80
+    made = _new(UUID)  # its constructor takes longer than all the rest
+    _set(
+        made,
+        "int",
+        milliseconds << 80
         | 0x7 << 76
         | (nanoseconds * 4096 // 1_000_000) << 64
         | 0x2 << 62
-        | random & 0x3FFF_FFFF_FFFF_FFFF
+        | random & 0x3FFF_FFFF_FFFF_FFFF,
     )
-
-
-class _Array:
-    """A one-dimensional array that is in PostgreSQL's binary form already.
-
-    psycopg asks every element for its type and its dumper, which for a batch of messages took as
-    long as the query itself.
-    """
-
-    __slots__ = ("data",)
-    oid = element = 0
-
-    def __init__(self, values: Sequence[bytes]) -> None:
-        # array_recv(): dimensions, flags, type of the elements; length and lower bound; elements.
-        parts = [_ARRAY_HEAD.pack(1, 0, self.element, len(values), 1)]
-        for value in values:
-            parts += (_LENGTH.pack(len(value)), value)
-        self.data = b"".join(parts)
-
-
-_ARRAY_HEAD = struct.Struct(">iiIii")
-_LENGTH = struct.Struct(">i")
-
-
-class _Uuids(_Array):
-    element, oid = 2950, 2951
-
-
-class _Texts(_Array):
-    element, oid = 25, 1009
-
-
-class _Byteas(_Array):
-    element, oid = 17, 1001
-
-
-class _ArrayDumper(psycopg.adapt.Dumper):
-    format = psycopg.pq.Format.BINARY
-
-    def __init__(self, cls: type[_Array], context: Any = None) -> None:
-        super().__init__(cls, context)
-        self.oid = cls.oid
-
-    def dump(self, obj: _Array) -> bytes:
-        return obj.data
-
-
-for _kind in (_Uuids, _Texts, _Byteas):
-    psycopg.adapters.register_dumper(_kind, _ArrayDumper)
+    _set(made, "is_safe", SafeUUID.unknown)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,33 +86,42 @@ class Row:
     raw: bytes
 
 
+_INSERT = Statement(
+    """
+    INSERT INTO relay.messages (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
+    SELECT o.id, m.id, clock_timestamp(), o.reverse_path, o.address, o.raw
+    FROM unnest($1, $2, $3, $4)
+         AS o (id, address, reverse_path, raw)
+    JOIN relay.mailboxes m ON m.address = o.address
+    CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet  -- until the commit
+    WHERE m.is_active
+      AND m.expires_at > clock_timestamp()
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+    """,
+    (UUIDS, TEXTS, TEXTS, BYTEAS),
+)
+
+
 async def insert_many(pool: Pool, rows: Sequence[Row]) -> set[UUID]:
     """Store rows whose mailboxes are live; return the ids stored now.
 
     Keep them small together (`LARGE` each, a mebibyte in all): PostgreSQL spreads the arrays out
     in memory.
     """
-    found = await pool.fetch(
-        """
-        INSERT INTO relay.messages (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
-        SELECT o.id, m.id, clock_timestamp(), o.reverse_path, o.address, o.raw
-        FROM unnest(%b, %b, %b, %b)
-             AS o (id, address, reverse_path, raw)
-        JOIN relay.mailboxes m ON m.address = o.address
-        CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet  -- until the commit
-        WHERE m.is_active
-          AND m.expires_at > clock_timestamp()
-        ON CONFLICT (id) DO NOTHING
-        RETURNING id
-        """,
+    result = await pool.run(
+        _INSERT,
         (
-            _Uuids([row.id.bytes for row in rows]),
-            _Texts([row.address.encode() for row in rows]),
-            _Texts([row.reverse_path.encode() for row in rows]),
-            _Byteas([row.raw for row in rows]),
+            uuids([row.id for row in rows]).data,
+            texts([row.address for row in rows]).data,
+            texts([row.reverse_path for row in rows]).data,
+            byteas([row.raw for row in rows]).data,
         ),
     )
-    return {stored for (stored,) in found}
+    if result.ntuples == len(rows):
+        return {row.id for row in rows}
+    stored = {result.get_value(number, 0) for number in range(result.ntuples)}
+    return {row.id for row in rows if row.id.bytes in stored}
 
 
 async def insert_one(
@@ -214,28 +181,42 @@ async def stored_among(
     return {stored for (stored,) in found}
 
 
-class _Question:
+class Question:
     """One session that waits to hear whether a mailbox is live."""
 
-    __slots__ = ("address", "answered", "error", "live", "task")
+    __slots__ = ("_error", "_live", "_wake", "address", "settled")
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.live = False
-        self.error: str | None = None
-        self.answered = False
-        self.task: trio.lowlevel.Task | None = None
+        self.settled = False
+        self._live = False
+        self._error: str | None = None
+        self._wake: Callable[[], None] | None = None
 
-    def answer(self, live: bool, error: str | None) -> None:
-        self.live, self.error, self.answered = live, error, True
-        if self.task is not None:
-            trio.lowlevel.reschedule(self.task)
-            self.task = None
+    def then(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
 
-    def forget(self, _: Any) -> trio.lowlevel.Abort:
-        """The session was cancelled: nobody waits any more."""
-        self.task = None
-        return trio.lowlevel.Abort.SUCCEEDED
+    def settle(self, live: bool, error: str | None = None) -> None:
+        self._live, self._error, self.settled = live, error, True
+        if self._wake is not None:
+            self._wake()
+
+    def result(self) -> bool:
+        if self._error is not None:
+            raise DatabaseUnavailable(self._error)
+        return self._live
+
+
+_LIVE = Statement(
+    """
+    SELECT address
+    FROM relay.mailboxes
+    WHERE address = ANY($1)
+      AND is_active
+      AND expires_at > clock_timestamp()
+    """,
+    (TEXTS,),
+)
 
 
 class Lookups:
@@ -248,23 +229,19 @@ class Lookups:
         """`batch`: the most addresses asked for in one query."""
         self._pool = pool
         self._batch = batch
-        self._questions: list[_Question] = []
+        self._questions: list[Question] = []
         self._asked = trio.lowlevel.ParkingLot()
 
-    async def find(self, address: str) -> bool:
-        """Whether a live mailbox has this canonical address.  `DatabaseUnavailable`."""
-        question = _Question(address)
+    def find(self, address: str) -> Question:
+        """Ask whether a live mailbox has this canonical address."""
+        question = Question(address)
         self._questions.append(question)
         self._asked.unpark()
-        question.task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(question.forget)
-        if question.error is not None:
-            raise DatabaseUnavailable(question.error)
-        return question.live
+        return question
 
     async def run(self) -> None:
         """Answer questions until cancelled; those that are open then are answered with an error."""
-        asked: list[_Question] = []
+        asked: list[Question] = []
         try:
             while True:
                 while not self._questions:
@@ -276,27 +253,19 @@ class Lookups:
                 await self._answer(asked)
         finally:
             for question in asked + self._questions:
-                if not question.answered:
-                    question.answer(False, "the relay is stopping")
+                if not question.settled:
+                    question.settle(False, "the relay is stopping")
             self._questions = []
 
-    async def _answer(self, asked: list[_Question]) -> None:
+    async def _answer(self, asked: list[Question]) -> None:
+        addresses = list({question.address for question in asked})
         try:
-            found = await self._pool.fetch(
-                """
-                SELECT address
-                FROM relay.mailboxes
-                WHERE address = ANY(%b)
-                  AND is_active
-                  AND expires_at > clock_timestamp()
-                """,
-                (_Texts([question.address.encode() for question in asked]),),
-            )
+            result = await self._pool.run(_LIVE, (texts(addresses).data,))
         except (RelayError, psycopg.Error) as error:
             log.warning("mailboxes.lookup_failed", error=str(error), waiting=len(asked))
             for question in asked:
-                question.answer(False, str(error))
+                question.settle(False, str(error))
             return
-        live = {address for (address,) in found}
+        live = {result.get_value(number, 0) for number in range(result.ntuples)}
         for question in asked:
-            question.answer(question.address in live, None)
+            question.settle(question.address.encode() in live)

@@ -35,8 +35,11 @@ _QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
 def canonical(address: str) -> str:
     """Return the canonical spelling of `address`, or raise ValueError."""
     lowered = address.lower()
-    if not _PLAIN.fullmatch(lowered):
-        lowered = _unusual(address)
+    if _PLAIN.fullmatch(lowered):  # ASCII: a character is a byte
+        if len(lowered) <= MAX_BYTES and lowered.index("@") <= MAX_LOCAL_BYTES:
+            return lowered
+        raise ValueError("the address is too long")
+    lowered = _unusual(address)
     if len(lowered.encode()) > MAX_BYTES or len(lowered.rpartition("@")[0].encode()) > (
         MAX_LOCAL_BYTES
     ):

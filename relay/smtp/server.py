@@ -54,6 +54,7 @@ from relay.smtp.syntax import (
     enhanced,
     foreign_reply,
 )
+from relay.smtp.turns import Answer, Seat, Turns
 
 log = get_logger()
 
@@ -98,10 +99,10 @@ _BUFFERED = Gauge(
 class Mailboxes(Protocol):
     """Where a session's mail goes.  Both calls raise `TemporaryFailure` for trouble of ours."""
 
-    async def find(self, address: str) -> bool:
+    def find(self, address: str) -> Answer[bool]:
         """Whether a live mailbox has this canonical address, now."""
 
-    async def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> str | None:
+    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Answer[str | None]:
         """Make a message durable; an id to show, or None when no recipient is live any more."""
 
 
@@ -193,8 +194,11 @@ class Server:
         ]
         self.offers = [f"250-{offer}" for offer in offers[:-1]] + [f"250 {offers[-1]}"]
         self.ehlo = "".join(f"{line}\r\n" for line in self.offers).encode()
+        self.turns = Turns()
         self.prototype = _prototype(self)
         self._complained_at = -math.inf
+        self.now = 0.0
+        """The time of the last look at the clock, by `watch` or at a connection."""
         _OPEN.set_function(lambda: self.gate.open)
         _BUFFERED.set_function(lambda: self.budget.used)
 
@@ -238,7 +242,7 @@ class Server:
         tick = min(1.0, shortest / 4)
         while True:
             await trio.sleep(tick)
-            now = trio.current_time()
+            self.now = now = trio.current_time()
             for session in [session for session in self.sessions if session.due <= now]:
                 session.expire()
 
@@ -266,6 +270,7 @@ class Server:
             sock.close()
             self.gate.leave(key)
             return
+        self.now = trio.current_time()
         session = Session(self, sock, address)
         self.sessions.add(session)
         nursery.start_soon(self._attend, session, key)
@@ -343,6 +348,7 @@ class Session(SMTP):
         """When its peer is out of time; `Server.watch` looks."""
         self._sock = sock
         self._fd = sock.fileno()
+        self._seat = Seat(server.turns, sock)
         self._scope = trio.CancelScope()
         self._input = b""
         self._at = 0  # how much of it was read
@@ -366,7 +372,7 @@ class Session(SMTP):
         cut_off = True  # by its deadline, by draining, by the end of ingest
         try:
             with self._scope:
-                reason = await self._live()
+                reason = await self._seat.host(self._live())
                 cut_off = False
             if self._scope.cancelled_caught:
                 reason = self.ending
@@ -414,6 +420,7 @@ class Session(SMTP):
     async def _linger(self) -> None:
         """Read on for a moment: closing with unread input would take our last reply back (RST)."""
         self._sock.shutdown(socket.SHUT_WR)
+        await self._seat.go_home()
         with trio.move_on_after(self.limits.linger_timeout):
             while await self._receive():
                 pass
@@ -434,18 +441,15 @@ class Session(SMTP):
 
     async def _receive(self) -> bytes:
         """Wait for bytes; none means that the peer has said its last."""
-        while True:
-            await wait_readable(self._fd)
-            try:
-                return self._sock.recv(CHUNK if self._receiving else _COMMANDS)
-            except BlockingIOError:
-                continue
+        return await self._seat.read(CHUNK if self._receiving else _COMMANDS)
 
     async def _fill(self) -> None:
         """Send what there is to say, then add at least one byte to the input."""
         if self._output:
-            await self._flush()
-        chunk = await self._receive()
+            left = self._send()
+            if left:
+                await self._send_on(left)
+        chunk = await self._seat.read(CHUNK if self._receiving else _COMMANDS)
         if not chunk:
             raise _Over("closed")
         if self._at == len(self._input):
@@ -455,29 +459,35 @@ class Session(SMTP):
         self._at = 0
 
     async def _flush(self) -> None:
-        data = b"".join(self._output)
-        self._output.clear()
+        if left := self._send():
+            await self._send_on(left)
+
+    def _send(self) -> bytes:
+        """Send what there is to say; return what the socket does not take now."""
+        output = self._output
+        data = output[0] if len(output) == 1 else b"".join(output)
+        output.clear()
         try:
             sent = self._sock.send(data)
         except BlockingIOError:
-            sent = 0
-        if sent < len(data):
-            before, self.due = self.due, trio.current_time() + self.limits.reply_timeout
-            while sent < len(data):
-                await wait_writable(self._fd)
-                try:
-                    sent += self._sock.send(data[sent:])
-                except BlockingIOError:
-                    continue
-            self.due = before
+            return data
+        return b"" if sent == len(data) else data[sent:]
+
+    async def _send_on(self, data: bytes) -> None:
+        """Send what a peer that does not read has kept waiting."""
+        await self._seat.go_home()
+        before, self.due = self.due, trio.current_time() + self.limits.reply_timeout
+        while data:
+            await wait_writable(self._fd)
+            with contextlib.suppress(BlockingIOError):
+                data = data[self._sock.send(data) :]
+        self.due = before
 
     async def _line(self) -> bytes | None:
         """Return the next command without its CRLF, or None when it was too long to keep."""
         end = self._input.find(b"\r\n", self._at)
         if end < 0:
-            self.due = min(
-                trio.current_time() + self.limits.command_timeout, self._transaction_until
-            )
+            self.due = min(self.server.now + self.limits.command_timeout, self._transaction_until)
             while end < 0:
                 if self._at != len(self._input):
                     await self._rest_of_line()
@@ -501,6 +511,7 @@ class Session(SMTP):
             return
         # Whoever ends lines with LF alone waits for our reply and will not send a CRLF.  It is
         # told, and the session ends: what it says next must not become a command of its own.
+        await self._seat.go_home()
         with trio.move_on_after(self.limits.bare_line_timeout):
             await self._fill()
             return
@@ -519,6 +530,9 @@ class Session(SMTP):
 
     async def push(self, status: str) -> None:  # type: ignore[override]  # aiosmtpd: or bytes
         """Queue a reply; it leaves when the session next waits for its peer."""
+        self._reply(status)
+
+    def _reply(self, status: str) -> None:
         ready = _READY.get(status)
         if ready is not None:
             self._output.append(ready)
@@ -537,6 +551,7 @@ class Session(SMTP):
         """Obey one command after another; return why the session ends."""
         limits = self.limits
         while True:
+            self._seat.go_out()
             line = await self._line()
             try:
                 if line is None:
@@ -564,6 +579,18 @@ class Session(SMTP):
     async def _obey(self, line: bytes) -> None:
         if self._suspect and line.upper() != b"QUIT":
             raise _Over("smuggling", "421 4.7.0 Commands followed a malformed message; good-bye")
+        # The commands of ordinary mail, each read by one expression; what is out of the ordinary
+        # in any way goes on below.
+        if line == b"DATA":
+            await self.smtp_DATA(None)
+            return
+        if self.envelope.mail_from is not None:
+            if (rcpt := RCPT.fullmatch(line)) is not None:
+                self._reply(await self._rcpt(rcpt[1].decode(), []))
+                return
+        elif (mail := MAIL.fullmatch(line)) is not None and self._may_begin(mail[2]):
+            await self._begin(*mail.groups())
+            return
         try:
             text = line.decode()
         except UnicodeDecodeError:
@@ -689,16 +716,6 @@ class Session(SMTP):
     @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
     async def smtp_MAIL(self, arg: str | None) -> None:
         """Begin a transaction."""
-        match = MAIL.fullmatch(arg) if arg else None
-        if match is not None and self.session.host_name and self.envelope.mail_from is None:
-            address, parameters, size = match.groups()
-            if not parameters or self.session.extended_smtp:
-                if size and int(size) > self.limits.max_message_bytes:
-                    self._say(b"552 5.3.4 Message too large\r\n")
-                else:
-                    options = parameters.upper().split() if parameters else []
-                    await self.push(await self._mail(address or "<>", options))
-                return
         if arg and not arg.isascii() and "SMTPUTF8" not in arg.upper().split():
             self._say(b"553 5.6.7 An address outside ASCII needs SMTPUTF8\r\n")
             return
@@ -708,14 +725,23 @@ class Session(SMTP):
         finally:
             self._path_code = "5.1.3"
 
+    def _may_begin(self, parameters: bytes) -> bool:
+        """Whether a MAIL that is well-formed may come now: after HELO, or EHLO if it has any."""
+        conversation = self.session
+        return bool(conversation.host_name) and (not parameters or conversation.extended_smtp)
+
+    async def _begin(self, address: bytes | None, parameters: bytes, size: bytes | None) -> None:
+        """Obey an ordinary MAIL."""
+        if size and int(size) > self.limits.max_message_bytes:
+            self._say(b"552 5.3.4 Message too large\r\n")
+            return
+        options = parameters.decode().upper().split() if parameters else []
+        self._reply(await self._mail(address.decode() if address else "<>", options))
+
     @syntax("RCPT TO: <address>", extended=" [SP <mail-parameters>]")
     async def smtp_RCPT(self, arg: str | None) -> None:
         """Name one recipient."""
         if arg and self.envelope.mail_from is not None:
-            match = RCPT.fullmatch(arg)
-            if match is not None:
-                await self.push(await self._rcpt(match[1], []))
-                return
             if POSTMASTER.fullmatch(arg):
                 await self.push(await self._rcpt(f"postmaster@{self.server.hostname}", []))
                 return
@@ -733,12 +759,13 @@ class Session(SMTP):
         return MISSING
 
     async def _mail(self, address: str, options: list[str]) -> str:
-        refusal = await self._consult("MAIL", address, options)
-        if refusal is not None:
-            return refusal
+        if self.server.filter is not None:
+            refusal = await self._consult("MAIL", address, options)
+            if refusal is not None:
+                return refusal
         self.envelope.mail_from = address
         self.envelope.mail_options.extend(options)
-        self._transaction_until = trio.current_time() + self.limits.transaction_timeout
+        self._transaction_until = self.server.now + self.limits.transaction_timeout
         return _SENDER_OK
 
     async def _rcpt(self, address: str, options: list[str]) -> str:
@@ -749,13 +776,14 @@ class Session(SMTP):
         except ValueError:
             return _UNKNOWN
         try:
-            if not await self.server.mailboxes.find(canonical):
+            if not await self._seat.wait(self.server.mailboxes.find(canonical)):
                 return _UNKNOWN
         except TemporaryFailure:
             return "451 4.3.0 Try again later"
-        refusal = await self._consult("RCPT", address, options)
-        if refusal is not None:
-            return refusal
+        if self.server.filter is not None:
+            refusal = await self._consult("RCPT", address, options)
+            if refusal is not None:
+                return refusal
         self.envelope.rcpt_tos.append(address)
         self.envelope.rcpt_options.extend(options)
         self._recipients[canonical] = None
@@ -797,7 +825,7 @@ class Session(SMTP):
     async def _feed(self, message: DataDecoder) -> bool:
         """Give a message what has come, or comes next; True when it is complete."""
         if self._at == len(self._input):
-            self.due = min(trio.current_time() + self.limits.data_timeout, self._transaction_until)
+            self.due = min(self.server.now + self.limits.data_timeout, self._transaction_until)
             await self._fill()
         chunk = self._input if self._at == 0 else self._input[self._at :]
         self._input, self._at = b"", 0
@@ -827,6 +855,7 @@ class Session(SMTP):
         behind the dot before we have answered, the session ends.
         """
         if self._at == len(self._input):
+            await self._seat.go_home()
             with trio.move_on_after(_SMUGGLING_SILENCE):
                 self._input = await self._receive()
         self._suspect = self._at < len(self._input)
@@ -842,10 +871,10 @@ class Session(SMTP):
             return
         reverse_path = "" if self.envelope.mail_from == "<>" else self.envelope.mail_from
         # Past this deadline the session ends: a reply now could be taken for that of the next dot.
-        self.due = trio.current_time() + self.limits.store_timeout
+        self.due = self.server.now + self.limits.store_timeout
         try:
-            stored = await self.server.mailboxes.store(
-                reverse_path or "", tuple(self._recipients), raw
+            stored = await self._seat.wait(
+                self.server.mailboxes.store(reverse_path or "", tuple(self._recipients), raw)
             )
         except TemporaryFailure:
             self._defer(b"451 4.3.0 Try again later\r\n")
@@ -877,6 +906,7 @@ class Session(SMTP):
         filter_ = self.server.filter
         if filter_ is None or hook not in filter_.hooks:
             return None
+        await self._seat.go_home()
         session, envelope = self._show()
         if content is not None:
             envelope.content = envelope.original_content = content

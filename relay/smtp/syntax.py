@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import re
 
-_ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+"
-_ADDRESS = rf"{_ATEXT}(?:\.{_ATEXT})*@[A-Za-z0-9](?:[A-Za-z0-9.\-]*[A-Za-z0-9])?"
+_ATEXT = rb"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+"
+_ADDRESS = rb"%b(?:\.%b)*@[A-Za-z0-9](?:[A-Za-z0-9.\-]*[A-Za-z0-9])?" % (_ATEXT, _ATEXT)
 
 MAIL = re.compile(
-    rf"(?i:FROM): ?<({_ADDRESS})?>"
-    r"((?i:(?: SIZE=([0-9]{1,15}))?(?: BODY=(?:7BIT|8BITMIME))?)) ?"
+    rb"(?i:MAIL FROM): ?<(%b)?>"
+    rb"((?i:(?: SIZE=([0-9]{1,15}))?(?: BODY=(?:7BIT|8BITMIME))?)) ?" % _ADDRESS
 )
-"""The argument of MAIL; groups: the address (None for the null reverse-path), all parameters,
+"""A MAIL command; groups: the address (None for the null reverse-path), all parameters,
 and the value of SIZE."""
 
-RCPT = re.compile(rf"(?i:TO): ?<({_ADDRESS})> ?")
-"""The argument of RCPT; group: the address."""
+RCPT = re.compile(rb"(?i:RCPT TO): ?<(%b)> ?" % _ADDRESS)
+"""A RCPT command; group: the address."""
 
 POSTMASTER = re.compile(r"(?i:TO): ?<(postmaster)> ?", re.IGNORECASE)
 """The one recipient that needs no domain (RFC 5321, 4.5.1)."""

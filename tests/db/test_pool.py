@@ -8,10 +8,13 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from relay.db.connection import connect
+from relay.db.arrays import BIGINTS, bigints
+from relay.db.connection import Statement, connect
 from relay.db.pool import Pool
 from relay.errors import ConfigError, DatabaseUnavailable
 from tests.db.cluster import Cluster
+
+INT4 = 23
 
 
 async def backend(pool: Pool) -> int:
@@ -54,6 +57,36 @@ class TestCalls:
                 await conn.execute("INSERT INTO t VALUES (2)")
                 raise ZeroDivisionError
         assert await pool.fetch("SELECT n FROM t") == [(1,)]
+
+
+class TestStatements:
+    DOUBLE = Statement("SELECT n * 2 FROM unnest($1) AS n ORDER BY n", (BIGINTS,))
+
+    @pytest.mark.parametrize("prepare", [True, False])
+    async def test_a_statement_travels_in_binary(self, database_url, prepare):
+        """Prepared once a connection, or never for a PgBouncer that knows none."""
+        pool = Pool(database_url, size=1, prepare=prepare)
+        for numbers in ([3, 1], [], [2]):
+            result = await pool.run(self.DOUBLE, (bigints(numbers).data,))
+            found = [result.get_value(row, 0) for row in range(result.ntuples)]
+            assert found == [(2 * n).to_bytes(8) for n in sorted(numbers)]
+        names = await pool.fetch("SELECT name FROM pg_prepared_statements WHERE name ~ '^relay'")
+        assert len(names) == int(prepare)
+        await pool.hang_up()
+        assert (await pool.run(self.DOUBLE, (bigints([1]).data,))).ntuples == 1
+        await pool.close()
+
+    async def test_its_errors_are_those_of_any_other(self, pool, database_url):
+        """Psycopg's own, and the connection is kept; past the time-out it is thrown away."""
+        pid = await backend(pool)
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            await pool.run(Statement("SELECT * FROM nothing", ()), ())
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await pool.run(Statement("SELECT 1 / $1", (INT4,)), ((0).to_bytes(4),))
+        assert await backend(pool) == pid
+        with pytest.raises(DatabaseUnavailable):
+            await pool.run(Statement("SELECT pg_sleep(30)", ()), (), timeout=0.1)
+        assert await backend(pool) != pid
 
 
 class TestBounds:

@@ -12,6 +12,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.mailboxes.accept import (
     Lookups,
+    Question,
     Row,
     insert_many,
     insert_one,
@@ -31,6 +32,14 @@ def test_message_ids_are_uuid_7_in_order_of_time():
     assert made == sorted(made)
 
 
+async def answered(question: Question) -> bool:
+    """Wait for the answer to a look-up, as a session does."""
+    event = trio.Event()
+    question.then(event.set)
+    await event.wait()
+    return question.result()
+
+
 async def test_many_questions_share_a_query(pool, monkeypatch):
     """Each gets its own answer."""
     await pool.execute(
@@ -39,18 +48,18 @@ async def test_many_questions_share_a_query(pool, monkeypatch):
         "('shut@x', now() + interval '1 h', false)"
     )
     queries = []
-    fetch = pool.fetch
+    run = pool.run
 
     async def counted(*args, **kwargs):
         queries.append(args)
-        return await fetch(*args, **kwargs)
+        return await run(*args, **kwargs)
 
-    monkeypatch.setattr(pool, "fetch", counted)
+    monkeypatch.setattr(pool, "run", counted)
     lookups = Lookups(pool)
     answers: dict[str, list[bool]] = {"live@x": [], "gone@x": [], "shut@x": [], "none@x": []}
 
     async def ask(address):
-        answers[address].append(await lookups.find(address))
+        answers[address].append(await answered(lookups.find(address)))
 
     async with trio.open_nursery() as service:
         async with trio.open_nursery() as nursery:
@@ -71,9 +80,9 @@ async def test_a_question_may_be_given_up(pool):
     lookups = Lookups(pool)
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(0):
-            await lookups.find("a@x")
+            await answered(lookups.find("a@x"))
         nursery.start_soon(lookups.run)
-        assert await lookups.find("b@x") is False
+        assert await answered(lookups.find("b@x")) is False
         nursery.cancel_scope.cancel()
 
 
@@ -85,7 +94,7 @@ async def test_trouble_is_told_to_everyone_who_asked():
 
     async def ask():
         with pytest.raises(DatabaseUnavailable):
-            await lookups.find("a@x")
+            await answered(lookups.find("a@x"))
         failed.append(True)
 
     async with trio.open_nursery() as service:

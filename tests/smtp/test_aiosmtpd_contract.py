@@ -16,15 +16,23 @@ VERBS = ("HELO", "EHLO", "MAIL", "RCPT", "DATA", "RSET", "NOOP", "QUIT", "VRFY",
 
 
 class Nobody:
-    """Mailboxes of which there are none."""
+    """Mailboxes of which there are none, and which answer at once."""
 
-    async def find(self, address):
+    settled = True
+
+    def find(self, address):
         """Nobody lives here."""
-        return False
+        return self
 
-    async def store(self, reverse_path, recipients, raw):
+    def store(self, reverse_path, recipients, raw):
         """Nothing is stored."""
-        return
+        return self
+
+    def then(self, wake):
+        """Never needed."""
+
+    def result(self):
+        """Nobody, nothing."""
 
 
 @pytest.fixture

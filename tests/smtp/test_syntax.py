@@ -8,17 +8,17 @@ from relay.smtp.syntax import MAIL, RCPT, enhanced, foreign_reply
 
 
 @pytest.mark.parametrize(
-    ("argument", "groups"),
+    ("line", "groups"),
     [
-        ("FROM:<a@b.example>", ("a@b.example", "", None)),
-        ("from: <A.b+c@b> ", ("A.b+c@b", "", None)),
-        ("FROM:<>", (None, "", None)),
-        ("FROM:<a@b> SIZE=12 BODY=8bitmime", ("a@b", " SIZE=12 BODY=8bitmime", "12")),
+        (b"MAIL FROM:<a@b.example>", (b"a@b.example", b"", None)),
+        (b"mail from: <A.b+c@b> ", (b"A.b+c@b", b"", None)),
+        (b"MAIL FROM:<>", (None, b"", None)),
+        (b"MAIL FROM:<a@b> SIZE=12 BODY=8bitmime", (b"a@b", b" SIZE=12 BODY=8bitmime", b"12")),
     ],
 )
-def test_an_ordinary_mail_is_understood_at_once(argument, groups):
+def test_an_ordinary_mail_is_understood_at_once(line, groups):
     """A plain address with SIZE and BODY, or none."""
-    match = MAIL.fullmatch(argument)
+    match = MAIL.fullmatch(line)
     assert match is not None
     assert match.groups() == groups
 
@@ -29,8 +29,8 @@ def test_an_ordinary_mail_is_understood_at_once(argument, groups):
 )
 def test_what_is_not_plain_is_left_to_the_parser(argument):
     """Quotes, routes, literals, Unicode and unknown parameters do not match."""
-    assert MAIL.fullmatch("FROM:" + argument) is None
-    assert RCPT.fullmatch("TO:" + argument) is None
+    assert MAIL.fullmatch(b"MAIL FROM:" + argument.encode()) is None
+    assert RCPT.fullmatch(b"RCPT TO:" + argument.encode()) is None
 
 
 @pytest.mark.parametrize(
