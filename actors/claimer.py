@@ -159,6 +159,8 @@ class _Claimer:
         match letter:
             case Room(count, fresh):
                 self._room = count if fresh else self._room + count
+                if fresh:
+                    self._gates.start_afresh()
             case Due(strips, announce):
                 self._look = self._look or not strips
                 for strip in strips:
@@ -217,6 +219,8 @@ class _Claimer:
                 await self._put_back(batch)
             if batch.messages:
                 self._room -= len(batch.messages)
+                for message in batch.messages:
+                    self._gates.claimed(message.lane)
                 await self._sender.send(Deliver(batch, self._epoch))
             self._ctx.beat()
         return self._until_next_turn()

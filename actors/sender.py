@@ -354,6 +354,7 @@ class _Sender:
         self._epoch = letter.epoch
         self._granted = max(self._granted - len(batch.messages), 0)
         for message in batch.messages:
+            self._gates.arrived(message.lane)
             if message.lost and self._in_hand(message, batch.leased_until):
                 continue
             job = _Job(message, batch.contents.get(message.content_id), batch.leased_until)

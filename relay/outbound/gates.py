@@ -73,9 +73,10 @@ class Gate:
 
     def wait(self, now: float) -> float:
         """Seconds after which it is worth asking again, for one that found no room."""
-        shut = max(self.opens_at - now, 0.0)
         # Not all in the same instant: only a few will find room then.
-        return shut + self._unit / 16 * self._rng.random()
+        if now < self.opens_at:
+            return self.opens_at - now + self._unit / 16 * self._rng.random()
+        return min(self._unit / 16, 0.25) * self._rng.random()
 
     def good(self) -> None:
         """A delivery went well."""
@@ -106,6 +107,7 @@ class Gates:
         self._rng = rng
         self._gates: dict[Hashable, Gate] = {}
         self._lanes: dict[int, Gate] = {}
+        self._under_way: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._gates)
@@ -151,12 +153,30 @@ class Gates:
         """Note that mail of this lane met this gate last."""
         self._lanes[lane] = gate
 
+    def claimed(self, lane: int) -> None:
+        """One of a lane's messages was claimed, and has not come to any gate yet."""
+        self._under_way[lane] = self._under_way.get(lane, 0) + 1
+
+    def arrived(self, lane: int) -> None:
+        """One of them has."""
+        count = self._under_way.pop(lane, 1) - 1
+        if count:
+            self._under_way[lane] = count
+
+    def start_afresh(self) -> None:
+        """Nothing is under way: who took it has started anew."""
+        self._under_way.clear()
+
     def allowance(self, lane: int, now: float) -> int | None:
         """How many more of a lane's messages may be claimed; None: as many as you like."""
         gate = self._lanes.get(lane)
         if gate is None or gate.gone:
-            return self._cap or None
-        return gate.room(now)
+            if not self._cap:
+                return None
+            room = self._cap
+        else:
+            room = gate.room(now)
+        return max(room - self._under_way.get(lane, 0), 0)
 
     def next_opening(self, now: float) -> float | None:
         """The earliest instant after `now` at which a gate opens that has mail waiting."""

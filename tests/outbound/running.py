@@ -17,6 +17,7 @@ from relay.db.pool import Pool
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import Strip
 from relay.outbound.queue import Queue
+from relay.outbound.rates import Rates
 from relay.outbound.senders import parse_upstream
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 
@@ -73,13 +74,15 @@ async def running_outbound(
     sweep_every: float = 0.5,
     within: float = 30.0,
     drain: bool = True,
+    rates: Rates | None = None,
+    domain_connections: int = 0,
     **wiring: Any,
 ) -> AsyncIterator[Outbound]:
     """Claim and deliver until the block ends, then drain; all `within` seconds."""
     vault = wiring.pop("vault", None) or Vault([Fernet.generate_key().decode()])
     queue = Queue(pool, uuid4(), lease_timeout=lease_timeout, max_attempts=max_attempts)
     running = Outbound(pool, vault, queue)
-    gates = Gates(concurrency, retry_unit, random.Random(1))
+    gates = Gates(concurrency, retry_unit, random.Random(1), cap=domain_connections)
     send = partial(
         sender.run,
         pool=pool,
@@ -96,7 +99,13 @@ async def running_outbound(
         **wiring,
     )
     claim = partial(
-        claimer.run, queue=queue, sender=running.sender, gates=gates, sweep_every=sweep_every
+        claimer.run,
+        queue=queue,
+        sender=running.sender,
+        gates=gates,
+        rates=rates,
+        upstream=parse_upstream(upstream).url,
+        sweep_every=sweep_every,
     )
     children = (
         ChildSpec("writer", partial(writer.run, pool=pool), mailbox=running.writer),

@@ -1,0 +1,152 @@
+"""Rates, caps and throttled destinations, through a claimer, a sender and a real sink."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+from cryptography.fernet import Fernet
+
+from relay.crypto import Vault
+from relay.db.pool import Pool
+from relay.outbound.enqueue import NOBODY
+from relay.outbound.rates import Rates
+from relay.outbound.senders import Senders
+from tests.outbound.node import put
+from tests.outbound.running import running_outbound
+from tests.outbound.sink import Session, running_sink
+
+
+def to(domain: str, count: int) -> list[str]:
+    """So many addresses of a domain."""
+    return [f"u{number}@{domain}" for number in range(count)]
+
+
+@pytest.mark.parametrize("limited", ["domain", "route"])
+async def test_two_nodes_share_a_rate_and_do_not_exceed_it(pool: Pool, limited: str):
+    """Together they send the burst and then what the rate earns; what has no limit goes at once."""
+    await put(pool, *to("slow.example", 80))
+    if limited == "domain":
+        await put(pool, *to("fast.example", 80))
+    rate = 40.0
+    async with running_sink() as sink, AsyncExitStack() as nodes:
+        began = trio.current_time()
+        for _ in range(2):
+            rates = Rates(pool, route=rate if limited == "route" else 0.0)
+            if limited == "domain":
+                await pool.execute(
+                    """
+                    INSERT INTO relay.outbound_rates (key, rate)
+                    VALUES ('domain:slow.example', %s)
+                    ON CONFLICT DO NOTHING
+                    """,
+                    (rate,),
+                )
+            await nodes.enter_async_context(running_outbound(pool, sink.url, rates=rates))
+        got: list[float] = []
+        unlimited = 0.0
+        while len(got) < 80:
+            counted = Counter(address.partition("@")[2] for address in sink.recipients)
+            elapsed = trio.current_time() - began
+            got += [elapsed] * (counted["slow.example"] - len(got))
+            assert counted["slow.example"] <= rate + rate * elapsed + 1
+            if counted["fast.example"] == 80 and not unlimited:
+                unlimited = elapsed
+            await trio.sleep(0.01)
+    assert got[-1] >= 80 / rate - 1  # 40 at once, 40 in a second
+    if limited == "domain":
+        assert unlimited
+        assert unlimited < got[-1]
+    # A claim is what the rates allow: little was claimed only to be put back.
+    claims = await pool.fetch_value("SELECT sum(token) / 2 FROM relay.outbound_log")
+    assert 80 <= claims < (80 if limited == "route" else 160) * 1.25
+
+
+async def test_a_route_of_a_sender_has_a_rate_of_its_own(pool: Pool):
+    """One owner's mail to one domain by two routes: the slow one does not hold the other up."""
+    vault = Vault([Fernet.generate_key().decode()])
+    async with running_sink() as slow, running_sink() as fast:
+        await Senders(pool, vault).put(NOBODY, "sender@example.org", slow.url)
+        await pool.execute(
+            "INSERT INTO relay.outbound_rates (key, rate, burst) VALUES (%s, 20, 2)",
+            (f"route:{slow.url}",),
+        )
+        await put(pool, *to("x.example", 30))
+        async with running_outbound(pool, fast.url, vault=vault, rates=Rates(pool)):
+            await slow.gets(5)
+            await pool.execute("DELETE FROM relay.senders")  # the rest takes the other route
+            await fast.gets(30 - len(slow.recipients) - 2)
+            while len(slow.recipients) + len(fast.recipients) < 30:
+                await trio.sleep(0.01)
+    assert len(set(slow.recipients + fast.recipients)) == 30
+
+
+async def test_no_more_at_once_than_the_caps_allow(pool: Pool):
+    """So many connections to a route, so many deliveries to a domain; other domains go on."""
+    busy: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "RCPT":
+            domain = line.rpartition("@")[2].rstrip(">")
+            for key in ("all", domain):
+                busy[key] += 1
+                most[key] = max(most[key], busy[key])
+            await trio.sleep(0.01)
+            for key in ("all", domain):
+                busy[key] -= 1
+        return None
+
+    await put(pool, *to("one.example", 40))
+    await put(pool, *to("two.example", 40))
+    async with (
+        running_sink(script) as sink,
+        running_outbound(
+            pool,
+            sink.url,
+            concurrency=16,
+            route_connections=5,
+            domain_connections=3,
+            sweep_every=30.0,  # whatever waits for room is woken by it
+        ),
+    ):
+        await sink.gets(80)
+    assert most["all"] == 5
+    assert most["one.example"] <= 3
+    assert most["two.example"] <= 3
+    assert len(sink.sessions) <= 5
+
+
+@pytest.mark.parametrize("answer", [b"421 4.7.0 too fast\r\n", b"451 4.7.1 later\r\n"])
+async def test_a_destination_that_throttles_is_slowed_by_itself_and_recovers(
+    pool: Pool, answer: bytes
+):
+    """The others are unhurt; when it takes mail again it gets all of it."""
+    refused = 0
+    open_for_all = False
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        nonlocal refused
+        if verb == "RCPT" and "@slow." in line and not open_for_all:
+            refused += 1
+            return answer
+        return None
+
+    await put(pool, *to("slow.example", 60))
+    await put(pool, *to("fast.example", 200))
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, retry_unit=0.5, max_attempts=100) as outbound,
+    ):
+        with trio.fail_after(5):
+            await sink.gets(200)
+        assert {address.partition("@")[2] for address in sink.recipients} == {"fast.example"}
+        await trio.sleep(0.5)
+        tried = refused
+        assert tried < 60  # not each message has to learn it
+        open_for_all = True
+        await sink.gets(260)
+        for message in await outbound.pool.fetch("SELECT status FROM relay.outbound_log"):
+            assert message == ("sent",)
