@@ -21,6 +21,7 @@ import click
 
 from relay import __version__
 from relay.cli import (
+    collect,
     completion,
     config,
     db,
@@ -93,6 +94,7 @@ for command in (
     keys.keys,
     db.db,
     config.config,
+    collect.collect,
     doctor.doctor,
     mcp.mcp,
 ):

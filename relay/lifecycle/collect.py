@@ -1,0 +1,398 @@
+"""`relay collect`: tokens, in batches, as lines on a pipe.
+
+Promises
+- A row is out of the queue only after its whole line was written and, while the reader reads, taken
+  from the pipe.  A reader that dies, SIGTERM, a kill or a lost database at any point: rows of
+  unfinished lines come again.
+- No transaction stays open on a reader that stalls: before taking, there is room in the pipe; a
+  line that does not fit is given ten seconds, then its rows are given back, the line is finished
+  whenever the reader goes on, and its rows are taken out then.  (If another collector took them
+  meanwhile they went out twice, and nobody's were lost.)
+- It shares the queue with any number of collectors, of running relays too.
+- Outages of the database are waited out, and what was queued meanwhile goes out at once.
+
+Crash safety: what a kill leaves
+
+    killed                         the row          the line
+    -----------------------------  ---------------  ----------------------------------
+    while taking                   queued           none
+    while writing                  queued           unfinished (no line feed): discard
+    after writing, before commit   queued           whole: the row comes twice
+    after commit                   gone             whole
+
+Fails with `DatabaseUnavailable` when there is no database to begin with (or, without `follow`, none
+for a minute), and with `OSError` for a full disk.  A reader that has gone just ends it.
+
+Two connections while a backlog drains: one has the server take a batch and commit the one before
+while the other's batch is signed and written.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from contextlib import aclosing
+
+import psycopg
+import trio
+
+from relay.db.connection import Connection, connect
+from relay.db.listen import Reconnected, notifications
+from relay.errors import DatabaseUnavailable
+from relay.lifecycle import purse, queue
+from relay.lifecycle.batching import Batching, Reason
+from relay.lifecycle.budget import Budget, allowance, spend, wait
+from relay.lifecycle.lines import Printer, Raw, faults
+from relay.lifecycle.pipe import Closed, Pipe
+from relay.lifecycle.taker import TIMEOUT, Taker, open_taker
+from relay.log import get_logger
+
+log = get_logger()
+
+SWEEP_EVERY = 3.0
+"""Seconds after which it looks whatever happens, a quarter more or less; a health check too."""
+
+_HOLD = 10.0  # s; how long a transaction stays open on a reader that makes no room
+_BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
+_GIVE_UP = 60.0  # s of outage, without `follow`
+_LONGEST_REST = 60.0  # s; then the budget is looked at again
+_COUNT_SHARE = 5  # counting takes at most one part in so many of the time
+
+
+_OUTAGES = (DatabaseUnavailable, psycopg.OperationalError, trio.TooSlowError)
+
+
+class _Stalled(Exception):
+    """The reader made no room for the rest of a line; `keys` are its rows (token, account)."""
+
+    def __init__(self, keys: list[tuple[int, int]]) -> None:
+        super().__init__()
+        self.keys = keys
+
+
+class Collect:
+    """One run.  `signing_key` returns the key of now; `timeout` is the batch timeout (seconds)."""
+
+    def __init__(
+        self,
+        dsn: str,
+        pipe: Pipe,
+        batching: Batching,
+        signing_key: Callable[[], bytes],
+        *,
+        timeout: float,
+        budget: Budget | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._dsn = dsn
+        self._pipe = pipe
+        self._batching = batching
+        self._signing_key = signing_key
+        self._timeout = timeout
+        self._budget = budget
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._printer = Printer(signing_key())
+        self._takers: list[Taker] = []
+        self._plain: Connection | None = None
+        self._stopping = False
+        self._idle: trio.CancelScope | None = None
+        self._bell = trio.Event()
+        self._sweep_at = -math.inf
+        self._rests_until = -math.inf
+        self._count_at = -math.inf
+        self._uncounted = False
+        self._outage = 0.0  # the last pause in an outage; 0 when there is none
+        self._lost_at = math.inf
+        self._sweeps = True
+        self._failure: OSError | None = None
+
+    def stop(self) -> None:
+        """Take nothing more; what is in hand is finished."""
+        self._stopping = True
+        self._bell.set()
+        if self._idle is not None:
+            self._idle.cancel()
+
+    async def drain(self) -> None:
+        """Write out what is queued, and return."""
+        self._batching.connected()
+        self._sweeps = False
+        try:
+            await self._connection()
+            while not await self._worked() and not self._stopping:
+                if trio.current_time() > self._lost_at + _GIVE_UP:
+                    raise DatabaseUnavailable(f"PostgreSQL was away for over {_GIVE_UP:g} s")
+                await self._sleep(self._outage)
+        finally:
+            self._hang_up()
+        self._fail()
+
+    async def follow(self) -> None:
+        """Write out what is queued, and what comes, until stopped or the reader has gone."""
+        self._batching.connected()
+        try:
+            await self._connection()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen)
+                nursery.start_soon(self._watch_reader)
+                while not self._stopping:
+                    self._bell = trio.Event()
+                    if await self._worked():
+                        await self._sleep(self._until_next_turn())
+                    else:
+                        await self._sleep(self._outage * self._rng.uniform(0.75, 1.25))
+                nursery.cancel_scope.cancel()
+        finally:
+            self._hang_up()
+        self._fail()
+
+    # What happens meanwhile -----------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        async with aclosing(notifications(self._dsn, [queue.CHANNEL])) as heard:
+            async for event in heard:
+                if isinstance(event, Reconnected):
+                    self._batching.connected()  # what was notified before was missed
+                else:
+                    self._batching.woken(trio.current_time())
+                self._bell.set()
+
+    async def _watch_reader(self) -> None:
+        await self._pipe.closed()
+        self._reader_gone()
+
+    def _reader_gone(self) -> None:
+        if not self._stopping:
+            log.info("collector.reader_gone")
+        self.stop()
+
+    def _fail(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait until the bell rings, at most so long; not once we are to stop."""
+        if seconds <= 0 or self._stopping:
+            await trio.lowlevel.checkpoint()
+            return
+        with trio.move_on_after(seconds):
+            await self._bell.wait()
+
+    def _until_next_turn(self) -> float:
+        next_at = min(self._batching.next_at, self._count_at if self._uncounted else math.inf)
+        return min(max(next_at, self._rests_until), self._sweep_at) - trio.current_time()
+
+    # Work -----------------------------------------------------------------------------------------
+
+    async def _worked(self) -> bool:
+        """Write out what is due.  False: the database is away, and a pause is due."""
+        try:
+            try:
+                await self._write_out()
+                if self._sweeps and trio.current_time() >= self._sweep_at and not self._stopping:
+                    await self._sweep()
+                    await self._write_out()
+            except _Stalled as stall:
+                self._hang_up()
+                await self._finish_line(stall.keys)
+        except Closed:
+            self._reader_gone()
+        except _OUTAGES as error:
+            self._pause(error)
+            return False
+        except OSError as error:
+            self._failure = error  # of the pipe: a full disk
+            self.stop()
+        self._recovered()
+        return True
+
+    async def _write_out(self) -> None:
+        """Batch by batch, while there is a reason to."""
+        while not self._stopping:
+            with trio.CancelScope() as self._idle:
+                await self._pipe.room()
+            self._idle = None
+            now = trio.current_time()
+            if self._stopping or now < self._rests_until:
+                return
+            reason = self._batching.decide(now, await self._waiting(now))
+            if reason is None:
+                return
+            if self._budget is not None:
+                await self._write_paid(reason, self._budget)
+            else:
+                # Fixed batches are counted one by one; all others go on until one is short.
+                await self._write_batches(reason, once=reason != "drain" and self._batching.counts)
+
+    async def _write_batches(self, reason: Reason, *, once: bool) -> None:
+        """Take and write batches until one is short, or just one."""
+        limit = self._batching.limit
+        flying = deque([await self._taker(0)])
+        flying[0].start()
+        more, other = not once, 1
+        while flying:
+            taker = flying.popleft()
+            rows = await taker.batch()
+            more = more and len(rows) >= limit and not self._stopping
+            if more and not flying:
+                # From the second batch on, two take turns.
+                second = await self._taker(other)
+                second.start()
+                flying.append(second)
+                other = 1 - other
+            if rows:
+                await self._print(rows, taker.keys)
+            self._note(len(rows), reason)
+            if more:
+                taker.start()
+                flying.append(taker)
+            else:
+                await taker.commit()
+
+    async def _write_paid(self, reason: Reason, budget: Budget) -> None:
+        """One batch of as many rows as the budget pays for."""
+        connection = await self._connection()
+        with trio.fail_after(_HOLD + TIMEOUT):
+            async with connection.transaction():
+                saved = await purse.take_out(connection, budget)
+                allowed = min(self._batching.limit, allowance(budget, saved))
+                rows = await queue.take(connection, allowed) if allowed else []
+                if rows:
+                    await self._print(
+                        [
+                            Raw(row.action, row.email.encode(), row.login.encode(), row.secret,
+                                row.code.encode())
+                            for row in rows
+                        ],
+                        lambda: [(row.id, row.account) for row in rows],
+                    )  # fmt: skip
+                left = spend(saved, len(rows))
+                await purse.put_back(connection, left)
+        self._note(len(rows), reason)
+        if len(rows) == allowed < self._batching.limit:
+            now = trio.current_time()
+            rest = wait(budget, left, limit=self._batching.limit, timeout=self._timeout)
+            self._rests_until = now + min(rest, _LONGEST_REST)
+            self._batching.woken(now)  # there may be more than it paid for
+
+    async def _print(self, rows: list[Raw], keys: Callable[[], list[tuple[int, int]]]) -> None:
+        """Write the line of a batch, and see it taken."""
+        bad = faults(rows)
+        if bad:
+            tokens = keys()
+            for place, reason in bad.items():
+                log.warning("collector.refused", token=tokens[place][0], reason=reason)
+            rows = [row for place, row in enumerate(rows) if place not in bad]
+        line = self._printer.line(rows)
+        if not await self._pipe.write(line, _HOLD):
+            raise _Stalled(keys())
+        await self._pipe.taken()
+
+    async def _finish_line(self, keys: list[tuple[int, int]]) -> None:
+        """Let the reader have the rest of a line, then take its rows out of the queue."""
+        log.warning("collector.reader_stalls", rows=len(keys))
+        with trio.CancelScope() as self._idle:
+            await self._pipe.finish()
+        if self._idle.cancelled_caught:
+            return
+        self._idle = None
+        while True:
+            try:
+                connection = await self._connection()
+                with trio.fail_after(TIMEOUT):
+                    await connection.execute(
+                        """
+                        DELETE FROM relay.token_queue q
+                        USING unnest(%s::bigint[], %s::bigint[]) AS r (token, account)
+                        WHERE q.account = r.account AND q.token = r.token
+                        """,
+                        ([token for token, _ in keys], [account for _, account in keys]),
+                    )
+            except _OUTAGES as error:
+                self._pause(error)
+                if self._stopping:
+                    return
+                await self._sleep(self._outage)
+            else:
+                return
+
+    def _note(self, rows: int, reason: Reason) -> None:
+        self._recovered()
+        shown = self._batching.sent(rows, trio.current_time(), reason)
+        if rows:
+            log.info("collector.batch", rows=rows, reason=shown)
+
+    # The database ---------------------------------------------------------------------------------
+
+    async def _waiting(self, now: float) -> int:
+        """How many rows wait, for a timing that goes by it; 0 when it does not or need not know."""
+        self._uncounted = False
+        if not self._batching.counts or self._batching.next_at in (math.inf, -math.inf):
+            return 0
+        if now < min(self._count_at, self._batching.next_at):
+            self._uncounted = True
+            return 1  # some; enough to keep the window open
+        count = await self._count()
+        after = trio.current_time()
+        self._count_at = after + _COUNT_SHARE * (after - now)
+        return count
+
+    async def _count(self) -> int:
+        connection = await self._connection()
+        with trio.fail_after(TIMEOUT):
+            return await queue.waiting(connection, self._batching.limit)
+
+    async def _sweep(self) -> None:
+        """Look for what nobody announced; take up a new signing key."""
+        key = self._signing_key()
+        if key != self._printer.key:
+            self._printer = Printer(key)
+        connection = await self._connection()
+        with trio.fail_after(TIMEOUT):
+            await connection.execute("SELECT relay.sweep_tokens()")
+        if not self._batching.counts or await self._count():
+            self._batching.found(trio.current_time())
+        self._sweep_at = trio.current_time() + SWEEP_EVERY * self._rng.uniform(0.75, 1.25)
+
+    async def _connection(self) -> Connection:
+        """The connection for all but taking."""
+        if self._plain is None:
+            try:
+                self._plain = await connect(
+                    self._dsn, application_name="relay-collect", connect_timeout=TIMEOUT
+                )
+            except psycopg.OperationalError as error:
+                raise DatabaseUnavailable(f"no connection to PostgreSQL: {error}") from error
+        return self._plain
+
+    async def _taker(self, place: int) -> Taker:
+        while len(self._takers) <= place:
+            self._takers.append(await open_taker(self._dsn, self._batching.limit))
+        return self._takers[place]
+
+    def _hang_up(self) -> None:
+        """Close all connections: what was not committed is queued again."""
+        for taker in self._takers:
+            taker.close()
+        self._takers.clear()
+        if self._plain is not None:
+            self._plain.abandon()
+            self._plain = None
+
+    def _recovered(self) -> None:
+        if self._outage:
+            self._outage = 0.0
+            log.info("collector.recovered")
+
+    def _pause(self, error: Exception) -> None:
+        self._hang_up()
+        first, longest = _BACKOFF
+        if not self._outage:
+            self._lost_at = trio.current_time()
+            reason = " ".join(str(error).split()) or "PostgreSQL did not answer in time"
+            log.warning("collector.waits_for_database", reason=reason)
+        self._outage = min(longest, self._outage * 2 or first)
+        self._batching.connected()  # whatever was announced meanwhile was missed
+        self._sweep_at = -math.inf
