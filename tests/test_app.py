@@ -43,7 +43,8 @@ def test_what_is_published_is_private_and_goes_with_a_clean_stop(tmp_path):
     relay = RelayProcess(tmp_path / "var")
     relay.start()
     assert stat.S_IMODE(relay.run_file.stat().st_mode) == 0o600
-    assert set(relay.run) == {"pid", "http", "smtp", "database_url", "admin_token"}
+    ports = {"http", "smtp", "devices_push", "devices_receive"}
+    assert set(relay.run) == {"pid", *ports, "devices_key", "database_url", "admin_token"}
     assert relay.run["pid"] == relay.pid
     with psycopg.connect(relay.run["database_url"]) as database:
         assert database.execute("SELECT count(*) FROM relay.mailboxes").fetchone() == (0,)
@@ -209,11 +210,15 @@ def test_two_relays_share_a_database_and_a_port(tmp_path, database_url):
 def test_without_sharing_a_port_in_use_is_refused(tmp_path):
     """78, one sentence on stderr, and the relay that has the port is unhurt."""
     with RelayProcess(tmp_path / "one") as one:
-        env = {"RELAY_SMTP__BIND": one.run["smtp"]}
-        other = RelayProcess(tmp_path / "two", env=env)
-        assert other.spawn().wait(30) == 78
-        assert "RELAY_SMTP__BIND" in other.log_tail()
-        assert "Traceback" not in other.log_tail()
+        for setting, entry in (
+            ("RELAY_SMTP__BIND", "smtp"),
+            ("RELAY_DEVICES__PUSH_BIND", "devices_push"),
+            ("RELAY_DEVICES__RECEIVE_BIND", "devices_receive"),
+        ):
+            other = RelayProcess(tmp_path / entry, env={setting: one.run[entry]})
+            assert other.spawn().wait(30) == 78
+            assert setting in other.log_tail()
+            assert "Traceback" not in other.log_tail()
         with one.http() as http:
             assert http.get("/readyz").status_code == 200
 
