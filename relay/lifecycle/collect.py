@@ -5,9 +5,10 @@ Promises
   from the pipe.  A reader that dies, SIGTERM, a kill or a lost database at any point: rows of
   unfinished lines come again.
 - No transaction stays open on a reader that stalls: before taking, there is room in the pipe; a
-  line that does not fit is given ten seconds, then its rows are given back, the line is finished
+  line that does not fit is given `hold` seconds, then its rows are given back, the line is finished
   whenever the reader goes on, and its rows are taken out then.  (If another collector took them
   meanwhile they went out twice, and nobody's were lost.)
+- When the reader goes away in the middle, the lines that it took whole are done with.
 - It shares the queue with any number of collectors, of running relays too.
 - Outages of the database are waited out, and what was queued meanwhile goes out at once.
 
@@ -23,17 +24,20 @@ Crash safety: what a kill leaves
 Fails with `DatabaseUnavailable` when there is no database to begin with (or, without `follow`, none
 for a minute), and with `OSError` for a full disk.  A reader that has gone just ends it.
 
-Two connections while a backlog drains: one has the server take a batch and commit the one before
-while the other's batch is signed and written.
+While a backlog drains, two connections take turns (the server takes for one while the other's rows
+are signed and written), and for a reader that keeps up a transaction holds several batches: a
+commit and two switches of processes for ten rows cost more than the rows.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from itertools import accumulate
 
 import psycopg
 import trio
@@ -54,7 +58,9 @@ log = get_logger()
 SWEEP_EVERY = 3.0
 """Seconds after which it looks whatever happens, a quarter more or less; a health check too."""
 
-_HOLD = 10.0  # s; how long a transaction stays open on a reader that makes no room
+_MOST = 250  # rows a transaction, where a batch is not larger itself
+_QUICK = 0.02  # s; a reader that takes what it is given in less keeps up
+_HOLD = 10.0  # s
 _BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
 _GIVE_UP = 60.0  # s of outage, without `follow`
 _LONGEST_REST = 60.0  # s; then the budget is looked at again
@@ -64,16 +70,24 @@ _COUNT_SHARE = 5  # counting takes at most one part in so many of the time
 _OUTAGES = (DatabaseUnavailable, psycopg.OperationalError, trio.TooSlowError)
 
 
-class _Stalled(Exception):
-    """The reader made no room for the rest of a line; `keys` are its rows (token, account)."""
+Key = tuple[int, int]
+"""Token and account of a row."""
 
-    def __init__(self, keys: list[tuple[int, int]]) -> None:
+
+class _Stalled(Exception):
+    """The reader made no room for the rest of its lines; `keys` are their rows."""
+
+    def __init__(self, keys: list[Key]) -> None:
         super().__init__()
         self.keys = keys
 
 
 class Collect:
-    """One run.  `signing_key` returns the key of now; `timeout` is the batch timeout (seconds)."""
+    """One run.
+
+    `signing_key` returns the key of now; `timeout` is the batch timeout, and `hold` how long a
+    transaction stays open on a reader that makes no room (seconds).
+    """
 
     def __init__(
         self,
@@ -84,6 +98,7 @@ class Collect:
         *,
         timeout: float,
         budget: Budget | None = None,
+        hold: float = _HOLD,
         rng: random.Random | None = None,
     ) -> None:
         self._dsn = dsn
@@ -92,6 +107,7 @@ class Collect:
         self._signing_key = signing_key
         self._timeout = timeout
         self._budget = budget
+        self._hold = hold
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._printer = Printer(signing_key())
         self._takers: list[Taker] = []
@@ -196,7 +212,7 @@ class Collect:
                     await self._write_out()
             except _Stalled as stall:
                 self._hang_up()
-                await self._finish_line(stall.keys)
+                await self._finish_lines(stall.keys)
         except Closed:
             self._reader_gone()
         except _OUTAGES as error:
@@ -227,26 +243,30 @@ class Collect:
                 await self._write_batches(reason, once=reason != "drain" and self._batching.counts)
 
     async def _write_batches(self, reason: Reason, *, once: bool) -> None:
-        """Take and write batches until one is short, or just one."""
+        """Take and write batches until there are no more, or just one.
+
+        One transaction is one batch at first; while the reader keeps up, it grows to several.
+        """
         limit = self._batching.limit
+        most = max(limit, _MOST - _MOST % limit)
+        count, more, second = limit, not once, 1
         flying = deque([await self._taker(0)])
-        flying[0].start()
-        more, other = not once, 1
+        flying[0].start(count)
         while flying:
             taker = flying.popleft()
-            rows = await taker.batch()
-            more = more and len(rows) >= limit and not self._stopping
+            rows = await taker.rows()
+            more = more and len(rows) >= taker.asked and not self._stopping
             if more and not flying:
-                # From the second batch on, two take turns.
-                second = await self._taker(other)
-                second.start()
-                flying.append(second)
-                other = 1 - other
-            if rows:
-                await self._print(rows, taker.keys)
-            self._note(len(rows), reason)
+                other = await self._taker(second)  # from here on two take turns
+                other.start(count)
+                flying.append(other)
+                second = 1 - second
+            began = trio.current_time()
+            taken = await self._print(rows, taker.keys, reason)
+            quick = taken and trio.current_time() - began < _QUICK
+            count = min(2 * count, most) if quick else limit
             if more:
-                taker.start()
+                taker.start(count)
                 flying.append(taker)
             else:
                 await taker.commit()
@@ -254,44 +274,59 @@ class Collect:
     async def _write_paid(self, reason: Reason, budget: Budget) -> None:
         """One batch of as many rows as the budget pays for."""
         connection = await self._connection()
-        with trio.fail_after(_HOLD + TIMEOUT):
+        with trio.fail_after(self._hold + TIMEOUT):
             async with connection.transaction():
                 saved = await purse.take_out(connection, budget)
                 allowed = min(self._batching.limit, allowance(budget, saved))
                 rows = await queue.take(connection, allowed) if allowed else []
-                if rows:
-                    await self._print(
-                        [
-                            Raw(row.action, row.email.encode(), row.login.encode(), row.secret,
-                                row.code.encode())
-                            for row in rows
-                        ],
-                        lambda: [(row.id, row.account) for row in rows],
-                    )  # fmt: skip
+                await self._print(
+                    [_raw(row) for row in rows],
+                    lambda: [(row.id, row.account) for row in rows],
+                    reason,
+                )
                 left = spend(saved, len(rows))
                 await purse.put_back(connection, left)
-        self._note(len(rows), reason)
         if len(rows) == allowed < self._batching.limit:
             now = trio.current_time()
             rest = wait(budget, left, limit=self._batching.limit, timeout=self._timeout)
             self._rests_until = now + min(rest, _LONGEST_REST)
             self._batching.woken(now)  # there may be more than it paid for
 
-    async def _print(self, rows: list[Raw], keys: Callable[[], list[tuple[int, int]]]) -> None:
-        """Write the line of a batch, and see it taken."""
+    async def _print(
+        self, rows: Sequence[Raw], keys: Callable[[], list[Key]], reason: Reason
+    ) -> bool:
+        """Write the lines of what was taken, a batch each; tell whether the reader took them."""
+        limit = self._batching.limit
         bad = faults(rows)
         if bad:
-            tokens = keys()
-            for place, reason in bad.items():
-                log.warning("collector.refused", token=tokens[place][0], reason=reason)
-            rows = [row for place, row in enumerate(rows) if place not in bad]
-        line = self._printer.line(rows)
-        if not await self._pipe.write(line, _HOLD):
-            raise _Stalled(keys())
-        await self._pipe.taken()
+            names = keys()
+            for place, why in bad.items():
+                log.warning("collector.refused", token=names[place][0], reason=why)
+        lines = []
+        for at in range(0, len(rows), limit):
+            batch = rows[at : at + limit]
+            if bad:
+                batch = [row for place, row in enumerate(batch, at) if place not in bad]
+            lines.append(self._printer.line(batch))
+        before = self._pipe.read
+        try:
+            if not await self._pipe.write(b"".join(lines), self._hold):
+                raise _Stalled(keys())
+            taken = await self._pipe.taken()
+        except Closed:
+            ends = accumulate(map(len, lines))
+            whole = bisect_right(list(ends), self._pipe.read - before)
+            if whole:
+                names = keys()[: whole * limit]
+                self._hang_up()
+                await self._forget(names)
+            raise
+        for at in range(0, max(1, len(rows)), limit):
+            self._note(min(limit, len(rows) - at), reason)
+        return taken
 
-    async def _finish_line(self, keys: list[tuple[int, int]]) -> None:
-        """Let the reader have the rest of a line, then take its rows out of the queue."""
+    async def _finish_lines(self, keys: list[Key]) -> None:
+        """Let the reader have the rest of the lines, then take their rows out of the queue."""
         log.warning("collector.reader_stalls", rows=len(keys))
         with trio.CancelScope() as self._idle:
             await self._pipe.finish()
@@ -300,16 +335,7 @@ class Collect:
         self._idle = None
         while True:
             try:
-                connection = await self._connection()
-                with trio.fail_after(TIMEOUT):
-                    await connection.execute(
-                        """
-                        DELETE FROM relay.token_queue q
-                        USING unnest(%s::bigint[], %s::bigint[]) AS r (token, account)
-                        WHERE q.account = r.account AND q.token = r.token
-                        """,
-                        ([token for token, _ in keys], [account for _, account in keys]),
-                    )
+                await self._forget(keys)
             except _OUTAGES as error:
                 self._pause(error)
                 if self._stopping:
@@ -317,6 +343,19 @@ class Collect:
                 await self._sleep(self._outage)
             else:
                 return
+
+    async def _forget(self, keys: list[Key]) -> None:
+        """Take rows out of the queue whose lines have been read but whose transaction is gone."""
+        connection = await self._connection()
+        with trio.fail_after(TIMEOUT):
+            await connection.execute(
+                """
+                DELETE FROM relay.token_queue q
+                USING unnest(%s::bigint[], %s::bigint[]) AS r (token, account)
+                WHERE q.account = r.account AND q.token = r.token
+                """,
+                ([token for token, _ in keys], [account for _, account in keys]),
+            )
 
     def _note(self, rows: int, reason: Reason) -> None:
         self._recovered()
@@ -369,7 +408,7 @@ class Collect:
 
     async def _taker(self, place: int) -> Taker:
         while len(self._takers) <= place:
-            self._takers.append(await open_taker(self._dsn, self._batching.limit))
+            self._takers.append(await open_taker(self._dsn))
         return self._takers[place]
 
     def _hang_up(self) -> None:
@@ -396,3 +435,7 @@ class Collect:
         self._outage = min(longest, self._outage * 2 or first)
         self._batching.connected()  # whatever was announced meanwhile was missed
         self._sweep_at = -math.inf
+
+
+def _raw(row: queue.Row) -> Raw:
+    return Raw(row.action, row.email.encode(), row.login.encode(), row.secret, row.code.encode())

@@ -43,6 +43,7 @@ class Pipe:
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
         self._rest = memoryview(b"")
+        self._written = 0
         self._unread_at_rest = 0  # what a reader that does not read has left in the pipe
 
     async def room(self) -> None:
@@ -50,18 +51,18 @@ class Pipe:
         while not self._writable():
             await trio.lowlevel.wait_writable(self._fd)
 
-    async def write(self, line: bytes, within: float) -> bool:
-        """Write `line`; False when the reader did not make room within so many seconds.
+    async def write(self, lines: bytes, within: float) -> bool:
+        """Write `lines`; False when the reader did not make room within so many seconds.
 
-        Then a part of it is out, and `finish` writes the rest.
+        Then a part of them is out, and `finish` writes the rest.
         """
-        self._rest = memoryview(line)
+        self._rest = memoryview(lines)
         with trio.move_on_after(within):
             await self.finish()
         return not self._rest
 
     async def finish(self) -> None:
-        """Write what is left of the line."""
+        """Write what is left of the lines."""
         while self._rest:
             if not self._writable():
                 await trio.lowlevel.wait_writable(self._fd)
@@ -71,9 +72,15 @@ class Pipe:
             except BrokenPipeError as error:
                 raise Closed from error
             self._rest = self._rest[written:]
+            self._written += written
 
-    async def taken(self) -> None:
-        """Wait until the reader has taken what was written; not for one that does not read.
+    @property
+    def read(self) -> int:
+        """How many bytes, of all that was written, the reader has taken from the pipe so far."""
+        return self._written - self._unread()
+
+    async def taken(self) -> bool:
+        """Wait until the reader has taken what was written; not for one that does not read (False).
 
         The first time that nothing moves for a second, the reader is taken for one that reads
         later; it is waited for again when it has begun.
@@ -81,25 +88,26 @@ class Pipe:
         unread = self._unread()
         if not unread:
             self._unread_at_rest = 0
-            return
+            return True
         if self._unread_at_rest:
             if unread >= self._unread_at_rest:
                 self._unread_at_rest = unread
-                return
+                return False
             self._unread_at_rest = 0
         spin_until = time.perf_counter() + _SPIN
         while time.perf_counter() < spin_until:
             os.sched_yield()
             if not self._unread():
-                return
+                return True
         pause, until = 0.0005, trio.current_time() + _PATIENCE
         while unread := self._unread():
             self._writable()  # raises Closed
             if trio.current_time() >= until:
                 self._unread_at_rest = unread
-                return
+                return False
             await trio.sleep(pause)
             pause = min(2 * pause, 0.02)
+        return True
 
     async def closed(self) -> None:
         """Wait until the reader has gone; for ever if that cannot be told."""

@@ -1,10 +1,10 @@
-"""A connection that takes batches for `relay collect`, with one round trip a batch.
+"""A connection that takes tokens for `relay collect`, with one round trip a time.
 
-The commit of a batch and the taking of the next go to the server together (libpq's pipeline mode,
+The commit of what was taken and the next taking go to the server together (libpq's pipeline mode,
 prepared statements, binary results), and texts stay the bytes that they arrived as.
 
-Promises: a batch is out of the queue once `commit` has returned, or `start` has been called and
-the batch after it has arrived; before that, `close` or the loss of the connection gives it back.
+Promises: rows are out of the queue once `commit` has returned, or `start` was called again and its
+rows have arrived; before that, `close` or the loss of the connection gives them back.
 
 Fails with `DatabaseUnavailable` when the connection broke or did not answer in time, with other
 `psycopg.Error` for what the server refused.  Either way the taker is of no use any more: `close`.
@@ -40,23 +40,24 @@ _TUPLES, _DONE, _SYNC = (
 
 
 class Taker:
-    """One such connection; made by `open_taker`.  `holds` says whether a transaction is open."""
+    """One such connection; made by `open_taker`."""
 
-    def __init__(self, connection: Connection, limit: int) -> None:
-        self.limit = limit
-        self.holds = False
+    def __init__(self, connection: Connection) -> None:
+        self.asked = 0
+        """How many rows the last `start` asked for."""
+        self._holds = False  # a transaction is open
         self._connection = connection
         self._pg = connection.pgconn
-        self._argument = [limit.to_bytes(4, "big")]
         self._result: Any = None
 
-    def start(self) -> None:
-        """Commit the batch in hand, if there is one, and begin to take the next."""
-        self._send(b"chain" if self.holds else b"begin", take=True)
-        self.holds = True
+    def start(self, count: int) -> None:
+        """Commit the rows in hand, if there are any, and begin to take up to `count` more."""
+        self._send(b"chain" if self._holds else b"begin", count)
+        self._holds = True
+        self.asked = count
 
-    async def batch(self) -> list[Raw]:
-        """Return the batch that `start` began to take."""
+    async def rows(self) -> list[Raw]:
+        """Return the rows that `start` began to take."""
         self._result = result = await self._answer()
         value = result.get_value
         return [
@@ -65,7 +66,7 @@ class Taker:
         ]
 
     def keys(self) -> list[tuple[int, int]]:
-        """Token and account of each row of the batch in hand."""
+        """Token and account of each row in hand."""
         value = self._result.get_value
         return [
             (int.from_bytes(value(n, 5), "big"), int.from_bytes(value(n, 6), "big"))
@@ -73,20 +74,21 @@ class Taker:
         ]
 
     async def commit(self) -> None:
-        """Have the batch in hand out of the queue for good."""
+        """Have the rows in hand out of the queue for good."""
         self._send(b"commit")
         await self._answer()
-        self.holds = False
+        self._holds = False
 
     def close(self) -> None:
         """Close the connection; the server rolls back what was not committed."""
         self._connection.abandon()
 
-    def _send(self, statement: bytes, *, take: bool = False) -> None:
+    def _send(self, statement: bytes, count: int = 0) -> None:
         try:
             self._pg.send_query_prepared(statement, None)
-            if take:
-                self._pg.send_query_prepared(b"take", self._argument, [_BINARY], _BINARY)
+            if count:
+                argument = [count.to_bytes(4, "big")]
+                self._pg.send_query_prepared(b"take", argument, [_BINARY], _BINARY)
             self._pg.pipeline_sync()
             self._pg.flush()  # a hundred bytes: what does not fit goes out with the first wait
         except psycopg.Error as error:
@@ -134,15 +136,15 @@ class Taker:
                     raise refused
 
 
-async def open_taker(dsn: str, limit: int) -> Taker:
-    """Connect a taker of batches of up to `limit`, or raise `DatabaseUnavailable`."""
+async def open_taker(dsn: str) -> Taker:
+    """Connect a taker, or raise `DatabaseUnavailable`."""
     try:
         connection = await connect(
             dsn, application_name="relay-collect", connect_timeout=TIMEOUT, autocommit=True
         )
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(f"no connection to PostgreSQL: {error}".rstrip()) from error
-    taker = Taker(connection, limit)
+    taker = Taker(connection)
     try:
         await taker._prepare()
     except BaseException:
