@@ -3,6 +3,7 @@
 The queue is filled beforehand with messages of 2 kB, fsync is on, the sink is a process of its own.
 
 - `relay`: the whole program (`relay up`), one process, as shipped but for the upstream.
+- `two_relays`, `three_relays`: as many of them on the one database.
 - `pgqueuer`: one PgQueuer process (uvloop, asyncpg, the workers and batch size that were fastest)
   with pooled aiosmtplib connections.
 - `procrastinate`: two procrastinate processes, psycopg, with pooled aiosmtplib connections.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import socket
 import statistics
@@ -189,23 +191,31 @@ class Bench:
         """Prepare, measure and clean up; messages a second."""
         if variant == "bare":
             return float(_spawn(variant, "", self.port, BARE_JOBS))
-        name = self.cluster.new_database("template_outbound" if variant == "relay" else None)
+        name = self.cluster.new_database("template_outbound" if "relay" in variant else None)
         measure: Callable[[str], float] = getattr(self, f"_{variant}")
         try:
             return measure(self.cluster.dsn(name))
         finally:
             self.cluster.drop_database(name)
 
-    def _relay(self, dsn: str) -> float:
+    def _two_relays(self, dsn: str) -> float:
+        return self._relay(dsn, 2)
+
+    def _three_relays(self, dsn: str) -> float:
+        return self._relay(dsn, 3)
+
+    def _relay(self, dsn: str, count: int = 1) -> float:
         with psycopg.connect(dsn, autocommit=True) as admin:
             admin.execute("UPDATE relay.outbound_control SET paused = true")
             values = {"count": JOBS, "domain": "example.com", "owner": NOBODY}
             admin.execute(FILL_DUE, values)
             admin.execute("CHECKPOINT")
-            with (
-                tempfile.TemporaryDirectory(prefix="relay-bench-") as folder,
-                RelayProcess(Path(folder) / "data", env=_environment(dsn, self.port)),
-            ):
+            with contextlib.ExitStack() as stack:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="relay-bench-"))
+                environment = _environment(dsn, self.port)
+                for number in range(count):
+                    relay = RelayProcess(Path(folder) / f"data{number}", env=environment)
+                    stack.enter_context(relay)
                 time.sleep(0.5)
                 admin.execute("UPDATE relay.outbound_control SET paused = false, paused_at = now()")
                 admin.execute("NOTIFY relay_outbound")
@@ -331,7 +341,7 @@ def _spawn(variant: str, dsn: str, port: int, jobs: int) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-VARIANTS = ("relay", "pgqueuer", "procrastinate", "bare")
+VARIANTS = ("relay", "two_relays", "three_relays", "pgqueuer", "procrastinate", "bare")
 
 
 def run(rounds: int = 3, variants: tuple[str, ...] = VARIANTS) -> dict[str, Any]:
@@ -356,13 +366,15 @@ def run(rounds: int = 3, variants: tuple[str, ...] = VARIANTS) -> dict[str, Any]
     medians = {variant: statistics.median(found) for variant, found in rates.items()}
     results: dict[str, Any] = {name: {"messages/s": rate} for name, rate in medians.items()}
     ratios: dict[str, Any] = {}
-    for name_, under, required, aim in (
-        ("relay against PgQueuer", "pgqueuer", 2.0, 3.0),
-        ("relay against two procrastinate", "procrastinate", 7.0, None),
-        ("relay against a bare loop", "bare", 0.30, None),
+    for name_, over, under, required, aim in (
+        ("relay against PgQueuer", "relay", "pgqueuer", 2.0, 3.0),
+        ("relay against two procrastinate", "relay", "procrastinate", 7.0, None),
+        ("relay against a bare loop", "relay", "bare", 0.30, None),
+        ("two relays against one", "two_relays", "relay", 1.0, None),
+        ("three relays against one", "three_relays", "relay", 1.0, None),
     ):
-        if "relay" in medians and under in medians:
-            ratios[name_] = {"value": medians["relay"] / medians[under], "required": required}
+        if over in medians and under in medians:
+            ratios[name_] = {"value": medians[over] / medians[under], "required": required}
             if aim:
                 ratios[name_]["aim"] = aim
     if waits:
