@@ -205,14 +205,10 @@ class Collect:
     async def _worked(self) -> bool:
         """Write out what is due.  False: the database is away, and a pause is due."""
         try:
-            try:
+            await self._write_out()
+            if self._sweeps and trio.current_time() >= self._sweep_at and not self._stopping:
+                await self._sweep()
                 await self._write_out()
-                if self._sweeps and trio.current_time() >= self._sweep_at and not self._stopping:
-                    await self._sweep()
-                    await self._write_out()
-            except _Stalled as stall:
-                self._hang_up()
-                await self._finish_lines(stall.keys)
         except Closed:
             self._reader_gone()
         except _OUTAGES as error:
@@ -226,6 +222,16 @@ class Collect:
 
     async def _write_out(self) -> None:
         """Batch by batch, while there is a reason to."""
+        while not self._stopping:
+            try:
+                await self._write_due()
+            except _Stalled as stall:
+                self._hang_up()
+                await self._finish_lines(stall.keys)
+            else:
+                return
+
+    async def _write_due(self) -> None:
         while not self._stopping:
             with trio.CancelScope() as self._idle:
                 await self._pipe.room()
@@ -308,7 +314,7 @@ class Collect:
             if bad:
                 batch = [row for place, row in enumerate(batch, at) if place not in bad]
             lines.append(self._printer.line(batch))
-        before = self._pipe.read
+        before = self._pipe.written
         try:
             if not await self._pipe.write(b"".join(lines), self._hold):
                 raise _Stalled(keys())
@@ -348,6 +354,11 @@ class Collect:
         """Take rows out of the queue whose lines have been read but whose transaction is gone."""
         connection = await self._connection()
         with trio.fail_after(TIMEOUT):
+            if self._budget is not None:
+                # First, and by itself: what is paid for twice is no worse than not at all.
+                async with connection.transaction():
+                    saved = await purse.take_out(connection, self._budget)
+                    await purse.put_back(connection, spend(saved, len(keys)))
             await connection.execute(
                 """
                 DELETE FROM relay.token_queue q

@@ -43,7 +43,8 @@ class Pipe:
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
         self._rest = memoryview(b"")
-        self._written = 0
+        self.written = 0
+        """Bytes written so far."""
         self._unread_at_rest = 0  # what a reader that does not read has left in the pipe
 
     async def room(self) -> None:
@@ -72,12 +73,12 @@ class Pipe:
             except BrokenPipeError as error:
                 raise Closed from error
             self._rest = self._rest[written:]
-            self._written += written
+            self.written += written
 
     @property
     def read(self) -> int:
-        """How many bytes, of all that was written, the reader has taken from the pipe so far."""
-        return self._written - self._unread()
+        """Bytes of those that the reader has taken from the pipe so far."""
+        return self.written - self._unread()
 
     async def taken(self) -> bool:
         """Wait until the reader has taken what was written; not for one that does not read (False).
