@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from relay.devices.intake import Intake
 from relay.devices.server import DeviceServer, SessionStatistics
+from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore, StoreStatistics, StoreUnavailable
 
 
@@ -24,6 +26,12 @@ class DeviceDesk:
         except StoreUnavailable:
             return "the device store does not answer"
         return None
+
+    async def snapshot(self) -> Path | None:
+        """Copy what waits, as it is now, into a file of its own; None where PostgreSQL keeps it."""
+        if not isinstance(self.store, SqliteStore):
+            return None
+        return await self.store.snapshot()
 
     def inboxes(self) -> StoreStatistics:
         """Return what waits, a few seconds old."""

@@ -19,7 +19,9 @@ nothing can take it out of the kernel, and serves again when the disk does.  Sto
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
+import subprocess
 import threading
 import time
 from collections import deque
@@ -57,7 +59,7 @@ T = TypeVar("T")
 _MOST_WAITING = 4096  # calls; a quarter of a gigabyte if all are the largest Puts
 _MOST_BYTES = 4 * 2**20  # of envelopes in one transaction, about
 _MOST_WORKS = 8  # reads between two commits: a page is a millisecond, and Puts wait
-_WAL_BYTES = 4 * 2**20  # of envelopes between two checkpoints, about
+_WAL_PAGES = 4000  # between two checkpoints, about; a WAL that grows costs more than one used again
 _EXPIRE = 256  # blobs a transaction
 _STOP_TIMEOUT = 5.0  # s
 _REOPEN_AFTER, _REOPEN_AT_MOST = 0.1, 5.0  # s, doubling
@@ -99,6 +101,8 @@ class SqliteStore:
         call_timeout: float = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._path = path
+        self._copying = trio.Lock()
         self._open = partial(InboxFile, path, max_blobs=max_blobs, max_bytes=max_bytes)
         self._ttl = ttl
         self._clock = clock
@@ -209,6 +213,24 @@ class SqliteStore:
             self._disk_full = False
         else:
             await self._work(InboxFile.look)
+
+    async def snapshot(self) -> Path:
+        """Copy the file, as it is now, beside it, and return where; the store goes on serving.
+
+        While it is copied nothing is written but the WAL, which grows by what comes.
+        """
+        target = self._path.with_suffix(".snapshot")
+        async with self._copying:
+            held = await self._work(InboxFile.hold)
+            same = False
+            try:
+                await _copy(self._path, target)
+            finally:
+                with trio.CancelScope(shield=True):  # bounded by the calls' own deadline
+                    same = await self._work(lambda file: file.let_go(held))
+        if not same:
+            raise StoreUnavailable("the file was opened anew while it was copied")
+        return target
 
     def statistics(self) -> StoreStatistics:
         """Return the store's figures, a few seconds old; no I/O."""
@@ -326,10 +348,10 @@ class _Writer(threading.Thread):
             puts, deletes = self._take()
             if puts or deletes:
                 self._commit(file, puts, deletes)
-                written += sum(len(put.envelope) for put in puts) + 512 * (len(puts) + len(deletes))
+                written += _pages(puts, deletes)
             for _ in range(min(_MOST_WORKS, len(self._works))):
                 self._do(file, self._works.popleft())
-            if written > _WAL_BYTES:
+            if written > _WAL_PAGES:
                 self._guarded(file.checkpoint, ())
                 written = 0
             if self._stopping and not self._works:
@@ -402,3 +424,30 @@ class _Writer(threading.Thread):
     def _post(self, function: Callable[..., object], *arguments: object) -> None:
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(function, *arguments)
+
+
+def _made(path: Path) -> int:
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+async def _copy(source: Path, target: Path) -> None:
+    """Copy a file that SQLite holds here.  Another process does it, and must.
+
+    Closing a file takes away every lock that the process has on it (POSIX), SQLite's too.
+    """
+    private = _made(target)
+    try:
+        await trio.run_process(["cp", "--", str(source), str(target)], capture_stderr=True)
+        await trio.to_thread.run_sync(os.fsync, private)
+    except subprocess.CalledProcessError as error:
+        why = error.stderr.decode("utf-8", "replace").strip()
+        raise StoreUnavailable(f"the file could not be copied: {why}") from error
+    finally:
+        os.close(private)
+
+
+def _pages(puts: Sequence[Put], deletes: Sequence[Delete]) -> int:
+    """Reckon how many pages a commit has written: of data, of both indices, of the counts."""
+    rows = len(puts) + sum(len(delete.ids) for delete in deletes)
+    return 4 + 3 * rows + sum(len(put.envelope) for put in puts) // 4096

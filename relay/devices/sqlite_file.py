@@ -87,6 +87,7 @@ _LIMITS = """
     END
 """
 
+_AUTOCHECKPOINT = 16_000  # pages
 _CACHE_KIB = 64 * 1024
 
 
@@ -111,6 +112,7 @@ class InboxFile:
             )
         _make(path)
         self._path = path
+        self._held = False
         self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
         try:
             self._prepare(max_blobs, max_bytes)
@@ -344,8 +346,28 @@ class InboxFile:
         self._connection.execute(f"PRAGMA user_version = {VERSION}")
 
     def checkpoint(self) -> None:
-        """Move what the WAL holds into the database, so that the WAL begins anew."""
-        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        """Move what the WAL holds into the database, so that the WAL begins anew; unless held."""
+        if not self._held:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def hold(self) -> InboxFile:
+        """Bring the database up to date, and from then on write to the WAL alone.
+
+        So its file can be copied while this goes on.  Returns itself, for whoever ends the hold
+        to see that it was this very file, and not one opened since, that was held.
+        """
+        busy, *_ = self._row("PRAGMA wal_checkpoint(TRUNCATE)")
+        if busy:
+            raise sqlite3.OperationalError("the WAL could not be moved into the database")
+        self._connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
+        self._held = True
+        return self
+
+    def let_go(self, held: InboxFile) -> bool:
+        """End the hold; False if this is not the file that was held."""
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {_AUTOCHECKPOINT}").fetchall()
+        self._held = False
+        return held is self
 
     def _prepare(self, max_blobs: int, max_bytes: int) -> None:
         try:
@@ -385,7 +407,8 @@ class InboxFile:
         # Where fsync only reaches the drive's own memory (macOS), the call that reaches the disk.
         self._set("fullfsync", "ON", 1)
         self._set("checkpoint_fullfsync", "ON", 1)
-        self._set("wal_autocheckpoint", "0", 0)  # the owner does it, when nobody waits for it
+        # The owner makes checkpoints, when nobody waits for them; this is for what it misjudged.
+        self._set("wal_autocheckpoint", str(_AUTOCHECKPOINT), _AUTOCHECKPOINT)
         self._set("cache_size", str(-_CACHE_KIB), -_CACHE_KIB)
         if version == 0:
             # `executescript` would commit first; here the whole schema is there or nothing is.
