@@ -27,7 +27,9 @@ _PARAMETERS = {
     "key_id": "the key's id",
     "entry": "the address",
     "account_id": "the account's id",
+    "event_id": "the webhook event's id",
     "hook_id": "the webhook's id",
+    "key": "the device's public key: 64 hexadecimal digits",
     "path": "the file's name",
 }
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext, Dialog, Page, Playwright, sync_playwright
 
+from tests.npm import node_modules
+
+HERE = Path(__file__).parent
 ARTEFACTS = Path(__file__).parents[2] / "test-artefacts"
 ARGUMENTS = [
     "--headless=new",
@@ -58,12 +61,37 @@ class Visit:
         ARTEFACTS.mkdir(exist_ok=True)
         self.page.screenshot(path=ARTEFACTS / f"{what}-{self._name}.png", full_page=True)
 
+    def to(self, view: str) -> None:
+        """Go to a view of the page."""
+        self.page.evaluate("view => { location.hash = view; }", f"#/{view}")
+
+    def check(self, what: str, axe: str) -> None:
+        """Keep what is seen now; it must fit the screen and break no rule of accessibility."""
+        self.screenshot(what)
+        assert self.overflow() <= 0, what
+        self.page.evaluate(axe)
+        found = self.page.evaluate(_RULES)
+        assert found == [], f"{what}: {found}"
+
     def overflow(self) -> int:
         """How many pixels the page is wider than the screen."""
         return int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth"))
 
 
+_RULES = """async () => {
+    const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"];
+    const options = { runOnly: tags, iframes: false };
+    const found = await axe.run(document, options);
+    return found.violations.map((one) => `${one.id}: ${one.nodes.map((node) => node.html)}`);
+}"""
+
 Browse = Callable[..., AbstractContextManager[Visit]]
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The rules of accessibility, as a script."""
+    return (node_modules(HERE) / "axe-core" / "axe.min.js").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.npm import node_modules
+
 TIMEOUT = 60.0
 HERE = Path(__file__).parent
 
@@ -115,7 +117,7 @@ def by_curl(job: Job) -> Sent:
 def by_nodemailer(job: Job) -> Sent:
     """Send with nodemailer, installed from the lock file beside this one."""
     node = program("node")
-    modules = _node_modules()
+    modules = node_modules(HERE)
     return _sent(
         run(
             node, HERE / "send.js", str(job.port), job.sender, job.recipient,
@@ -131,22 +133,3 @@ SENDERS: dict[str, Callable[[Job], Sent]] = {
     "curl": by_curl,
     "nodemailer": by_nodemailer,
 }
-
-
-def _node_modules() -> Path:
-    """Install what the lock file names, once, outside the tree."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = cache / "relay-tests" / "clients"
-    lock = (HERE / "package-lock.json").read_bytes()
-    done = place / "installed-lock.json"
-    if done.exists() and done.read_bytes() == lock:
-        return place / "node_modules"
-    npm = program("npm")
-    place.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(HERE / name, place / name)
-    installed = run(npm, "ci", "--prefix", place, "--ignore-scripts", "--no-audit", "--no-fund")
-    if installed.returncode != 0:
-        pytest.skip(f"npm cannot install nodemailer: {installed.stderr.decode()[-300:]}")
-    done.write_bytes(lock)
-    return place / "node_modules"

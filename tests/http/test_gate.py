@@ -62,7 +62,7 @@ def routes(house: House) -> list[Route]:
 async def call(house: House, route: Route, address: str, headers: dict[str, str]) -> httpx.Response:
     """Make a call with values that name nothing but the mailbox."""
     path = route.rule.replace("<address>", address).replace("<name>", "nobody")
-    path = re.sub(r"<(message_id|key_id|hook_id|account_id)>", MISSING, path)
+    path = re.sub(r"<(message_id|key_id|hook_id|account_id|event_id)>", MISSING, path)
     path = path.replace("<index>", "0").replace("<path>", "app.js").replace("<entry>", address)
     params = {"timeout": "0"} if path.endswith("/wait") else None
     if route.operation.websocket:

@@ -79,12 +79,12 @@ export class Table {
   }
 
   // Return the row of a key, made (by `make(row)`, once) where there is none.
-  row(key, make = () => {}) {
+  row(key, make) {
     let row = this.rows.get(key);
     if (!row) {
       row = h("tr", { role: "row" }, this.heads.map((head) => h("td", { role: "cell", class: head.toLowerCase().replaceAll(" ", "-"), "data-head": head })));
       this.rows.set(key, row);
-      make(row);
+      make?.(row);
     }
     return row;
   }

@@ -20,6 +20,7 @@ export class Plot {
     svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
     svg.setAttribute("preserveAspectRatio", "none");
     svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", title);
     this.svg = svg;
     this.line = document.createElementNS(NS, "polyline");
     svg.append(this.line);
