@@ -28,7 +28,7 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -40,13 +40,19 @@ from relay.cli.exits import Failure
 from relay.cli.messages import await_message, path_of
 from relay.datadir import DataDir
 
+if TYPE_CHECKING:
+    from relay.devices.client import Receiver
+    from relay.devices.noise import KeyPair
+
 START_TIMEOUT = 90.0  # seconds; initdb on a slow disk takes most of it
 STOP_TIMEOUT = 20.0  # seconds until the second SIGTERM, then a quarter of it until SIGKILL
 STEP_TIMEOUT = 15.0  # seconds that any other step may wait
+SILENCE = 0.3  # seconds without a blob, where none should come
 LONGEST_TEMPORARY = 60  # characters; a PostgreSQL socket's path must fit into 107 bytes
 
 CODE = "493817"
 LINK = "https://shop.example/confirm?order=7&key=aZ3"
+BLOB = bytes(range(256)) * 4
 
 
 @dataclass
@@ -60,6 +66,7 @@ class Stage:
     message_id: str = ""
     sent: bytes = b""
     outbound_id: str = ""
+    device: KeyPair | None = None
 
     @property
     def data(self) -> DataDir:
@@ -69,6 +76,20 @@ class Stage:
     def api(self) -> Api:
         """Return the HTTP API, as the administrator."""
         return Api.find(self.data.path)
+
+    def devices(self, port: str) -> tuple[tuple[str, int], bytes]:
+        """Return address and key of a device port, push or receive."""
+        from relay.settings import parse_address
+
+        return parse_address(self.run[f"devices_{port}"]), bytes.fromhex(self.run["devices_key"])
+
+    def receiver(self) -> Receiver:
+        """Return a receive session of the device."""
+        from relay.devices.client import Receiver
+
+        assert self.device is not None
+        address, key = self.devices("receive")
+        return Receiver(address, self.device, key, STEP_TIMEOUT)
 
     def smtp(self) -> smtplib.SMTP:
         """Return an SMTP session."""
@@ -211,6 +232,37 @@ def _delivered(stage: Stage) -> str:
     raise Unexpected(f"it stayed {state['status']}: {output.line(state['error'])}")
 
 
+def _push(stage: Stage) -> str:
+    from relay.devices.client import Pusher
+    from relay.devices.noise import KeyPair
+
+    stage.device = KeyPair.generate()
+    with Pusher(*stage.devices("push"), STEP_TIMEOUT) as session:
+        session.push(stage.device.public, BLOB)
+    return f"{len(BLOB)} bytes for {stage.device.public.hex()[:16]}…, acknowledged"
+
+
+def _receive(stage: Stage) -> str:
+    from relay.devices.client import Delivery
+
+    with stage.receiver() as session:
+        blob = session.receive(STEP_TIMEOUT)
+        if not isinstance(blob, Delivery) or blob.envelope != BLOB:
+            raise Unexpected("something else came")
+        session.acknowledge(blob.id)
+        session.settle(STEP_TIMEOUT)
+    return f"blob {blob.id}, all bytes equal, acknowledged"
+
+
+def _receive_again(stage: Stage) -> str:
+    with stage.receiver() as session:
+        try:
+            blob = session.receive(SILENCE)
+        except TimeoutError:
+            return "a new session is given nothing"
+    raise Unexpected(f"{blob!r} came again")
+
+
 def _expire(stage: Stage) -> str:
     import psycopg
 
@@ -273,6 +325,9 @@ STEPS: tuple[Step, ...] = (
     Step("outbound", "a message is queued over HTTP", _enqueue),
     Step("outbound", "it is delivered, and arrives", _arrive),
     Step("outbound", "its outcome is recorded", _delivered),
+    Step("devices", "a blob is pushed into an inbox", _push),
+    Step("devices", "its device receives it", _receive),
+    Step("devices", "acknowledged, it stays away", _receive_again),
     Step("inbox", "the mailbox expires", _expire),
     Step("relay", "stops cleanly", _stop),
 )
