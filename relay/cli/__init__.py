@@ -21,6 +21,7 @@ import click
 
 from relay import __version__
 from relay.cli import (
+    backup,
     collect,
     completion,
     config,
@@ -101,6 +102,9 @@ for command in (
     mcp.mcp,
 ):
     cli.add_command(command)
+
+for command in (backup.backup, backup.restore):
+    db.db.add_command(command)
 
 
 def main() -> NoReturn:

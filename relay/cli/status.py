@@ -12,6 +12,7 @@ import click
 
 from relay.cli import options, output
 from relay.cli.client import Api
+from relay.cli.exits import Failure
 
 STYLES = {
     "running": "green",
@@ -36,13 +37,21 @@ STYLES = {
     metavar="SECONDS",
     help="With --watch, how often to look.",
 )
+@click.option("--ready", is_flag=True, help="Say nothing; exit code 1 unless every actor is ready.")
 @options.data_dir
 @options.as_json
-def status(watch: bool, every: float, data_dir: Path, as_json: bool) -> None:
+def status(watch: bool, every: float, ready: bool, data_dir: Path, as_json: bool) -> None:
     """Show the supervision tree: state, restarts, mailbox depth, last event.
 
-    With --watch and --json, or piped, one line a sample.
+    With --watch and --json, or piped, one line a sample. --ready is for health checks; what is
+    not ready is said on stderr.
     """
+    if ready:
+        try:
+            Api.find(data_dir).call("GET", "/readyz")
+        except Failure as failure:
+            raise Failure(str(failure)) from failure  # one exit code, whatever is amiss
+        return
     if watch:
         from relay.cli.watch import watch as go_on
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from quart import Response
 
 from relay.devices.desk import DeviceDesk
+from relay.devices.store import StoreUnavailable
 from relay.devices.wire import MAX_ENVELOPE, Reason, Refused
 from relay.http.operations import Access, Answer, Call, Operation, json_response, read_body
 from relay.http.problems import Problem, unavailable
@@ -60,6 +61,12 @@ class Overview(BaseModel):
     push_sessions: int
     receive_sessions: int
     fullest: list[FullInbox]
+
+
+class Snapshot(BaseModel):
+    """A copy of the device store's file."""
+
+    path: str
 
 
 def register(api: Api) -> None:
@@ -140,3 +147,29 @@ def register(api: Api) -> None:
                 ],
             ).model_dump(mode="json")
         )
+
+    @api.add(
+        "POST",
+        "/api/v1/devices/snapshot",
+        Operation(
+            "Copy what waits for devices into a file, for a backup",
+            "devices",
+            Access.SCOPE,
+            (
+                Answer(201, "where the file is, in the relay's data directory", Snapshot),
+                Answer(409, "PostgreSQL keeps it: back that up"),
+                Answer(503, "the store does not answer", headers=_RETRY),
+            ),
+            scope="admin",
+            details="A consistent copy, made while blobs come and go; the next one replaces it. "
+            "`relay db backup` asks for it.",
+        ),
+    )
+    async def snapshot(call: Call) -> Response:
+        try:
+            path = await desk().snapshot()
+        except StoreUnavailable as error:
+            raise unavailable("The device store does not answer; try again.") from error
+        if path is None:
+            raise Problem(409, "kept-in-postgresql", "PostgreSQL keeps what waits for devices.")
+        return json_response({"path": str(path)}, 201)

@@ -174,6 +174,14 @@ def test_the_view_outlives_a_restart(tmp_path: Path) -> None:
     assert cli("status", "--watch", "--data-dir", own.data_dir).returncode == 69
 
 
+def test_readiness_is_an_exit_code(relay: RelayProcess, tmp_path: Path) -> None:
+    """status --ready ends with 0 in silence, and with 1 and a sentence where nothing serves."""
+    done = cli("status", "--ready", "--data-dir", relay.data_dir)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    done = cli("status", "--ready", "--data-dir", tmp_path)
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+
+
 def test_values_are_completed_from_the_relay(relay: RelayProcess) -> None:
     """Addresses and actors are those of the running relay; without one there is nothing."""
     address = relay.create_mailbox()
