@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +15,15 @@ import trio
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.metrics import registry
+from relay.outbound.desk import Desk
+from relay.outbound.enqueue import announce
 from tests.db.cluster import Cluster, binaries
-from tests.faults.outbound import LEASE, finished, sent
+from tests.faults.outbound import LEASE, finished, relay_process, sent, started
 from tests.outbound.node import put
 from tests.outbound.running import running_outbound
 from tests.outbound.sink import HangUp, Script, Session, running_sink
+from tests.relay_process import RelayProcess
 
 
 async def test_a_restart_of_the_database_loses_nothing():
@@ -55,26 +62,133 @@ async def test_a_restart_of_the_database_loses_nothing():
     assert sorted(sink.recipients) == sorted(wanted)
 
 
-async def test_two_relays_share_a_database(pool, database_url):
-    """Each message goes out once, and both nodes have a part in it."""
-    wanted = [f"u{number}@d{number % 5}.example" for number in range(600)]
-    other = Pool(database_url)
+@pytest.mark.parametrize("count", [2, 3])
+async def test_relays_share_a_database(pool, database_url, count):
+    """Each message goes out once, every node has a part in it, and nobody is starved: not the bulk
+    behind a flood of urgent mail, not another destination's few."""
+    urgent = [f"u{number}@flood.example" for number in range(600)]
+    bulk = [f"b{number}@bulk.example" for number in range(60)]
+    others = [f"o{number}@d{number}.example" for number in range(20)]
+    order: list[str] = []
 
     async def slowly(session: Session, verb: str, line: str) -> bytes | None:
         if verb == "dot":
+            order.extend(session.recipients)
             await trio.sleep(0.005)
         return None
 
-    async with running_sink(slowly) as one, running_sink(slowly) as two:
-        await put(pool, *wanted)
-        async with (
-            running_outbound(pool, one.url, concurrency=4),
-            running_outbound(other, two.url, concurrency=4),
-        ):
-            await finished(pool, 600)
-    await other.close()
-    assert sorted(one.recipients + two.recipients) == sorted(wanted)
-    assert min(len(one.received), len(two.received)) > 60
+    async with AsyncExitStack() as stack:
+        sinks = [await stack.enter_async_context(running_sink(slowly)) for _ in range(count)]
+        await put(pool, *urgent, priority="high")
+        await put(pool, *bulk, priority="bulk")
+        await put(pool, *others)
+        pools = [Pool(database_url) for _ in sinks]
+        for own, sink in zip(pools, sinks, strict=True):
+            stack.push_async_callback(own.close)
+            await stack.enter_async_context(running_outbound(own, sink.url, concurrency=4))
+        await finished(pool, 680)
+    assert sorted(order) == sorted(urgent + bulk + others)
+    assert min(len(sink.received) for sink in sinks) > 600 / count / 5
+    flood = order[: max(place for place, recipient in enumerate(order) if recipient in urgent)]
+    meanwhile = Counter(recipient[0] for recipient in flood)
+    assert meanwhile["b"] >= len(urgent) // 20 // 2  # one in twenty, the last claim apart
+    assert meanwhile["o"] >= len(others) // 2
+
+
+async def test_ones_failure_sends_nothing_again_to_another(pool):
+    """One call to six people, each with another fate, twice over; whoever got it gets it once, and
+    what became of each is seen in its row, the figures and the counters."""
+    fates = {
+        "RCPT": {"never": b"550 5.1.1 no\r\n", "later": b"451 4.2.1 later\r\n"},
+        "DATA": {"refused": b"554 5.6.0 no\r\n"},
+        "dot": {"full": b"452 4.3.1 full\r\n", "doubt": b"", "hold": b""},
+    }
+    met: Counter[str] = Counter()
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        about = line if verb == "RCPT" else "".join(session.recipients[-1:])
+        for name, answer in fates.get(verb, {}).items():
+            if f"{name}@" in about:
+                met[name] += 1
+                if not answer:
+                    if name == "hold" or met[name] == 1:
+                        raise HangUp
+                    return None
+                return answer if met[name] == 1 or name == "never" else None
+        return None
+
+    unknown = registry.get_sample_value("relay_outbound_unknown_total") or 0.0
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, retry_unit=0.05, concurrency=2) as outbound,
+    ):
+        # Of one destination, so they share lane, connections and what is announced ahead.
+        names = ["fine", "never", "later", "refused", "full", "doubt", "well"]
+        queued = await put(pool, *(f"{name}@a.example" for name in names))
+        queued += await put(pool, "hold@a.example", hold_unknown=True)
+        outbound.wake()
+        ends = {"never": "bounced", "refused": "failed", "hold": "held"}
+        for message in queued:
+            name = message.recipient.partition("@")[0]
+            await outbound.becomes(message.id, ends.get(name, "sent"))
+        stats = (await Desk(pool).stats()).as_json()
+        held = await Desk(pool).show(queued[-1].id)
+    copies = Counter(recipient.partition("@")[0] for recipient in sink.recipients)
+    assert copies == Counter(
+        {"fine": 1, "later": 1, "full": 1, "doubt": 2, "well": 1, "hold": 1}  # one doubtful, twice
+    )
+    assert registry.get_sample_value("relay_outbound_unknown_total") == unknown + 2
+    assert (stats["held"], stats["queued"], stats["processing"]) == (1, 0, 0)
+    assert stats["last_hour"] == {"sent": 5, "bounced": 1, "failed": 1}
+    assert held is not None
+    assert held["error_log"] == "the peer closed the connection"
+
+
+def peak(process: RelayProcess) -> int:
+    """The most memory that a process has had, in bytes."""
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", text)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+async def test_a_line_of_a_gigabyte_costs_no_memory(pool, database_url, tmp_path):
+    """A peer that answers with a gigabyte in one line, or in endless lines, is left in time; its
+    mail is deferred, that of others goes out, and the process stays as small as it was."""
+    told: Counter[str] = Counter()
+    chunks = {"one.example": b"x" * 65536, "many.example": b"250-and so on\r\n" * 4096}
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        domain = line.partition("@")[2].partition(">")[0]
+        if verb == "RCPT" and domain in chunks:
+            await session.stream.send_all(b"250 ")
+            while told[domain] < 2**30:
+                await session.stream.send_all(chunks[domain])
+                told[domain] += len(chunks[domain])
+        return None
+
+    relay = relay_process(tmp_path / "relay", database_url, "")
+    async with running_sink(script) as sink:
+        relay.env["RELAY_OUTBOUND__UPSTREAM"] = sink.url
+        async with started(relay):
+            await put(pool, "a@good.example")
+            await announce(pool)
+            await finished(pool, 1)
+            before = peak(relay)
+            bad = await put(pool, *(f"a@{domain}" for domain in chunks))
+            await announce(pool)
+            # Twice, as they are tried again.
+            tries = "SELECT count(*) FROM relay.outbound_tries WHERE message_id = %s"
+            for message in bad:
+                while await pool.fetch_value(tries, (message.id,)) < 2:
+                    await trio.sleep(0.02)
+            await put(pool, "b@good.example")
+            await announce(pool)
+            await finished(pool, 2)
+            assert peak(relay) - before < 8 * 2**20
+    # What the kernel's buffers took is told, too.
+    assert all(0 < count < 200 * 2**20 for count in told.values()), told
+    assert sink.recipients == ["a@good.example", "b@good.example"]
 
 
 async def _drip(session: Session, answer: bytes) -> None:
