@@ -78,7 +78,7 @@ maxlength="5" required autofocus></label>
 }
 _REFUSED = {
     Action.ACTIVATION: "This link cannot be used: it has been used before, or is too old, or was "
-    "copied in part.",
+    "copied in part. Ask for a new one where you signed up.",
     Action.PASSWORD_RECOVERY: "That did not work: the code is not the one of the mail, or the link "
     "has been used before, or is too old.",
 }
@@ -138,9 +138,13 @@ def register(api: Api) -> None:
                 )
             except TemporaryFailure as error:
                 log.warning("http.unavailable", error=str(error))
-                return _again(action, token, "Something is out of order: try again.", 503)
+                return _again(
+                    action, token, "Something is out of order: try again.", 503, form=True
+                )
             if used is None:
-                return _again(action, token, _REFUSED[action], 400)
+                # A code may be tried once more; a link that did not work will not.
+                retry = action is Action.PASSWORD_RECOVERY
+                return _again(action, token, _REFUSED[action], 400, form=retry)
             title, text = _DONE[action]
             return _page(title, f"<p>{text}</p>")
 
@@ -162,8 +166,10 @@ def _form(action: Action, token: str) -> str:
     return _ASK[action].format(token=escape(shown))
 
 
-def _again(action: Action, token: str, sentence: str, status: int) -> Response:
-    body = f'<p class="problem" role="alert">{escape(sentence)}</p>\n{_form(action, token)}'
+def _again(action: Action, token: str, sentence: str, status: int, *, form: bool) -> Response:
+    body = f'<p class="problem" role="alert">{escape(sentence)}</p>'
+    if form:
+        body += f"\n{_form(action, token)}"
     return _page(_TITLE[action], body, status)
 
 
