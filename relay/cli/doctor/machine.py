@@ -1,8 +1,4 @@
-"""`relay doctor`: what a person would forget to check, each with what to do about it.
-
-Promises: changes nothing, starts nothing; each check stands alone (one that cannot be made
-because another failed says so); every call has a deadline.  Exit code 1 when one FAILs.
-"""
+"""Is the machine fit, and is everything on it where and as it should be?"""
 
 from __future__ import annotations
 
@@ -13,96 +9,17 @@ import shutil
 import socket
 import stat
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import click
-
-from relay import __version__
-from relay.cli import exits, options, output
-from relay.cli.client import Api
-from relay.cli.exits import Failure
-from relay.datadir import DataDir
-from relay.errors import ConfigError, RelayError
-
-if TYPE_CHECKING:
-    from relay.settings import Settings
-
-OK, WARN, FAIL = "ok", "warn", "FAIL"
-STYLES = {OK: "green", WARN: "yellow", FAIL: "red"}
+from relay.cli import output
+from relay.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, Patient
+from relay.errors import ConfigError
 
 LITTLE_SPACE, NO_SPACE = 2 << 30, 200 << 20  # bytes free
-SKEW = 1.0  # seconds between the clocks of database and host
 OTHER_FILES = 200  # descriptors beside one a session: pool, workers, HTTP, libraries
-DATABASE_TIMEOUT = 10.0  # seconds
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The outcome of one check: ok, warn or FAIL, what was found, what to do."""
-
-    check: str
-    state: str
-    found: str
-    advice: str = ""
-
-
-@dataclass(frozen=True)
-class Patient:
-    """What the checks look at; `settings` is None where they are not valid."""
-
-    data: DataDir
-    settings: Settings | None
-    fault: str
-    run: dict[str, Any] | None
-
-    @property
-    def database_url(self) -> str | None:
-        """The URL of a server that should be up, else None."""
-        if self.settings is not None and self.settings.database.url:
-            return self.settings.database.url
-        return None if self.run is None else self.run.get("database_url")
-
-
-@click.command()
-@options.config
-@options.data_dir
-@options.as_json
-def doctor(config: Path | None, data_dir: Path, as_json: bool) -> int:
-    """Check the machine, the settings, the data directory, the database and the relay."""
-    with output.working("Examining"):
-        findings = list(examine(_patient(config, data_dir)))
-    if as_json:
-        output.document([asdict(finding) for finding in findings])
-    else:
-        output.table(
-            ("check", "", "found", "what to do"),
-            [(f.check, (f.state, STYLES[f.state]), f.found, f.advice) for f in findings],
-        )
-    return exits.REFUSED if any(f.state == FAIL for f in findings) else exits.OK
-
-
-def _patient(config: Path | None, data_dir: Path) -> Patient:
-    from relay.settings import load
-
-    data = DataDir(data_dir)
-    try:
-        return Patient(data, load(config=config), "", data.read_run())
-    except ConfigError as error:
-        return Patient(data, None, str(error), data.read_run())
-
-
-def examine(patient: Patient) -> Iterator[Finding]:
-    """Make every check; one that breaks is itself a FAIL."""
-    for check in CHECKS:
-        try:
-            yield from check(patient)
-        except Exception as error:  # a check that cannot be made is a finding, not an end
-            name = check.__name__.removeprefix("_").replace("_", " ")
-            yield Finding(name, FAIL, f"the check itself failed: {output.line(error)}")
+_FORGETFUL = {"tmpfs", "ramfs"}
+_ELSEWHERE = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"}
 
 
 def _python(_: Patient) -> Iterator[Finding]:
@@ -184,6 +101,41 @@ def _data_directory(patient: Patient) -> Iterator[Finding]:
             yield Finding(name, FAIL, f"{file} can be read by others", f"chmod 600 {file}")
 
 
+def _file_system(patient: Patient) -> Iterator[Finding]:
+    """Warn of a place that forgets at the next boot, or whose locks cannot be relied on."""
+    path = patient.data.path
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    kind = _kind_of(existing.resolve())
+    if kind in _FORGETFUL:
+        yield Finding(
+            "file system",
+            WARN,
+            f"{path} is in memory ({kind}): all mail is gone at the next boot",
+            "name a directory on a disk with --data-dir or RELAY_DATA_DIR",
+        )
+    elif kind in _ELSEWHERE:
+        yield Finding(
+            "file system",
+            WARN,
+            f"{path} is on another machine ({kind}), where locks and fsync may not hold",
+            "use a local disk, or a PostgreSQL of your own (RELAY_DATABASE__URL)",
+        )
+    else:
+        yield Finding("file system", OK, kind or "unknown")
+
+
+def _kind_of(path: Path) -> str:
+    try:
+        mounts = Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""  # not Linux
+    kinds = {}
+    for line in mounts:
+        _, place, kind, *_ = line.split(" ")
+        kinds[place.replace("\\040", " ")] = kind  # a later mount hides an earlier one
+    return next((kinds[str(p)] for p in (path, *path.parents) if str(p) in kinds), "")
+
+
 def _disk_space(patient: Patient) -> Iterator[Finding]:
     path = patient.data.path
     existing = next(place for place in (path, *path.parents) if place.exists())
@@ -202,13 +154,20 @@ def _ports(patient: Patient) -> Iterator[Finding]:
         return
     from relay.settings import parse_address
 
-    for name, setting in (
-        ("http", patient.settings.http.bind),
-        ("smtp", patient.settings.smtp.bind),
+    settings = patient.settings
+    for name, entry, variable, setting in (
+        ("http", "http", "RELAY_HTTP__BIND", settings.http.bind),
+        ("smtp", "smtp", "RELAY_SMTP__BIND", settings.smtp.bind),
+        ("push", "devices_push", "RELAY_DEVICES__PUSH_BIND", settings.devices.push_bind),
+        (
+            "receive",
+            "devices_receive",
+            "RELAY_DEVICES__RECEIVE_BIND",
+            settings.devices.receive_bind,
+        ),
     ):
         host, port = parse_address(setting)
-        variable = f"RELAY_{name.upper()}__BIND"
-        held = str((patient.run or {}).get(name, "")).removeprefix("http://")
+        held = str((patient.run or {}).get(entry, "")).removeprefix("http://")
         if held:
             same = port in {0, parse_address(held)[1]}
             yield Finding(
@@ -270,108 +229,13 @@ def _embedded(patient: Patient) -> Iterator[Finding]:
         )
 
 
-def _database(patient: Patient) -> Iterator[Finding]:
-    url = patient.database_url
-    if url is None:
-        yield Finding("database", OK, "embedded; it runs when the relay runs")
-        return
-    import trio
-
-    from relay import log
-    from relay.db.migrate import check
-
-    log.configure("critical", stream=sys.stderr)
-
-    async def inspect() -> Any:
-        with trio.fail_after(DATABASE_TIMEOUT):
-            return await check(url)
-
-    try:
-        status = trio.run(inspect)
-    except trio.TooSlowError:
-        yield Finding("database", FAIL, "it does not answer", "see whether it hangs, and its load")
-        return
-    except RelayError as error:
-        yield Finding("database", FAIL, output.line(error), "see RELAY_DATABASE__URL")
-        return
-    yield Finding("database", OK, f"PostgreSQL {status.server_version} answers")
-    yield Finding(
-        "schema",
-        FAIL if status.pending else OK,
-        f"{len(status.pending)} migrations are missing" if status.pending else "current",
-        "relay db migrate" if status.pending else "",
-    )
-    yield _skew(url)
-
-
-def _skew(url: str) -> Finding:
-    import psycopg
-
-    with psycopg.connect(url, connect_timeout=5, application_name="relay-doctor") as connection:
-        best = None
-        for _ in range(3):  # the quickest answer says it best
-            before = time.time()
-            row = connection.execute(
-                "SELECT extract(epoch FROM clock_timestamp())::float8"
-            ).fetchone()
-            after = time.time()
-            assert row is not None
-            if best is None or after - before < best[0]:
-                best = after - before, row[0] - (before + after) / 2
-        assert best is not None
-    skew = best[1]
-    return Finding(
-        "clocks",
-        OK if abs(skew) < SKEW else WARN,
-        f"the database's is {abs(skew) * 1000:.0f} ms {'ahead' if skew > 0 else 'behind'}",
-        "" if abs(skew) < SKEW else "run NTP on both machines",
-    )
-
-
-def _relay(patient: Patient) -> Iterator[Finding]:
-    run = patient.run
-    if run is None:
-        held = patient.data.is_held()
-        yield Finding(
-            "relay",
-            WARN,
-            "starting or stopping" if held else "not running",
-            "" if held else "relay up",
-        )
-        return
-    if "http" not in run:
-        yield Finding("relay", OK, f"running without control, pid {run['pid']}")
-        return
-    try:
-        api = Api.find(patient.data.path)
-        try:
-            api.call("GET", "/readyz", timeout=10.0)
-        except Failure as failure:
-            yield Finding(
-                "relay", FAIL, output.line(failure), "relay status and relay tail say more"
-            )
-        else:
-            yield Finding("relay", OK, f"ready at {api.base}, pid {run['pid']}")
-        version = str(api.get("/openapi.json")["info"]["version"])
-    except Failure as failure:
-        yield Finding("relay", FAIL, output.line(failure), "relay tail says more")
-        return
-    yield Finding(
-        "version",
-        OK if version == __version__ else WARN,
-        f"running {version}, this command {__version__}",
-        "" if version == __version__ else "restart the relay to run the installed version",
-    )
-
-
-CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
+CHECKS: tuple[Check, ...] = (
     _python,
     _settings,
     _data_directory,
+    _file_system,
     _disk_space,
     _ports,
     _open_files,
     _embedded,
-    _database,
-    _relay,
 )

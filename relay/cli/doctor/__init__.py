@@ -1,0 +1,63 @@
+"""`relay doctor`: what a person would forget to check, each with what to do about it.
+
+Promises: changes nothing, starts nothing; each check stands alone (one that cannot be made
+because another failed says so); every call has a deadline.  Exit code 1 when one FAILs.
+
+The checks are by what they look at: `machine` (settings, files, ports), `database`, `relay` (the
+running one, its queue, where its mail goes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from relay.cli import exits, options, output
+from relay.cli.doctor import database, machine, running
+from relay.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, Patient
+from relay.datadir import DataDir
+from relay.errors import ConfigError
+
+STYLES = {OK: "green", WARN: "yellow", FAIL: "red"}
+CHECKS: tuple[Check, ...] = (*machine.CHECKS, *database.CHECKS, *running.CHECKS)
+
+
+@click.command()
+@options.config
+@options.data_dir
+@options.as_json
+def doctor(config: Path | None, data_dir: Path, as_json: bool) -> int:
+    """Check the machine, the settings, the data directory, the database and the relay."""
+    with output.working("Examining"):
+        findings = list(examine(_patient(config, data_dir)))
+    if as_json:
+        output.document([asdict(finding) for finding in findings])
+    else:
+        output.table(
+            ("check", "", "found", "what to do"),
+            [(f.check, (f.state, STYLES[f.state]), f.found, f.advice) for f in findings],
+        )
+    return exits.REFUSED if any(f.state == FAIL for f in findings) else exits.OK
+
+
+def _patient(config: Path | None, data_dir: Path) -> Patient:
+    from relay.settings import load
+
+    data = DataDir(data_dir)
+    try:
+        return Patient(data, load(config=config), "", data.read_run())
+    except ConfigError as error:
+        return Patient(data, None, str(error), data.read_run())
+
+
+def examine(patient: Patient, checks: tuple[Check, ...] = CHECKS) -> Iterator[Finding]:
+    """Make every check; one that breaks is itself a FAIL."""
+    for check in checks:
+        try:
+            yield from check(patient)
+        except Exception as error:  # a check that cannot be made is a finding, not an end
+            name = check.__name__.removeprefix("_").replace("_", " ")
+            yield Finding(name, FAIL, f"the check itself failed: {output.line(error)}")

@@ -1,0 +1,205 @@
+"""Is the database there, of this relay's schema, and does it keep what it is given?"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, LiteralString
+
+from relay.cli import output
+from relay.cli.doctor.findings import FAIL, OK, Check, Finding, Patient, judged
+from relay.errors import RelayError
+
+if TYPE_CHECKING:
+    from relay.db.connection import Connection
+
+SKEW = 1.0  # seconds between the clocks of database and host
+TIMEOUT = 10.0  # seconds
+HEARD_WITHIN = 2.0  # seconds that a notification may take
+SPARE = 10  # connections of the server that should be left beside this relay's
+
+
+def _database(patient: Patient) -> Iterator[Finding]:
+    url = patient.database_url
+    if url is None:
+        yield Finding("database", OK, "embedded; it runs when the relay runs")
+        return
+    import trio
+
+    from relay import log
+
+    log.configure("critical", stream=sys.stderr)
+    findings: list[Finding] = []
+
+    async def inspect() -> None:
+        with trio.fail_after(TIMEOUT):
+            async for finding in _inspect(url, patient):
+                findings.append(finding)
+
+    try:
+        trio.run(inspect)
+    except trio.TooSlowError:
+        findings.append(
+            Finding("database", FAIL, "it does not answer", "see whether it hangs, and its load")
+        )
+    except RelayError as error:
+        findings.append(Finding("database", FAIL, output.line(error), "see RELAY_DATABASE__URL"))
+    yield from findings
+
+
+async def _inspect(url: str, patient: Patient) -> AsyncIterator[Finding]:
+    from relay.db.connection import connect
+    from relay.db.migrate import check
+
+    status = await check(url)
+    yield Finding("database", OK, f"PostgreSQL {status.server_version} answers")
+    yield judged(
+        "schema",
+        not status.pending,
+        f"{len(status.pending)} migrations are missing" if status.pending else "current",
+        "relay db migrate",
+        bad=FAIL,
+    )
+    direct = url
+    if patient.settings is not None and patient.settings.database.url:
+        direct = patient.settings.database.direct_url or url
+    async with (
+        await connect(url, application_name="relay-doctor", prepare_threshold=None) as connection,
+        await connect(direct, application_name="relay-doctor", autocommit=True) as ear,
+    ):
+        await connection.set_autocommit(True)
+        yield await _skew(connection)
+        yield await _keeps_what_it_is_given(connection)
+        yield await _room(connection, patient)
+        yield await _passwords(connection, patient)
+        yield await _heard(connection, ear)
+
+
+async def _one(connection: Connection, query: LiteralString) -> Any:
+    row = await (await connection.execute(query)).fetchone()
+    assert row is not None
+    return row[0]
+
+
+async def _skew(connection: Connection) -> Finding:
+    best = None
+    for _ in range(3):  # the quickest answer says it best
+        before = time.time()
+        theirs = await _one(connection, "SELECT extract(epoch FROM clock_timestamp())::float8")
+        after = time.time()
+        if best is None or after - before < best[0]:
+            best = after - before, theirs - (before + after) / 2
+    assert best is not None
+    skew = best[1]
+    return judged(
+        "clocks",
+        abs(skew) < SKEW,
+        f"the database's is {abs(skew) * 1000:.0f} ms {'ahead' if skew > 0 else 'behind'}",
+        "run NTP on both machines",
+    )
+
+
+async def _keeps_what_it_is_given(connection: Connection) -> Finding:
+    off = []
+    if await _one(connection, "SHOW fsync") == "off":
+        off.append("fsync")
+    if await _one(connection, "SHOW full_page_writes") == "off":
+        off.append("full_page_writes")
+    if off:
+        return Finding(
+            "durability",
+            FAIL,
+            f"{' and '.join(off)} off: a crash loses mail that was answered 250, or all of it",
+            "set it to on in postgresql.conf",
+        )
+    lazy = await _one(connection, "SHOW synchronous_commit") == "off"
+    return judged(
+        "durability",
+        not lazy,
+        "synchronous_commit is off: a crash loses the last moment's mail"
+        if lazy
+        else "commits reach the disk",
+        "ALTER ROLE … SET synchronous_commit = on",
+    )
+
+
+async def _room(connection: Connection, patient: Patient) -> Finding:
+    most = int(await _one(connection, "SHOW max_connections"))
+    used = int(
+        await _one(
+            connection,
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'",
+        )
+    )
+    size = 8 if patient.settings is None else patient.settings.database.pool_size
+    wanted = SPARE if patient.run is not None else size + SPARE
+    return judged(
+        "connections",
+        most - used >= wanted,
+        f"{used} of {most} in use",
+        "raise max_connections, or lower RELAY_DATABASE__POOL_SIZE on some nodes",
+    )
+
+
+async def _passwords(connection: Connection, patient: Patient) -> Finding:
+    """See whether the keys here open what is stored there."""
+    from relay.crypto import Unreadable, Vault
+
+    if not await _one(connection, "SELECT to_regclass('relay.senders') IS NOT NULL"):
+        return Finding("keys", OK, "nothing is sealed yet")
+    cursor = await connection.execute(
+        "SELECT id, password FROM relay.senders WHERE password IS NOT NULL LIMIT 1000"
+    )
+    rows = await cursor.fetchall()
+    if not rows:
+        return Finding("keys", OK, "nothing is sealed yet")
+    text = "" if patient.settings is None else patient.settings.encryption_keys
+    file = patient.data.path / "encryption_keys"
+    if not text and file.exists():
+        text = file.read_text()
+    keys = tuple(part.strip() for part in text.split(",") if part.strip())
+    unreadable = len(rows)
+    if keys:
+        vault = Vault(keys)
+        unreadable = 0
+        for account, sealed in rows:
+            try:
+                vault.open(account, sealed)
+            except Unreadable:
+                unreadable += 1
+    return judged(
+        "keys",
+        not unreadable,
+        f"{unreadable} of {len(rows)} stored passwords cannot be read: their mail waits"
+        if unreadable
+        else f"{len(rows)} stored passwords can be read",
+        "give this node the keys of the others (RELAY_ENCRYPTION_KEYS), or restore the key files",
+        bad=FAIL,
+    )
+
+
+async def _heard(mouth: Connection, ear: Connection) -> Finding:
+    """Send a notification and see whether it arrives where the relay would listen."""
+    from contextlib import aclosing
+
+    import trio
+
+    channel = f"relay_doctor_{time.monotonic_ns()}"
+    heard = False
+    await ear.execute(f'LISTEN "{channel}"'.encode())
+    await mouth.execute("SELECT pg_notify(%s, '')", [channel])
+    with trio.move_on_after(HEARD_WITHIN):
+        async with aclosing(ear.notifies()) as notifications:
+            async for _ in notifications:
+                heard = True
+                break
+    return judged(
+        "wake-ups",
+        heard,
+        "notifications arrive" if heard else "notifications do not arrive: work waits for sweeps",
+        "behind a pooler in transaction mode set RELAY_DATABASE__DIRECT_URL to the server itself",
+    )
+
+
+CHECKS: tuple[Check, ...] = (_database,)

@@ -1,0 +1,49 @@
+"""What a check looks at, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from relay.datadir import DataDir
+
+if TYPE_CHECKING:
+    from relay.settings import Settings
+
+OK, WARN, FAIL = "ok", "warn", "FAIL"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check: ok, warn or FAIL, what was found, what to do."""
+
+    check: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def judged(check: str, good: bool, found: str, advice: str, *, bad: str = WARN) -> Finding:
+    """Return a finding that is ok, or else `bad` with its advice."""
+    return Finding(check, OK if good else bad, found, "" if good else advice)
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What the checks look at; `settings` is None where they are not valid."""
+
+    data: DataDir
+    settings: Settings | None
+    fault: str
+    run: dict[str, Any] | None
+
+    @property
+    def database_url(self) -> str | None:
+        """The URL of a server that should be up, else None."""
+        if self.settings is not None and self.settings.database.url:
+            return self.settings.database.url
+        return None if self.run is None else self.run.get("database_url")
+
+
+Check = Callable[[Patient], Iterator[Finding]]

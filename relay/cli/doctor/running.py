@@ -1,0 +1,165 @@
+"""Does the relay run, is anything held up in it, and where does its mail go?"""
+
+from __future__ import annotations
+
+import smtplib
+import ssl
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from relay import __version__
+from relay.cli import output
+from relay.cli.client import Api
+from relay.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, Patient, judged
+from relay.cli.exits import Failure
+
+OLD = 600.0  # seconds that mail may be due and not be sent
+MANY_RESTARTS = 10
+UPSTREAM_TIMEOUT = 8.0  # seconds
+
+
+def _relay(patient: Patient) -> Iterator[Finding]:
+    run = patient.run
+    if run is None:
+        held = patient.data.is_held()
+        yield Finding(
+            "relay",
+            WARN,
+            "starting or stopping" if held else "not running",
+            "" if held else "relay up",
+        )
+        return
+    if "http" not in run:
+        yield Finding("relay", OK, f"running without control, pid {run['pid']}")
+        return
+    try:
+        api = Api.find(patient.data.path)
+        try:
+            api.call("GET", "/readyz", timeout=10.0)
+        except Failure as failure:
+            yield Finding(
+                "relay", FAIL, output.line(failure), "relay status and relay tail say more"
+            )
+        else:
+            yield Finding("relay", OK, f"ready at {api.base}, pid {run['pid']}")
+        version = str(api.get("/openapi.json")["info"]["version"])
+        yield judged(
+            "version",
+            version == __version__,
+            f"running {version}, this command {__version__}",
+            "restart the relay to run the installed version",
+        )
+        yield _actors(api.get("/api/v1/supervision"))
+        yield _queue(api.get("/api/v1/queue"))
+    except Failure as failure:
+        yield Finding("relay", FAIL, output.line(failure), "relay tail says more")
+
+
+def _actors(tree: dict[str, Any]) -> Finding:
+    nodes = [tree]
+    for node in nodes:
+        nodes += node["children"]
+    paused = [node["name"] for node in nodes if node["state"] == "paused"]
+    if paused:
+        return Finding(
+            "actors",
+            WARN,
+            f"paused: {', '.join(paused)}",
+            "restart or resume them on the page, or restart the relay",
+        )
+    restless = [n["name"] for n in nodes if n["restarts"] >= MANY_RESTARTS]
+    return judged(
+        "actors",
+        not restless,
+        f"restarted again and again: {', '.join(restless)}" if restless else f"{len(nodes)} run",
+        f"relay tail --level error --actor {restless[0] if restless else ''}",
+    )
+
+
+def _queue(queue: dict[str, Any]) -> Finding:
+    if queue["paused"]:
+        return Finding(
+            "queue", WARN, f"paused, with {queue['queued']} messages in it", "relay queue resume"
+        )
+    oldest = queue["oldest_due_seconds"] or 0.0
+    if oldest > OLD:
+        return Finding(
+            "queue",
+            WARN,
+            f"{queue['due']} messages are due, the oldest for {output.span(oldest)}",
+            "relay tail --level warning --actor sender says what holds them up",
+        )
+    return judged(
+        "queue",
+        not queue["held"],
+        f"{queue['held']} messages are held for a decision"
+        if queue["held"]
+        else f"{queue['queued']} queued, none late",
+        "relay queue list --status held; then relay queue retry or cancel",
+    )
+
+
+def _upstream(patient: Patient) -> Iterator[Finding]:
+    """See where mail for others goes, as far as that can be seen without sending any."""
+    settings = patient.settings
+    if settings is None:
+        return
+    from relay.settings import show
+
+    upstream = settings.outbound.upstream
+    if upstream == "loop:":
+        real = [d for d in settings.smtp.domains if not _local(d)]
+        yield judged(
+            "upstream",
+            not real,
+            f"loop: mail to others never leaves this relay, though it serves {', '.join(real)}"
+            if real
+            else "loop: nothing leaves this machine",
+            "set RELAY_OUTBOUND__UPSTREAM to your provider's smtps:// or smtp+starttls:// server",
+        )
+        return
+    shown = str(show(settings)["outbound.upstream"])
+    fault = _trouble(upstream, settings.outbound.ca_file)
+    yield judged(
+        "upstream",
+        fault is None,
+        f"{shown} answers" if fault is None else f"{shown}: {fault}",
+        "check host, port and firewall; until it answers, mail waits",
+        bad=FAIL,
+    )
+
+
+def _local(domain: str) -> bool:
+    return domain == "localhost" or domain.endswith(".localhost")
+
+
+def _trouble(upstream: str, ca_file: str) -> str | None:
+    """Greet the server, over TLS if it is to be, and say what is wrong, if anything is."""
+    parts = urlsplit(upstream)
+    host = parts.hostname or ""
+    context = ssl.create_default_context()
+    if ca_file:
+        context.load_verify_locations(ca_file)
+    port = parts.port or {"smtps": 465, "smtp+starttls": 587}.get(parts.scheme, 25)
+    try:
+        session: smtplib.SMTP
+        if parts.scheme == "smtps":
+            session = smtplib.SMTP_SSL(host, port, timeout=UPSTREAM_TIMEOUT, context=context)
+        else:
+            session = smtplib.SMTP(host, port, timeout=UPSTREAM_TIMEOUT)
+        with session:
+            session.ehlo()
+            if parts.scheme == "smtp+starttls":
+                session.starttls(context=context)
+                session.ehlo()
+            if parts.username and not session.has_extn("auth"):
+                return "it takes no password"
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is not trusted ({error.verify_message})"
+    except (OSError, smtplib.SMTPException) as error:
+        return output.line(getattr(error, "strerror", None) or error) or type(error).__name__
+    return None
+
+
+CHECKS: tuple[Check, ...] = (_upstream, _relay)

@@ -1,0 +1,246 @@
+"""`relay doctor`: each of the likeliest mistakes is found, and the advice names the remedy.
+
+The ten: a wrong setting, a port in use (`test_running_relay`), a data directory that is open,
+in memory or unusable, a database that is away, old or newer (`test_database_commands`), a pooler
+without a direct URL, a server that forgets, keys that do not fit, mail that goes nowhere, a public
+address without a name, and a queue or an actor that somebody paused and forgot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from relay.cli.doctor import examine
+from relay.cli.doctor.database import _heard, _keeps_what_it_is_given, _room
+from relay.cli.doctor.findings import Check, Finding, Patient
+from relay.cli.doctor.machine import _file_system, _ports
+from relay.cli.doctor.running import _actors, _queue, _upstream
+from relay.datadir import DataDir
+from relay.db.connection import connect
+from relay.settings import load
+from tests.cli.command import cli
+from tests.relay_process import RelayProcess
+
+
+def patient(path: Path, run: dict[str, Any] | None = None, **settings: str) -> Patient:
+    """Return what the doctor would look at, with these environment variables."""
+    return Patient(DataDir(path), load(environ=settings), "", run)
+
+
+def only(check: Check, of: Patient) -> Finding:
+    (finding,) = check(of)
+    return finding
+
+
+def test_a_data_directory_in_memory_is_warned_of(tmp_path: Path) -> None:
+    """What a reboot forgets is no place for mail."""
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("/dev/shm is not mounted")
+    found = only(_file_system, patient(Path("/dev/shm/relay-doctor")))
+    assert (found.state, "in memory" in found.found) == ("warn", True)
+    assert "RELAY_DATA_DIR" in found.advice
+    assert only(_file_system, patient(Path("/proc"))).state == "ok"
+
+
+def test_every_port_is_looked_at(tmp_path: Path) -> None:
+    """A device port that is taken is found like the others, and its setting named."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = {
+            finding.check: finding
+            for finding in _ports(
+                patient(
+                    tmp_path,
+                    RELAY_HTTP__BIND="127.0.0.1:0",
+                    RELAY_SMTP__BIND="127.0.0.1:0",
+                    RELAY_DEVICES__PUSH_BIND=f"127.0.0.1:{port}",
+                    RELAY_DEVICES__RECEIVE_BIND="127.0.0.1:0",
+                )
+            )
+        }
+    assert list(found) == ["http port", "smtp port", "push port", "receive port"]
+    assert [f.state for f in found.values()] == ["ok", "ok", "FAIL", "ok"]
+    assert "RELAY_DEVICES__PUSH_BIND" in found["push port"].advice
+
+
+async def test_a_pooler_that_loses_wake_ups_is_found(database_url: str) -> None:
+    """Where LISTEN hears nothing (here another database's), the direct URL is named."""
+    other = make_conninfo(database_url, dbname="postgres")
+    async with await connect(database_url, autocommit=True) as mouth:
+        async with await connect(database_url, autocommit=True) as ear:
+            assert (await _heard(mouth, ear)).state == "ok"
+        async with await connect(other, autocommit=True) as ear:
+            deaf = await _heard(mouth, ear)
+    assert deaf.state == "warn"
+    assert "RELAY_DATABASE__DIRECT_URL" in deaf.advice
+
+
+async def test_a_server_that_forgets_is_found(database_url: str, tmp_path: Path) -> None:
+    """Commits that are not waited for are warned of; so is a server without room."""
+    name = psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]
+    with psycopg.connect(database_url, autocommit=True) as sql:
+        (fsync,) = sql.execute("SHOW fsync").fetchone() or ("",)
+        sql.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    async with await connect(database_url, autocommit=True) as connection:
+        found = await _keeps_what_it_is_given(connection)
+        if fsync == "on":
+            assert (found.state, "synchronous_commit" in found.found) == ("warn", True)
+        else:  # the tests' own server, for speed
+            assert (found.state, "fsync" in found.found) == ("FAIL", True)
+        assert (await _room(connection, patient(tmp_path))).state == "ok"
+        crowded = patient(tmp_path, RELAY_DATABASE__POOL_SIZE="200")
+        assert (await _room(connection, crowded)).state == "warn"
+
+
+def test_keys_that_do_not_fit_are_found(database_url: str, tmp_path: Path) -> None:
+    """A node with keys of its own cannot read the passwords that another sealed."""
+    external = {"RELAY_DATABASE__URL": database_url}
+
+    def keys(data_dir: Path, **more: str) -> dict[str, str]:
+        ports = {f"RELAY_{name}__BIND": "127.0.0.1:0" for name in ("HTTP", "SMTP")}
+        done = cli("doctor", "--json", "--data-dir", data_dir, env={**external, **ports, **more})
+        found = {finding["check"]: finding for finding in json.loads(done.stdout)}
+        return found["keys"]  # type: ignore[no-any-return]
+
+    assert keys(tmp_path / "none")["state"] == "ok"
+    with RelayProcess(tmp_path / "first", env=external) as relay, relay.http() as api:
+        sender = {"address": "a@example.org", "upstream": "smtps://u:geheim@mail.example:465"}
+        api.post("/api/v1/senders", json=sender).raise_for_status()
+        assert keys(relay.data_dir)["found"] == "1 stored passwords can be read"
+        other = keys(tmp_path / "none")
+        assert other["state"] == "FAIL"
+        assert "RELAY_ENCRYPTION_KEYS" in other["advice"]
+        text = (relay.data_dir / "encryption_keys").read_text().strip()
+        assert keys(tmp_path / "none", RELAY_ENCRYPTION_KEYS=text)["state"] == "ok"
+
+
+class Server(threading.Thread):
+    """A mail server that greets, knows neither TLS nor passwords, and says goodbye."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def run(self) -> None:
+        while True:
+            try:
+                session, _ = self._listener.accept()
+            except OSError:
+                return
+            with suppress(OSError), session, session.makefile("rwb") as wire:
+                wire.write(b"220 here\r\n")
+                wire.flush()
+                for line in wire:
+                    wire.write(
+                        b"221 bye\r\n" if line.upper().startswith(b"QUIT") else b"250 ok\r\n"
+                    )
+                    wire.flush()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.join()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    found.start()
+    yield found
+    found.close()
+
+
+def test_mail_that_goes_nowhere_is_found(server: Server, tmp_path: Path) -> None:
+    """loop: with a domain of the world is warned of; an upstream must answer as it is named."""
+
+    def upstream(url: str, **more: str) -> Finding:
+        settings = {"RELAY_OUTBOUND__UPSTREAM": url, **more}
+        return only(_upstream, patient(tmp_path, None, **settings))
+
+    assert upstream("loop:").state == "ok"
+    kept = upstream("loop:", RELAY_SMTP__DOMAINS='["shop.example"]')
+    assert (kept.state, "shop.example" in kept.found) == ("warn", True)
+    assert upstream(f"smtp://{server.address}").state == "ok"
+    gone = upstream("smtp://127.0.0.1:1")
+    assert (gone.state, "refused" in gone.found) == ("FAIL", True)
+    plain = upstream(f"smtp+starttls://u:geheim@{server.address}")
+    assert plain.state == "FAIL"
+    assert "STARTTLS" in plain.found
+    assert "geheim" not in plain.found
+    assert "password" in upstream(f"smtp://u:geheim@{server.address}").found
+    assert upstream(f"smtps://{server.address}").state == "FAIL"
+
+
+def test_what_somebody_paused_is_found(tmp_path: Path) -> None:
+    """A paused queue, a paused actor and held mail are warned of in a relay that runs well."""
+    with RelayProcess(tmp_path / "data") as relay:
+        with relay.http() as api:
+            api.post("/api/v1/queue/pause").raise_for_status()
+            api.post("/api/v1/supervision/ticker/pause").raise_for_status()
+        done = cli("doctor", "--json", "--data-dir", relay.data_dir, env=relay.env)
+        found = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    assert found["queue"]["advice"] == "relay queue resume"
+    assert "ticker" in found["actors"]["found"]
+    assert {f["check"] for f in found.values() if f["state"] == "warn"} >= {"queue", "actors"}
+
+
+QUEUE = {"paused": False, "queued": 3, "due": 3, "held": 0, "oldest_due_seconds": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "said"),
+    [
+        ({}, "ok", "none late"),
+        ({"paused": True}, "warn", "paused, with 3"),
+        ({"oldest_due_seconds": 1200.0}, "warn", "20 min"),
+        ({"held": 2}, "warn", "2 messages are held"),
+    ],
+)
+def test_a_queue_that_stands_still_is_found(changes: dict[str, Any], state: str, said: str) -> None:
+    """Paused, late and held mail each have their sentence."""
+    found = _queue({**QUEUE, **changes})
+    assert found.state == state
+    assert said in found.found
+    assert (found.advice == "") == (state == "ok")
+
+
+def test_an_actor_that_fails_again_and_again_is_found() -> None:
+    """Many restarts are more than an outage."""
+    leaf = {"name": "sender", "state": "running", "restarts": 12, "children": []}
+    tree = {"name": "relay", "state": "running", "restarts": 0, "children": [leaf]}
+    found = _actors(tree)
+    assert (found.state, "--actor sender" in found.advice) == ("warn", True)
+    assert _actors({**tree, "children": []}).state == "ok"
+
+
+def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
+    """One check that cannot be made is a FAIL with its name, and the others go on."""
+
+    def _strange_check(_: Patient) -> Iterator[Finding]:
+        raise ZeroDivisionError("division by zero")
+        yield
+
+    found = list(examine(patient(tmp_path), (_strange_check, _file_system)))
+    assert [f.check for f in found] == ["strange check", "file system"]
+    assert found[0].state == "FAIL"
+
+
+def test_what_is_wrong_has_advice(tmp_path: Path) -> None:
+    """Whatever is not ok says what to do about it."""
+    url = make_conninfo("postgresql://nobody@127.0.0.1:1/x", connect_timeout=1)
+    done = cli("doctor", "--json", "--data-dir", tmp_path, env={"RELAY_DATABASE__URL": url})
+    assert done.returncode == 1
+    for finding in json.loads(done.stdout):
+        assert finding["advice"] or finding["state"] == "ok", finding
