@@ -3,6 +3,7 @@ the fault fell between the dot and the commit of its outcome, and then counted."
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 
@@ -21,8 +22,9 @@ from tests.faults.outbound import (
     lost,
     relay_process,
     second_copies,
+    started,
 )
-from tests.outbound.node import put
+from tests.outbound.node import lose, put, status
 from tests.outbound.running import running_outbound
 from tests.outbound.sink import HangUp, Session, Sink, running_sink
 from tests.relay_process import RelayProcess
@@ -125,3 +127,84 @@ async def test_killed_around_a_statement(pool, database_url, tmp_path, statement
             assert recorded
     if statement == "claim" and when != "heard":
         assert second_copies(sink) == 0
+
+
+async def test_killed_in_the_dark_a_message_that_says_so_is_held(pool, database_url, tmp_path):
+    """Its dot was sent and nobody knows the answer: held for a person, not sent a second time."""
+    victim: RelayProcess | None = None
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "dot" and session.recipients == ["a@a.example"]:
+            assert victim is not None
+            victim.kill()
+            raise HangUp
+        return None
+
+    async with running_sink(script) as sink:
+        (message,) = await put(pool, "a@a.example", hold_unknown=True)
+        victim = relay_process(tmp_path / "victim", database_url, sink.url)
+        await trio.to_thread.run_sync(victim.spawn)
+        assert await dead(victim) == -signal.SIGKILL
+        await lose(pool, message.id)
+        async with running_outbound(pool, sink.url, lease_timeout=LEASE) as heir:
+            heir.wake()
+            assert (await heir.queue.reap()).unknown == [message.id]
+            heir.wake()
+            (other,) = await put(pool, "b@a.example")
+            await heir.becomes(other.id, "sent")
+        assert await status(pool, message.id) == "held"
+    assert sorted(sink.recipients) == ["a@a.example", "b@a.example"]
+    assert await lost(pool) == 1
+
+
+async def test_restarted_by_hand_sender_and_claimer_repeat_nothing(pool):
+    """In the middle of four hundred deliveries, again and again: each goes out once."""
+
+    async def slowly(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "dot":
+            await trio.sleep(0.01)
+        return None
+
+    wanted = [f"u{number}@d{number % 5}.example" for number in range(400)]
+    async with running_sink(slowly) as sink, running_outbound(pool, sink.url) as outbound:
+        await put(pool, *wanted)
+        outbound.wake()
+        for round_ in range(8):
+            await sink.gets(round_ * 40 + 20)
+            await outbound.supervisor.restart(("sender", "claimer")[round_ % 2])
+        await finished(pool, len(wanted))
+    assert sorted(sink.recipients) == sorted(wanted)
+    assert await pool.fetch_value("SELECT count(*) FROM relay.outbound_tries") == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_a_stop_leaves_no_lease_behind(pool, database_url, tmp_path, signals):
+    """One signal: what is on the wire is finished.  Two: it is broken off, and recorded as such, so
+    that nobody has to wait for a lease of a minute."""
+    reached, end = trio.Event(), trio.Event()
+
+    async def stall(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "dot":
+            reached.set()
+            await end.wait()
+        return None
+
+    relay = relay_process(tmp_path / "relay", database_url, "", RELAY_OUTBOUND__LEASE_TIMEOUT="60")
+    async with running_sink(stall) as sink:
+        relay.env["RELAY_OUTBOUND__UPSTREAM"] = sink.url
+        (message,) = await put(pool, "a@a.example")
+        async with started(relay):
+            await reached.wait()
+            for _ in range(signals):
+                os.kill(relay.pid, signal.SIGTERM)
+                await trio.sleep(0.2)
+            if signals == 1:
+                end.set()
+            assert await dead(relay) == 0
+        end.set()
+    assert await status(pool, message.id) == ("sent" if signals == 1 else "queued")
+    assert await pool.fetch_value("SELECT count(node) FROM relay.outbound_due") == 0
+    assert await lost(pool) == 0
+    assert await pool.fetch("SELECT outcome, phase, code FROM relay.outbound_tries") == (
+        [] if signals == 1 else [("queued", "dot", None)]
+    )
