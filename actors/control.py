@@ -78,6 +78,7 @@ async def run(
     wake_outbound: WakeOutbound | None = None,
     gates: Gates | None = None,
     private_webhooks: bool = False,
+    private_upstreams: bool = False,
     public_url: str = "",
     anonymous_rate: float = 0.0,
     trusted_proxies: Collection[str] = (),
@@ -92,9 +93,10 @@ async def run(
 
     `public_url` is the address that people see, `sns_topics` the topics whose mail is taken;
     `wake_outbound` tells this process's claimer of what was queued (None: none runs here);
-    `private_webhooks` lets webhooks name private addresses; `anonymous_rate` is how many calls a
-    second an address without a key may make, `trusted_proxies` whose word on that address counts;
-    `budget` is the collectors', to be shown; `devices` is this node's device inbox, if any.
+    `private_webhooks` lets webhooks name private addresses, `private_upstreams` every sender a
+    server inside this network; `anonymous_rate` is how many calls a second an address without a
+    key may make, `trusted_proxies` whose word on that address counts; `budget` is the collectors',
+    to be shown; `devices` is this node's device inbox, if any.
     """
     announcer = _Announcer(pool)
     parser = Parser()  # its child starts with the first attachment that somebody downloads
@@ -111,7 +113,7 @@ async def run(
             draining=ctx.draining,
             enqueue=partial(enqueue, pool),
             desk=Desk(pool),
-            senders=Senders(pool, keyring.vault),
+            senders=Senders(pool, keyring.vault, private_upstreams=private_upstreams),
             suppressions=Suppressions(pool),
             keyring=keyring,
             webhooks=Webhooks(pool),

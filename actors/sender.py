@@ -71,6 +71,7 @@ _TICK = 0.1  # s; how often demand is reckoned anew
 _RESTING_TICK = 0.5  # s; the same while nothing is under way
 _AHEAD = 0.15  # s; so much work is claimed beyond what is being delivered
 _MOST_AHEAD = 1000  # messages
+_LARGE_AT_ONCE = 4  # messages of over a megabyte that are in memory
 _FIRST_WIDTH = 4  # connections that a route begins with
 _IDLE_TICKS = 10  # between two looks at idle connections and gates
 
@@ -103,13 +104,23 @@ _OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
 class _Job:
     """A claimed message that is held here."""
 
-    __slots__ = ("connection", "content", "gate", "leased_until", "lost", "mail", "message")
+    __slots__ = (
+        "connection",
+        "content",
+        "ended",
+        "gate",
+        "leased_until",
+        "lost",
+        "mail",
+        "message",
+    )
 
     def __init__(self, message: Claimed, content: Content | None, leased_until: float) -> None:
         self.message = message
         self.content = content
         self.leased_until = leased_until
         self.mail: Mail | None = None
+        self.ended: trio.Event | None = None  # of a large one: somebody waits for its end
         self.gate: Gate | None = None
         self.connection: Connection | None = None  # while it is being delivered
         self.lost = False
@@ -142,6 +153,7 @@ async def run(
     domains: Sequence[str],
     redact_key: bytes,
     context: ssl.SSLContext | None = None,
+    private_upstreams: bool = False,
     concurrency: int = 32,
     route_connections: int = 0,
     retry_unit: float = 60.0,
@@ -151,7 +163,8 @@ async def run(
 
     `claimer`, `writer`: the mailboxes that `Room` and `Due`, and the loop's `Accept`, go to;
     `upstream`: for mail without a sender of its own; `domains`: this relay's own, the first of
-    which it greets with; `context`: from `client_tls`; `concurrency`: deliveries at once;
+    which it greets with; `context`: from `client_tls`; `private_upstreams`: whether
+    every sender's upstream may lie inside this network; `concurrency`: deliveries at once;
     `route_connections`: of them through one route, 0 for any; `retry_unit`: seconds of back-off.
     """
     sender = _Sender(
@@ -166,6 +179,7 @@ async def run(
         domains,
         redact_key,
         context,
+        private_upstreams,
         concurrency,
         min(concurrency, route_connections or concurrency),
         retry_unit,
@@ -201,6 +215,7 @@ class _Sender:
         domains: Sequence[str],
         redact_key: bytes,
         context: ssl.SSLContext | None,
+        private_upstreams: bool,
         concurrency: int,
         full_width: int,
         retry_unit: float,
@@ -218,6 +233,7 @@ class _Sender:
         self._local_name = domains[0]
         self._redact_key = redact_key
         self._context = context
+        self._private_upstreams = private_upstreams
         self._concurrency = concurrency
         self._full_width = full_width  # connections that a route may have
         self._unit = retry_unit
@@ -238,6 +254,7 @@ class _Sender:
         self._ended = 0  # deliveries, since the last tick
         self._ahead = 0
         self._epoch = 0.0
+        self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
         self._leaving = False
         self.delivering: trio.Nursery | None = None
 
@@ -366,11 +383,53 @@ class _Sender:
                 continue
             if self._gates and self._held_back(line, job):
                 continue
-            line.queue.append(job)
-            if not line.ready:
-                line.ready = True
-                self._round.append(line)
+            if job.content is None and self.delivering is not None:
+                self.delivering.start_soon(self._prepare, line, job)
+            else:
+                self._put_in(line, job)
         self._spread()
+
+    def _put_in(self, line: _Line, job: _Job) -> None:
+        line.queue.append(job)
+        if not line.ready:
+            line.ready = True
+            self._round.append(line)
+
+    async def _prepare(self, line: _Line, job: _Job) -> None:
+        """Fetch and compose a large message, and have it delivered.
+
+        In a thread, as it takes as long as a thousand ordinary deliveries; few at once, as each is
+        in memory several times; and before a worker takes it, who would wait for his turn here.
+        """
+        async with self._large:
+            if self._leaving:
+                self._release(job)
+                return
+            try:
+                content = await self._queue.content(job.message.content_id)
+                if content is None:
+                    now = trio.current_time()
+                    text = "the content of the message is not there any more"
+                    self._settle(job, _ours(Verdict.FAILED, Phase.DATA, text), now, ())
+                    return
+                job.mail = await trio.to_thread.run_sync(mail_of, job.message, content)
+            except (DatabaseUnavailable, psycopg.Error):
+                self._release(job, self._unit / 16)
+                return
+            except PermanentFailure as error:
+                self._unfit(job, error)
+                return
+            except Exception as error:
+                self._crashed(job, error)
+                return
+            del content
+            if self._leaving:
+                self._release(job)
+                return
+            job.ended = trio.Event()
+            self._put_in(line, job)
+            self._spread()
+            await job.ended.wait()
 
     def _in_hand(self, message: Claimed, leased_until: float) -> bool:
         """Whether a message whose lease ran out is in this node's own hands still.
@@ -401,7 +460,8 @@ class _Sender:
                 if message.password is not None and message.sender_id is not None:
                     password = self._vault.open(message.sender_id, message.password)
                 upstream = Upstream(message.upstream, message.username, password)
-            route = route_of(upstream, self._local_name)
+            public_only = message.private is False and not self._private_upstreams
+            route = route_of(upstream, self._local_name, public_only=public_only)
             line = self._lines[key] = _Line(key, None if route is None else self._open_to(route))
         return line
 
@@ -477,25 +537,29 @@ class _Sender:
         except trio.Cancelled:
             raise
         except Exception as error:
-            # Of a delivery nobody foresaw: it must not take the others with it.  Its text could
-            # hold anything, so only its kind and place are logged.
-            trace = error.__traceback__
-            while trace is not None and trace.tb_next is not None:
-                trace = trace.tb_next
-            where = f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else ""
-            log.error("sender.delivery_crashed", error=type(error).__name__, where=where)  # noqa: TRY400
             if connection is not None:
                 connection.abort()
-            if job is not None and job.message.id in self._jobs:
-                text = "an internal error of the relay"
-                now = trio.current_time()
-                self._settle(job, _ours(Verdict.DEFERRED, Phase.DATA, text), now, ())
+            self._crashed(job, error)
         finally:
             line.workers -= 1
             self._workers -= 1
             if connection is not None and line.connections is not None:
                 line.connections.give_back(connection)
         self._spread()
+
+    def _crashed(self, job: _Job | None, error: Exception) -> None:
+        """A delivery met what nobody foresaw: it must not take the others with it.
+
+        The error's text could hold anything, so only its kind and place are logged.
+        """
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else ""
+        log.error("sender.delivery_crashed", error=type(error).__name__, where=where)
+        if job is not None and job.message.id in self._jobs:
+            outcome = _ours(Verdict.DEFERRED, Phase.DATA, "an internal error of the relay")
+            self._settle(job, outcome, trio.current_time(), ())
 
     def _next(self, line: _Line) -> _Job | None:
         """The next job of a line, if this worker may go on with it."""
@@ -511,7 +575,7 @@ class _Sender:
         self, line: _Line, connections: Connections, job: _Job, connection: Connection | None
     ) -> tuple[Connection | None, _Job | None]:
         """Deliver one message; returns the connection to go on with, and the next job."""
-        mail = job.mail or await self._compose(job)
+        mail = self._composed(job)
         if mail is None or not await self._may_begin(job):
             return connection, self._next(line)
         began_at = trio.current_time()
@@ -563,12 +627,11 @@ class _Sender:
         job = self._next(line)
         if job is None:
             return None
-        if job.mail is None and job.content is not None:
-            job.mail = self._composed(job, job.content)
-            if job.mail is None:
-                return None
+        job.mail = self._composed(job)
+        if job.mail is None:
+            return None
         in_time = trio.current_time() < job.leased_until - self._lease / 2
-        if job.mail is None or job.lost or not in_time or job.message.hold_unknown:
+        if job.lost or not in_time or job.message.hold_unknown:
             line.queue.appendleft(job)
             if not line.ready:
                 line.ready = True
@@ -592,29 +655,21 @@ class _Sender:
         self._settle(job, _ours(Verdict.DEFERRED, Phase.CONNECT, text), began_at, (), line)
         return None
 
-    async def _compose(self, job: _Job) -> Mail | None:
-        """Make the mail of a job, fetching what the claim did not bring."""
-        content = job.content
-        if content is None:
-            try:
-                content = await self._queue.content(job.message.content_id)
-            except (DatabaseUnavailable, psycopg.Error):
-                self._release(job, self._unit / 16)
-                return None
-            if content is None:
-                now = trio.current_time()
-                text = "the content of the message is not there any more"
-                self._settle(job, _ours(Verdict.FAILED, Phase.DATA, text), now, ())
-                return None
-        return self._composed(job, content)
-
-    def _composed(self, job: _Job, content: Content) -> Mail | None:
+    def _composed(self, job: _Job) -> Mail | None:
+        """The mail of a job; None if there can be none, which is settled then."""
+        if job.mail is not None:
+            return job.mail
+        assert job.content is not None  # else `_prepare` has made the mail
         try:
-            return mail_of(job.message, content)
+            return mail_of(job.message, job.content)
         except PermanentFailure as error:
-            text = f"the message cannot be sent: {error}"
-            self._settle(job, _ours(Verdict.FAILED, Phase.MAIL, text), trio.current_time(), ())
+            self._unfit(job, error)
             return None
+
+    def _unfit(self, job: _Job, error: PermanentFailure) -> None:
+        """The message can never be sent; whoever queued by SQL may have stored such a thing."""
+        text = f"the message cannot be sent: {error}"
+        self._settle(job, _ours(Verdict.FAILED, Phase.MAIL, text), trio.current_time(), ())
 
     async def _may_begin(self, job: _Job) -> bool:
         """Whether the lease lasts for a delivery; if not, the job is given back."""
@@ -643,6 +698,8 @@ class _Sender:
             job.gate = None
             if not self._leaving and Room(0) not in self._said:
                 self._say(Room(0))  # its lane may be claimed from again
+        if job.ended is not None:
+            job.ended.set()
         if self._jobs.get(job.message.id) is not job:
             return False
         del self._jobs[job.message.id]
@@ -651,7 +708,7 @@ class _Sender:
     async def _loop(self, line: _Line, job: _Job) -> None:
         """Deliver into a mailbox of this relay."""
         message = job.message
-        mail = job.mail or await self._compose(job)
+        mail = self._composed(job)
         if mail is None or not await self._may_begin(job):
             return
         began_at = trio.current_time()

@@ -259,6 +259,7 @@ def build_tree(
                 # The oldest key: correlations outlast a rotation for as long as it is kept.
                 redact_key=hmac.digest(resources.keyring.signing[-1], b"relay redact", "sha256"),
                 context=client_tls(outbound.ca_file or None),
+                private_upstreams=outbound.private_upstreams,
                 concurrency=outbound.concurrency,
                 route_connections=outbound.route_connections,
                 retry_unit=outbound.retry_unit,
@@ -343,6 +344,7 @@ def build_tree(
                 wake_outbound=wake_outbound,
                 gates=gates,
                 private_webhooks=settings.webhooks.allow_private,
+                private_upstreams=outbound.private_upstreams,
                 public_url=settings.http.public_url,
                 anonymous_rate=settings.http.anonymous_rate,
                 trusted_proxies=settings.http.trusted_proxies,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from relay.cli import options, output
-from relay.cli.client import Api, segment
+from relay.cli import entries, options, output
 
 BASE = "/api/v1/keys"
 
@@ -39,47 +38,31 @@ def key() -> None:
 def create(owner: str, scope: str, plan: str, data_dir: Path, as_json: bool) -> None:
     """Make an API key and print its token, which is shown this once only."""
     scopes = [name.strip() for name in scope.split(",") if name.strip()]
-    api = Api.find(data_dir)
-    made = api.call("POST", BASE, json={"owner": owner, "scopes": scopes, "plan": plan}).json()
-    if as_json:
-        output.document(made)
-        return
-    output.say(output.line(made["token"]))
-    if output.is_terminal(sys.stderr):
+    values = {"owner": owner, "scopes": scopes, "plan": plan}
+    made = entries.add(BASE, values, "token", token=None, data_dir=data_dir, as_json=as_json)
+    if not as_json and output.is_terminal(sys.stderr):
         output.note(f"key {made['id']}; keep the token, it is not shown again")
 
 
-@key.command(name="list")
-@options.limit(50)
-@options.data_dir
-@options.as_json
-def list_(limit: int, everything: bool, data_dir: Path, as_json: bool) -> None:
-    """List the API keys; their tokens are known to nobody but their holders."""
-    api = Api.find(data_dir)
-    found = list(api.pages(BASE, limit=None if everything else limit))
-    if as_json:
-        output.document(found)
-        return
-    output.table(
-        ("id", "owner", "scopes", "plan", "created", "state"),
-        [
-            (
-                output.line(item["id"]),
-                output.line(item["owner"]),
-                output.line(",".join(item["scopes"])),
-                output.line(item["plan"]),
-                output.moment(item["created_at"]),
-                ("revoked", "red") if item.get("revoked_at") else ("valid", "green"),
-            )
-            for item in found
-        ],
-    )
-
-
-@key.command()
-@click.argument("key_id", metavar="ID")
-@options.data_dir
-def revoke(key_id: str, data_dir: Path) -> None:
-    """Revoke an API key: it opens nothing from now on."""
-    api = Api.find(data_dir)
-    api.call("DELETE", f"{BASE}/{segment(key_id)}")
+entries.lists(
+    key,
+    BASE,
+    "List the API keys; their tokens are known to nobody but their holders.",
+    {
+        "id": entries.cell("id"),
+        "owner": entries.cell("owner"),
+        "scopes": entries.joined("scopes"),
+        "plan": entries.cell("plan"),
+        "created": entries.moment("created_at"),
+        "state": lambda item: ("revoked", "red") if item["revoked_at"] else ("valid", "green"),
+    },
+    by_token=False,
+)
+entries.removes(
+    key,
+    BASE,
+    "Revoke an API key: it opens nothing from now on.",
+    "ID",
+    name="revoke",
+    by_token=False,
+)

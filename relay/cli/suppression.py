@@ -6,9 +6,7 @@ from pathlib import Path
 
 import click
 
-from relay.cli import options, output
-from relay.cli.client import Api, segment
-from relay.cli.messages import token_from
+from relay.cli import entries, options
 
 BASE = "/api/v1/suppressions"
 
@@ -26,44 +24,18 @@ def suppression() -> None:
 @options.as_json
 def add(address: str, reason: str, token: str | None, data_dir: Path, as_json: bool) -> None:
     """Send nothing to ADDRESS from now on; what is queued for it is cancelled in its turn."""
-    api = Api.find(data_dir, token=token_from(token))
-    made = api.call("POST", BASE, json={"address": address, "reason": reason}).json()
-    if as_json:
-        output.document(made)
-        return
-    output.say(output.line(made["address"]))
+    values = {"address": address, "reason": reason}
+    entries.add(BASE, values, "address", token=token, data_dir=data_dir, as_json=as_json)
 
 
-@suppression.command(name="list")
-@options.limit(50)
-@options.token
-@options.data_dir
-@options.as_json
-def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_json: bool) -> None:
-    """List the suppressed addresses."""
-    api = Api.find(data_dir, token=token_from(token))
-    found = list(api.pages(BASE, limit=None if everything else limit))
-    if as_json:
-        output.document(found)
-        return
-    output.table(
-        ("address", "reason", "since"),
-        [
-            (
-                output.line(item["address"]),
-                output.line(item["reason"]),
-                output.moment(item["created_at"]),
-            )
-            for item in found
-        ],
-    )
-
-
-@suppression.command()
-@click.argument("address")
-@options.token
-@options.data_dir
-def remove(address: str, token: str | None, data_dir: Path) -> None:
-    """Let ADDRESS have mail again."""
-    api = Api.find(data_dir, token=token_from(token))
-    api.call("DELETE", f"{BASE}/{segment(address)}")
+entries.lists(
+    suppression,
+    BASE,
+    "List the suppressed addresses.",
+    {
+        "address": entries.cell("address"),
+        "reason": entries.cell("reason"),
+        "since": entries.moment("created_at"),
+    },
+)
+entries.removes(suppression, BASE, "Let ADDRESS have mail again.", "ADDRESS")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from relay.cli import options, output
+from relay.cli import entries, options
 from relay.cli.client import Api, segment
 from relay.cli.messages import token_from
 
@@ -37,40 +37,39 @@ def add(
     url: str, events: tuple[str, ...], token: str | None, data_dir: Path, as_json: bool
 ) -> None:
     """Post to URL what becomes of one's messages; prints the secret that verifies the posts."""
-    api = Api.find(data_dir, token=token_from(token))
-    made = api.call("POST", BASE, json={"url": url, "events": events}).json()
-    if as_json:
-        output.document(made)
-        return
-    output.say(output.line(made["secret"]))
-
-
-@webhook.command(name="list")
-@options.limit(50)
-@options.token
-@options.data_dir
-@options.as_json
-def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_json: bool) -> None:
-    """List the webhooks."""
-    api = Api.find(data_dir, token=token_from(token))
-    found = list(api.pages(BASE, limit=None if everything else limit))
-    if as_json:
-        output.document(found)
-        return
-    output.table(
-        ("id", "url", "events"),
-        [
-            (output.line(item["id"]), output.line(item["url"]), ", ".join(item["events"]))
-            for item in found
-        ],
-    )
+    values = {"url": url, "events": events}
+    entries.add(BASE, values, "secret", token=token, data_dir=data_dir, as_json=as_json)
 
 
 @webhook.command()
-@click.argument("webhook_id", metavar="ID")
+@click.argument("event_id", metavar="ID")
 @options.token
 @options.data_dir
-def remove(webhook_id: str, token: str | None, data_dir: Path) -> None:
-    """Tell a webhook nothing more."""
+def retry(event_id: str, token: str | None, data_dir: Path) -> None:
+    """Post the event ID again, which was given up."""
     api = Api.find(data_dir, token=token_from(token))
-    api.call("DELETE", f"{BASE}/{segment(webhook_id)}")
+    api.call("POST", f"{BASE}/events/{segment(event_id)}/retry")
+
+
+entries.lists(
+    webhook,
+    BASE,
+    "List the webhooks.",
+    {"id": entries.cell("id"), "url": entries.cell("url"), "events": entries.joined("events")},
+)
+entries.removes(webhook, BASE, "Tell a webhook nothing more.", "ID")
+entries.lists(
+    webhook,
+    f"{BASE}/events",
+    "List the events that were given up, within the last week.",
+    {
+        "id": entries.cell("id"),
+        "event": entries.cell("type"),
+        "message": entries.cell("message_id"),
+        "url": entries.cell("url"),
+        "attempts": entries.cell("attempts"),
+        "given up": entries.moment("given_up_at"),
+        "error": entries.cell("error"),
+    },
+    name="events",
+)

@@ -8,17 +8,10 @@ from uuid import UUID
 from pydantic import BaseModel, Field, StringConstraints, field_validator
 from quart import Response
 
-from relay.http.mailboxes import NEXT, PageQuery, Text, next_link
-from relay.http.operations import (
-    Access,
-    Answer,
-    Call,
-    Form,
-    Operation,
-    json_response,
-    no_content,
-)
-from relay.http.problems import Problem
+from relay.http.entries import BY_ID, listed, removed
+from relay.http.mailboxes import Text
+from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.mailboxes.keys import ApiKey
 
 if TYPE_CHECKING:
     from relay.http.app import Api
@@ -80,48 +73,34 @@ def register(api: Api) -> None:
         )
         return json_response({**key.as_json(), "token": token}, 201)
 
-    @api.add(
-        "GET",
-        "/api/v1/keys",
-        Operation(
-            "List the API keys, newest first",
-            "keys",
-            Access.SCOPE,
-            (Answer(200, "a page of them", list[KeyEntry], headers=NEXT),),
-            scope="admin",
-            query=PageQuery,
-        ),
-    )
-    async def list_(call: Call) -> Response:
-        after = None if call.query.cursor is None else _uuid(call.query.cursor)
-        if call.query.cursor is not None and after is None:
-            raise Problem(422, "invalid", "cursor: it is not one of ours.", title="Invalid values")
+    # Whose keys they are does not matter: they are the administrator's to see and revoke.
+    async def find(_: UUID, limit: int, after: UUID | None) -> list[ApiKey]:
         # Keys are few, and the store gives all of them by descending id.
-        found = [key for key in await keys.list() if after is None or key.id < after]
-        page = found[: call.query.rows]
-        cursor = str(page[-1].id) if len(found) > len(page) else None
-        return json_response([key.as_json() for key in page], headers=next_link(cursor))
+        return [key for key in await keys.list() if after is None or key.id < after][:limit]
 
-    @api.add(
-        "DELETE",
-        "/api/v1/keys/<key_id>",
-        Operation(
-            "Revoke an API key",
-            "keys",
-            Access.SCOPE,
-            (Answer(204, "it opens nothing from now on"), Answer(404, "there is no such key")),
-            scope="admin",
-        ),
+    async def revoke(_: UUID, key_id: UUID) -> bool:
+        return await keys.revoke(key_id)
+
+    listed(
+        api,
+        "/api/v1/keys",
+        KeyEntry,
+        find,
+        lambda key, _: key.as_json(),
+        summary="List the API keys, newest first",
+        tag="keys",
+        scope="admin",
+        column=BY_ID,
     )
-    async def revoke(call: Call, key_id: str) -> Response:
-        wanted = _uuid(key_id)
-        if wanted is None or not await api.committed(lambda: keys.revoke(wanted)):
-            raise Problem(404, "key-not-found", "There is no such key, or it was revoked before.")
-        return no_content()
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
+    removed(
+        api,
+        "/api/v1/keys",
+        revoke,
+        summary="Revoke an API key",
+        gone="it opens nothing from now on",
+        missing="there is no such key, or it was revoked before",
+        case="key-not-found",
+        tag="keys",
+        scope="admin",
+        column=BY_ID,
+    )

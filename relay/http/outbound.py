@@ -8,6 +8,7 @@ subject only of his own (those sent with his token, and by `relay.send` in SQL).
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
@@ -173,62 +174,53 @@ def register(api: Api) -> None:
             raise _not_found()
         return json_response([_event(event) for event in found])
 
-    @api.add(
-        "POST",
-        "/api/v1/outbound/<message_id>/retry",
-        Operation(
+    async def _by_hand(
+        act: Callable[[UUID, UUID | None], Awaitable[State | None]], call: Call, message_id: str
+    ) -> Response:
+        wanted, owner = _uuid(message_id), _owner(call.caller)
+        try:
+            done = None if wanted is None else await api.committed(lambda: act(wanted, owner))
+        except Forbidden as error:
+            raise Problem(409, "wrong-state", f"{error}.".capitalize()) from error
+        if done is None:
+            raise _not_found()
+        return json_response(await _one(call.caller, message_id))
+
+    by_hand = (
+        (
+            "retry",
+            desk.retry,
             "Queue a held, failed or bounced message again",
-            "outbound",
-            Access.SCOPE,
-            (
-                Answer(200, "it is queued and due, with a fresh set of attempts", OutboundMessage),
-                _NONE,
-                Answer(409, "it is in a state in which there is nothing to retry"),
-            ),
-            scope="send",
+            "it is queued and due, with a fresh set of attempts",
+            "it is in a state in which there is nothing to retry",
         ),
-    )
-    async def retry(call: Call, message_id: str) -> Response:
-        await _by_hand(desk.retry, call.caller, message_id)
-        return json_response(await _one(call.caller, message_id))
-
-    @api.add(
-        "POST",
-        "/api/v1/outbound/<message_id>/cancel",
-        Operation(
+        (
+            "cancel",
+            desk.cancel,
             "Cancel a queued or held message",
-            "outbound",
-            Access.SCOPE,
-            (
-                Answer(200, "it will not be sent", OutboundMessage),
-                _NONE,
-                Answer(409, "it is being delivered, or is finished"),
-            ),
-            scope="send",
+            "it will not be sent",
+            "it is being delivered, or is finished",
         ),
-    )
-    async def cancel(call: Call, message_id: str) -> Response:
-        await _by_hand(desk.cancel, call.caller, message_id)
-        return json_response(await _one(call.caller, message_id))
-
-    @api.add(
-        "POST",
-        "/api/v1/outbound/<message_id>/hold",
-        Operation(
+        (
+            "hold",
+            desk.hold,
             "Set a queued message aside until it is retried",
-            "outbound",
-            Access.SCOPE,
-            (
-                Answer(200, "it waits for a retry by hand", OutboundMessage),
-                _NONE,
-                Answer(409, "it is being delivered, or is finished"),
-            ),
-            scope="send",
+            "it waits for a retry by hand",
+            "it is being delivered, or is finished",
         ),
     )
-    async def hold(call: Call, message_id: str) -> Response:
-        await _by_hand(desk.hold, call.caller, message_id)
-        return json_response(await _one(call.caller, message_id))
+    for name, act, summary, done, refused in by_hand:
+        api.add(
+            "POST",
+            f"/api/v1/outbound/<message_id>/{name}",
+            Operation(
+                summary,
+                "outbound",
+                Access.SCOPE,
+                (Answer(200, done, OutboundMessage), _NONE, Answer(409, refused)),
+                scope="send",
+            ),
+        )(partial(_by_hand, act))
 
     @api.add(
         "GET",
@@ -295,21 +287,6 @@ def register(api: Api) -> None:
         if row is None:
             raise _not_found()
         return _shown(row, caller)
-
-    async def _by_hand(
-        act: Callable[[UUID, UUID | None], Awaitable[State | None]],
-        caller: Caller,
-        message_id: str,
-    ) -> None:
-        wanted = _uuid(message_id)
-        try:
-            done = (
-                None if wanted is None else await api.committed(lambda: act(wanted, _owner(caller)))
-            )
-        except Forbidden as error:
-            raise Problem(409, "wrong-state", f"{error}.".capitalize()) from error
-        if done is None:
-            raise _not_found()
 
 
 def _owner(caller: Caller) -> UUID | None:

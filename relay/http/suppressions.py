@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 from pydantic import BaseModel, Field
 from quart import Response
 
-from relay.http.mailboxes import NEXT, PageQuery, next_link
-from relay.http.operations import (
-    Access,
-    Answer,
-    Call,
-    Form,
-    Operation,
-    json_response,
-    no_content,
-)
-from relay.http.problems import Problem
-from relay.http.senders import storable
+from relay.http.entries import listed, removed
+from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
 from relay.mailboxes.store import rfc3339
-from relay.outbound.message import MalformedMessage
 from relay.outbound.suppressions import MAX_REASON, Suppression
 
 if TYPE_CHECKING:
@@ -68,53 +58,28 @@ def register(api: Api) -> None:
         entry, made = await api.committed(
             lambda: suppressions.add(call.caller.owner_id, wanted.address, wanted.reason)
         )
-        return json_response(_shown(entry), 201 if made else 200)
+        return json_response(_shown(entry, call.caller.owner_id), 201 if made else 200)
 
-    @api.add(
-        "GET",
+    listed(
+        api,
         "/api/v1/suppressions",
-        Operation(
-            "List the caller's suppressions, by address",
-            "outbound",
-            Access.SCOPE,
-            (Answer(200, "a page of them", list[SuppressionEntry], headers=NEXT),),
-            scope="send",
-            query=PageQuery,
-        ),
+        SuppressionEntry,
+        suppressions.list,
+        _shown,
+        summary="List the caller's suppressions, by address",
     )
-    async def list_(call: Call) -> Response:
-        rows = call.query.rows
-        found = await suppressions.list(
-            call.caller.owner_id, limit=rows + 1, after=storable(call.query.cursor)
-        )
-        cursor = found[rows - 1].address if len(found) > rows else None
-        return json_response([_shown(item) for item in found[:rows]], headers=next_link(cursor))
-
-    @api.add(
-        "DELETE",
-        "/api/v1/suppressions/<entry>",
-        Operation(
-            "Let an address have mail again",
-            "outbound",
-            Access.SCOPE,
-            (
-                Answer(204, "it may be sent to from now on"),
-                Answer(404, "the caller has no such entry"),
-            ),
-            scope="send",
-        ),
+    removed(
+        api,
+        "/api/v1/suppressions",
+        suppressions.remove,
+        summary="Let an address have mail again",
+        gone="it may be sent to from now on",
+        missing="you have no such suppression",
+        case="suppression-not-found",
     )
-    async def delete(call: Call, entry: str) -> Response:
-        try:
-            removed = await api.committed(lambda: suppressions.remove(call.caller.owner_id, entry))
-        except MalformedMessage:
-            removed = False
-        if not removed:
-            raise Problem(404, "suppression-not-found", "You have no such suppression.")
-        return no_content()
 
 
-def _shown(entry: Suppression) -> dict[str, Any]:
+def _shown(entry: Suppression, owner: UUID) -> dict[str, Any]:
     return {
         "address": entry.address,
         "reason": entry.reason,

@@ -8,20 +8,13 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 from quart import Response
 
-from relay.http.mailboxes import NEXT, NOT_FOUND, PageQuery, next_link
-from relay.http.operations import (
-    Access,
-    Answer,
-    Call,
-    Form,
-    Operation,
-    json_response,
-    no_content,
-)
+from relay.http.entries import BY_ID, listed, removed
+from relay.http.mailboxes import NOT_FOUND
+from relay.http.operations import Access, Answer, Call, Form, Operation, json_response, no_content
 from relay.http.problems import Problem
 from relay.mailboxes.store import rfc3339
 from relay.outbound.post import MAX_URL, BadUrl, check_url
-from relay.outbound.webhooks import KINDS, Webhook, secret_of
+from relay.outbound.webhooks import KINDS, GivenUp, Webhook, secret_of
 
 if TYPE_CHECKING:
     from relay.http.app import Api
@@ -45,6 +38,18 @@ class WebhookEntry(BaseModel):
     events: list[str]
     secret: str
     created_at: str
+
+
+class UntoldEvent(BaseModel):
+    """An event that was given up: after the last attempt, or a 410.  Kept for a week."""
+
+    id: str
+    type: str
+    message_id: str
+    url: str
+    attempts: int
+    error: str
+    given_up_at: str
 
 
 class MailboxWebhook(BaseModel):
@@ -102,48 +107,65 @@ def register(api: Api) -> None:
         )
         return json_response(shown(webhook, owner), 201 if made else 200)
 
-    @api.add(
-        "GET",
+    def shown(webhook: Webhook, owner: UUID) -> dict[str, object]:
+        return {
+            "id": str(webhook.id),
+            "url": webhook.url,
+            "events": webhook.events,
+            "secret": secret_of(deps.keyring.signing[0], owner),
+            "created_at": rfc3339(webhook.created_at),
+        }
+
+    listed(
+        api,
         "/api/v1/webhooks",
-        Operation(
-            "List the caller's webhooks, newest first",
-            "outbound",
-            Access.SCOPE,
-            (Answer(200, "a page of them", list[WebhookEntry], headers=NEXT),),
-            scope="send",
-            query=PageQuery,
-        ),
+        WebhookEntry,
+        deps.webhooks.list,
+        shown,
+        summary="List the caller's webhooks, newest first",
+        column=BY_ID,
     )
-    async def list_(call: Call) -> Response:
-        owner: UUID = call.caller.owner_id
-        before = None if call.query.cursor is None else _uuid(call.query.cursor)
-        if call.query.cursor is not None and before is None:
-            raise Problem(422, "invalid", "cursor: it is not one of ours.", title="Invalid values")
-        rows = call.query.rows
-        found = await deps.webhooks.list(owner, limit=rows + 1, before=before)
-        cursor = str(found[rows - 1].id) if len(found) > rows else None
-        return json_response(
-            [shown(item, owner) for item in found[:rows]], headers=next_link(cursor)
-        )
+    removed(
+        api,
+        "/api/v1/webhooks",
+        deps.webhooks.remove,
+        summary="Remove a webhook",
+        gone="it is told nothing more, not even what was due",
+        missing="you have no such webhook",
+        case="webhook-not-found",
+        column=BY_ID,
+    )
+    listed(
+        api,
+        "/api/v1/webhooks/events",
+        UntoldEvent,
+        deps.webhooks.given_up,
+        _untold,
+        summary="List the events that the caller's webhooks would not take, newest first",
+        column=BY_ID,
+    )
 
     @api.add(
-        "DELETE",
-        "/api/v1/webhooks/<hook_id>",
+        "POST",
+        "/api/v1/webhooks/events/<event_id>/retry",
         Operation(
-            "Remove a webhook",
+            "Post an event again that was given up",
             "outbound",
             Access.SCOPE,
             (
-                Answer(204, "it is told nothing more, not even what was due"),
-                Answer(404, "the caller has no such webhook"),
+                Answer(204, "it is posted again, as if for the first time"),
+                Answer(404, "no such event of the caller's was given up"),
             ),
             scope="send",
         ),
     )
-    async def delete(call: Call, hook_id: str) -> Response:
-        wanted, owner = _uuid(hook_id), call.caller.owner_id
-        if wanted is None or not await api.committed(lambda: deps.webhooks.remove(owner, wanted)):
-            raise Problem(404, "webhook-not-found", "You have no such webhook.")
+    async def retry(call: Call, event_id: str) -> Response:
+        try:
+            wanted = UUID(event_id)
+        except ValueError:
+            wanted = UUID(int=0)
+        if not await api.committed(lambda: deps.webhooks.retry(call.caller.owner_id, wanted)):
+            raise Problem(404, "event-not-found", "You have no such event that was given up.")
         return no_content()
 
     @api.add(
@@ -168,18 +190,14 @@ def register(api: Api) -> None:
         secret = secret_of(deps.keyring.signing[0], signer)
         return json_response({"url": mailbox.webhook_url, "secret": secret})
 
-    def shown(webhook: Webhook, owner: UUID) -> dict[str, object]:
-        return {
-            "id": str(webhook.id),
-            "url": webhook.url,
-            "events": webhook.events,
-            "secret": secret_of(deps.keyring.signing[0], owner),
-            "created_at": rfc3339(webhook.created_at),
-        }
 
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
+def _untold(event: GivenUp, owner: UUID) -> dict[str, object]:
+    return {
+        "id": str(event.id),
+        "type": event.kind,
+        "message_id": str(event.subject_id),
+        "url": event.url,
+        "attempts": event.attempts,
+        "error": event.error,
+        "given_up_at": rfc3339(event.given_up_at),
+    }

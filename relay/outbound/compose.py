@@ -309,10 +309,9 @@ def _text_part(subtype: str, text: str, field: str) -> bytes:
 
 
 def _base64(raw: bytes) -> bytes:
-    return b"".join(
-        binascii.b2a_base64(raw[start : start + 57], newline=False) + b"\r\n"
-        for start in range(0, len(raw), 57)
-    )
+    encoded = binascii.b2a_base64(raw, newline=False)
+    lines = [encoded[start : start + 76] for start in range(0, len(encoded), 76)]
+    return b"\r\n".join([*lines, b""])
 
 
 def _attachment(attachment: Attachment, index: int) -> bytes:

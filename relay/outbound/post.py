@@ -1,10 +1,9 @@
 """A POST to an address that somebody else chose, which must not reach what only we can reach.
 
 Promises
-- The host is resolved here and every one of its addresses must be public: no private, loopback,
-  link-local, carrier-grade, documentation, multicast or reserved one, in no disguise (IPv4 mapped
-  or compatible, 6to4, Teredo, NAT64).  The connection goes to an address that was checked, so a
-  name that resolves differently the next moment gains nothing.
+- The host is resolved here and every one of its addresses must be public (`relay.public`).  The
+  connection goes to an address that was checked, so a name that resolves differently the next
+  moment gains nothing.
 - TLS is verified against the name.  No redirect is followed, no proxy asked, no cookie kept, and
   nothing of an answer is read beyond its head, which is bounded; all of it within one deadline.
 
@@ -18,50 +17,17 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import httpx
 import trio
 
+from relay import public
 from relay.errors import TemporaryFailure
+from relay.public import NotPublic, Resolve, is_public
 
 MAX_URL = 2048
 """Bytes of a URL."""
-
-_NOT_PUBLIC_4 = tuple(
-    ipaddress.IPv4Network(net)
-    for net in (
-        "0.0.0.0/8",  # this network
-        "10.0.0.0/8",
-        "100.64.0.0/10",  # carrier-grade NAT
-        "127.0.0.0/8",
-        "169.254.0.0/16",  # link-local, where clouds keep their metadata
-        "172.16.0.0/12",
-        "192.0.0.0/24",  # protocol assignments
-        "192.0.2.0/24",  # documentation
-        "192.88.99.0/24",  # 6to4 relays
-        "192.168.0.0/16",
-        "198.18.0.0/15",  # benchmarks
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/3",  # multicast, reserved, broadcast
-    )
-)
-_PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
-"""All of IPv6 that is routed; mapped, compatible, NAT64, unique and link-local lie outside."""
-_NOT_PUBLIC_6 = tuple(
-    ipaddress.IPv6Network(net)
-    for net in (
-        "2001::/23",  # protocol assignments, Teredo among them
-        "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4
-        "3fff::/20",  # documentation
-    )
-)
-
-Resolve = Callable[..., Awaitable[Any]]
-"""`trio.socket.getaddrinfo`, or what a test puts in its place."""
 
 
 class NotPosted(TemporaryFailure):
@@ -70,17 +36,6 @@ class NotPosted(TemporaryFailure):
 
 class BadUrl(ValueError):
     """A URL that is never posted to; the message says why."""
-
-
-def is_public(address: str) -> bool:
-    """Tell whether an IP address is one of the public internet's."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(ip, ipaddress.IPv4Address):
-        return not any(ip in net for net in _NOT_PUBLIC_4)
-    return ip in _PUBLIC_6 and not any(ip in net for net in _NOT_PUBLIC_6)
 
 
 def check_url(text: str, *, allow_private: bool = False) -> httpx.URL:
@@ -173,6 +128,7 @@ class Poster:
         )
         raise NotPosted("TLS could not be agreed" if tls else "no connection") from failure
 
+
 async def addresses_of(
     url: httpx.URL, *, allow_private: bool = False, resolve: Resolve = trio.socket.getaddrinfo
 ) -> list[str]:
@@ -180,11 +136,8 @@ async def addresses_of(
     host = url.raw_host.decode("ascii").strip("[]")
     port = url.port or (443 if url.scheme == "https" else 80)
     try:
-        found = await resolve(host, port, type=trio.socket.SOCK_STREAM)
+        return await public.addresses_of(host, port, allow_private=allow_private, resolve=resolve)
     except OSError as error:
         raise NotPosted("the host has no address") from error
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    # One that is not public spoils the others: whoever names both means the inner one.
-    if not allow_private and not all(is_public(address) for address in addresses):
-        raise NotPosted("the host is not on the public internet")
-    return addresses
+    except NotPublic as error:
+        raise NotPosted(str(error)) from error

@@ -61,7 +61,8 @@ class Claimed(NamedTuple):
     `attempt` counts deliveries begun, this one included; `turn` the same since it was last queued
     by hand (for back-off).  `has_body` False: another message of this claim with the same
     `content_id` brought the body (it is in `Batch.contents`), or it is large and `Queue.content`
-    fetches it.  `password` is encrypted; `upstream` None means the default route.
+    fetches it.  `password` is encrypted; `upstream` None means the default route;
+    `private`: whether the upstream may lie inside this network.
     """
 
     id: UUID
@@ -95,6 +96,7 @@ class Claimed(NamedTuple):
     upstream: str | None
     username: str | None
     password: bytes | None
+    private: bool | None
 
     @property
     def content(self) -> Content:

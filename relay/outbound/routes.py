@@ -33,10 +33,11 @@ _MODES = {
 }
 
 
-def route_of(upstream: Upstream, local_name: str) -> Route | None:
+def route_of(upstream: Upstream, local_name: str, *, public_only: bool = False) -> Route | None:
     """Return the way to an upstream, None for the loop.  `local_name` is what it is greeted with.
 
-    `upstream` is what `relay.outbound.senders.parse_upstream` returned (or stored).
+    `public_only`: it must not lead into this network.  `upstream` is what
+    `relay.outbound.senders.parse_upstream` returned (or stored).
     """
     if upstream.url == "loop:":
         return None
@@ -46,7 +47,14 @@ def route_of(upstream: Upstream, local_name: str) -> Route | None:
     credentials = None
     if upstream.username is not None:
         credentials = Credentials(upstream.username, upstream.password or "")
-    return Route(parts.hostname, parts.port, _MODES[parts.scheme], credentials, local_name)
+    return Route(
+        parts.hostname,
+        parts.port,
+        _MODES[parts.scheme],
+        credentials,
+        local_name,
+        public_only=public_only,
+    )
 
 
 class Connections:

@@ -21,18 +21,22 @@ from datetime import datetime
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
+import trio
+
 from relay.crypto import Unreadable, Vault
 from relay.db.pool import Pool
 from relay.errors import Bug
 from relay.outbound.enqueue import new_id
 from relay.outbound.message import MalformedMessage, check_text
 from relay.outbound.suppressions import plain_address
+from relay.public import NotPublic, addresses_of
 from relay.settings import is_loopback
 
 PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 """The schemes of an upstream that is a server, and the port each means when none is named."""
 
 _MAX_URL = 2048
+_RESOLVE_TIMEOUT = 5.0  # s
 _BATCH = 100  # rows re-encrypted by one look
 
 
@@ -91,6 +95,20 @@ def parse_upstream(text: str) -> Upstream:
     return Upstream(f"{parts.scheme}://{shown}:{port or PORTS[parts.scheme]}", username, password)
 
 
+async def _check_public(upstream: Upstream) -> None:
+    """Refuse an upstream whose host is inside this network, as far as can be known now."""
+    parts = urlsplit(upstream.url)
+    if parts.hostname is None or parts.port is None:
+        return  # the loop
+    try:
+        with trio.move_on_after(_RESOLVE_TIMEOUT):
+            await addresses_of(parts.hostname, parts.port)
+    except NotPublic as error:
+        raise MalformedMessage("upstream", "must be a host of the public internet") from error
+    except (OSError, UnicodeError):
+        pass  # no address yet; it is looked at again whenever it is connected to
+
+
 @dataclass(frozen=True, slots=True)
 class Resealed:
     """What `Senders.reseal` did: passwords moved to the newest key, and those no key opens."""
@@ -102,24 +120,37 @@ class Resealed:
 class Senders:
     """The identities in `relay.senders`."""
 
-    def __init__(self, pool: Pool, vault: Vault) -> None:
+    def __init__(self, pool: Pool, vault: Vault, *, private_upstreams: bool = False) -> None:
+        """`private_upstreams`: whether everybody's upstream may lie inside this network."""
         self._pool = pool
         self._vault = vault
+        self._private_upstreams = private_upstreams
 
-    async def put(self, owner: UUID, address: str, upstream: str) -> tuple[Sender, bool]:
-        """Make or replace the sender of `address`; True if it was made."""
+    async def put(
+        self, owner: UUID, address: str, upstream: str, *, private: bool = True
+    ) -> tuple[Sender, bool]:
+        """Make or replace the sender of `address`; True if it was made.
+
+        `private`: whether its upstream may lie inside this network, now and whenever it is
+        connected to (what `private_upstreams` allows is not remembered); if it does and may not,
+        `MalformedMessage`.
+        """
         address = plain_address(address)
         parsed = parse_upstream(upstream)
+        if not private and not self._private_upstreams:
+            await _check_public(parsed)
         account = new_id()
         sealed = None if parsed.password is None else self._vault.seal(account, parsed.password)
         row = await self._pool.fetch_row(
             """
-            INSERT INTO relay.senders (id, owner, address, upstream, username, password, key_id)
-            VALUES (%s, %s, %s, %s, %s, %s, %s)
+            INSERT INTO relay.senders
+                (id, owner, address, upstream, username, password, key_id, private)
+            VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
             ON CONFLICT (owner, address) DO UPDATE
             -- The id too: the password was sealed for it, and connections are kept by it.
             SET id = excluded.id, upstream = excluded.upstream, username = excluded.username,
-                password = excluded.password, key_id = excluded.key_id
+                password = excluded.password, key_id = excluded.key_id,
+                private = excluded.private
             RETURNING address, upstream, username, created_at, xmax = 0
             """,
             (
@@ -130,13 +161,14 @@ class Senders:
                 parsed.username,
                 sealed,
                 None if sealed is None else self._vault.key_id,
+                private,
             ),
         )
         if row is None:
             raise Bug("an insert without a row")
         return Sender(*row[:4]), row[4]
 
-    async def list(self, owner: UUID, *, limit: int, after: str = "") -> list[Sender]:
+    async def list(self, owner: UUID, limit: int, after: str | None = None) -> list[Sender]:
         """The owner's senders by address, from beyond `after`."""
         rows = await self._pool.fetch(
             """
@@ -147,7 +179,7 @@ class Senders:
             ORDER BY address
             LIMIT %s
             """,
-            (owner, after, limit),
+            (owner, after or "", limit),
         )
         return [Sender(*row) for row in rows]
 

@@ -65,7 +65,7 @@ class Suppressions:
             raise Bug("an insert without a row")
         return Suppression(*row[:3]), row[3]
 
-    async def list(self, owner: UUID, *, limit: int, after: str = "") -> list[Suppression]:
+    async def list(self, owner: UUID, limit: int, after: str | None = None) -> list[Suppression]:
         """The owner's entries by address, from beyond `after`."""
         rows = await self._pool.fetch(
             """
@@ -76,7 +76,7 @@ class Suppressions:
             ORDER BY address
             LIMIT %s
             """,
-            (owner, after, limit),
+            (owner, after or "", limit),
         )
         return [Suppression(*row) for row in rows]
 

@@ -69,6 +69,19 @@ class Webhook:
     created_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """An event that its receiver would not take; `error` says why in our own words."""
+
+    id: UUID
+    kind: str
+    subject_id: UUID
+    url: str
+    attempts: int
+    error: str
+    given_up_at: datetime
+
+
 def secret_of(key: bytes, signer: UUID) -> str:
     """Return what a receiver verifies with, as Standard Webhooks write it: `whsec_` and base64."""
     return "whsec_" + b64encode(_derive(key, signer)).decode()
@@ -120,7 +133,7 @@ class Webhooks:
             raise Bug("an insert without a row")
         return Webhook(*row[:4]), row[4]
 
-    async def list(self, owner: UUID, *, limit: int, before: UUID | None = None) -> list[Webhook]:
+    async def list(self, owner: UUID, limit: int, before: UUID | None = None) -> list[Webhook]:
         """The owner's webhooks, newest first, from below the id `before`."""
         rows = await self._pool.fetch(
             """
@@ -346,6 +359,42 @@ class Webhooks:
               AND token = %s
             """,
             (error, event.id, event.token),
+        )
+        return changed > 0
+
+    async def given_up(
+        self, owner: UUID, limit: int, before: UUID | None = None
+    ) -> Sequence[GivenUp]:
+        """What was given up of the owner's events, newest first, from below the id `before`."""
+        rows = await self._pool.fetch(
+            """
+            SELECT id, kind, subject_id, url, attempt, COALESCE(error, ''), given_up_at
+            FROM relay.webhook_events
+            WHERE given_up_at IS NOT NULL
+              AND signer = %(owner)s
+              AND (%(before)s::uuid IS NULL OR id < %(before)s)
+            ORDER BY id DESC
+            LIMIT %(limit)s
+            """,
+            {"owner": owner, "before": before, "limit": limit},
+        )
+        return [GivenUp(*row) for row in rows]
+
+    async def retry(self, owner: UUID, event_id: UUID) -> bool:
+        """Post an event of the owner's again that was given up; False if there is none."""
+        changed = await self._pool.execute(
+            """
+            WITH again AS (
+                UPDATE relay.webhook_events
+                SET token = token + 1, run_at = clock_timestamp(), attempt = 0, given_up_at = NULL
+                WHERE id = %s
+                  AND signer = %s
+                  AND given_up_at IS NOT NULL
+                RETURNING id
+            )
+            SELECT pg_notify(%s, '') FROM again
+            """,
+            (event_id, owner, CHANNEL),
         )
         return changed > 0
 

@@ -10,6 +10,7 @@ Promises:
   nothing; a whole delivery has one more, the caller's.
 - A delivery that is cancelled or runs late closes its connection, at once and without waiting.
   `outcomes` then says whether the dot may have left.
+- A route that somebody else chose reaches public addresses only (`Route.public_only`).
 - TLS is verified (chain, name, TLS 1.2 or newer) or the connection fails; `TlsMode.NONE` speaks
   to loopback only, judged by the address that was reached and not by its name.
 - Memory: one read of `CHUNK` bytes, the caps of the core, and one mail.
@@ -36,12 +37,14 @@ from enum import StrEnum
 import trio
 
 from relay.errors import ConfigError, TemporaryFailure
+from relay.public import NotPublic, addresses_of
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Mail, Outcome, Phase, SmtpClient, Step, Verdict
 from relay.smtp.replies import ReplyLimits
 
 CHUNK = 8192
 """Bytes read at once; replies are short."""
+_OTHERS_WAIT = 5.0  # s; for a connection, while there are further addresses
 BLOCK = 65_536
 """Bytes of a message that must get through within `Deadlines.block`."""
 
@@ -66,6 +69,8 @@ class Route:
     """The name to greet with."""
     server_name: str | None = None
     """The name in SNI and in the certificate; None: `host`."""
+    public_only: bool = False
+    """Whether the host must be one of the public internet: somebody else chose it."""
 
     def __post_init__(self) -> None:
         """Refuse a port that is none."""
@@ -580,9 +585,11 @@ async def _connect(route: Route, deadlines: Deadlines, began: float) -> _Plain:
     """Resolve and connect, trying all addresses (RFC 8305).  Raises OpenFailed."""
     try:
         with trio.fail_after(min(deadlines.connect, deadlines.total)):
-            stream = await trio.open_tcp_stream(route.host, route.port)
+            stream = await _reach(route)
     except trio.TooSlowError:
         raise OpenFailed(_trouble(Phase.CONNECT, "connecting took too long")) from None
+    except NotPublic as error:
+        raise OpenFailed(_trouble(Phase.CONNECT, str(error))) from error
     except (OSError, ValueError) as error:  # ValueError: what is no host name
         text = f"connecting failed: {_reason(error)}"
         raise OpenFailed(_trouble(Phase.CONNECT, text)) from error
@@ -594,6 +601,23 @@ async def _connect(route: Route, deadlines: Deadlines, began: float) -> _Plain:
         sock.close()
         raise OpenFailed(_trouble(Phase.TLS, "without TLS, only loopback is spoken to"))
     return _Plain(sock)
+
+
+async def _reach(route: Route) -> trio.SocketStream:
+    if not route.public_only:
+        return await trio.open_tcp_stream(route.host, route.port)
+    # Only addresses that were checked; what the name stands for the next moment does not matter.
+    addresses = await addresses_of(route.host, route.port)
+    for number, address in enumerate(addresses, start=1):
+        # The last may take all the time there is, the others a part of it.
+        seconds = math.inf if number == len(addresses) else _OTHERS_WAIT
+        with trio.move_on_after(seconds):
+            try:
+                return await trio.open_tcp_stream(address, route.port)
+            except OSError:
+                if number == len(addresses):
+                    raise
+    raise OSError("no address")  # none was found, or the last has raised
 
 
 def _is_loopback(sock: socket.socket) -> bool:

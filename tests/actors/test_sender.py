@@ -1,5 +1,6 @@
 """The sender: what peers answer becomes what the law says, and one's trouble is not another's."""
 
+import threading
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -232,6 +233,28 @@ async def test_mail_of_a_sender_goes_through_its_own_upstream(pool):
     assert common.recipients == ["carol@example.net"]
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_an_upstream_that_moved_inside_is_not_connected_to(pool, allowed):
+    """What a key without the scope admin named is looked at again at each connection."""
+    async with running_sink() as inside, running_sink() as common:
+        await pool.execute(
+            """
+            INSERT INTO relay.senders (address, upstream, private)
+            VALUES ('sender@example.org', %s, false)
+            """,
+            (inside.url.replace("127.0.0.1", "localhost"),),
+        )
+        (one,) = await ids(pool, "bob@example.net")
+        async with running_outbound(pool, common.url, private_upstreams=allowed) as outbound:
+            if allowed:
+                await inside.gets(1)
+            else:
+                _, _, _, error = await outbound.becomes(one, "queued", 1)
+                assert error == "the host is not on the public internet"
+                assert not inside.sessions
+    assert not common.received
+
+
 async def test_the_loop_delivers_into_a_mailbox(pool):
     """`loop:` stores what would have been sent, once, however often it is delivered."""
     await make_mailbox(pool)
@@ -299,6 +322,45 @@ async def test_a_large_message_is_fetched_by_itself(pool):
         outbound.wake()
         await sink.gets(2)
     assert all(len(received.data) > len(content) * 4 // 3 for received in sink.received)
+
+
+async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
+    """It happens in a thread, few at once; the loop and other mail go on meanwhile."""
+    from actors import sender
+    from relay.outbound.letter import mail_of
+
+    release = threading.Event()
+    most = busy = 0
+
+    def slow(message, content):
+        nonlocal most, busy
+        if content.attachments:
+            assert threading.current_thread() is not threading.main_thread()
+            busy += 1
+            most = max(most, busy)
+            assert release.wait(20)
+            busy -= 1
+        return mail_of(message, content)
+
+    monkeypatch.setattr(sender, "mail_of", slow)
+    large = Message(
+        "a@example.org",
+        [Recipient(f"large{number}@example.net") for number in range(6)],
+        "s",
+        text="t",
+        attachments=[Attachment("a.bin", "application/octet-stream", b"x" * (1 << 20))],
+    )
+    async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
+        await enqueue(pool, [large])
+        outbound.wake()
+        while busy < 4:
+            await trio.sleep(0.005)
+        await ids(pool, *(f"u{number}@example.net" for number in range(20)))
+        outbound.wake()
+        await sink.gets(20)
+        release.set()
+        await sink.gets(26)
+    assert most == 4
 
 
 async def test_an_announced_message_survives_the_connection(pool):

@@ -191,5 +191,8 @@ def test_a_webhook_is_added_listed_and_removed(relay: RelayProcess) -> None:
     refused = run(relay, "webhook", "add", "http://169.254.169.254/latest")
     assert refused.returncode == 1
     assert refused.stderr == b"relay: url: it must lead to a public address.\n"
+    assert document(relay, "webhook", "events") == []
+    assert "GIVEN UP" in text(relay, "webhook", "events")
+    assert run(relay, "webhook", "retry", MISSING).returncode == 1
     assert text(relay, "webhook", "remove", hook["id"]) == ""
     assert run(relay, "webhook", "remove", hook["id"]).returncode == 1

@@ -19,6 +19,7 @@ from relay.outbound.enqueue import NOBODY
 from relay.outbound.senders import Senders
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
+from relay.outbound.webhooks import Webhooks
 from tests.http.conftest import SMALL, House, open_house
 from tests.outbound.node import Node
 
@@ -322,6 +323,34 @@ async def test_a_sender_that_cannot_be_used_is_refused(house: House, values: dic
     assert "canary" not in response.text
 
 
+@pytest.mark.parametrize(
+    "upstream",
+    [
+        "smtps://u:canary@127.0.0.1",
+        "smtps://u:canary@localhost:2465",
+        "smtp+starttls://u:canary@[::1]:587",
+        "smtps://u:canary@[::ffff:10.0.0.1]",
+        "smtps://u:canary@169.254.169.254",
+        "smtp://127.0.0.1:25",
+    ],
+)
+async def test_a_key_cannot_have_the_relay_connect_into_its_own_network(
+    house: House, upstream: str
+):
+    """Refused unless the key is an administrator's, or the setting allows it to all."""
+    values = {"address": "shop@example.org", "upstream": upstream}
+    refused = await post(house, "senders", await house.key("send"), **values)
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == "upstream: it must be a host of the public internet."
+    assert "canary" not in refused.text
+    assert (await post(house, "senders", await house.key("send", "admin"), **values)).is_success
+    assert (await post(house, "senders", None, **values)).is_success
+    senders = Senders(house.pool, house.keyring.vault, private_upstreams=True)
+    await senders.put(UUID(int=7), "shop@example.org", upstream, private=False)
+    found = await house.pool.fetch("SELECT private FROM relay.senders ORDER BY created_at")
+    assert found == [(True,), (True,), (False,)]
+
+
 async def test_lists_by_address_go_on_page_by_page(house: House):
     """Suppressions and senders alike."""
     for number in range(3):
@@ -367,6 +396,39 @@ async def test_webhooks_belong_to_their_owner_and_name_public_addresses(house: H
     owned = await house.client.post("/api/v1/mailboxes", headers=key, json={})
     path = f"mailboxes/{owned.json()['address']}/webhook"
     assert (await get(house, path, key)).json() == {"url": None, "secret": made.json()["secret"]}
+
+
+async def test_what_a_webhook_would_not_take_is_listed_and_posted_again(house: House):
+    """To its owner alone, newest first; posted again as if for the first time."""
+    key, other = await house.key("send"), await house.key("send")
+    url = "https://hooks.example.org/a"
+    await post(house, "webhooks", key, url=url)
+    await house.pool.execute(
+        """
+        INSERT INTO relay.webhook_events (kind, subject_id, signer, url, attempt, error, run_at,
+                                          given_up_at)
+        SELECT 'message.failed', relay.uuidv7(), owner, url, 10, 'the answer was 500', 'infinity',
+               now()
+        FROM relay.webhooks, generate_series(1, 3)
+        """
+    )
+    first = await get(house, "webhooks/events?limit=2", key)
+    rest = await get(house, first.links["next"]["url"].removeprefix("/api/v1/"), key)
+    found = first.json() + rest.json()
+    assert len({event["id"] for event in found}) == 3
+    assert [event["id"] for event in found] == sorted((e["id"] for e in found), reverse=True)
+    assert (found[0]["type"], found[0]["url"], found[0]["attempts"], found[0]["error"]) == (
+        "message.failed", url, 10, "the answer was 500",
+    )  # fmt: skip
+    assert (await get(house, "webhooks/events", other)).json() == []
+    again = f"webhooks/events/{found[1]['id']}/retry"
+    assert (await post(house, again, other)).status_code == 404
+    assert (await post(house, again, key)).status_code == 204
+    assert (await post(house, again, key)).status_code == 404
+    assert (await post(house, "webhooks/events/x/retry", key)).status_code == 404
+    assert len((await get(house, "webhooks/events", key)).json()) == 2
+    (event,) = await Webhooks(house.pool).claim(5, 10.0, {})
+    assert (str(event.id), event.attempt) == (found[1]["id"], 1)
 
 
 async def test_keys_of_the_settings_stay_as_they_are(pool: Pool, house: House):

@@ -299,6 +299,7 @@ CREATE TABLE relay.senders (
     username   text,
     password   bytea,
     key_id     bytea,
+    private    boolean NOT NULL DEFAULT true,
     created_at timestamptz NOT NULL DEFAULT now(),
     UNIQUE (owner, address)
 );
@@ -309,6 +310,9 @@ COMMENT ON COLUMN relay.senders.password IS
     'Encrypted (Fernet); id is inside the plaintext, so that passwords cannot be swapped by SQL.';
 COMMENT ON COLUMN relay.senders.key_id IS
     'Which encryption key made password: what rotation has still to do.';
+COMMENT ON COLUMN relay.senders.private IS
+    'Whether upstream may lie inside the relay''s own network: not if a key without the scope '
+    'admin named it.';
 
 CREATE TABLE relay.suppressions (
     address    text COLLATE "C" NOT NULL,
@@ -471,7 +475,7 @@ CREATE FUNCTION relay.outbound_claim(
     created_at timestamptz,
     content_id uuid, sender text, sender_name text, subject text, size integer, has_body boolean,
     text_body text, html_body text, headers jsonb, attachments jsonb, blob bytea,
-    sender_id uuid, upstream text, username text, password bytea
+    sender_id uuid, upstream text, username text, password bytea, private boolean
 )
 LANGUAGE plpgsql
 SET enable_seqscan = off
@@ -556,7 +560,7 @@ BEGIN
            CASE WHEN a.first AND t.size <= p_inline THEN t.headers END,
            CASE WHEN a.first AND t.size <= p_inline THEN t.attachments END,
            CASE WHEN a.first AND t.size <= p_inline THEN t.blob END,
-           s.id, s.upstream, s.username, s.password
+           s.id, s.upstream, s.username, s.password, s.private
     FROM addressed a
     CROSS JOIN LATERAL (
         SELECT * FROM relay.outbound_contents WHERE id = a.content_id OFFSET 0

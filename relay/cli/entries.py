@@ -1,0 +1,115 @@
+"""What the commands on lists of one's own entries have in common: list, remove, and what add says.
+
+Senders, suppressions, webhooks and keys are such lists (`relay/http/entries.py` is their other
+side); each file says what one is made of, and how it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from relay.cli import options, output
+from relay.cli.client import Api, segment
+from relay.cli.messages import token_from
+
+
+def add(
+    path: str,
+    values: Mapping[str, Any],
+    shown: str,
+    *,
+    token: str | None,
+    data_dir: Path,
+    as_json: bool,
+) -> dict[str, Any]:
+    """Post an entry and print the field `shown` of what was made, or all of it as JSON."""
+    api = Api.find(data_dir, token=token_from(token))
+    made: dict[str, Any] = api.call("POST", path, json=dict(values)).json()
+    if as_json:
+        output.document(made)
+    else:
+        output.say(output.line(made[shown]))
+    return made
+
+
+def lists(
+    group: click.Group,
+    path: str,
+    text: str,
+    columns: Mapping[str, Callable[[dict[str, Any]], output.Cell]],
+    *,
+    name: str = "list",
+    by_token: bool = True,
+) -> None:
+    """Give `group` a command that lists what is at `path`; `columns` are headings and cells.
+
+    `by_token`: whether others than the administrator may call it.
+    """
+
+    def command(
+        limit: int, everything: bool, data_dir: Path, as_json: bool, token: str | None = None
+    ) -> None:
+        api = Api.find(data_dir, token=token_from(token))
+        found = list(api.pages(path, limit=None if everything else limit))
+        if as_json:
+            output.document(found)
+            return
+        rows: list[Sequence[output.Cell]] = [
+            [cell(item) for cell in columns.values()] for item in found
+        ]
+        output.table(tuple(columns), rows)
+
+    _add(group, command, name, text, by_token, options.limit(50), options.data_dir, options.as_json)
+
+
+def removes(
+    group: click.Group,
+    path: str,
+    text: str,
+    metavar: str,
+    *,
+    name: str = "remove",
+    by_token: bool = True,
+) -> None:
+    """Give `group` a command that removes one entry below `path`."""
+
+    def command(entry: str, data_dir: Path, token: str | None = None) -> None:
+        Api.find(data_dir, token=token_from(token)).call("DELETE", f"{path}/{segment(entry)}")
+
+    argument = click.argument("entry", metavar=metavar)
+    _add(group, command, name, text, by_token, argument, options.data_dir)
+
+
+def _add(
+    group: click.Group,
+    command: Callable[..., None],
+    name: str,
+    text: str,
+    by_token: bool,
+    *decorators: Callable[[Callable[..., None]], Callable[..., None]],
+) -> None:
+    wrapped = command
+    for decorate in reversed(decorators):
+        wrapped = decorate(wrapped)
+    if by_token:
+        wrapped = options.token(wrapped)
+    group.command(name, help=text)(wrapped)
+
+
+def cell(name: str) -> Callable[[dict[str, Any]], output.Cell]:
+    """Return what shows a field as one safe line."""
+    return lambda item: output.line(item[name])
+
+
+def moment(name: str) -> Callable[[dict[str, Any]], output.Cell]:
+    """Return what shows a field that is an instant."""
+    return lambda item: output.moment(item[name])
+
+
+def joined(name: str) -> Callable[[dict[str, Any]], output.Cell]:
+    """Return what shows a field that is a list of words."""
+    return lambda item: output.line(", ".join(item[name]))

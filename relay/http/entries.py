@@ -1,0 +1,127 @@
+"""What lists of a caller's own entries have in common: how they are paged, and how one is removed.
+
+Senders, suppressions, webhooks and keys are such lists; each declares here that it can be listed
+and its entries removed, and says beside it how one is made.  A list goes by one column, which is
+its cursor and names an entry: an address (ascending) or an id (newest first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel
+from quart import Response
+
+from relay.http.mailboxes import NEXT, PageQuery, next_link
+from relay.http.operations import Access, Answer, Call, Operation, json_response, no_content
+from relay.http.problems import Problem
+from relay.outbound.message import MalformedMessage
+
+if TYPE_CHECKING:
+    from relay.http.app import Api
+
+T = TypeVar("T")
+
+
+class Column(NamedTuple):
+    """What a list goes by: its name in an entry, and what a text becomes as a cursor and as the
+    name of an entry; ValueError where it can be neither.
+    """
+
+    name: str
+    cursor: Callable[[str], Any]
+    entry: Callable[[str], Any]
+
+
+def storable(text: str) -> str:
+    """Return a text as one that PostgreSQL takes; it is compared only."""
+    return text.replace("\x00", "").encode("utf-8", "replace").decode()
+
+
+BY_ADDRESS = Column("address", storable, str)
+BY_ID = Column("id", UUID, UUID)
+
+
+def listed(
+    api: Api,
+    path: str,
+    model: type[BaseModel],
+    find: Callable[[UUID, int, Any], Awaitable[Sequence[T]]],
+    shown: Callable[[T, UUID], Any],
+    *,
+    summary: str,
+    tag: str = "outbound",
+    scope: str = "send",
+    column: Column = BY_ADDRESS,
+) -> None:
+    """Declare `GET path`: a page of the caller's entries.
+
+    `find(owner, limit, cursor)` gives them in order from beyond the cursor, or from the beginning
+    if that is None; `shown(entry, owner)` makes JSON of one.
+    """
+
+    @api.add(
+        "GET",
+        path,
+        Operation(
+            summary,
+            tag,
+            Access.SCOPE,
+            (Answer(200, "a page of them", list[model], headers=NEXT),),  # type: ignore[valid-type]  # made here
+            scope=scope,
+            query=PageQuery,
+        ),
+    )
+    async def list_(call: Call) -> Response:
+        owner, rows, text = call.caller.owner_id, call.query.rows, call.query.cursor
+        try:
+            cursor = None if text is None else column.cursor(text)
+        except ValueError as error:
+            raise Problem(
+                422, "invalid", "cursor: it is not one of ours.", title="Invalid values"
+            ) from error
+        found = await find(owner, rows + 1, cursor)
+        last = str(getattr(found[rows - 1], column.name)) if len(found) > rows else None
+        return json_response([shown(item, owner) for item in found[:rows]], headers=next_link(last))
+
+
+def removed(
+    api: Api,
+    path: str,
+    remove: Callable[[UUID, Any], Awaitable[bool]],
+    *,
+    summary: str,
+    gone: str,
+    missing: str,
+    case: str,
+    tag: str = "outbound",
+    scope: str = "send",
+    column: Column = BY_ADDRESS,
+) -> None:
+    """Declare `DELETE path/<entry>`: 204, which means `gone`, or the 404 `case`, where `missing`.
+
+    `remove(owner, entry)` is False where the caller has no such entry.
+    """
+
+    @api.add(
+        "DELETE",
+        f"{path}/<entry>",
+        Operation(
+            summary,
+            tag,
+            Access.SCOPE,
+            (Answer(204, gone), Answer(404, missing)),
+            scope=scope,
+        ),
+    )
+    async def delete(call: Call, entry: str) -> Response:
+        try:
+            wanted = column.entry(entry)
+            done = await api.committed(lambda: remove(call.caller.owner_id, wanted))
+        except (ValueError, MalformedMessage):
+            done = False
+        if not done:
+            raise Problem(404, case, f"{missing[0].upper()}{missing[1:]}.")
+        return no_content()

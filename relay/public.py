@@ -1,0 +1,91 @@
+"""Which addresses are the public internet's, and which only this machine's network can reach.
+
+Others may name hosts that the relay connects to: webhooks, upstreams of senders.  Such a host must
+not be one that they could not reach themselves.
+
+Promises
+- Every address of a host must be public: no private, loopback, link-local, carrier-grade,
+  documentation, multicast or reserved one, in no disguise (IPv4 mapped or compatible, 6to4,
+  Teredo, NAT64).  One that is not spoils the others: whoever names both means the inner one.
+- Who connects to an address that `addresses_of` returned connects to one that was checked, so a
+  name that resolves differently the next moment gains nothing.
+
+Fails with `NotPublic`, and with OSError for a name that has no address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from relay.errors import TemporaryFailure
+
+_NOT_PUBLIC_4 = tuple(
+    ipaddress.IPv4Network(net)
+    for net in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT
+        "127.0.0.0/8",
+        "169.254.0.0/16",  # link-local, where clouds keep their metadata
+        "172.16.0.0/12",
+        "192.0.0.0/24",  # protocol assignments
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",  # multicast, reserved, broadcast
+    )
+)
+_PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
+"""All of IPv6 that is routed; mapped, compatible, NAT64, unique and link-local lie outside."""
+_NOT_PUBLIC_6 = tuple(
+    ipaddress.IPv6Network(net)
+    for net in (
+        "2001::/23",  # protocol assignments, Teredo among them
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4
+        "3fff::/20",  # documentation
+    )
+)
+
+Resolve = Callable[..., Awaitable[Any]]
+"""`trio.socket.getaddrinfo`, or what a test puts in its place."""
+
+
+class NotPublic(TemporaryFailure):
+    """A host has an address that is not public (by now: names change)."""
+
+
+def is_public(address: str) -> bool:
+    """Tell whether an IP address is one of the public internet's."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(ip, ipaddress.IPv4Address):
+        return not any(ip in net for net in _NOT_PUBLIC_4)
+    return ip in _PUBLIC_6 and not any(ip in net for net in _NOT_PUBLIC_6)
+
+
+async def addresses_of(
+    host: str,
+    port: int,
+    *,
+    allow_private: bool = False,
+    resolve: Resolve = trio.socket.getaddrinfo,
+) -> list[str]:
+    """Return every address of `host`, each of which may be connected to.
+
+    Raises `NotPublic`, unless `allow_private`, and OSError where there is none.
+    """
+    found = await resolve(host, port, type=trio.socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    if not allow_private and not all(map(is_public, addresses)):
+        raise NotPublic("the host is not on the public internet")
+    return addresses
