@@ -23,7 +23,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-BENCHES = ("db", "ingest", "inbox", "expiry", "smtp_client", "queue", "outbound", "tail")
+BENCHES = (
+    "db",
+    "ingest",
+    "inbox",
+    "expiry",
+    "smtp_client",
+    "queue",
+    "outbound",
+    "collector",
+    "tail",
+)
 
 
 def main() -> int:
