@@ -866,6 +866,8 @@ END
 $$;
 COMMENT ON FUNCTION relay.send(text, text, text, text, text, text, timestamptz, text) IS
     'Queues one message in the caller''s transaction and returns its id; rolled back, no mail.  '
-    'A recipient on the suppression list is cancelled when its turn comes.';
+    'Malformed values raise.  A recipient on the suppression list does not, as that would undo the '
+    'caller''s own work: the message becomes cancelled, with the error suppressed, when its turn '
+    'comes.';
 
 SELECT relay.outbound_roll();
