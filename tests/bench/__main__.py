@@ -33,6 +33,7 @@ BENCHES = (
     "outbound",
     "collector",
     "tail",
+    "device_sessions",
 )
 
 
