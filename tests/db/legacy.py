@@ -1,0 +1,173 @@
+"""What a relay of some release leaves in a database: for tests of the way from there to here.
+
+`python -m tests.db.legacy VERSION` writes `released/VERSION.sql`.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import trio
+
+from relay.db.embedded import binaries
+from relay.db.migrate import migrate, migrations
+from tests.db.cluster import Cluster
+
+RELEASED = Path(__file__).parent / "released"
+
+
+@dataclass(frozen=True)
+class Heritage:
+    """What a user has once migration `since` is there; `look` must go on giving `found`."""
+
+    since: int
+    make: str
+    look: str
+    found: tuple[object, ...]
+
+
+HERITAGE = (
+    Heritage(
+        1,
+        """
+        INSERT INTO relay.mailboxes (address, expires_at)
+        VALUES ('kept@relay.localhost', '2099-01-01T00:00:00Z'),
+               ('over@relay.localhost', '2020-01-01T00:00:00Z');
+        INSERT INTO relay.messages (mailbox_id, reverse_path, raw_email)
+        SELECT id, 'a@example.org', convert_to(E'Subject: kept\\r\\n\\r\\n\\u00fc\\r\\n', 'UTF8')
+        FROM relay.mailboxes
+        """,
+        """
+        SELECT count(*), min(size), min(convert_from(raw_email, 'UTF8')),
+               count(*) FILTER (WHERE expires_at > '2098-01-01')
+        FROM relay.messages AS m
+        JOIN relay.mailboxes AS b ON b.id = m.mailbox_id
+        """,
+        (2, 21, "Subject: kept\r\n\r\nü\r\n", 1),
+    ),
+    Heritage(
+        2,
+        """
+        INSERT INTO relay.suppressions (address, reason) VALUES ('no@example.org', 'asked');
+        INSERT INTO relay.senders (address, upstream) VALUES ('s@example.org', 'smtps://mail.example:465');
+        SELECT relay.send('s@example.org', 'ada@example.org', 'Later', 'It is on its way.',
+                          send_at => '2099-01-01T00:00:00Z', idempotency_key => 'one');
+        """,
+        """
+        SELECT count(*), min(subject), min(status::text),
+               (SELECT count(*) FROM relay.suppressions), (SELECT count(*) FROM relay.senders),
+               (SELECT relay.send('s@example.org', 'ada@example.org', 'Later', 'It is on its way.',
+                                  send_at => '2099-01-01T00:00:00Z', idempotency_key => 'one')
+                = min(id::text)::uuid)
+        FROM relay.outbound_messages
+        """,
+        (1, "Later", "queued", 1, 1, True),
+    ),
+    Heritage(
+        3,
+        """
+        INSERT INTO relay.webhooks (url, events)
+        VALUES ('https://a.example/', '{message.failed}')
+        """,
+        "SELECT count(*), min(url) FROM relay.webhooks",
+        (1, "https://a.example/"),
+    ),
+    Heritage(
+        4,
+        "INSERT INTO relay.accounts (email, login) VALUES ('ada@example.org', 'ada')",
+        """
+        SELECT count(*), min(a.login), min(t.action::text)
+        FROM relay.accounts AS a
+        JOIN relay.tokens AS t ON t.account = a.id
+        """,
+        (1, "ada", "activation"),
+    ),
+    Heritage(
+        5,
+        """
+        INSERT INTO relay.device_inbox (recipient, envelope, expires_at)
+        VALUES (decode(repeat('ab', 32), 'hex'), 'blob', '2099-01-01T00:00:00Z')
+        """,
+        "SELECT count(*), convert_from(min(envelope::text)::bytea, 'UTF8') FROM relay.device_inbox",
+        (1, "blob"),
+    ),
+)
+
+
+def settle(dsn: str, upto: int, directory: Path) -> None:
+    """Bring an empty database to migration `upto`, with the heritage of that time in it.
+
+    Each part is made as soon as its migration is there, as it was in real life.
+    """
+    for migration in migrations():
+        if migration.number > upto:
+            break
+        (directory / migration.name).write_text(migration.sql)
+        trio.run(functools.partial(migrate, dsn, directory))
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for part in HERITAGE:
+                if part.since == migration.number:
+                    connection.execute(part.make.encode())
+
+
+def inherited(dsn: str, upto: int) -> dict[int, tuple[tuple[object, ...], tuple[object, ...]]]:
+    """Return what is found of each part and what should be, for parts up to `upto` that differ."""
+    wrong = {}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for part in HERITAGE:
+            if part.since <= upto:
+                found = connection.execute(part.look.encode()).fetchone()
+                if found != part.found:
+                    wrong[part.since] = (found or (), part.found)
+    return wrong
+
+
+def dump(dsn: str, *, schema_only: bool = False) -> str:
+    """Return the schema `relay` as SQL, with its data or without."""
+    done = subprocess.run(
+        [
+            binaries() / "pg_dump", f"--dbname={dsn}", "--schema=relay", "--no-owner",
+            "--no-privileges", *(["--schema-only"] if schema_only else []),
+        ],
+        check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    # A dump carries a random key for psql, and settings of newer servers.
+    left_out = ("\\restrict", "\\unrestrict", "SET transaction_timeout")
+    return "".join(
+        line for line in done.stdout.splitlines(keepends=True) if not line.startswith(left_out)
+    )
+
+
+def load(dsn: str, text: str) -> None:
+    """Run a dump in an empty database."""
+    subprocess.run(
+        [binaries() / "psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--dbname={dsn}"],
+        input=text, check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def main(version: str) -> None:
+    """Write the dump of a release."""
+    target = RELEASED / f"{version}.sql"
+    if target.exists():
+        sys.exit(f"{target} exists: a release is dumped once.")
+    cluster = Cluster(binaries())
+    try:
+        cluster.start()
+        dsn = cluster.dsn(cluster.new_database())
+        with tempfile.TemporaryDirectory() as folder:
+            settle(dsn, migrations()[-1].number, Path(folder))
+        target.write_text(dump(dsn))
+    finally:
+        cluster.remove()
+    print(target)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
