@@ -60,6 +60,7 @@ CLEANUP_TIMEOUT = 2.0
 _BUSY_FOR = 0.005  # s; a COPY whose socket is always ready gives others a turn this often
 
 _ACTIVE = pq.TransactionStatus.ACTIVE
+_IDLE = pq.TransactionStatus.IDLE
 _OK = pq.ConnStatus.OK
 _GOOD = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
 _R, _W, _RW = waiting.Wait.R, waiting.Wait.W, waiting.Wait.RW
@@ -371,8 +372,9 @@ class Connection(psycopg.AsyncConnection[Any]):
         )
 
     async def run(self, statement: Statement, params: Sequence[bytes | None]) -> pq.abc.PGresult:
-        """Run a `Statement`, prepared once a connection, and return libpq's result of it.
+        """Run a `Statement` and return libpq's result of it.  Not in pipeline mode.
 
+        Outside a transaction it is prepared once a connection.
         No cursor, no adaptation: a fifth of what `execute` costs.  `psycopg.Error` as there.
         """
         await checkpoint_if_cancelled()
@@ -390,23 +392,25 @@ class Connection(psycopg.AsyncConnection[Any]):
         self, statement: Statement, params: Sequence[bytes | None]
     ) -> PQGen[pq.abc.PGresult]:
         pgconn = self.pgconn
-        if self.prepare_threshold is None:  # a PgBouncer that knows none
+        # Inside a transaction too: should the name be gone (below), it could not be tried again.
+        if self.prepare_threshold is None or pgconn.transaction_status != _IDLE:
             pgconn.send_query_params(
                 statement.sql, params, statement.types, statement.formats, pq.Format.BINARY
             )
-        else:
-            if statement not in self._statements:
-                pgconn.send_prepare(statement.name, statement.sql, statement.types)
-                self._checked((yield from generators.execute(pgconn)))
-                self._statements.add(statement)
+            return _checked((yield from generators.execute(pgconn)))
+        if statement in self._statements:
             pgconn.send_query_prepared(statement.name, params, statement.formats, pq.Format.BINARY)
-        return self._checked((yield from generators.execute(pgconn)))
-
-    def _checked(self, results: Sequence[pq.abc.PGresult]) -> pq.abc.PGresult:
-        result = results[-1]
-        if result.status not in _GOOD:
-            raise e.error_from_result(result, encoding="utf-8")
-        return result
+            try:
+                return _checked((yield from generators.execute(pgconn)))
+            except e.InvalidSqlStatementName:
+                # psycopg forgets all names with DEALLOCATE ALL when it has seen a ROLLBACK or a
+                # DROP.  Nothing was run.
+                self._statements.clear()
+        pgconn.send_prepare(statement.name, statement.sql, statement.types)
+        _checked((yield from generators.execute(pgconn)))
+        self._statements.add(statement)
+        pgconn.send_query_prepared(statement.name, params, statement.formats, pq.Format.BINARY)
+        return _checked((yield from generators.execute(pgconn)))
 
     async def cancel_safe(
         self,
@@ -473,6 +477,13 @@ class Connection(psycopg.AsyncConnection[Any]):
     def has_input(self) -> bool:
         """Whether unread bytes, or the end of the stream, have arrived.  One system call."""
         return bool(_ready_now(self.pgconn.socket, _R))
+
+
+def _checked(results: Sequence[pq.abc.PGresult]) -> pq.abc.PGresult:
+    result = results[-1]
+    if result.status not in _GOOD:
+        raise e.error_from_result(result, encoding="utf-8")
+    return result
 
 
 async def connect(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import gc
 import os
 import shutil
 import socket
@@ -72,6 +73,9 @@ def serve_relay(dsn: str) -> None:
             ),
         ),
     )
+    gc.collect()  # these three as relay.app does when all has started
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     trio.run(functools.partial(Supervisor().run, tree))
 
 

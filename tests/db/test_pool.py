@@ -76,6 +76,19 @@ class TestStatements:
         assert (await pool.run(self.DOUBLE, (bigints([1]).data,))).ntuples == 1
         await pool.close()
 
+    async def test_it_survives_what_psycopg_deallocates(self, pool):
+        """After a ROLLBACK psycopg forgets all prepared statements of the connection."""
+        for _ in range(2):
+            for _ in range(7):
+                await pool.fetch("SELECT %s::int", (1,))  # psycopg prepares its own
+            assert (await pool.run(self.DOUBLE, (bigints([1]).data,))).ntuples == 1
+            with pytest.raises(ZeroDivisionError):
+                async with pool.transaction() as conn:
+                    assert (await conn.run(self.DOUBLE, (bigints([1, 2]).data,))).ntuples == 2
+                    raise ZeroDivisionError
+            await pool.fetch("SELECT 1")
+        assert pool.statistics().opened == 1
+
     async def test_its_errors_are_those_of_any_other(self, pool, database_url):
         """Psycopg's own, and the connection is kept; past the time-out it is thrown away."""
         pid = await backend(pool)
