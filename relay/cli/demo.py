@@ -29,7 +29,7 @@ from email.policy import SMTP
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import click
 
@@ -66,6 +66,8 @@ class Stage:
     message_id: str = ""
     sent: bytes = b""
     outbound_id: str = ""
+    account: int = 0
+    link: str = ""
     device: KeyPair | None = None
 
     @property
@@ -263,6 +265,56 @@ def _receive_again(stage: Stage) -> str:
     raise Unexpected(f"{blob!r} came again")
 
 
+def _account(stage: Stage) -> str:
+    import psycopg
+
+    with psycopg.connect(stage.run["database_url"], autocommit=True, connect_timeout=5) as sql:
+        row = sql.execute(
+            "INSERT INTO relay.accounts (email, login) VALUES (%s, %s) RETURNING id, status::text",
+            [stage.address, "ada"],
+        ).fetchone()
+    if row is None or row[1] != "provisioned":
+        raise Unexpected(f"the row is {row}")
+    stage.account = row[0]
+    return f"INSERT INTO relay.accounts: id {row[0]}, {row[1]}"
+
+
+def _activation(stage: Stage) -> str:
+    api = stage.api()
+    found = await_message(api, stage.address, STEP_TIMEOUT, subject="activate")
+    if found is None:
+        raise Unexpected("it did not come")
+    stage.message_id = found["id"]
+    message = api.get(f"{path_of(stage.address)}/{segment(stage.message_id)}")
+    stage.link = next((link for link in message["links"] if "/activate?token=" in link), "")
+    if not stage.link.startswith(stage.run["http"]):
+        raise Unexpected(f"links {message['links']!r}")
+    return f"{output.line(message['subject'])}: {stage.link[:60]}…"
+
+
+def _activate(stage: Stage) -> str:
+    import httpx
+    import psycopg
+
+    parts = urlsplit(stage.link)
+    page = parts._replace(query="").geturl()
+    form = dict(parse_qsl(parts.query))
+    with (
+        httpx.Client(timeout=STEP_TIMEOUT) as browser,
+        psycopg.connect(stage.run["database_url"], autocommit=True, connect_timeout=5) as sql,
+    ):
+        statuses = []
+        for method in ("GET", "POST", "POST"):  # a GET is what a mail scanner does, too
+            answer = browser.get(stage.link) if method == "GET" else browser.post(page, data=form)
+            row = sql.execute(
+                "SELECT status::text FROM relay.accounts WHERE id = %s", [stage.account]
+            ).fetchone()
+            statuses.append((answer.status_code, row[0] if row else None))
+    if statuses != [(200, "provisioned"), (200, "active"), (400, "active")]:
+        raise Unexpected(f"the pages answered {statuses}")
+    return "opened: provisioned; confirmed: active; once more: refused"
+
+
 def _expire(stage: Stage) -> str:
     import psycopg
 
@@ -328,6 +380,9 @@ STEPS: tuple[Step, ...] = (
     Step("devices", "a blob is pushed into an inbox", _push),
     Step("devices", "its device receives it", _receive),
     Step("devices", "acknowledged, it stays away", _receive_again),
+    Step("lifecycle", "an account is inserted by SQL", _account),
+    Step("lifecycle", "its activation mail arrives", _activation),
+    Step("lifecycle", "the link activates it, once", _activate),
     Step("inbox", "the mailbox expires", _expire),
     Step("relay", "stops cleanly", _stop),
 )
