@@ -28,6 +28,7 @@ CHANNELS = (
     "relay_mailboxes",
     "relay_outbound",
     "relay_webhooks",
+    "relay_devices",
     "token_insert",
 )
 

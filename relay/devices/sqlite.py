@@ -184,7 +184,9 @@ class SqliteStore:
 
     async def delete(self, recipient: bytes, ids: Sequence[int]) -> None:
         """Delete blobs of `recipient`; ids that are not there are ignored."""
-        await self._ask(Delete(checked_key(recipient), list(ids)))
+        checked_key(recipient)
+        if ids:
+            await self._ask(Delete(recipient, list(ids)))
 
     async def missed(self, recipient: bytes) -> Missed:
         """Count what expired undelivered."""

@@ -54,13 +54,16 @@ _SCHEMA = """
         recipient BLOB PRIMARY KEY,
         blobs     INTEGER NOT NULL DEFAULT 0,
         bytes     INTEGER NOT NULL DEFAULT 0,
-        missed    INTEGER NOT NULL DEFAULT 0,   -- ever since the row is there
-        told      INTEGER NOT NULL DEFAULT 0    -- of those
+        -- Both begin at the id of the first blob, and `missed` rises by one for each that expired.
+        -- Each of those has used an id, so what is remembered of a row that is gone (an inbox with
+        -- nothing in it and nothing to tell) is never above where the next one begins.
+        missed    INTEGER NOT NULL,
+        told      INTEGER NOT NULL
     ) WITHOUT ROWID;
 
     CREATE TRIGGER inbox_put AFTER INSERT ON inbox BEGIN
-        INSERT INTO inboxes (recipient, blobs, bytes)
-        VALUES (NEW.recipient, 1, length(NEW.envelope))
+        INSERT INTO inboxes (recipient, blobs, bytes, missed, told)
+        VALUES (NEW.recipient, 1, length(NEW.envelope), NEW.id, NEW.id)
         ON CONFLICT (recipient) DO UPDATE
         SET blobs = blobs + 1, bytes = bytes + excluded.bytes;
     END;
