@@ -64,6 +64,7 @@ from relay.db.pool import Pool
 from relay.devices.desk import DeviceDesk
 from relay.devices.intake import Intake
 from relay.devices.noise import KeyPair
+from relay.devices.postgres import PostgresStore
 from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
@@ -420,7 +421,7 @@ def build_tree(
 def _inboxes(settings: Settings, resources: Resources) -> InboxStore:
     """Return the store of the device inboxes; nothing is opened."""
     if settings.devices.store == "postgres":
-        raise ConfigError("RELAY_DEVICES__STORE is 'postgres', which this version does not have.")
+        return PostgresStore(resources.pool, resources.hub, ttl=settings.devices.ttl)
     return SqliteStore(resources.data_dir / "devices.db", ttl=settings.devices.ttl)
 
 
