@@ -13,13 +13,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector as Collector
 from prometheus_client.utils import floatToGoString
 
+# A second series for each counter, which nobody asks for.
+disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types for it
 registry = CollectorRegistry()
 ProcessCollector(registry=registry)
 PlatformCollector(registry=registry)
