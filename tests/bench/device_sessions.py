@@ -97,15 +97,14 @@ def push_for(address: str, key: bytes, seconds: float, pushers: int) -> None:
     begins = time.perf_counter() + WARM_UP
     ends = begins + seconds
     for sock, transport in sessions:
-        poll.register(sock, selectors.EVENT_READ, transport)
+        poll.register(sock, selectors.EVENT_READ, (sock, transport))
         sock.sendall(prefixed(transport.encrypt(push(number.to_bytes(32, "big"), BLOB))))
         sent_at[sock.fileno()] = time.perf_counter()
         number += 1
     now = 0.0
     while now < ends:
         for ready, _ in poll.select(1.0):
-            sock, transport = ready.fileobj, ready.data
-            assert isinstance(sock, socket.socket)
+            sock, transport = ready.data
             answer = transport.decrypt(sock.recv(4096)[2:])
             now = time.perf_counter()
             assert answer == b"\x04\0\0\0\0", answer
