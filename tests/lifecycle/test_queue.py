@@ -1,5 +1,6 @@
 """Taking what is to be mailed: never twice, never lost, never skipped, on each PostgreSQL."""
 
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -281,6 +282,45 @@ async def test_thousands_that_do_not_fit_are_not_looked_at(pool: Pool):
         before = await _queue_rows_read(connection)
         assert len(await take(connection, 10)) == 10
         assert await _queue_rows_read(connection) - before < 100
+
+
+async def test_an_old_snapshot_makes_no_taker_read_what_was_taken(any_pool: Pool):
+    """A backup keeps the dead entries of the index; a session goes on from where it was."""
+
+    async def pages(connection: Connection) -> int:
+        cursor = await connection.execute(
+            "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) SELECT * FROM relay.take_tokens(10)"
+        )
+        plan = "\n".join(row[0] for row in await cursor.fetchall())
+        hit = re.search(r"shared hit=(\d+)", plan)
+        assert hit is not None, plan
+        return int(hit[1])
+
+    await insert(any_pool, 5000)
+    async with any_pool.transaction() as backup:
+        await backup.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        await backup.execute("SELECT count(*) FROM relay.token_queue")
+        async with any_pool.connection() as connection:
+            await take(connection, 10)
+            first = await pages(connection)
+            for _ in range(40):
+                assert len(await take(connection, 100)) == 100
+            assert await pages(connection) < 3 * first + 100
+
+
+async def test_going_on_from_where_it_was_skips_nothing(any_pool: Pool):
+    """What comes to fit behind a session's back is there when it has nothing more before it, and
+    what it took and gave back is."""
+    first, second, *_ = await insert(any_pool, 30)
+    await set_status(any_pool, first, "suspended")
+    async with any_pool.connection() as connection:
+        assert (await take(connection, 10))[0].account == second
+        await set_status(any_pool, first, "active")
+        async with connection.transaction(force_rollback=True):
+            await take(connection, 10)
+        rest = await take(connection, EVERYTHING)
+        assert first in {row.account for row in rest}
+        assert len(rest) == 20
 
 
 async def test_the_sweep_forgets_what_expired_a_minute_ago(any_pool: Pool):
