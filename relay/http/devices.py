@@ -47,7 +47,7 @@ class FullInbox(BaseModel):
     sessions: int
 
 
-class Overview(BaseModel):
+class DevicesState(BaseModel):
     """What waits for devices, a few seconds old, and the sessions of this node, as of now.
 
     `oldest_age` is in seconds; `waiting` are the calls that wait for the store.
@@ -120,7 +120,7 @@ def register(api: Api) -> None:
             "See what waits for devices, and the sessions that are open",
             "devices",
             Access.SCOPE,
-            (Answer(200, "the fullest inboxes, the totals, the sessions", Overview),),
+            (Answer(200, "the fullest inboxes, the totals, the sessions", DevicesState),),
             scope="admin",
         ),
     )
@@ -128,7 +128,7 @@ def register(api: Api) -> None:
         inbox = desk()
         waiting, sessions = inbox.inboxes(), inbox.sessions()
         return json_response(
-            Overview(
+            DevicesState(
                 blobs=waiting.blobs,
                 bytes=waiting.bytes,
                 inboxes=waiting.inboxes,

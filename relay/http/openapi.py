@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, TypeAdapter
 from quart import Response
 
+from relay.errors import Bug
 from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.problems import MEDIA_TYPE
 
@@ -187,16 +188,22 @@ def _answer(answer: Answer, schemas: dict[str, Any]) -> dict[str, Any]:
 def _schema(model: Any, schemas: dict[str, Any]) -> dict[str, Any]:
     """Return a schema that refers to the components, adding those it needs."""
     schema = TypeAdapter(model).json_schema(ref_template=_REFERENCE)
-    schemas.update(schema.pop("$defs", {}))
+    _add(schemas, schema.pop("$defs", {}))
     if isinstance(model, type) and issubclass(model, BaseModel) and "$ref" not in schema:
-        schemas[model.__name__] = schema
+        _add(schemas, {model.__name__: schema})
         return {"$ref": _REFERENCE.format(model=model.__name__)}
     return schema
 
 
+def _add(schemas: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, schema in more.items():
+        if schemas.setdefault(name, schema) != schema:
+            raise Bug(f"two models of the API are named {name}")
+
+
 def _query(model: type[BaseModel], schemas: dict[str, Any]) -> list[dict[str, Any]]:
     schema = model.model_json_schema(by_alias=True, ref_template=_REFERENCE)
-    schemas.update(schema.pop("$defs", {}))
+    _add(schemas, schema.pop("$defs", {}))
     required = schema.get("required", [])
     found = []
     for name, value in schema["properties"].items():

@@ -106,8 +106,10 @@ async def read_values(operation: Operation, arguments: Mapping[str, str]) -> tup
     if operation.body is not None:
         return query, check(operation.body, await _json(operation, required=True), "body")
     if operation.body_or_query is not None:
-        values = given | await _json(operation, required=False)
-        return query, check(operation.body_or_query, values, "request")
+        body = await _json(operation, required=False)
+        if body and given:
+            check(operation.body_or_query, given, "query")  # what the body hides is read, too
+        return query, check(operation.body_or_query, given | body, "request")
     return query, None
 
 

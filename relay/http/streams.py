@@ -286,7 +286,7 @@ def register(api: Api) -> None:
             "Follow a mailbox over a WebSocket",
             "messages",
             Access.MAILBOX,
-            (Answer(101, "each new message as JSON", NewMessage), NOT_FOUND, busy),
+            (Answer(101, "each new message as JSON", ArrivedMessage), NOT_FOUND, busy),
             scope="read",
             query=StreamQuery,
             stream=True,
@@ -335,7 +335,7 @@ def register(api: Api) -> None:
         )  # fmt: skip
 
 
-class NewMessage(MessageEntry):
+class ArrivedMessage(MessageEntry):
     """What a WebSocket sends for each new message."""
 
     type: Annotated[str, Field(description="always new_message")]
