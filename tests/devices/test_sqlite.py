@@ -1,0 +1,266 @@
+"""The SQLite store beyond the contract: its file, its pragmas, its one writer, its bad days."""
+
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from relay.devices.calls import Call, Calls
+from relay.devices.sqlite import SqliteStore
+from relay.devices.sqlite_file import APPLICATION_ID, VERSION, InboxFile, Row
+from relay.devices.store import MAX_BLOBS, MAX_BYTES, StoreUnavailable
+from relay.errors import ConfigError
+from relay.metrics import registry
+from tests.devices.stores import running
+
+A = bytes(range(32))
+
+
+def opened(path: Path) -> InboxFile:
+    """The file, with the ordinary limits."""
+    return InboxFile(path, max_blobs=MAX_BLOBS, max_bytes=MAX_BYTES)
+
+
+def commits() -> float:
+    """Commits with Puts in them, of this process so far."""
+    return registry.get_sample_value("relay_devices_commit_blobs_count") or 0.0
+
+
+class TestFile:
+    def test_it_is_private_and_durable(self, tmp_path):
+        """Mode 0600, the WAL too; WAL, synchronous FULL, exclusive; our mark and version."""
+        path = tmp_path / "devices.db"
+        with closing(opened(path)) as file:
+            file.write([Row(A, b"x", 2e9)])
+            for each in tmp_path.iterdir():
+                assert each.stat().st_mode & 0o777 == 0o600
+            found = {
+                name: file._row(f"PRAGMA {name}")[0]
+                for name in (
+                    "journal_mode",
+                    "synchronous",
+                    "locking_mode",
+                    "application_id",
+                    "user_version",
+                )
+            }
+            assert found == {
+                "journal_mode": "wal",
+                "synchronous": 2,
+                "locking_mode": "exclusive",
+                "application_id": APPLICATION_ID,
+                "user_version": VERSION,
+            }
+        with closing(sqlite3.connect(path)) as plain:
+            columns = [row[1] for row in plain.execute("PRAGMA table_info (inbox)")]
+            assert columns == ["id", "recipient", "envelope", "expires_at"]
+
+    def test_nobody_else_gets_in(self, tmp_path):
+        """While it is open another connection can neither read nor write."""
+        path = tmp_path / "devices.db"
+        with closing(opened(path)):
+            with (
+                closing(sqlite3.connect(path, timeout=0.01)) as other,
+                pytest.raises(sqlite3.OperationalError, match="locked"),
+            ):
+                other.execute("SELECT * FROM inbox")
+            with pytest.raises(StoreUnavailable):
+                opened(path)
+
+    @pytest.mark.parametrize(
+        ("change", "sentence"),
+        [
+            (f"PRAGMA user_version = {VERSION + 1}", "run the newer relay"),
+            ("PRAGMA application_id = 7", "is not a device store"),
+        ],
+    )
+    def test_another_file_is_refused_and_left_alone(self, tmp_path, change, sentence):
+        """A newer version, somebody else's database: one sentence, not a byte changed."""
+        path = tmp_path / "devices.db"
+        opened(path).close()
+        with closing(sqlite3.connect(path)) as other:
+            other.execute(change)
+        before = path.read_bytes()
+        with pytest.raises(ConfigError, match=sentence):
+            opened(path)
+        assert path.read_bytes() == before
+        assert [each.name for each in tmp_path.iterdir()] == ["devices.db"]
+
+    def test_what_is_no_database_is_refused(self, tmp_path):
+        """Text where the file should be is nobody's to overwrite."""
+        path = tmp_path / "devices.db"
+        path.write_text("not a database, but somebody's notes, which are dear to them\n" * 100)
+        before = path.read_bytes()
+        with pytest.raises(ConfigError, match="not a database"):
+            opened(path)
+        assert path.read_bytes() == before
+
+    async def test_a_file_that_is_refused_ends_the_store(self, tmp_path):
+        """`run` raises the ConfigError as it is, for the process to end with 78."""
+        path = tmp_path / "devices.db"
+        path.write_text("not a database" * 100)
+        with pytest.raises(ConfigError, match="not a database"):
+            await SqliteStore(path, ttl=10.0).run()
+
+    def test_counts_are_true_whoever_changes_the_rows(self, tmp_path):
+        """An operator's own SQL keeps the counts right."""
+        path = tmp_path / "devices.db"
+        with closing(opened(path)) as file:
+            file.write([Row(A, b"xyz", 2e9), Row(A, b"", 2e9)])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("DELETE FROM inbox WHERE envelope = x''")
+            assert other.execute("SELECT blobs, bytes FROM inboxes").fetchall() == [(1, 3)]
+
+
+class TestWriter:
+    async def test_puts_at_once_share_commits(self, tmp_path):
+        """64 tasks with 20 Puts each make far fewer than 1,280 commits."""
+        async with running(SqliteStore(tmp_path / "devices.db", ttl=10.0)) as store:
+            before = commits()
+
+            async def put() -> None:
+                for _ in range(20):
+                    await store.put(A, b"x")
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(64):
+                    nursery.start_soon(put)
+        assert commits() - before < 320
+
+    async def test_a_disk_that_hangs_is_given_up_and_taken_back(self, tmp_path):
+        """Calls end after the time-out, later ones at once; when it answers, all is well again."""
+        store = SqliteStore(tmp_path / "devices.db", ttl=10.0, call_timeout=0.2)
+        disk = threading.Event()
+        async with running(store), trio.open_nursery() as nursery:
+
+            async def hang() -> None:
+                with pytest.raises(StoreUnavailable):
+                    await store._work(lambda _: disk.wait(10))
+
+            nursery.start_soon(hang)
+            await wait_all_tasks_blocked()
+            with pytest.raises(StoreUnavailable, match="given up"):
+                await store.put(A, b"outcome unknown")
+            for call in (store.put(A, b"y"), store.flush(A), store.check()):
+                with pytest.raises(StoreUnavailable, match="takes nothing"):
+                    await call
+            disk.set()
+            with trio.fail_after(5):
+                while not await works(store):
+                    await trio.sleep(0.01)
+            envelopes = [blob.envelope for blob in await store.flush(A)]
+            assert envelopes == [b"outcome unknown", b"z"]
+
+    async def test_stopping_does_not_wait_for_a_disk_that_hangs(self, tmp_path, monkeypatch):
+        """The thread is left behind after some seconds; nothing it had begun was acknowledged."""
+        monkeypatch.setattr("relay.devices.sqlite._STOP_TIMEOUT", 0.1)
+        disk = threading.Event()
+        store = SqliteStore(tmp_path / "devices.db", ttl=10.0)
+        with trio.fail_after(5):
+            async with trio.open_nursery() as callers, running(store):
+
+                async def hang() -> None:
+                    with pytest.raises(StoreUnavailable, match="stopped"):
+                        await store._work(lambda _: disk.wait(10))
+
+                callers.start_soon(hang)
+                await wait_all_tasks_blocked()
+        disk.set()
+
+    async def test_a_full_disk_fails_puts_and_nothing_else(self, tmp_path):
+        """Reading goes on, `check` says so, and with room again Puts go on."""
+        async with running(SqliteStore(tmp_path / "devices.db", ttl=10.0)) as store:
+            assert isinstance(store, SqliteStore)
+            kept = await store.put(A, b"kept")
+            await store._work(lambda file: limit(file, 30))
+            with pytest.raises(StoreUnavailable, match="full"):
+                for _ in range(100):
+                    await store.put(A, b"x" * 10_000)
+            fits = len(await store.flush(A))
+            assert (await store.flush(A))[0].id == kept.id
+            await store._work(lambda file: limit(file, 1_000_000))
+            await store.check()
+            await store.put(A, b"x" * 10_000)
+            assert len(await store.flush(A)) == fits + 1
+
+    async def test_a_file_that_is_held_is_waited_for(self, tmp_path):
+        """Somebody looks into the file with a tool of their own: the store starts after them."""
+        path = tmp_path / "devices.db"
+        opened(path).close()
+        store = SqliteStore(path, ttl=10.0)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            async with trio.open_nursery() as nursery:
+                started = trio.Event()
+
+                async def run() -> None:
+                    await nursery.start(store.run)
+                    started.set()
+
+                nursery.start_soon(run)
+                with trio.move_on_after(0.7):
+                    await started.wait()
+                assert not started.is_set()
+                other.execute("ROLLBACK")
+                other.close()
+                with trio.fail_after(10):
+                    await started.wait()
+                await store.put(A, b"x")
+                nursery.cancel_scope.cancel()
+
+
+class TestCalls:
+    async def test_a_call_is_given_up_after_its_time_out(self, autojump_clock):
+        """Not before, and soon after; new calls are refused until something is answered."""
+        calls = Calls(timeout=8.0, most=2)
+        calls.accept()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(calls.watch)
+            await trio.sleep(0.5)
+            with pytest.raises(StoreUnavailable, match="given up"):
+                await calls.answered(Call[None]())
+            assert 8.0 <= trio.current_time() - 0.5 <= 10.0
+            with pytest.raises(StoreUnavailable):
+                calls.admit()
+            calls.alive()
+            calls.admit()
+            nursery.cancel_scope.cancel()
+
+    async def test_so_many_calls_wait_and_no_more(self):
+        """The next one is refused at once."""
+        calls = Calls(timeout=8.0, most=2)
+        calls.accept()
+        async with trio.open_nursery() as nursery:
+            open_calls: list[Call[int]] = []
+
+            async def ask() -> None:
+                calls.admit()
+                open_calls.append(Call())
+                assert await calls.answered(open_calls[-1]) == 7
+
+            for _ in range(2):
+                nursery.start_soon(ask)
+            await wait_all_tasks_blocked()
+            with pytest.raises(StoreUnavailable, match="2 calls wait"):
+                calls.admit()
+            for call in open_calls:
+                call.answer(7)
+                call.answer(8)  # a second answer changes nothing
+
+
+async def works(store: SqliteStore) -> bool:
+    """Whether a Put gets through."""
+    try:
+        await store.put(A, b"z")
+    except StoreUnavailable:
+        return False
+    return True
+
+
+def limit(file: InboxFile, pages: int) -> None:
+    """Let the database have so many pages: SQLite then fails as on a full disk."""
+    file._connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
