@@ -12,6 +12,8 @@ Promises:
   that was cancelled took effect is unknown, as it is when a connection breaks.
 - The rollback at the end of `transaction()` runs although the scope around it is cancelled.
 - A call made inside a scope that is already cancelled sends nothing.
+- The text of an error names no value of a row (PostgreSQL's DETAIL and CONTEXT do): it ends up in
+  logs, and rows hold people's mail.  `error.diag` has all of it.
 
 Fails with psycopg's own errors; `relay.db.pool` turns those of the connection into
 `DatabaseUnavailable`.
@@ -25,6 +27,7 @@ waits for "either" with epoll).
 from __future__ import annotations
 
 import math
+import re
 import select
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -309,6 +312,9 @@ class Connection(psycopg.AsyncConnection[Any]):
                 await cancel_shielded_checkpoint()
                 self._turn_began = monotonic()
             return cast(RV, done.value)
+        except e.Error as error:
+            _forget_values(error)
+            raise
         fileno = self.pgconn.socket
         try:
             while True:
@@ -326,6 +332,9 @@ class Connection(psycopg.AsyncConnection[Any]):
                 wanted = gen.send(ready)
         except StopIteration as done:
             return cast(RV, done.value)
+        except e.Error as error:
+            _forget_values(error)
+            raise
         except (trio.Cancelled, KeyboardInterrupt):
             await self._recover(gen, wanted)
             raise
@@ -477,6 +486,17 @@ class Connection(psycopg.AsyncConnection[Any]):
     def has_input(self) -> bool:
         """Whether unread bytes, or the end of the stream, have arrived.  One system call."""
         return bool(_ready_now(self.pgconn.socket, _R))
+
+
+_VALUES = re.compile(
+    r"\n(?:DETAIL|CONTEXT):.*?(?=\n(?:HINT|QUERY|LOCATION|LINE \d+):|\Z)", re.DOTALL
+)
+
+
+def _forget_values(error: e.Error) -> None:
+    """Take out of an error's text what it quotes of the values of a row."""
+    if error.args and isinstance(error.args[0], str):
+        error.args = (_VALUES.sub("", error.args[0]), *error.args[1:])
 
 
 def _checked(results: Sequence[pq.abc.PGresult]) -> pq.abc.PGresult:

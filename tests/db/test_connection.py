@@ -45,6 +45,19 @@ async def still_running(dsn: str, marker: str) -> int:
 
 
 class TestStatements:
+    @pytest.mark.parametrize("many", [False, True])
+    async def test_an_error_quotes_no_value_of_a_row(self, conn, many):
+        """What a refused row holds stands in the diagnostics alone, whoever logs the error."""
+        await conn.execute("CREATE TEMPORARY TABLE t (who text CHECK (who <> 'bob@x.example'))")
+        with pytest.raises(psycopg.errors.CheckViolation) as caught:
+            if many:
+                await conn.cursor().executemany("INSERT INTO t VALUES (%s)", [["bob@x.example"]])
+            else:
+                await conn.execute("INSERT INTO t VALUES (%s)", ["bob@x.example"])
+        assert str(caught.value).startswith("new row for relation")
+        assert "bob" not in repr(caught.value)
+        assert "bob" in (caught.value.diag.message_detail or "")
+
     async def test_rows_come_back_with_their_types(self, conn):
         """A cursor returns Python values, in order, and says how many."""
         cursor = await conn.execute("SELECT n, 'x' || n FROM generate_series(1, %s) n", [3])

@@ -192,6 +192,25 @@ def by_sql(dsn: str) -> None:
             raise AssertionError("what is malformed was taken")
 
 
+def by_accident(relay: RelayProcess, client: httpx.Client) -> None:
+    """The database refuses what nobody thought of, and says in its DETAIL what it was."""
+    refused = f"{PERSON}.refused@x.example"
+    with psycopg.connect(relay.run["database_url"], autocommit=True) as sql:
+        for table, column in ("messages", "reverse_path"), ("outbound_letters", "address"):
+            whim = f"CHECK ({column} <> '{refused}')"
+            sql.execute(f"ALTER TABLE relay.{table} ADD CONSTRAINT whim {whim}".encode())
+    with smtplib.SMTP(*relay.smtp) as session:
+        session.ehlo()
+        session.mail(refused)
+        session.rcpt(f"{PERSON}.inbox@relay.localhost")
+        code, answer = session.data(f"Subject: {SUBJECT}\r\n\r\n{TOKEN}\r\n")
+        assert code == 451, (code, answer)
+    message = {"from": "a@x.example", "to": [refused], "subject": SUBJECT, "text": "text"}
+    response = client.post("/messages/send", json=message)
+    assert response.status_code == 500, response.text
+    assert PERSON not in response.text
+
+
 def all_done(client: httpx.Client) -> None:
     """Wait until every message has come to an end."""
     deadline = time.monotonic() + 40
@@ -248,6 +267,7 @@ def drive(relay: RelayProcess, port: int) -> tuple[dict[str, str], list[str]]:
             secrets = by_http(relay, client, port, hook)
             by_smtp(relay)
             by_sql(relay.run["database_url"])
+            by_accident(relay, client)
             all_done(client)
             own = {"Authorization": f"Bearer {secrets[0]}"}
             found = answers(relay, client, own)
@@ -282,6 +302,7 @@ async def test_what_is_marked_is_seen_by_its_owner_alone(tmp_path: Path):
             "RELAY_WEBHOOKS__ALLOW_PRIVATE": "true",
             "RELAY_OUTBOUND__RETRY_UNIT": "10ms",
             "RELAY_OUTBOUND__MAX_ATTEMPTS": "2",
+            "RELAY_OUTBOUND__PRIVATE_UPSTREAMS": "true",
             "RELAY_DATABASE__POOL_SIZE": "4",
         },
     )
