@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -21,7 +20,8 @@ LARGEST = 65_482
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
     """A relay for all tests of this file; each uses devices of its own."""
-    with RelayProcess(tmp_path_factory.mktemp("relay") / "var") as found:
+    env = {"RELAY_LOG__LEVEL": "debug"}
+    with RelayProcess(tmp_path_factory.mktemp("relay") / "var", env=env) as found:
         yield found
 
 
@@ -254,27 +254,56 @@ async def test_key_and_blobs_outlive_a_restart(tmp_path):
         relay.stop()
 
 
+async def test_relays_that_share_a_database_share_the_inboxes(tmp_path, database_url):
+    """Pushed to one, put to another over HTTP, received live from a third, acknowledged for all."""
+    private, public = key_pair()
+    env = {"RELAY_DATABASE__URL": database_url, "RELAY_DEVICES__STORE": "postgres"}
+    env["RELAY_DEVICES__KEY"] = "42" * 32
+    with (
+        RelayProcess(tmp_path / "one", env=env) as one,
+        RelayProcess(tmp_path / "two", env=env) as two,
+        RelayProcess(tmp_path / "three", env=env, arguments=("--only", "control")) as three,
+    ):
+        assert one.run["devices_key"] == two.run["devices_key"]
+        assert "devices_push" not in three.run
+        async with pusher(one) as sender, device(two, private) as receiver:
+            await receiver.nothing_comes()
+            for number in range(5):
+                assert (await sender.push(public, b"%d" % number)).kind == wire.ACK
+                (frame,) = await receiver.deliveries(1, acknowledge=number < 4)
+                assert frame.envelope == b"%d" % number
+            answer = put(three, public.hex(), b"http")
+            assert answer.status_code == 201
+            (last,) = await receiver.deliveries(1)
+            assert answer.json()["id"] == str(last.blob_id)
+            await receiver.nothing_comes()
+        async with device(one, private) as receiver:
+            assert await receiver.deliveries(2, acknowledge=True) == [frame, last]
+            await receiver.nothing_comes()
+        async with device(two, private) as receiver:
+            await receiver.nothing_comes()
+
+
 async def test_no_log_knows_who_came(relay):
     """Neither addresses nor keys of peers are in the log, at its most talkative."""
     private, public = key_pair()
-    env = {"RELAY_LOG__LEVEL": "debug"}
-    with RelayProcess(Path(relay.data_dir).with_name("talkative"), env=env) as talkative:
-        ports = []
-        async with pusher(talkative) as sender, device(talkative, private) as receiver:
-            for peer in (sender, receiver):
-                ports.append(peer.stream.socket.getsockname()[1])
-            assert (await sender.push(public, b"x")).kind == wire.ACK
-            await receiver.deliveries(1, acknowledge=True)
-            await sender.stream.send_all(b"\0\x20" + bytes(32))
-            await sender.expect_end()
-        async with await Peer.open(talkative.run["devices_push"]) as stranger:
-            ports.append(stranger.stream.socket.getsockname()[1])
-            await stranger.stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
-            await stranger.expect_end()
-        assert talkative.stop() == 0
-        log = talkative.log_file.read_text()
-        assert public.hex() not in log
-        assert not [port for port in ports if f":{port}" in log or f"{port}," in log]
+    ports = []
+    async with pusher(relay) as sender, device(relay, private) as receiver:
+        ports += [peer.stream.socket.getsockname()[1] for peer in (sender, receiver)]
+        assert (await sender.push(public, b"x")).kind == wire.ACK
+        await receiver.deliveries(1, acknowledge=True)
+        await sender.stream.send_all(b"\0\x20" + bytes(32))
+        await sender.expect_end()
+    async with await Peer.open(relay.run["devices_push"]) as stranger:
+        ports.append(stranger.stream.socket.getsockname()[1])
+        await stranger.stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+        await stranger.expect_end()
+    with relay.http() as http:
+        assert http.get("/readyz").status_code == 200  # the log is written by then
+    log = relay.log_file.read_text()
+    assert '"debug"' in log
+    assert public.hex() not in log
+    assert not [port for port in ports if f":{port}" in log or f" {port}" in log]
 
 
 @pytest.mark.soak
