@@ -294,8 +294,16 @@ async def test_any_search_path_and_a_role_that_may_only_insert_will_do(
                     "INSERT INTO relay.accounts (email, login) VALUES (%s, %s)",
                     (f"{number}@example.org", str(number)),
                 )
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                await connection.execute("SELECT secret FROM relay.tokens")
+            for forbidden in (
+                "SELECT secret FROM relay.tokens",
+                "UPDATE relay.accounts SET status = 'active'",
+                # As the owner's function, on a table of its own, it would activate any account.
+                "CREATE TEMPORARY TABLE mine (account bigint, action relay.token_action);"
+                " CREATE TRIGGER now AFTER UPDATE ON mine"
+                " FOR EACH ROW EXECUTE FUNCTION relay.trg_after_token_consumed()",
+            ):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    await connection.execute(forbidden)
         finally:
             await connection.execute("RESET SESSION AUTHORIZATION")
             await connection.execute(f"DROP OWNED BY {role}")

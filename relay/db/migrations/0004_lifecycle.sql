@@ -348,6 +348,15 @@ $$;
 CREATE TRIGGER after_token_deleted AFTER DELETE ON relay.tokens
     FOR EACH ROW EXECUTE FUNCTION relay.trg_after_token_deleted();
 
+-- What runs as the owner is for these tables alone: on a table of one's own, with rows of one's own,
+-- the same functions would activate anybody's account.
+REVOKE EXECUTE ON FUNCTION
+    relay.trg_before_account_insert(), relay.trg_after_account_insert(),
+    relay.trg_before_account_status_change(), relay.trg_after_account_status_change(),
+    relay.trg_after_token_inserted(), relay.trg_after_token_consumed(),
+    relay.trg_after_token_expiry_change(), relay.trg_after_token_deleted()
+FROM PUBLIC;
+
 -- Taking ------------------------------------------------------------------------------------------
 --
 -- SET as in migration 0002: one plan, whatever the statistics were when it was made.
