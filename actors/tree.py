@@ -73,7 +73,7 @@ from relay.lifecycle import queue as token_queue
 from relay.lifecycle.batching import Adaptive, Fixed
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.handover import Desk
-from relay.lifecycle.letters import Letters
+from relay.lifecycle.letters import letters_of
 from relay.log import LogRing
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.store import Store
@@ -463,11 +463,7 @@ def _desk(settings: Settings, resources: Resources) -> Desk:
         )
     return Desk(
         resources.pool,
-        Letters(
-            sender=collector.sender or f"no-reply@{settings.smtp.domains[0]}",
-            base=resources.page_url,
-            directory=Path(collector.templates) if collector.templates else None,
-        ),
+        letters_of(settings, resources.page_url),
         collector.batch_limit,
         collector.batch_timeout,
         _budget(settings),

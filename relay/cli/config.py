@@ -53,9 +53,10 @@ def show(config: Path | None, as_json: bool) -> None:
 @options.as_json
 def check(config: Path | None, as_json: bool) -> None:
     """Check the settings: exit code 0, or 78 and a sentence that says what to change."""
+    from relay.lifecycle.letters import letters_of
     from relay.settings import load
 
-    load(config=config)
+    letters_of(load(config=config), "http://localhost")  # the templates, too
     if as_json:
         output.document({"valid": True})
     else:

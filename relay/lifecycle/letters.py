@@ -34,6 +34,7 @@ from relay.errors import ConfigError, PermanentFailure
 from relay.lifecycle.tokens import TOKEN_LENGTH, Action
 from relay.outbound.enqueue import Message, Recipient
 from relay.outbound.message import MalformedMessage, check_text, parse_mailbox
+from relay.settings import Settings
 
 BUILT_IN = Path(__file__).with_name("templates")
 
@@ -53,6 +54,14 @@ _SAMPLE_CODE = "90817"
 
 class Unwritable(PermanentFailure):
     """There can be no letter for a token; the reason holds nobody's data."""
+
+
+class _TemplateFails(Exception):
+    """The template `file` cannot be rendered; its cause says why."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.file = file
 
 
 class Letters:
@@ -95,9 +104,10 @@ class Letters:
             return self._write(action, email, login, token, code, minutes)
         except MalformedMessage as error:
             raise Unwritable(str(error)) from error
-        except _TEMPLATE_ERRORS as error:
-            # The template may be quoted, what it was given may not.
-            raise Unwritable(f"a template fails on it ({type(error).__name__})") from error
+        except _TemplateFails as error:
+            # The file may be named, what it was given may not.
+            kind = type(error.__cause__).__name__
+            raise Unwritable(f"the template {error.file} fails on it ({kind})") from error
 
     def _write(
         self, action: Action, email: str, login: str, token: str, code: str, minutes: int
@@ -112,17 +122,23 @@ class Letters:
             "code": code,
             "minutes": minutes,
         }
-        values["subject"] = subject = _one_line(self._templates[f"{name}.subject"].render(values))
+        values["subject"] = subject = _one_line(self._render(f"{name}.subject", values))
         return Message(
             sender=self._sender,
             sender_name=self._sender_name,
             recipients=(Recipient(recipient),),
             subject=check_text(subject, "subject"),
-            text=self._templates[f"{name}.txt"].render(values),
-            html=self._templates[f"{name}.html"].render(values),
+            text=self._render(f"{name}.txt", values),
+            html=self._render(f"{name}.html", values),
             headers=_HEADERS,
             priority=_PRIORITIES[action],
         )
+
+    def _render(self, file: str, values: dict[str, object]) -> str:
+        try:
+            return self._templates[file].render(values)
+        except _TEMPLATE_ERRORS as error:
+            raise _TemplateFails(file) from error
 
     def link(self, action: Action, token: str) -> str:
         """Return the address of the page that takes a token."""
@@ -133,10 +149,12 @@ class Letters:
         name = _NAMES[action]
         try:
             letter = self._write(action, "ada@example.org", "ada", _SAMPLE_TOKEN, _SAMPLE_CODE, 15)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"The template {_where(error, name)} fails: {error}.") from error
-        except _TEMPLATE_ERRORS as error:
-            raise ConfigError(f"A template of the {name} letter fails: {error}.") from error
+        except _TemplateFails as error:
+            cause = error.__cause__
+            where = _where(cause, error.file)
+            raise ConfigError(f"The template {where} fails: {cause}.") from error
+        except MalformedMessage as error:
+            raise ConfigError(f"The template {name}.subject is not usable: {error}.") from error
         if not letter.subject:
             raise ConfigError(f"The template {name}.subject is empty.")
         for part, body in (("txt", letter.text or ""), ("html", letter.html or "")):
@@ -151,6 +169,16 @@ class Letters:
                     )
 
 
+def letters_of(settings: Settings, base: str) -> Letters:
+    """Return the letters that the settings describe, with links below `base`."""
+    collector = settings.collector
+    return Letters(
+        sender=collector.sender or f"no-reply@{settings.smtp.domains[0]}",
+        base=base,
+        directory=Path(collector.templates) if collector.templates else None,
+    )
+
+
 def _load(environment: jinja2.Environment, file: str) -> jinja2.Template:
     try:
         return environment.get_template(file)
@@ -160,7 +188,7 @@ def _load(environment: jinja2.Environment, file: str) -> jinja2.Template:
         raise ConfigError(f"The template {file} cannot be read: {error}.") from error
 
 
-def _where(error: jinja2.TemplateError, otherwise: str) -> str:
+def _where(error: BaseException | None, otherwise: str) -> str:
     if isinstance(error, jinja2.TemplateSyntaxError) and error.name:
         return f"{error.name}, line {error.lineno},"
     return otherwise
