@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup run test check bench demo soak lock clean
+.PHONY: setup run test check bench demo readme soak lock clean
 
 setup: $(READY)
 
@@ -38,6 +38,9 @@ bench: setup
 
 demo: setup
 	$(BIN)/relay demo
+
+readme: setup
+	$(BIN)/python -m tests.readme
 
 soak: setup
 	$(PYTEST) -m soak --timeout=3600
