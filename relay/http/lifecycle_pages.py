@@ -153,12 +153,14 @@ def register(api: Api) -> None:
 
 
 def _fields(raw: bytes) -> tuple[str, str | None]:
+    """Token and code of the form; what it lacks is taken from the address."""
     try:
         values = parse_qs(raw.decode("ascii"), max_num_fields=8)
     except ValueError:  # not ASCII, or more fields than the form has
-        return "", None
-    code = values.get("code", [None])[0]
-    return values.get("token", [""])[0], None if code is None else code.strip()
+        values = {}
+    token, code = (values[name][0] if name in values else request.args.get(name)
+                   for name in ("token", "code"))  # fmt: skip
+    return token or "", None if code is None else code.strip()
 
 
 def _form(action: Action, token: str) -> str:

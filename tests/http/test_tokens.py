@@ -235,6 +235,17 @@ async def test_opening_the_link_changes_nothing_and_its_form_uses_the_token(hous
     assert refused.text.replace(token, "") == unknown.text.replace("A" * 86, "")
 
 
+async def test_a_post_to_the_link_itself_will_do(house: House):
+    """Whoever does not read the form posts to what the mail says."""
+    _, token = await activation(house)
+    _, recovering, code = await recovery(house)
+    for path, given, data in (
+        ("/activate", token, None), ("/recover", recovering, {"code": code}),
+    ):  # fmt: skip
+        done = await house.client.post(path, params={"token": given}, data=data)
+        assert done.status_code == 200
+
+
 async def test_a_page_takes_only_its_own_kind(house: House):
     """A recovery is not used up by the activation's form, nor the reverse."""
     number, token = await activation(house)
