@@ -158,9 +158,12 @@ def _fields(raw: bytes) -> tuple[str, str | None]:
         values = parse_qs(raw.decode("ascii"), max_num_fields=8)
     except ValueError:  # not ASCII, or more fields than the form has
         values = {}
-    token, code = (values[name][0] if name in values else request.args.get(name)
-                   for name in ("token", "code"))  # fmt: skip
-    return token or "", None if code is None else code.strip()
+
+    def given(name: str) -> str | None:
+        return values[name][0] if name in values else request.args.get(name)
+
+    code = given("code")
+    return given("token") or "", None if code is None else code.strip()
 
 
 def _form(action: Action, token: str) -> str:

@@ -25,11 +25,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
+import psycopg
 import trio
 from prometheus_client import Counter
 
 from relay.db.pool import Pool
-from relay.lifecycle.tokens import Action, verify
+from relay.errors import DatabaseUnavailable
+from relay.lifecycle.tokens import Action, Verified, verify
 from relay.metrics import registry
 
 FREE_GUESSES = 20
@@ -97,6 +99,20 @@ class Consumption:
             if self._used[verified.secret] > trio.current_time():
                 return "remembered", None
             del self._used[verified.secret]
+        try:
+            row = await self._use(verified, code)
+        except psycopg.errors.DeadlockDetected as error:
+            # Somebody's SQL locks token and account the other way round; nothing has changed.
+            raise DatabaseUnavailable("the token was locked by somebody else") from error
+        if row is None:
+            return "state", None
+        account, login, seconds_left = row
+        self._remember(verified.secret, seconds_left)
+        # Either way: consuming an activation makes it so (trigger), a recovery asks for it.
+        return "consumed", Consumed(verified.action, account, login, "active")
+
+    async def _use(self, verified: Verified, code: str | None) -> tuple[int, str, float] | None:
+        """Mark the token used; return account, login and the seconds until it would expire."""
         row = await self._pool.fetch_row(
             # The account first, and locked: were it suspended between the two, the token would be
             # used up for nothing.  Of two at once the second waits there, then finds it used.
@@ -130,12 +146,7 @@ class Consumption:
                 "status": "provisioned" if verified.action is Action.ACTIVATION else "active",
             },
         )
-        if row is None:
-            return "state", None
-        account, login, seconds_left = row
-        self._remember(verified.secret, seconds_left)
-        # Either way: consuming an activation makes it so (trigger), a recovery asks for it.
-        return "consumed", Consumed(verified.action, account, login, "active")
+        return None if row is None else (row[0], row[1], row[2])
 
     def _remember(self, secret: bytes, seconds: float) -> None:
         now = trio.current_time()

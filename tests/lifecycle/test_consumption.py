@@ -3,10 +3,12 @@
 import secrets
 from functools import partial
 
+import psycopg
 import trio
 from trio.testing import MockClock
 
 from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
 from relay.lifecycle.consumption import FREE_GUESSES, GUESS_EVERY, Consumed, Consumption, Guesses
 from relay.lifecycle.tokens import Action, sign
 from tests.lifecycle.people import account, insert, set_status, tokens
@@ -133,6 +135,33 @@ async def test_a_suspension_on_its_way_decides_before_the_token_is_used(any_pool
             await trio.sleep(0.005)
     assert results == [None]
     assert (await tokens(any_pool, number))[0]["consumed_at"] is None
+
+
+async def test_whoever_locks_the_other_way_round_costs_no_token(pool: Pool):
+    """Of two that wait for each other one is told to come again; nothing is lost."""
+    (number,) = await insert(pool)
+    token, _ = await signed(pool, number)
+    uses = consumption(pool)
+    results: list[str] = []
+
+    async def attempt() -> None:
+        try:
+            results.append(str(await uses.consume(token) is not None))
+        except DatabaseUnavailable:
+            results.append("again")
+
+    async with trio.open_nursery() as nursery:
+        try:
+            async with pool.transaction() as other_way:
+                await other_way.execute("SELECT FROM relay.tokens FOR UPDATE")
+                nursery.start_soon(attempt)
+                while not await pool.fetch_value("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                    await trio.sleep(0.005)
+                await other_way.execute("UPDATE relay.accounts SET login = 'renamed'")
+        except psycopg.errors.DeadlockDetected:
+            results.append("they")
+    assert results in (["again"], ["they", "True"])
+    assert (await uses.consume(token) is not None) is (results == ["again"])
 
 
 async def test_a_code_that_was_changed_in_the_database_no_longer_opens(any_pool: Pool):
