@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.outbound.desk import Desk
+from relay.outbound.enqueue import announce
 from tests.db.cluster import Cluster, binaries
 from tests.faults.outbound import LEASE, relay_process, sent
 from tests.outbound.node import put
@@ -62,57 +64,51 @@ class Mood:
         return script
 
 
-async def rounds_of_chaos(folder: Path, rounds: int, seed: int) -> Counter[str]:
+async def rounds_of_chaos(
+    folder: Path, dsn: str, faults: Sequence[str], seed: int, cluster: Cluster | None = None
+) -> Counter[str]:
     """Break something each round, then let it end well; returns what was counted."""
     rng = random.Random(seed)
-    bin_dir = binaries(18)
-    assert bin_dir is not None
-    cluster = Cluster(bin_dir, fsync=True)
     counts: Counter[str] = Counter()
     wanted: dict[str, str] = {}  # recipient -> id
     mood = Mood(seed, trouble=0.06)
-    try:
-        await trio.to_thread.run_sync(cluster.start)
-        dsn = cluster.dsn(cluster.new_database())
-        await migrate(dsn)
-        async with AsyncExitStack() as stack:
-            sink = await stack.enter_async_context(running_sink(mood.script()))
-            pool = Pool(dsn)
-            stack.push_async_callback(pool.close)
-            relays = [
-                relay_process(
-                    folder / name,
-                    dsn,
-                    sink.url,
-                    RELAY_OUTBOUND__RETRY_UNIT="0.05",
-                    RELAY_OUTBOUND__MAX_ATTEMPTS="100",
-                    RELAY_LOG__LEVEL="warning",
-                )
-                for name in ("one", "two")
-            ]
+    async with AsyncExitStack() as stack:
+        sink = await stack.enter_async_context(running_sink(mood.script()))
+        pool = Pool(dsn)
+        stack.push_async_callback(pool.close)
+        relays = [
+            relay_process(
+                folder / name,
+                dsn,
+                sink.url,
+                RELAY_OUTBOUND__RETRY_UNIT="0.05",
+                RELAY_OUTBOUND__MAX_ATTEMPTS="100",
+                RELAY_LOG__LEVEL="warning",
+            )
+            for name in ("one", "two")
+        ]
+        async with trio.open_nursery() as starting:
             for relay in relays:
                 stack.push_async_callback(_end, relay)
-                await trio.to_thread.run_sync(relay.start)
-            for number in range(rounds):
-                addresses = [f"m{number}-{n}@d{n % 5}.example" for n in range(A_ROUND)]
-                for queued in await put(pool, *addresses):
-                    wanted[queued.recipient] = str(queued.id)
-                await trio.sleep(rng.uniform(0.0, 0.8))
-                what = rng.choice(["kill", "kill", "stop", "crash", "cut", "none"])
-                counts[what] += 1
-                await _break(what, rng, rng.choice(relays), cluster, pool)
-            mood.trouble = 0.0
-            await _settled(pool, len(wanted))
-            for relay in relays:
-                assert await trio.to_thread.run_sync(relay.stop) == 0
-            await _check(pool, wanted, Counter(sink.recipients), counts)
-    finally:
-        await trio.to_thread.run_sync(cluster.remove)
+                starting.start_soon(trio.to_thread.run_sync, relay.start)
+        for number, what in enumerate(faults):
+            addresses = [f"m{number}-{n}@d{n % 5}.example" for n in range(A_ROUND)]
+            for queued in await put(pool, *addresses):
+                wanted[queued.recipient] = str(queued.id)
+            await announce(pool)
+            await trio.sleep(rng.uniform(0.0, 0.8))
+            counts[what] += 1
+            await _break(what, rng, rng.choice(relays), pool, cluster)
+        mood.trouble = 0.0
+        await _settled(pool, len(wanted))
+        for relay in relays:
+            assert await trio.to_thread.run_sync(relay.stop) == 0
+        await _check(pool, wanted, Counter(sink.recipients), counts)
     return counts
 
 
 async def _break(
-    what: str, rng: random.Random, relay: RelayProcess, cluster: Cluster, pool: Pool
+    what: str, rng: random.Random, relay: RelayProcess, pool: Pool, cluster: Cluster | None
 ) -> None:
     match what:
         case "kill":
@@ -123,7 +119,7 @@ async def _break(
             os.kill(relay.pid, signal.SIGSTOP)
             await trio.sleep(rng.uniform(0.5, 1.5) * LEASE)
             os.kill(relay.pid, signal.SIGCONT)
-        case "crash":
+        case "crash" if cluster is not None:
             await trio.to_thread.run_sync(cluster.stop, signal.SIGQUIT)
             await trio.sleep(rng.uniform(0.0, 1.5) * LEASE)
             await trio.to_thread.run_sync(cluster.start)
@@ -186,14 +182,26 @@ async def _end(relay: RelayProcess) -> None:
             await trio.to_thread.run_sync(relay.stop)
 
 
-async def test_a_few_rounds_of_chaos_lose_nothing(tmp_path: Path):
-    """Killed, stopped, cut off, with a crashing database and a moody upstream: all arrives."""
-    assert (await rounds_of_chaos(tmp_path, rounds=2, seed=5))["messages"] == 2 * A_ROUND
+async def test_a_few_rounds_of_chaos_lose_nothing(tmp_path: Path, database_url: str):
+    """Killed, stopped and cut off, with a moody upstream: all arrives."""
+    counts = await rounds_of_chaos(tmp_path, database_url, ("kill", "cut", "stop"), seed=5)
+    assert counts["messages"] == 3 * A_ROUND
 
 
 @pytest.mark.soak
 async def test_many_rounds_of_chaos_lose_nothing(tmp_path: Path):
-    """The same, many times over."""
-    counts = await rounds_of_chaos(tmp_path, rounds=60, seed=time.time_ns())
+    """The same, many times over, with a database that crashes, too."""
+    seed = time.time_ns()
+    faults = random.Random(seed).choices(("kill", "kill", "stop", "crash", "cut", "none"), k=60)
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    cluster = Cluster(bin_dir, fsync=True)
+    try:
+        await trio.to_thread.run_sync(cluster.start)
+        dsn = cluster.dsn(cluster.new_database())
+        await migrate(dsn)
+        counts = await rounds_of_chaos(tmp_path, dsn, faults, seed, cluster)
+    finally:
+        await trio.to_thread.run_sync(cluster.remove)
     print(dict(counts))
     assert counts["messages"] == 60 * A_ROUND
