@@ -251,3 +251,15 @@ async def test_without_a_claimer_here_the_other_nodes_are_told(pool, database_ur
         await mailbox.send(Wake())
         with trio.fail_after(5):
             assert isinstance(await anext(heard), Notification)
+
+
+async def test_the_running_relay_is_woken_by_a_commit(relay):
+    """Fifty accounts in one transaction: fifty letters, without anybody's sweep or second."""
+    pool = Pool(relay.run["database_url"])
+    count = "SELECT count(*) FROM relay.outbound_messages WHERE recipient LIKE 'woken%%'"
+    await insert(pool, 50, prefix="woken")
+    with trio.fail_after(5):
+        await becomes(pool, count, 50)
+    await trio.sleep(0.1)
+    assert await pool.fetch_value(count) == 50
+    await pool.close()
