@@ -184,6 +184,13 @@ class Peer:
         await self.send(HEARTBEAT)
         await self.expect(HEARTBEAT)
 
+    async def nothing_or_errors(self) -> None:
+        """Check that the relay has sent nothing but Errors and echoes, and still answers."""
+        for _ in range(2):  # one may be an answer to garbage that happened to be a Heartbeat
+            await self.send(HEARTBEAT)
+            while (await self.frames(1))[0].kind == ERROR:
+                pass
+
     async def push(self, recipient: bytes, envelope: bytes) -> Frame:
         """Push a blob and return the answer."""
         await self.send(PUSH, recipient + envelope)
