@@ -10,6 +10,8 @@ Promises
 - A delivery ends before its lease: its deadlines are cut to what the lease leaves, DATA is not
   begun with less left than the dot's answer may take and a commit.  Leases of what is held are
   renewed; where one cannot be, its delivery is broken off unless the message itself is on the wire.
+- What this node claims anew while it still delivers it, or has an outcome that an outage keeps it
+  from recording, is not begun a second time: the new lease goes to the delivery that there is.
 - One message's failure is no other's.  A route that cannot be used defers what it was tried with,
   and is left alone for a while; a destination that answers 421 or 4xx is slowed by itself.
 - What is stored or logged of a peer's words is redacted.
