@@ -13,6 +13,9 @@ Each in a process of its own, at a batch limit of 10 and of 1,000.
 Latencies: from COMMIT of one account to its line (`relay collect --follow`, limit 1), and to MAIL
 FROM at a local sink (`relay up`, as shipped but for the upstream).
 
+And how much of a budget is used in a simulated month (virtual clock) that is quiet at first and has
+bursts over what it can pay.
+
 Rounds are interleaved, figures are medians, ratios are what is promised.
 """
 
@@ -41,6 +44,7 @@ from relay.db.migrate import migrate
 from tests.bench.queue import SERVER
 from tests.bench.smtp_client import ROOT
 from tests.db.cluster import Cluster, binaries
+from tests.lifecycle.spending import month_with_bursts
 from tests.relay_process import RelayProcess
 
 TOKENS = 20_000
@@ -278,7 +282,7 @@ def run(rounds: int) -> list[dict[str, Any]]:
             waits[name] = measure(cluster.dsn(cluster.new_database("template_empty")))
     finally:
         cluster.remove()
-    return [_drain_report(rates), _latency_report(waits)]
+    return [_drain_report(rates), _latency_report(waits), _budget_report()]
 
 
 def _drain_report(rates: dict[tuple[str, int], list[float]]) -> dict[str, Any]:
@@ -325,6 +329,19 @@ def _latency_report(waits: dict[str, list[float]]) -> dict[str, Any]:
                 "at_most": most[name],
             }
             for name, found in waits.items()
+        },
+    }
+
+
+def _budget_report() -> dict[str, Any]:
+    used = [month_with_bursts(seed)[0] for seed in range(11)]
+    return {
+        "name": "a budget over simulated months with bursts",
+        "unit": "share of the budget",
+        "results": {"least used": min(used), "most used": max(used)},
+        "ratios": {
+            "least of the budget used": {"value": min(used), "required": 0.98},
+            "most of the budget used": {"value": max(used), "at_most": 1.0},
         },
     }
 
