@@ -113,7 +113,8 @@ def register(api: Api) -> None:
             scope="send",
             query=OutboundQuery,
             details="The holder of a key sees his own. The administrator sees everybody's, "
-            "recipient and subject of his own only.",
+            "recipient and subject of his own only. Asked for by priority or domain, a page may "
+            "hold less than its limit, or nothing, and still have a next one.",
         ),
     )
     async def list_(call: Call) -> Response:
@@ -135,12 +136,13 @@ def register(api: Api) -> None:
             recipient=recipient,
             priority=wanted.priority,
             domain=wanted.domain,
-            limit=wanted.rows + 1,
+            limit=wanted.rows,
             before=before,
         )
-        page = found[: wanted.rows]
-        cursor = str(page[-1]["id"]) if len(found) > len(page) else None
-        return json_response([_shown(row, call.caller) for row in page], headers=next_link(cursor))
+        cursor = None if found.before is None else str(found.before)
+        return json_response(
+            [_shown(row, call.caller) for row in found.rows], headers=next_link(cursor)
+        )
 
     @api.add(
         "GET",

@@ -21,6 +21,7 @@ from uuid import UUID
 from relay.db.pool import Pool
 from relay.errors import Bug
 from relay.outbound.enqueue import announce
+from relay.outbound.lanes import PRIORITIES
 from relay.outbound.states import FINISHED, Cause, State, next_state
 
 
@@ -29,7 +30,7 @@ class Stats:
     """The queue at one moment.
 
     `oldest_due` in seconds; `waiting` what is unfinished, by priority; `finished` of the last hour,
-    by status.
+    by status, of those sent at most `COUNTED`.
     """
 
     paused: bool
@@ -55,6 +56,24 @@ class Stats:
             "by_priority": self.waiting,
             "last_hour": self.finished,
         }
+
+
+SIFTED = 5000
+"""Messages that a page looks at when it is asked for by what has no index."""
+
+COUNTED = 20_000
+"""Messages sent within the hour that are counted, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page of messages, as rows by name; the next one is from below `before` (None: no more).
+
+    A page may hold less than it was asked for, and still have a next one.
+    """
+
+    rows: list[dict[str, Any]]
+    before: UUID | None
 
 
 class Desk:
@@ -143,12 +162,10 @@ class Desk:
                                       'normal', count(*) FILTER (WHERE priority = 1),
                                       'bulk', count(*) FILTER (WHERE priority = 2)),
                    (SELECT COALESCE(jsonb_object_agg(status, n), '{}')
-                    FROM (SELECT status, count(*) AS n
-                          FROM relay.outbound_log
-                          WHERE finished_at > now() - interval '1 hour'
-                          GROUP BY status) f)
+                    FROM relay.outbound_recent('1 hour', %s) f)
             FROM relay.outbound_due
-            """
+            """,
+            (COUNTED,),
         )
         if row is None:
             raise Bug("an aggregate without a row")
@@ -177,11 +194,20 @@ class Desk:
         domain: str | None = None,
         limit: int = 50,
         before: UUID | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> Listing:
         """Messages, newest first, from below the id `before`; `owner` None sees everybody's.
 
         `recipient` is a whole address, compared without case; `domain` is what follows its @.
         """
+        values = {
+            "owner": owner,
+            "status": None if status is None else str(status),
+            "recipient": None if recipient is None else recipient.lower(),
+            "priority": None if priority is None else PRIORITIES.index(priority),
+            "domain": None if domain is None else domain.lower(),
+            "limit": limit + 1,
+            "before": before,
+        }
         # Which table leads decides how many rows are read for a page: the unfinished and the
         # unlucky are few and each in an index of their own, however many were sent.
         if status is None or status is State.SENT:
@@ -193,6 +219,8 @@ class Desk:
             leading, condition = "relay.outbound_log", "AND x.status <> 'sent'"
         else:
             leading, condition = "relay.outbound_due", ""
+        if priority is not None or domain is not None:
+            return await self._sift(leading, condition, values, limit)
         rows = await self._pool.fetch(
             f"""
             SELECT {", ".join("m." + name for name in _NAMES)}
@@ -207,22 +235,57 @@ class Desk:
             WHERE (%(status)s::text IS NULL OR m.status = %(status)s)
               AND (%(owner)s::uuid IS NULL OR m.owner = %(owner)s)
               AND (%(recipient)s::text IS NULL OR lower(m.recipient) = %(recipient)s)
-              AND (%(priority)s::text IS NULL OR m.priority = %(priority)s)
-              AND (%(domain)s::text IS NULL OR lower(split_part(m.recipient, '@', -1)) = %(domain)s)
             ORDER BY i.id DESC
             LIMIT %(limit)s
             """,  # noqa: S608 - constants of this module only
-            {
-                "owner": owner,
-                "status": None if status is None else str(status),
-                "recipient": None if recipient is None else recipient.lower(),
-                "priority": priority,
-                "domain": None if domain is None else domain.lower(),
-                "limit": limit,
-                "before": before,
-            },
+            values,
         )
-        return [dict(zip(_NAMES, row, strict=True)) for row in rows]
+        found = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+        return Listing(found[:limit], found[limit - 1]["id"] if len(found) > limit else None)
+
+    async def _sift(
+        self, leading: str, condition: str, values: dict[str, Any], limit: int
+    ) -> Listing:
+        """Find by what has no index: a page looks at so many messages, and no more."""
+        row = await self._pool.fetch_row(
+            f"""
+            WITH scanned AS MATERIALIZED (
+                SELECT x.id, l.owner, l.address, l.priority, l.domain
+                FROM {leading} x
+                JOIN relay.outbound_letters l ON l.id = x.id
+                WHERE (%(before)s::uuid IS NULL OR x.id < %(before)s) {condition}
+                ORDER BY x.id DESC
+                LIMIT {SIFTED}
+            )
+            SELECT ARRAY(SELECT s.id
+                         FROM scanned s
+                         WHERE (%(priority)s::smallint IS NULL OR s.priority = %(priority)s)
+                           AND (%(domain)s::text IS NULL OR s.domain = %(domain)s)
+                           AND (%(owner)s::uuid IS NULL OR s.owner = %(owner)s)
+                           AND (%(recipient)s::text IS NULL OR s.address = %(recipient)s)
+                         ORDER BY s.id DESC
+                         LIMIT %(limit)s),
+                   (SELECT s.id FROM scanned s ORDER BY s.id LIMIT 1),
+                   (SELECT count(*) FROM scanned)
+            """,  # noqa: S608 - constants of this module only
+            values,
+        )
+        if row is None:
+            raise Bug("an aggregate without a row")
+        ids, last, scanned = row
+        further = last if scanned == SIFTED else None
+        rows = await self._pool.fetch(
+            f"""
+            SELECT {_COLUMNS}
+            FROM relay.outbound_messages
+            WHERE id = ANY (%(ids)s)
+              AND (%(status)s::text IS NULL OR status = %(status)s)
+            ORDER BY id DESC
+            """,  # noqa: S608 - constants of this module only
+            {"ids": ids[:limit], "status": values["status"]},
+        )
+        found = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+        return Listing(found, ids[limit - 1] if len(ids) > limit else further)
 
     async def events(
         self, message_id: UUID, owner: UUID | None = None

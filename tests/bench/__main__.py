@@ -33,6 +33,7 @@ BENCHES = (
     "outbound",
     "collector",
     "tail",
+    "page",
     "device_sessions",
 )
 

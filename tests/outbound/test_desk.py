@@ -1,11 +1,13 @@
 """By hand: cancel, hold, retry; lists, events, figures; each only for the owner."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from relay.db.pool import Pool
+from relay.outbound import desk as desk_module
 from relay.outbound.desk import Desk
 from relay.outbound.enqueue import new_id
 from relay.outbound.queue import Outcome
@@ -90,9 +92,9 @@ async def test_to_a_stranger_a_message_is_not_there(node: Node, desk: Desk):
     for method in (desk.state, desk.show, desk.events, desk.cancel, desk.hold, desk.retry):
         assert await method(queued.id, yours) is None
         assert await method(new_id(), None) is None
-    assert await desk.find(owner=yours) == []
+    assert (await desk.find(owner=yours)).rows == []
     assert await desk.state(queued.id, mine) is State.QUEUED
-    assert [m["id"] for m in await desk.find(owner=mine)] == [queued.id]
+    assert [m["id"] for m in (await desk.find(owner=mine)).rows] == [queued.id]
 
 
 async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, desk: Desk):
@@ -109,17 +111,34 @@ async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, de
             await desk.hold(message.id)
         if name == "cancelled":
             await desk.cancel(message.id)
-    everything = await desk.find(limit=200)
+    everything = (await desk.find(limit=200)).rows
     assert len(everything) == 21
     assert [m["id"] for m in everything] == sorted((m["id"] for m in everything), reverse=True)
     for name in names:
-        found = await desk.find(status=State(name))
+        found = (await desk.find(status=State(name))).rows
         assert [m["recipient"] for m in found] == [f"{name}@x.example"] * 3
         assert found == [m for m in everything if m["status"] == name]
-        assert await desk.find(recipient=f"{name.upper()}@X.example") == found
-        assert await desk.find(status=State(name), limit=2) == found[:2]
-        assert await desk.find(status=State(name), before=found[1]["id"]) == found[2:]
-    assert await desk.find(before=everything[10]["id"], limit=5) == everything[11:16]
+        assert (await desk.find(recipient=f"{name.upper()}@X.example")).rows == found
+        assert (await desk.find(status=State(name), limit=2)).rows == found[:2]
+        assert (await desk.find(status=State(name), before=found[1]["id"])).rows == found[2:]
+    assert (await desk.find(before=everything[10]["id"], limit=5)).rows == everything[11:16]
+
+
+async def test_what_has_no_index_is_sifted_page_by_page(
+    node: Node, desk: Desk, monkeypatch: pytest.MonkeyPatch
+):
+    """By priority or domain a page looks at so many messages; together the pages hold all."""
+    monkeypatch.setattr(desk_module, "SIFTED", 4)
+    await put(node.pool, *(f"a@{'x' if n % 7 else 'y'}.example" for n in range(20)))
+    found: list[Any] = []
+    before, pages = None, 0
+    while pages == 0 or before is not None:
+        listing = await desk.find(domain="Y.example", status=State.QUEUED, limit=2, before=before)
+        found += listing.rows
+        before, pages = listing.before, pages + 1
+    assert [m["recipient"] for m in found] == ["a@y.example"] * 3
+    assert pages >= 5
+    assert (await desk.find(domain="y.example", priority="bulk", limit=200)).rows == []
 
 
 async def test_events_show_each_phase_of_each_attempt(node: Node, desk: Desk):
@@ -151,7 +170,7 @@ async def test_the_figures_count_every_state(node: Node, desk: Desk):
     await node.finish(claimed[1:2], Cause.REFUSED)
     await node.finish(claimed[2:3], Cause.DEFERRED, delay=600)
     await lose(node.pool, claimed[3].id)
-    await desk.hold((await desk.find(status=State.QUEUED))[0]["id"])
+    await desk.hold((await desk.find(status=State.QUEUED)).rows[0]["id"])
     stats = await desk.stats()
     assert (stats.queued, stats.due, stats.processing, stats.held, stats.lost) == (2, 1, 1, 1, 1)
     assert stats.finished == {"sent": 1, "bounced": 1}

@@ -136,8 +136,30 @@ COMMENT ON TABLE relay.outbound_log IS
 CREATE INDEX outbound_log_id ON relay.outbound_log (id);
 -- Lists of what went wrong, however much went well.
 CREATE INDEX outbound_log_trouble ON relay.outbound_log (id) WHERE status <> 'sent';
+CREATE INDEX outbound_log_unlucky ON relay.outbound_log (finished_at) WHERE status <> 'sent';
 -- Counting by time costs next to nothing to keep.
 CREATE INDEX outbound_log_time ON relay.outbound_log USING brin (finished_at);
+
+CREATE FUNCTION relay.outbound_recent(within interval, most integer)
+RETURNS TABLE (status text, n bigint)
+LANGUAGE sql STABLE
+SET enable_seqscan = off  -- a bound makes the whole table look cheap; its first rows are the oldest
+AS $$
+    SELECT l.status, count(*)
+    FROM relay.outbound_log l
+    WHERE l.finished_at > now() - within
+      AND l.status <> 'sent'
+    GROUP BY l.status
+    UNION ALL
+    SELECT 'sent', count(*)
+    FROM (SELECT FROM relay.outbound_log l
+          WHERE l.finished_at > now() - within
+            AND l.status = 'sent'
+          LIMIT most) sent
+    HAVING count(*) > 0
+$$;
+COMMENT ON FUNCTION relay.outbound_recent(interval, integer) IS
+    'What finished lately, by status; of those sent at most so many are counted.';
 
 CREATE TABLE relay.outbound_tries (
     message_id uuid NOT NULL,

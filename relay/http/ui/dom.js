@@ -155,11 +155,12 @@ export class Pages {
 
   async start(path) {
     this.path = path;
-    const { items, next } = await this.load(path);
-    if (this.path !== path) return false; // asked anew meanwhile
+    let { items, next } = await this.load(path);
+    // A page may be empty and yet not the last: the relay looks at so many rows a call.
+    for (let tries = 0; !items.length && next && tries < 10; tries += 1) ({ items, next } = await this.load(next));
+    if (this.path !== path) return; // asked anew meanwhile
     this.set(next);
     this.add(items, true);
-    return true;
   }
 
   async more() {
