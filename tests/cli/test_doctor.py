@@ -24,7 +24,7 @@ from psycopg.conninfo import make_conninfo
 from relay.cli.doctor import examine
 from relay.cli.doctor.database import _heard, _keeps_what_it_is_given, _room
 from relay.cli.doctor.findings import Check, Finding, Patient
-from relay.cli.doctor.machine import _file_system, _ports
+from relay.cli.doctor.machine import _file_system, _letters, _ports
 from relay.cli.doctor.running import _actors, _queue, _upstream
 from relay.datadir import DataDir
 from relay.db.connection import connect
@@ -51,6 +51,19 @@ def test_a_data_directory_in_memory_is_warned_of(tmp_path: Path) -> None:
     assert (found.state, "in memory" in found.found) == ("warn", True)
     assert "RELAY_DATA_DIR" in found.advice
     assert only(_file_system, patient(Path("/proc"))).state == "ok"
+
+
+def test_letters_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    """A template that cannot be read; links to this machine in mail for the world."""
+    assert only(_letters, patient(tmp_path)).state == "ok"
+    world = {"RELAY_OUTBOUND__UPSTREAM": "smtps://mail.example.org"}
+    found = only(_letters, patient(tmp_path, **world))
+    assert (found.state, "RELAY_HTTP__PUBLIC_URL" in found.advice) == ("warn", True)
+    world["RELAY_HTTP__PUBLIC_URL"] = "https://shop.example"
+    assert only(_letters, patient(tmp_path, **world)).state == "ok"
+    (tmp_path / "recovery.txt").write_text("{{ link }}")
+    found = only(_letters, patient(tmp_path, RELAY_COLLECTOR__TEMPLATES=str(tmp_path)))
+    assert (found.state, "its code" in found.found) == ("FAIL", True)
 
 
 def test_every_port_is_looked_at(tmp_path: Path) -> None:

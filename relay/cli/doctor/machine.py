@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relay.cli import output
-from relay.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, Patient
+from relay.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, Patient, judged
 from relay.errors import ConfigError
 
 LITTLE_SPACE, NO_SPACE = 2 << 30, 200 << 20  # bytes free
@@ -61,6 +61,29 @@ def _settings(patient: Patient) -> Iterator[Finding]:
             f"HTTP listens on {settings.http.bind} without a public URL",
             "set RELAY_HTTP__PUBLIC_URL: other Host headers are refused",
         )
+
+
+def _letters(patient: Patient) -> Iterator[Finding]:
+    """Can letters be written, and can those who get them follow their links?"""
+    from relay.lifecycle.letters import letters_of
+    from relay.settings import is_loopback, parse_address
+
+    settings = patient.settings
+    if settings is None:
+        return
+    base = settings.http.public_url or f"http://{settings.http.bind}"
+    try:
+        letters_of(settings, base)
+    except ConfigError as error:
+        yield Finding("letters", FAIL, output.line(error), "see relay/lifecycle/templates")
+        return
+    unreachable = not settings.http.public_url and is_loopback(parse_address(settings.http.bind)[0])
+    yield judged(
+        "letters",
+        settings.outbound.upstream == "loop:" or not unreachable,
+        f"their links lead to {base}",
+        "only this machine reaches that: set RELAY_HTTP__PUBLIC_URL",
+    )
 
 
 def _data_directory(patient: Patient) -> Iterator[Finding]:
@@ -232,6 +255,7 @@ def _embedded(patient: Patient) -> Iterator[Finding]:
 CHECKS: tuple[Check, ...] = (
     _python,
     _settings,
+    _letters,
     _data_directory,
     _file_system,
     _disk_space,
