@@ -34,6 +34,7 @@ BENCHES = (
     "collector",
     "tail",
     "page",
+    "devices",
     "device_sessions",
 )
 
