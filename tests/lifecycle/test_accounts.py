@@ -11,15 +11,15 @@ from relay.outbound.message import MalformedMessage
 from tests.lifecycle.people import insert, tokens
 
 
-async def test_made_found_and_listed_by_their_owner_alone(any_pool: Pool):
+async def test_made_found_and_listed_by_their_owner_alone(pool: Pool):
     """The administrator (no owner) sees all, those that SQL made too."""
-    accounts, one, two = Accounts(any_pool), uuid4(), uuid4()
+    accounts, one, two = Accounts(pool), uuid4(), uuid4()
     ada = await accounts.create("Ada@EXAMPLE.org", "ada", one)
     bob = await accounts.create("bob@bücher.example", "Böb <b>", two)
-    (by_sql,) = await insert(any_pool)
+    (by_sql,) = await insert(pool)
     assert (ada.email, ada.login, ada.status) == ("Ada@example.org", "ada", Status.PROVISIONED)
     assert bob.email == "bob@xn--bcher-kva.example"
-    assert len(await tokens(any_pool, ada.id)) == 1
+    assert len(await tokens(pool, ada.id)) == 1
     assert await accounts.get(ada.id, one) == ada
     assert await accounts.get(ada.id, two) is None
     assert await accounts.get(ada.id, None) == ada
@@ -29,9 +29,9 @@ async def test_made_found_and_listed_by_their_owner_alone(any_pool: Pool):
     assert await accounts.list(None, limit=10, before=bob.id) == [ada]
 
 
-async def test_status_changes_are_idempotent_and_the_owners(any_pool: Pool):
+async def test_status_changes_are_idempotent_and_the_owners(pool: Pool):
     """Asking for what is already so is no error; asking for another's is nobody's account."""
-    accounts, one, two = Accounts(any_pool), uuid4(), uuid4()
+    accounts, one, two = Accounts(pool), uuid4(), uuid4()
     ada = await accounts.create("ada@example.org", "ada", one)
     assert await accounts.suspend(ada.id, two) is None
     assert await accounts.get(ada.id, one) == ada
@@ -46,9 +46,9 @@ async def test_status_changes_are_idempotent_and_the_owners(any_pool: Pool):
         assert (back.status, back.suspended_at) == (Status.PROVISIONED, None)
 
 
-async def test_mail_fits_the_status_and_is_bounded(any_pool: Pool):
+async def test_mail_fits_the_status_and_is_bounded(pool: Pool):
     """A recovery for the active, an activation for the provisioned, five in 15 minutes."""
-    accounts, one = Accounts(any_pool), uuid4()
+    accounts, one = Accounts(pool), uuid4()
     ada = await accounts.create("ada@example.org", "ada", one)
     with pytest.raises(WrongStatus, match="provisioned"):
         await accounts.mail(ada.id, one, Action.PASSWORD_RECOVERY)
@@ -59,9 +59,9 @@ async def test_mail_fits_the_status_and_is_bounded(any_pool: Pool):
         await accounts.mail(ada.id, one, Action.ACTIVATION)
 
 
-async def test_what_is_taken_or_malformed_names_its_field(any_pool: Pool):
+async def test_what_is_taken_or_malformed_names_its_field(pool: Pool):
     """And nothing is stored."""
-    accounts, one = Accounts(any_pool), uuid4()
+    accounts, one = Accounts(pool), uuid4()
     await accounts.create("ada@example.org", "ada", one)
     for email, login, field in (
         ("ada@example.org", "other", "email"),

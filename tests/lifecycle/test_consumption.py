@@ -73,10 +73,10 @@ async def test_twenty_at_once_one_succeeds(any_pool: Pool):
         assert won.account == account_id
 
 
-async def test_what_is_wrong_is_refused_and_burns_nothing(any_pool: Pool):
+async def test_what_is_wrong_is_refused_and_burns_nothing(pool: Pool):
     """Forged, unknown, of another key, without its code or with a wrong one: then the right."""
-    number, token, code = await recovery(any_pool)
-    uses = consumption(any_pool)
+    number, token, code = await recovery(pool)
+    uses = consumption(pool)
     secret = secrets.token_bytes(32)
     for given in (
         (token,),
@@ -88,7 +88,7 @@ async def test_what_is_wrong_is_refused_and_burns_nothing(any_pool: Pool):
         ("x" * 86, code),
         (sign(KEY, Action.PASSWORD_RECOVERY, secret, code), code),
         (sign(KEY, Action.ACTIVATION, secret, code), code),
-        (await signed(any_pool, number, key=bytes(32))),
+        (await signed(pool, number, key=bytes(32))),
     ):
         assert await uses.consume(*given) is None
     assert await uses.consume(token, code, action=Action.ACTIVATION) is None
@@ -97,26 +97,26 @@ async def test_what_is_wrong_is_refused_and_burns_nothing(any_pool: Pool):
     assert used.action is Action.PASSWORD_RECOVERY
 
 
-async def test_expired_means_refused(any_pool: Pool):
+async def test_expired_means_refused(pool: Pool):
     """To the second, by the database's clock."""
-    (number,) = await insert(any_pool)
-    token, _ = await signed(any_pool, number)
-    await any_pool.execute(
+    (number,) = await insert(pool)
+    token, _ = await signed(pool, number)
+    await pool.execute(
         "UPDATE relay.tokens SET expires_at = floor(extract(epoch FROM clock_timestamp()))"
     )
-    assert await consumption(any_pool).consume(token) is None
-    assert (await account(any_pool, number))["status"] == "provisioned"
+    assert await consumption(pool).consume(token) is None
+    assert (await account(pool, number))["status"] == "provisioned"
 
 
-async def test_a_suspended_account_uses_nothing_up(any_pool: Pool):
+async def test_a_suspended_account_uses_nothing_up(pool: Pool):
     """Refused while suspended, good afterwards."""
-    (number,) = await insert(any_pool)
-    token, _ = await signed(any_pool, number)
-    await set_status(any_pool, number, "suspended")
-    uses = consumption(any_pool)
+    (number,) = await insert(pool)
+    token, _ = await signed(pool, number)
+    await set_status(pool, number, "suspended")
+    uses = consumption(pool)
     assert await uses.consume(token) is None
-    assert (await tokens(any_pool, number))[0]["consumed_at"] is None
-    await set_status(any_pool, number, "active")
+    assert (await tokens(pool, number))[0]["consumed_at"] is None
+    await set_status(pool, number, "active")
     assert await uses.consume(token) is not None
 
 
@@ -164,37 +164,37 @@ async def test_whoever_locks_the_other_way_round_costs_no_token(pool: Pool):
     assert (await uses.consume(token) is not None) is (results == ["again"])
 
 
-async def test_a_code_that_was_changed_in_the_database_no_longer_opens(any_pool: Pool):
+async def test_a_code_that_was_changed_in_the_database_no_longer_opens(pool: Pool):
     """The signature is good still; the row decides."""
-    number, token, code = await recovery(any_pool)
-    await any_pool.execute(
+    number, token, code = await recovery(pool)
+    await pool.execute(
         "UPDATE relay.tokens SET code = %s WHERE account = %s", (other(code), number)
     )
-    assert await consumption(any_pool).consume(token, code) is None
+    assert await consumption(pool).consume(token, code) is None
 
 
-async def test_keys_may_be_rotated_meanwhile(any_pool: Pool):
+async def test_keys_may_be_rotated_meanwhile(pool: Pool):
     """What a former key signed is good until the key is gone."""
-    first, second = await insert(any_pool, 2)
+    first, second = await insert(pool, 2)
     new = bytes(32)
     ring = [KEY]
-    uses = Consumption(any_pool, lambda: ring)
-    old_token, _ = await signed(any_pool, first)
+    uses = Consumption(pool, lambda: ring)
+    old_token, _ = await signed(pool, first)
     ring.insert(0, new)
     assert await uses.consume(old_token) is not None
-    lost, _ = await signed(any_pool, second)
+    lost, _ = await signed(pool, second)
     ring.remove(KEY)
     assert await uses.consume(lost) is None
-    assert await uses.consume((await signed(any_pool, second, new))[0]) is not None
+    assert await uses.consume((await signed(pool, second, new))[0]) is not None
 
 
-async def test_a_token_used_here_is_refused_without_the_database(any_pool: Pool):
+async def test_a_token_used_here_is_refused_without_the_database(pool: Pool):
     """Until it expires; so an outage between reads nothing into it."""
-    (number,) = await insert(any_pool)
-    token, _ = await signed(any_pool, number)
-    uses = consumption(any_pool)
+    (number,) = await insert(pool)
+    token, _ = await signed(pool, number)
+    uses = consumption(pool)
     await uses.consume(token)
-    await any_pool.close()
+    await pool.close()
     assert await uses.consume(token) is None
 
 

@@ -1,4 +1,4 @@
-"""Taking what is to be mailed: never twice, never lost, never skipped, on each PostgreSQL."""
+"""Taking what is to be mailed: never twice, never lost, never skipped."""
 
 import re
 from collections import Counter
@@ -47,16 +47,16 @@ async def age(pool: Pool, seconds: int, where: str = "true") -> None:
     )
 
 
-async def test_a_row_has_all_that_a_mail_needs(any_pool: Pool):
+async def test_a_row_has_all_that_a_mail_needs(pool: Pool):
     """As it stands in accounts and tokens."""
-    (number,) = await insert(any_pool)
-    made, (token,) = await account(any_pool, number), await tokens(any_pool, number)
-    (row,) = await taken(any_pool)
+    (number,) = await insert(pool)
+    made, (token,) = await account(pool, number), await tokens(pool, number)
+    (row,) = await taken(pool)
     assert row == Row(
         token["id"], 1, number, made["email"], made["login"],
         bytes.fromhex(token["secret"][2:]), token["code"], token["created_at"], token["expires_at"],
     )  # fmt: skip
-    assert await taken(any_pool) == []
+    assert await taken(pool) == []
 
 
 async def test_rolled_back_they_are_there_again(any_pool: Pool):
@@ -137,13 +137,13 @@ async def test_many_takers_drain_twenty_thousand_each_once(any_pool: Pool):
     assert max(Counter(got).values()) == 1
 
 
-async def test_recoveries_go_first_and_in_the_order_in_which_they_expire(any_pool: Pool):
+async def test_recoveries_go_first_and_in_the_order_in_which_they_expire(pool: Pool):
     """Whatever the ids."""
-    early = await insert(any_pool, 4)
-    known = await insert(any_pool, 3, status="active")
-    await recover(any_pool, known)
-    await age(any_pool, 60, f"account = {known[2]}")
-    rows = await taken(any_pool, 5)
+    early = await insert(pool, 4)
+    known = await insert(pool, 3, status="active")
+    await recover(pool, known)
+    await age(pool, 60, f"account = {known[2]}")
+    rows = await taken(pool, 5)
     assert [row.account for row in rows] == [known[2], known[0], known[1], early[0], early[1]]
     assert [row.action for row in rows] == [2, 2, 2, 1, 1]
 
@@ -164,14 +164,14 @@ async def test_recoveries_without_end_do_not_starve_activations(any_pool: Pool):
     assert 0 < Counter(single)[1] < 50
 
 
-async def test_a_full_batch_whatever_the_shares(any_pool: Pool):
+async def test_a_full_batch_whatever_the_shares(pool: Pool):
     """Fewer than asked for means that there are no more."""
-    known = await insert(any_pool, 30, status="active")
-    await insert(any_pool, 3)
-    await recover(any_pool, known)
-    await age(any_pool, 15)
-    assert len(await taken(any_pool, 20)) == 20
-    assert len(await taken(any_pool, 20)) == 13
+    known = await insert(pool, 30, status="active")
+    await insert(pool, 3)
+    await recover(pool, known)
+    await age(pool, 15)
+    assert len(await taken(pool, 20)) == 20
+    assert len(await taken(pool, 20)) == 13
 
 
 @pytest.mark.parametrize("limit", [0, 1])
@@ -181,24 +181,24 @@ async def test_nothing_is_taken_beyond_the_limit(pool: Pool, limit: int):
     assert len(await taken(pool, limit)) == limit
 
 
-async def test_what_expired_or_was_consumed_is_never_taken(any_pool: Pool):
+async def test_what_expired_or_was_consumed_is_never_taken(pool: Pool):
     """And is out of the queue."""
-    old, used, gone, good = await insert(any_pool, 4)
-    await age(any_pool, 900, f"account = {old}")
-    await any_pool.execute("UPDATE relay.tokens SET consumed_at = 1 WHERE account = %s", (used,))
-    await any_pool.execute("DELETE FROM relay.accounts WHERE id = %s", (gone,))
-    assert [row.account for row in await taken(any_pool)] == [good]
-    assert (await _due(any_pool)).parked == 0
+    old, used, gone, good = await insert(pool, 4)
+    await age(pool, 900, f"account = {old}")
+    await pool.execute("UPDATE relay.tokens SET consumed_at = 1 WHERE account = %s", (used,))
+    await pool.execute("DELETE FROM relay.accounts WHERE id = %s", (gone,))
+    assert [row.account for row in await taken(pool)] == [good]
+    assert (await _due(pool)).parked == 0
 
 
-async def test_an_expiry_that_is_changed_by_sql_counts(any_pool: Pool):
+async def test_an_expiry_that_is_changed_by_sql_counts(pool: Pool):
     """Put off, it is taken after all; brought forward, it goes first."""
-    first, second = await insert(any_pool, 2)
-    await age(any_pool, 1000)
-    assert await taken(any_pool) == []
-    await age(any_pool, -2000, f"account = {first}")
-    await age(any_pool, -1500, f"account = {second}")
-    assert [row.account for row in await taken(any_pool)] == [second, first]
+    first, second = await insert(pool, 2)
+    await age(pool, 1000)
+    assert await taken(pool) == []
+    await age(pool, -2000, f"account = {first}")
+    await age(pool, -1500, f"account = {second}")
+    assert [row.account for row in await taken(pool)] == [second, first]
 
 
 async def test_suspended_it_waits_and_unsuspended_it_is_sent(any_pool: Pool, any_database_url: str):
@@ -218,15 +218,15 @@ async def test_suspended_it_waits_and_unsuspended_it_is_sent(any_pool: Pool, any
     assert [row.account for row in await taken(any_pool)] == [known, pending]
 
 
-async def test_what_no_longer_fits_is_not_sent(any_pool: Pool):
+async def test_what_no_longer_fits_is_not_sent(pool: Pool):
     """A second activation of an account that is active now; a recovery of one that is not yet."""
-    (number,) = await insert(any_pool)
-    await any_pool.execute("SELECT relay.resend_activation(%s)", (number,))
-    await recover(any_pool, [number])
-    assert (await _due(any_pool)).recoveries == 0
-    first, _, _ = await tokens(any_pool, number)
-    await any_pool.execute("UPDATE relay.tokens SET consumed_at = 1 WHERE id = %s", (first["id"],))
-    assert [row.action for row in await taken(any_pool)] == [2]
+    (number,) = await insert(pool)
+    await pool.execute("SELECT relay.resend_activation(%s)", (number,))
+    await recover(pool, [number])
+    assert (await _due(pool)).recoveries == 0
+    first, _, _ = await tokens(pool, number)
+    await pool.execute("UPDATE relay.tokens SET consumed_at = 1 WHERE id = %s", (first["id"],))
+    assert [row.action for row in await taken(pool)] == [2]
 
 
 async def test_a_taker_that_dawdles_makes_no_user_wait(any_pool: Pool):
@@ -308,14 +308,14 @@ async def test_an_old_snapshot_makes_no_taker_read_what_was_taken(any_pool: Pool
             assert await pages(connection) < 3 * first + 100
 
 
-async def test_going_on_from_where_it_was_skips_nothing(any_pool: Pool):
+async def test_going_on_from_where_it_was_skips_nothing(pool: Pool):
     """What comes to fit behind a session's back is there when it has nothing more before it, and
     what it took and gave back is."""
-    first, second, *_ = await insert(any_pool, 30)
-    await set_status(any_pool, first, "suspended")
-    async with any_pool.connection() as connection:
+    first, second, *_ = await insert(pool, 30)
+    await set_status(pool, first, "suspended")
+    async with pool.connection() as connection:
         assert (await take(connection, 10))[0].account == second
-        await set_status(any_pool, first, "active")
+        await set_status(pool, first, "active")
         async with connection.transaction(force_rollback=True):
             await take(connection, 10)
         rest = await take(connection, EVERYTHING)
@@ -323,51 +323,51 @@ async def test_going_on_from_where_it_was_skips_nothing(any_pool: Pool):
         assert len(rest) == 20
 
 
-async def test_the_sweep_forgets_what_expired_a_minute_ago(any_pool: Pool):
+async def test_the_sweep_forgets_what_expired_a_minute_ago(pool: Pool):
     """Parked or ready, of either kind; retention deletes the tokens themselves."""
-    await insert(any_pool, 10)
-    known = await insert(any_pool, 10, status="active")
-    await recover(any_pool, known)
-    await set_status(any_pool, known[0], "suspended")
-    await age(any_pool, 930)
-    assert await sweep(any_pool) == Swept(0, 0)
-    await age(any_pool, 60)
-    assert await sweep(any_pool) == Swept(expired=20, readied=0)
-    assert await any_pool.fetch_value("SELECT count(*) FROM relay.token_queue") == 0
-    assert await forget(any_pool, keep=3600) == 0
-    assert await forget(any_pool, keep=60, batch=15) == 15
-    assert await forget(any_pool, keep=60, batch=15) == 5
-    assert await any_pool.fetch_value("SELECT count(*) FROM relay.tokens") == 0
+    await insert(pool, 10)
+    known = await insert(pool, 10, status="active")
+    await recover(pool, known)
+    await set_status(pool, known[0], "suspended")
+    await age(pool, 930)
+    assert await sweep(pool) == Swept(0, 0)
+    await age(pool, 60)
+    assert await sweep(pool) == Swept(expired=20, readied=0)
+    assert await pool.fetch_value("SELECT count(*) FROM relay.token_queue") == 0
+    assert await forget(pool, keep=3600) == 0
+    assert await forget(pool, keep=60, batch=15) == 15
+    assert await forget(pool, keep=60, batch=15) == 5
+    assert await pool.fetch_value("SELECT count(*) FROM relay.tokens") == 0
 
 
-async def test_jobs_shows_how_far_the_documents_cursor_would_be(any_pool: Pool):
+async def test_jobs_shows_how_far_the_documents_cursor_would_be(pool: Pool):
     """Zero at first; behind what waits; the last id when nothing does."""
 
     async def last_seq() -> int:
-        rows = await any_pool.fetch("SELECT * FROM relay.jobs")
+        rows = await pool.fetch("SELECT * FROM relay.jobs")
         assert [row[0] for row in rows] == ["mailroom"]
         return int(rows[0][1])
 
     assert await last_seq() == 0
-    await insert(any_pool, 5)
+    await insert(pool, 5)
     assert await last_seq() == 0
-    rows = await taken(any_pool, 2)
+    rows = await taken(pool, 2)
     assert await last_seq() == rows[-1].id
-    await taken(any_pool)
-    assert await last_seq() == await any_pool.fetch_value("SELECT max(id) FROM relay.tokens")
+    await taken(pool)
+    assert await last_seq() == await pool.fetch_value("SELECT max(id) FROM relay.tokens")
 
 
-async def test_due_counts_what_waits(any_pool: Pool):
+async def test_due_counts_what_waits(pool: Pool):
     """By kind, with the age of the oldest."""
-    assert await _due(any_pool) == Due(0, 0, 0, None)
-    pending = await insert(any_pool, 3)
-    known = await insert(any_pool, 2, status="active")
-    await recover(any_pool, known)
-    await set_status(any_pool, pending[0], "suspended")
-    counted = await _due(any_pool)
+    assert await _due(pool) == Due(0, 0, 0, None)
+    pending = await insert(pool, 3)
+    known = await insert(pool, 2, status="active")
+    await recover(pool, known)
+    await set_status(pool, pending[0], "suspended")
+    counted = await _due(pool)
     assert (counted.recoveries, counted.activations, counted.parked) == (2, 2, 1)
     assert counted.ready == 4
-    (second,) = await tokens(any_pool, pending[1])
+    (second,) = await tokens(pool, pending[1])
     assert counted.oldest_at == second["created_at"]
 
 

@@ -83,16 +83,16 @@ async def test_a_provisioned_account_comes_with_an_activation_token(any_pool: Po
     assert len(token["code"]) == 5
 
 
-async def test_rolled_back_there_is_neither(any_pool: Pool):
+async def test_rolled_back_there_is_neither(pool: Pool):
     """One transaction."""
     with pytest.raises(ZeroDivisionError):
-        async with any_pool.transaction() as connection:
+        async with pool.transaction() as connection:
             await connection.execute(
                 "INSERT INTO relay.accounts (email, login) VALUES ('a@example.org', 'a')"
             )
             raise ZeroDivisionError
     for table in ("accounts", "tokens", "token_queue"):
-        assert await any_pool.fetch_value(f"SELECT count(*) FROM relay.{table}") == 0
+        assert await pool.fetch_value(f"SELECT count(*) FROM relay.{table}") == 0
 
 
 async def test_an_account_that_was_there_already_makes_no_token(any_pool: Pool):
@@ -128,41 +128,39 @@ async def test_the_status_follows_the_documents(any_pool: Pool):
     assert again["activated_at"] == active["activated_at"]
 
 
-async def test_unsuspended_an_account_that_was_never_active_is_provisioned_again(any_pool: Pool):
+async def test_unsuspended_an_account_that_was_never_active_is_provisioned_again(pool: Pool):
     """Whichever of the two it was to become."""
     for target in ("active", "provisioned"):
-        (number,) = await insert(any_pool)
-        await set_status(any_pool, number, "suspended")
-        await set_status(any_pool, number, target)
-        now = await account(any_pool, number)
+        (number,) = await insert(pool)
+        await set_status(pool, number, "suspended")
+        await set_status(pool, number, target)
+        now = await account(pool, number)
         assert (now["status"], now["activated_at"], now["suspended_at"]) == (
             "provisioned", None, None,
         )  # fmt: skip
         assert now["unsuspended_at"] is not None
 
 
-async def test_an_account_inserted_as_active_is_active_again_after_a_suspension(any_pool: Pool):
+async def test_an_account_inserted_as_active_is_active_again_after_a_suspension(pool: Pool):
     """An import of existing accounts: no token, and no fall back to provisioned."""
-    (number,) = await insert(any_pool, status="active")
-    assert await tokens(any_pool, number) == []
-    await set_status(any_pool, number, "suspended")
-    await set_status(any_pool, number, "active")
-    assert (await account(any_pool, number))["status"] == "active"
+    (number,) = await insert(pool, status="active")
+    assert await tokens(pool, number) == []
+    await set_status(pool, number, "suspended")
+    await set_status(pool, number, "active")
+    assert (await account(pool, number))["status"] == "active"
 
 
-async def test_a_recovery_that_is_consumed_changes_no_account(any_pool: Pool):
+async def test_a_recovery_that_is_consumed_changes_no_account(pool: Pool):
     """Only an activation activates, and only what is provisioned."""
-    (number,) = await insert(any_pool)
-    await any_pool.execute(
+    (number,) = await insert(pool)
+    await pool.execute(
         "INSERT INTO relay.tokens (account, action) VALUES (%s, 'password_recovery')", (number,)
     )
-    await any_pool.execute(
-        "UPDATE relay.tokens SET consumed_at = 1 WHERE action = 'password_recovery'"
-    )
-    assert (await account(any_pool, number))["status"] == "provisioned"
-    await set_status(any_pool, number, "suspended")
-    await any_pool.execute("UPDATE relay.tokens SET consumed_at = 1 WHERE action = 'activation'")
-    assert (await account(any_pool, number))["status"] == "suspended"
+    await pool.execute("UPDATE relay.tokens SET consumed_at = 1 WHERE action = 'password_recovery'")
+    assert (await account(pool, number))["status"] == "provisioned"
+    await set_status(pool, number, "suspended")
+    await pool.execute("UPDATE relay.tokens SET consumed_at = 1 WHERE action = 'activation'")
+    assert (await account(pool, number))["status"] == "suspended"
 
 
 async def test_a_token_may_come_before_its_account(any_pool: Pool):
@@ -181,12 +179,12 @@ async def test_a_token_may_come_before_its_account(any_pool: Pool):
         )
 
 
-async def test_a_deleted_account_takes_its_tokens_along(any_pool: Pool):
+async def test_a_deleted_account_takes_its_tokens_along(pool: Pool):
     """And what was to be mailed."""
-    await insert(any_pool, 3)
-    await any_pool.execute("DELETE FROM relay.accounts")
+    await insert(pool, 3)
+    await pool.execute("DELETE FROM relay.accounts")
     for table in ("tokens", "token_queue"):
-        assert await any_pool.fetch_value(f"SELECT count(*) FROM relay.{table}") == 0
+        assert await pool.fetch_value(f"SELECT count(*) FROM relay.{table}") == 0
 
 
 UNUSABLE = [
@@ -228,9 +226,9 @@ async def test_what_would_break_a_line_or_cannot_be_mailed_is_refused(any_pool: 
             )
 
 
-async def test_codes_are_five_digits_evenly_spread(any_pool: Pool):
+async def test_codes_are_five_digits_evenly_spread(pool: Pool):
     """Never `#####`, leading zeros kept, each digit in each place about as often as any other."""
-    rows = await any_pool.fetch("SELECT relay.random_code() FROM generate_series(1, 20000)")
+    rows = await pool.fetch("SELECT relay.random_code() FROM generate_series(1, 20000)")
     codes = [row[0] for row in rows]
     assert all(len(code) == 5 and code.isascii() and code.isdigit() for code in codes)
     for place in range(5):
@@ -239,12 +237,12 @@ async def test_codes_are_five_digits_evenly_spread(any_pool: Pool):
         assert all(1745 < counts[digit] < 2255 for digit in "0123456789"), counts
 
 
-async def test_secrets_and_codes_that_are_malformed_are_refused(any_pool: Pool):
+async def test_secrets_and_codes_that_are_malformed_are_refused(pool: Pool):
     """Whoever gives his own."""
-    (number,) = await insert(any_pool)
+    (number,) = await insert(pool)
     for column, value in (("secret", b"short"), ("code", "12"), ("code", "1234a"), ("code", None)):
         with pytest.raises(psycopg.IntegrityError):
-            await any_pool.execute(
+            await pool.execute(
                 f"INSERT INTO relay.tokens (account, action, {column})"
                 " VALUES (%s, 'activation', %s)",
                 (number, value),
@@ -311,17 +309,17 @@ async def test_any_search_path_and_a_role_that_may_only_insert_will_do(
     assert await any_pool.fetch_value(WAITING) == 4
 
 
-async def test_recover_account_makes_a_token_for_active_accounts_only(any_pool: Pool):
+async def test_recover_account_makes_a_token_for_active_accounts_only(pool: Pool):
     """It names the status that is in the way, and stops at five within 15 minutes."""
-    (number,) = await insert(any_pool)
+    (number,) = await insert(pool)
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="is provisioned"):
-        await any_pool.execute("SELECT relay.recover_account(%s)", (number,))
-    assert await any_pool.fetch_value("SELECT relay.resend_activation(%s)", (number,)) > 0
-    await any_pool.execute("UPDATE relay.tokens SET consumed_at = 1")
+        await pool.execute("SELECT relay.recover_account(%s)", (number,))
+    assert await pool.fetch_value("SELECT relay.resend_activation(%s)", (number,)) > 0
+    await pool.execute("UPDATE relay.tokens SET consumed_at = 1")
     for _ in range(5):
-        made = await any_pool.fetch_value("SELECT relay.recover_account(%s)", (number,))
-        assert (await tokens(any_pool, number))[-1]["id"] == made
+        made = await pool.fetch_value("SELECT relay.recover_account(%s)", (number,))
+        assert (await tokens(pool, number))[-1]["id"] == made
     with pytest.raises(psycopg.errors.ProgramLimitExceeded):
-        await any_pool.execute("SELECT relay.recover_account(%s)", (number,))
+        await pool.execute("SELECT relay.recover_account(%s)", (number,))
     with pytest.raises(psycopg.errors.NoDataFound):
-        await any_pool.execute("SELECT relay.recover_account(999999)")
+        await pool.execute("SELECT relay.recover_account(999999)")
