@@ -26,7 +26,9 @@ Crash safety: which rows exist in which state, and what a kill leaves
 
 Fails with `psycopg.Error` from the connection; the caller's transaction is then over.
 
-The statements' reasons are in migration 0004.
+A session that takes remembers for two seconds how far it has come (a setting of PostgreSQL, which
+a rollback takes back), so that what was taken is not walked over again; before it says that there
+is no more, it looks from the beginning.  That and other reasons are in migration 0004.
 """
 
 from __future__ import annotations
