@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import trio
 
@@ -26,10 +25,11 @@ from relay.lifecycle import purse, queue, tokens
 from relay.lifecycle.budget import Budget, allowance, spend, wait
 from relay.lifecycle.letters import Letters, Unwritable
 from relay.lifecycle.tokens import Action
-from relay.outbound.enqueue import Message, Queued, Suppressed, enqueue
+from relay.outbound.enqueue import Message, Suppressed, enqueue
 from relay.outbound.lanes import Strip
 
-_TIMEOUT = 20.0  # s for one transaction; a stopped backend defeats the server's own limits
+_TIMEOUT = 20.0  # s for a statement; a stopped backend defeats the server's own limits
+_CHUNK = 100  # letters that are written without letting others run: about 7 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class Desk:
 
     async def hand_over(self, key: bytes) -> Handed:
         """Take a batch and queue its letters, signed with `key`; commit."""
-        with trio.move_on_after(_TIMEOUT):
+        with trio.move_on_after(_TIMEOUT) as patience:
             async with self.pool.transaction() as connection:
-                return await self._batch(connection, key)
-        raise DatabaseUnavailable(f"a batch was not handed over within {_TIMEOUT:g} s")
+                return await self._batch(connection, key, patience)
+        raise DatabaseUnavailable(f"PostgreSQL did not answer within {_TIMEOUT:g} s")
 
     async def waiting(self) -> int:
         """How many tokens wait, counted up to the limit."""
@@ -81,42 +81,40 @@ class Desk:
             connection.abandon()
             raise DatabaseUnavailable(f"PostgreSQL did not answer within {_TIMEOUT:g} s")
 
-    async def _batch(self, connection: Connection, key: bytes) -> Handed:
+    async def _batch(
+        self, connection: Connection, key: bytes, patience: trio.CancelScope
+    ) -> Handed:
         if self.budget is None:
-            return await self._queue(connection, key, self.limit)
+            return await self._queue(connection, key, self.limit, patience)
         saved = await purse.take_out(connection, self.budget)
         allowed = min(self.limit, allowance(self.budget, saved))
-        handed = await self._queue(connection, key, allowed) if allowed else Handed()
-        sent = handed.rows - len(handed.refused)
-        left = spend(saved, sent)
+        handed = Handed()
+        if allowed:
+            handed = await self._queue(connection, key, allowed, patience)
+        left = spend(saved, handed.rows - len(handed.refused))
         await purse.put_back(connection, left)
         rest = None
         if handed.rows == allowed < self.limit:
             rest = wait(self.budget, left, limit=self.limit, timeout=self.timeout)
         return Handed(handed.rows, handed.strips, handed.refused, rest, left.letters)
 
-    async def _queue(self, connection: Connection, key: bytes, limit: int) -> Handed:
+    async def _queue(
+        self, connection: Connection, key: bytes, limit: int, patience: trio.CancelScope
+    ) -> Handed:
         rows = await queue.take(connection, limit)
-        if not rows:
-            return Handed()
-        messages, refused = self._write(rows, key)
-        try:
-            queued = await enqueue(self.pool, list(messages.values()), conn=connection)
-        except Suppressed as error:
-            # Nothing was written, and the transaction is as it was.
-            barred = set(error.addresses)
-            for token, message in list(messages.items()):
-                if message.recipients[0].address.lower() in barred:
-                    refused.append(Refused(token, "the recipient is suppressed"))
-                    del messages[token]
-            queued = await enqueue(self.pool, list(messages.values()), conn=connection)
-        return Handed(len(rows), _strips(queued.messages, queued.due_at), tuple(refused))
+        strips: set[Strip] = set()
+        refused: list[Refused] = []
+        for at in range(0, len(rows), _CHUNK):
+            # Others run while each part is stored.
+            patience.deadline = trio.current_time() + _TIMEOUT
+            messages = self._write(rows[at : at + _CHUNK], key, refused)
+            strips |= await self._enqueue(connection, messages, refused)
+        return Handed(len(rows), frozenset(strips), tuple(refused))
 
     def _write(
-        self, rows: Sequence[queue.Row], key: bytes
-    ) -> tuple[dict[int, Message], list[Refused]]:
+        self, rows: Sequence[queue.Row], key: bytes, refused: list[Refused]
+    ) -> dict[int, Message]:
         messages: dict[int, Message] = {}
-        refused: list[Refused] = []
         now = time.time()
         for row in rows:
             action = Action(row.action)
@@ -131,10 +129,24 @@ class Desk:
                 )
             except Unwritable as error:
                 refused.append(Refused(row.id, str(error)))
-        return messages, refused
+        return messages
 
-
-def _strips(messages: Sequence[Queued], due_at: datetime | None) -> frozenset[Strip]:
-    if due_at is None:  # nothing was queued
-        return frozenset()
-    return frozenset(Strip(each.lane, each.priority, due_at, each.domain) for each in messages)
+    async def _enqueue(
+        self, connection: Connection, messages: dict[int, Message], refused: list[Refused]
+    ) -> set[Strip]:
+        try:
+            queued = await enqueue(self.pool, list(messages.values()), conn=connection)
+        except Suppressed as error:
+            # Nothing was written, and the transaction is as it was.
+            barred = set(error.addresses)
+            wanted = []
+            for token, message in messages.items():
+                if message.recipients[0].address.lower() in barred:
+                    refused.append(Refused(token, "the recipient is suppressed"))
+                else:
+                    wanted.append(message)
+            queued = await enqueue(self.pool, wanted, conn=connection)
+        due_at = queued.due_at
+        if due_at is None:  # nothing was queued
+            return set()
+        return {Strip(each.lane, each.priority, due_at, each.domain) for each in queued.messages}

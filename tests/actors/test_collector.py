@@ -24,6 +24,7 @@ from tests.lifecycle.collecting import KEY, collecting, mailed
 from tests.lifecycle.people import insert, set_status
 
 QUEUED = "SELECT count(*) FROM relay.outbound_messages"
+WAITING = "SELECT count(*) FROM relay.token_queue"
 
 
 def batches() -> list[tuple[int, str]]:
@@ -66,7 +67,7 @@ async def test_an_account_becomes_a_letter(pool):
     assert accepts(KEY, link.partition("=")[2]) == "activate"
     (strips,) = told
     assert [(strip.domain, strip.priority) for strip in strips] == [("example.org", 1)]
-    assert await pool.fetch_value("SELECT count(*) FROM relay.token_queue") == 0
+    assert await pool.fetch_value(WAITING) == 0
     # Which of the two: whether the insert came before the look that every start begins with.
     assert batches() in ([(1, "timeout")], [(1, "drain")])
 
@@ -149,7 +150,7 @@ async def test_a_suppressed_recipient_holds_up_nobody(pool):
         await insert(pool, 5, prefix="many")
         await mailbox.send(Wake())
         await becomes(pool, QUEUED, 4)
-        await becomes(pool, "SELECT count(*) FROM relay.token_queue", 0)
+        await becomes(pool, WAITING, 0)
     assert "many2@example.org" not in await mailed(pool)
     (refused,) = [each for each in log.ring.lines() if each["event"] == "collector.refused"]
     assert refused["reason"] == "the recipient is suppressed"
@@ -163,7 +164,7 @@ async def test_a_template_that_fails_on_one_account_holds_up_nobody(pool, tmp_pa
         await insert(pool, 10, prefix="ab")
         await insert(pool, 1, prefix="abc")  # abc1: four characters
         await mailbox.send(Wake())
-        await becomes(pool, "SELECT count(*) FROM relay.token_queue", 0)
+        await becomes(pool, WAITING, 0)
     assert "abc1@example.org" not in await mailed(pool)
     assert len(await mailed(pool)) == 9  # ab10 has four, too
 
@@ -210,7 +211,7 @@ async def test_a_budget_is_kept_over_restarts(pool):
     async with collecting(pool, budget=SMALL):
         await becomes(pool, QUEUED, 4)
     assert await pool.fetch_value("SELECT spent FROM relay.token_budget") == 4
-    assert await pool.fetch_value("SELECT count(*) FROM relay.token_queue") == 1
+    assert await pool.fetch_value(WAITING) == 1
 
 
 async def test_a_budget_is_shared(pool, database_url):
@@ -263,3 +264,12 @@ async def test_the_running_relay_is_woken_by_a_commit(relay):
     await trio.sleep(0.1)
     assert await pool.fetch_value(count) == 50
     await pool.close()
+
+
+async def test_a_batch_may_be_large(pool):
+    """Written in parts, so that others run meanwhile, and still one transaction."""
+    await insert(pool, 1_000)
+    async with collecting(pool, limit=1_000):
+        await becomes(pool, WAITING, 0)
+        assert await pool.fetch_value(QUEUED) == 1_000
+    assert batches() == [(1_000, "drain")]
