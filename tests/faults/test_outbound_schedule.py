@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
@@ -10,46 +9,10 @@ import trio
 from trio.testing import MockClock
 
 from relay.db.pool import Pool
+from tests.faults.conftest import forward
 from tests.outbound.node import put
 from tests.outbound.running import Outbound, running_outbound
 from tests.outbound.sink import HangUp, Session, running_sink
-
-# Functions of a schema that is searched before the system's own.
-CLOCK = """
-    CREATE SCHEMA virtual;
-    CREATE TABLE virtual.clock (ahead interval NOT NULL);
-    INSERT INTO virtual.clock VALUES ('0 s');
-    CREATE FUNCTION virtual.now() RETURNS timestamptz LANGUAGE sql STABLE
-    AS 'SELECT pg_catalog.now() + ahead FROM virtual.clock';
-    CREATE FUNCTION virtual.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
-    AS 'SELECT pg_catalog.clock_timestamp() + ahead FROM virtual.clock';
-    """
-
-
-@pytest.fixture
-def virtual() -> MockClock:
-    """Trio's clock: it goes on at its usual pace, and jumps when it is told to."""
-    return MockClock(rate=1.0)
-
-
-@pytest.fixture
-async def clocked(database_url: str) -> AsyncIterator[Pool]:
-    """A database whose clock can be put forward."""
-    plain = Pool(database_url)
-    async with plain.connection() as conn:
-        await conn.execute(CLOCK)
-    await plain.close()
-    pool = Pool(f"{database_url} options='-c search_path=virtual,pg_catalog'")
-    yield pool
-    await pool.close()
-
-
-async def forward(pool: Pool, clock: MockClock, seconds: float) -> None:
-    """Let so much time pass everywhere."""
-    await pool.execute(
-        "UPDATE virtual.clock SET ahead = ahead + make_interval(secs => %s)", (seconds,)
-    )
-    clock.jump(seconds)
 
 
 async def idle(outbound: Outbound) -> None:
