@@ -7,7 +7,8 @@ where no manager asked.
 Promises
   * The variables are taken out of the environment, so that PostgreSQL, which knows the protocol
     too, does not report itself ready in our name.
-  * Saying something never blocks and never raises: a manager that does not listen is its loss.
+  * Saying something never blocks and never raises.  What the manager had no room for, and must
+    know, is said again with the next sign of life.
 
 `journal_stream` is here for the same reason: lines that go to the journal carry their gravity
 in front (sd-daemon(3)), so that `journalctl -p err` finds them.
@@ -18,7 +19,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import MutableMapping
-from contextlib import suppress
 from typing import TextIO
 
 
@@ -31,6 +31,7 @@ class ServiceManager:
         self.watchdog = watchdog
         """Seconds within which `alive` must be said again; None: nobody waits for it."""
         self._starting = True
+        self._unsaid: list[str] = []
 
     @property
     def listens(self) -> bool:
@@ -49,29 +50,41 @@ class ServiceManager:
     def ready(self, status: str) -> None:
         """Say that the relay serves; `status` is one line for `systemctl status`."""
         self._starting = False
-        self._say("READY=1", f"STATUS={status}")
+        self._insist("READY=1", f"STATUS={status}")
 
     def alive(self, starting_timeout: float) -> None:
         """Say that the loop turns; while it still starts, ask for so many seconds more for that.
 
         A crash recovery takes its time, and the relay's own deadlines say when it is stuck.
         """
+        self._insist()
         lines = ["WATCHDOG=1"]
         if self._starting:
             lines.append(f"EXTEND_TIMEOUT_USEC={starting_timeout * 1e6:.0f}")
-        self._say(*lines)
+        self._say(lines)
 
     def stopping(self, status: str) -> None:
         """Say that the relay has begun to stop."""
         self._starting = False
-        self._say("STOPPING=1", f"STATUS={status}")
+        self._insist("STOPPING=1", f"STATUS={status}")
 
-    def _say(self, *lines: str) -> None:
-        if not self._address:
-            return
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            sender.sendto("\n".join(lines).encode(), self._address)
+    def _insist(self, *lines: str) -> None:
+        self._unsaid += lines
+        if self._unsaid and self._say(self._unsaid):
+            self._unsaid = []
+
+    def _say(self, lines: list[str]) -> bool:
+        """Send one datagram; False if the manager has no room for it now."""
+        if self._address:
+            try:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                    sender.setblocking(False)
+                    sender.sendto("\n".join(lines).encode(), self._address)
+            except BlockingIOError:
+                return False
+            except OSError:
+                pass  # nobody is there: its loss
+        return True
 
 
 def journal_stream(stream: TextIO) -> bool:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ class Manager:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _children(parent: int) -> Iterator[Path]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # gone already
+            if f"\nPPid:\t{parent}\n" in (process / "status").read_text():
+                yield process
 
 
 @pytest.fixture
@@ -92,6 +100,22 @@ def test_a_blocked_loop_falls_silent(manager: Manager, tmp_path: Path) -> None:
             os.kill(relay.pid, signal.SIGCONT)
         manager.settimeout(60)
         assert manager.heard() == {"WATCHDOG": "1"}
+
+
+def test_what_there_was_no_room_for_is_said_again(manager: Manager) -> None:
+    """A manager whose queue is full still learns that the relay is ready, a little later."""
+    ours = ServiceManager(str(manager.path))
+    for _ in range(1000):
+        ours.alive(1.0)
+    ours.ready("Serving.")
+    manager.heard()
+    manager.settimeout(0.05)
+    with suppress(TimeoutError):
+        while True:
+            assert "READY" not in manager.heard()
+    ours.alive(1.0)
+    assert manager.heard() == {"READY": "1", "STATUS": "Serving."}
+    assert manager.heard() == {"WATCHDOG": "1"}
 
 
 def test_the_environment_is_read_once_and_cleared() -> None:

@@ -22,12 +22,14 @@ from tests.relay_process import RelayProcess
 
 SILENT = {
     "up",  # runs; its log is the output
+    "collect",  # writes lines of a format of its own
     "mcp",  # speaks a protocol
     "messages raw",  # bytes
     "mailbox delete",
     "sender remove",
     "suppression remove",
     "webhook remove",
+    "webhook retry",
     "key revoke",
 }
 
