@@ -57,7 +57,8 @@ CREATE TABLE relay.accounts (
     suspended_at      integer,
     unsuspended_at    integer,
     owner             uuid,
-    -- relay.outbound_mailbox accepts exactly these, so handing over to the queue cannot fail.
+    -- The addresses that relay.send takes.  A few that no server has (a domain with an underscore)
+    -- pass, and are refused when the letter is to be written.
     CONSTRAINT accounts_email_is_no_mail_address CHECK (
         email !~ '[[:cntrl:]]'
         AND email ~ '^[^@[:space:]<>(),;:"\\]{1,64}@[^@[:space:]<>(),;"\\]+$'
@@ -380,16 +381,16 @@ SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
-    right_now integer := floor(extract(epoch FROM clock_timestamp()));
-    left_over integer := p_limit;
-    share     integer := 0;
-    strips    relay.token_action[] := '{activation}';
-    strip     relay.token_action;
-    turn      integer := 0;
-    quota     integer;
-    taken     integer;
-    setting   text;
-    mark      bigint[];  -- when the strip was last walked from its beginning; the last row taken
+    right_now   integer := floor(extract(epoch FROM clock_timestamp()));
+    left_over   integer := p_limit;
+    share       integer := 0;
+    strips      relay.token_action[] := '{activation}';
+    strip       relay.token_action;
+    turn        integer := 0;
+    quota       integer;
+    taken       integer;
+    setting     text;
+    mark        bigint[];  -- when the strip was last walked from its beginning; the last row taken
     above_time  integer;
     above_token bigint;
 BEGIN
