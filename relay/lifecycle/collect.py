@@ -154,7 +154,6 @@ class Collect:
                 nursery.start_soon(self._listen)
                 nursery.start_soon(self._watch_reader)
                 while not self._stopping:
-                    self._bell = trio.Event()
                     if await self._worked():
                         await self._sleep(self._until_next_turn())
                     else:
@@ -195,6 +194,7 @@ class Collect:
             return
         with trio.move_on_after(seconds):
             await self._bell.wait()
+            self._bell = trio.Event()
 
     def _until_next_turn(self) -> float:
         next_at = min(self._batching.next_at, self._count_at if self._uncounted else math.inf)
