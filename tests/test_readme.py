@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import supervisor
@@ -34,9 +34,10 @@ def test_the_tree_is_drawn_as_it_runs(relay: RelayProcess) -> None:
     assert [name for name in drawn if name != "filter"] == [c["name"] for c in tree["children"]]
 
 
-def _sources() -> Iterator[ast.Module]:
-    for file in (*ROOT.glob("relay/**/*.py"), *ROOT.glob("actors/*.py"), ROOT / "supervisor.py"):
-        yield ast.parse(file.read_text())
+@functools.cache
+def _sources() -> list[ast.Module]:
+    files = (*ROOT.glob("relay/**/*.py"), *ROOT.glob("actors/*.py"), ROOT / "supervisor.py")
+    return [ast.parse(file.read_text()) for file in files]
 
 
 def _logged() -> set[str]:
@@ -71,7 +72,7 @@ def _possible() -> set[str]:
         for node in ast.walk(module)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "self._note"
         for argument in node.args
-        if isinstance(argument, ast.Constant)
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
     }
     assert issubclass(Cause, enum.Enum)
     found |= {f"outbound.{cause.value}" for cause in Cause}

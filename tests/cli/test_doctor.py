@@ -16,16 +16,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
+from cryptography.fernet import Fernet
 from psycopg.conninfo import make_conninfo
 
-from relay.cli.doctor import examine
-from relay.cli.doctor.database import _heard, _keeps_what_it_is_given, _room
+from relay.cli.doctor import database, examine
+from relay.cli.doctor.database import _heard, _keeps_what_it_is_given, _passwords, _room
 from relay.cli.doctor.findings import Check, Finding, Patient
 from relay.cli.doctor.machine import _file_system, _letters, _ports
 from relay.cli.doctor.running import _actors, _queue, _upstream
+from relay.crypto import Vault
 from relay.datadir import DataDir
 from relay.db.connection import connect
 from relay.settings import load
@@ -87,12 +90,15 @@ def test_every_port_is_looked_at(tmp_path: Path) -> None:
     assert "RELAY_DEVICES__PUSH_BIND" in found["push port"].advice
 
 
-async def test_a_pooler_that_loses_wake_ups_is_found(database_url: str) -> None:
+async def test_a_pooler_that_loses_wake_ups_is_found(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where LISTEN hears nothing (here another database's), the direct URL is named."""
     other = make_conninfo(database_url, dbname="postgres")
     async with await connect(database_url, autocommit=True) as mouth:
         async with await connect(database_url, autocommit=True) as ear:
             assert (await _heard(mouth, ear)).state == "ok"
+        monkeypatch.setattr(database, "HEARD_WITHIN", 0.3)
         async with await connect(other, autocommit=True) as ear:
             deaf = await _heard(mouth, ear)
     assert deaf.state == "warn"
@@ -116,26 +122,29 @@ async def test_a_server_that_forgets_is_found(database_url: str, tmp_path: Path)
         assert (await _room(connection, crowded)).state == "warn"
 
 
-def test_keys_that_do_not_fit_are_found(database_url: str, tmp_path: Path) -> None:
+async def test_keys_that_do_not_fit_are_found(database_url: str, tmp_path: Path) -> None:
     """A node with keys of its own cannot read the passwords that another sealed."""
-    external = {"RELAY_DATABASE__URL": database_url}
+    account, theirs, ours = uuid4(), Fernet.generate_key().decode(), Fernet.generate_key().decode()
+    node = tmp_path / "node"
+    node.mkdir()
+    async with await connect(database_url, autocommit=True) as connection:
 
-    def keys(data_dir: Path, **more: str) -> dict[str, str]:
-        ports = {f"RELAY_{name}__BIND": "127.0.0.1:0" for name in ("HTTP", "SMTP")}
-        done = cli("doctor", "--json", "--data-dir", data_dir, env={**external, **ports, **more})
-        found = {finding["check"]: finding for finding in json.loads(done.stdout)}
-        return found["keys"]  # type: ignore[no-any-return]
+        async def keys(**settings: str) -> Finding:
+            return await _passwords(connection, patient(node, None, **settings))
 
-    assert keys(tmp_path / "none")["state"] == "ok"
-    with RelayProcess(tmp_path / "first", env=external) as relay, relay.http() as api:
-        sender = {"address": "a@example.org", "upstream": "smtps://u:geheim@mail.example:465"}
-        api.post("/api/v1/senders", json=sender).raise_for_status()
-        assert keys(relay.data_dir)["found"] == "1 stored passwords can be read"
-        other = keys(tmp_path / "none")
-        assert other["state"] == "FAIL"
-        assert "RELAY_ENCRYPTION_KEYS" in other["advice"]
-        text = (relay.data_dir / "encryption_keys").read_text().strip()
-        assert keys(tmp_path / "none", RELAY_ENCRYPTION_KEYS=text)["state"] == "ok"
+        assert (await keys()).state == "ok"
+        await connection.execute(
+            "INSERT INTO relay.senders (id, address, upstream, username, password)"
+            " VALUES (%s, 'a@example.org', 'smtps://mail.example:465', 'u', %s)",
+            [account, Vault((theirs,)).seal(account, "geheim")],
+        )
+        assert (await keys()).state == "FAIL", "no keys at all"
+        (node / "encryption_keys").write_text(f"{theirs}\n")
+        assert (await keys()).found == "1 stored passwords can be read"
+        (node / "encryption_keys").write_text(f"{ours}\n")
+        other = await keys()
+        assert (other.state, "RELAY_ENCRYPTION_KEYS" in other.advice) == ("FAIL", True)
+        assert (await keys(RELAY_ENCRYPTION_KEYS=f"{ours},{theirs}")).state == "ok"
 
 
 class Server(threading.Thread):
@@ -196,14 +205,17 @@ def test_mail_that_goes_nowhere_is_found(server: Server, tmp_path: Path) -> None
     assert upstream(f"smtps://{server.address}").state == "FAIL"
 
 
-def test_what_somebody_paused_is_found(tmp_path: Path) -> None:
-    """A paused queue, a paused actor and held mail are warned of in a relay that runs well."""
-    with RelayProcess(tmp_path / "data") as relay:
-        with relay.http() as api:
+def test_what_somebody_paused_is_found(relay: RelayProcess) -> None:
+    """A paused queue and a paused actor are warned of in a relay that runs well."""
+    with relay.http() as api:
+        try:
             api.post("/api/v1/queue/pause").raise_for_status()
             api.post("/api/v1/supervision/ticker/pause").raise_for_status()
-        done = cli("doctor", "--json", "--data-dir", relay.data_dir, env=relay.env)
-        found = {finding["check"]: finding for finding in json.loads(done.stdout)}
+            done = cli("doctor", "--json", "--data-dir", relay.data_dir, env=relay.env)
+        finally:
+            api.post("/api/v1/supervision/ticker/resume").raise_for_status()
+            api.post("/api/v1/queue/resume").raise_for_status()
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert found["queue"]["advice"] == "relay queue resume"
     assert "ticker" in found["actors"]["found"]
     assert {f["check"] for f in found.values() if f["state"] == "warn"} >= {"queue", "actors"}
