@@ -36,7 +36,7 @@ from tests.cli.command import cli
 from tests.relay_process import RelayProcess
 
 
-def patient(path: Path, run: dict[str, Any] | None = None, **settings: str) -> Patient:
+def patient(path: Path, run: dict[str, Any] | None = None, /, **settings: str) -> Patient:
     """Return what the doctor would look at, with these environment variables."""
     return Patient(DataDir(path), load(environ=settings), "", run)
 
