@@ -30,7 +30,7 @@ class Stats:
     """The queue at one moment.
 
     `oldest_due` in seconds; `waiting` what is unfinished, by priority; `finished` of the last hour,
-    by status, of those sent at most `COUNTED`.
+    by status, counted up to `COUNTED`.
     """
 
     paused: bool
@@ -61,8 +61,8 @@ class Stats:
 SIFTED = 5000
 """Messages that a page looks at when it is asked for by what has no index."""
 
-COUNTED = 20_000
-"""Messages sent within the hour that are counted, at most."""
+COUNTED = 10_000
+"""Messages of the last hour that are counted, at most; those that failed or bounced first."""
 
 
 @dataclass(frozen=True, slots=True)
