@@ -7,6 +7,7 @@ a relay dies at an exact place and nothing in it knows of tests.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -58,6 +59,15 @@ async def dead(process: RelayProcess) -> int:
         while process.process is None or process.process.poll() is None:
             await trio.sleep(0.01)
     return int(process.process.returncode)
+
+
+async def dies(process: RelayProcess) -> None:
+    """Start a relay that something kills while it works, and wait for that."""
+    process.spawn()
+    try:
+        assert await dead(process) == -signal.SIGKILL
+    finally:
+        process.kill()
 
 
 async def finished(pool: Pool, count: int, within: float = 60) -> None:

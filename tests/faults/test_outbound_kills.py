@@ -16,6 +16,7 @@ from tests.faults.outbound import (
     LEASE,
     database_proxy,
     dead,
+    dies,
     disconnected,
     finished,
     leases_run_out,
@@ -71,8 +72,7 @@ async def test_killed_in_a_conversation(pool, database_url, tmp_path, step):
         await enqueue(pool, [Message("a@x.org", [Recipient("mark@a.example")], "s", text=text)])
         dsn = f"{database_url} application_name=victim"
         victim = relay_process(tmp_path / "victim", dsn, sink.url)
-        await trio.to_thread.run_sync(victim.spawn)
-        assert await dead(victim) == -signal.SIGKILL
+        await dies(victim)
         await inherited(pool, sink)
     if step in {"connect", "MAIL", "RCPT", "DATA", "body"}:
         assert Counter(sink.recipients)["mark@a.example"] == 1
@@ -100,8 +100,7 @@ async def test_killed_around_a_statement(pool, database_url, tmp_path, statement
         victim = relay_process(
             tmp_path / "victim", proxy.dsn("victim"), sink.url, RELAY_DATABASE__PREPARE="false"
         )
-        await trio.to_thread.run_sync(victim.spawn)
-        assert await dead(victim) == -signal.SIGKILL
+        await dies(victim)
         await disconnected(pool, "victim")
         leased = await pool.fetch_value(
             "SELECT count(*) FROM relay.outbound_due WHERE node IS NOT NULL"
@@ -143,8 +142,7 @@ async def test_killed_in_the_dark_a_message_that_says_so_is_held(pool, database_
     async with running_sink(script) as sink:
         (message,) = await put(pool, "a@a.example", hold_unknown=True)
         victim = relay_process(tmp_path / "victim", database_url, sink.url)
-        await trio.to_thread.run_sync(victim.spawn)
-        assert await dead(victim) == -signal.SIGKILL
+        await dies(victim)
         await lose(pool, message.id)
         async with running_outbound(pool, sink.url, lease_timeout=LEASE) as heir:
             heir.wake()

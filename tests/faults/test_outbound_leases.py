@@ -171,9 +171,11 @@ async def test_a_stopped_relay_that_wakes_up_changes_nothing(pool, database_url,
                 await stopped.wait()
                 if step == "dot":
                     await leases_run_out(pool)  # else it has to be over for the first one too
+                losses = counted("relay_outbound_lost_leases")
                 async with running_outbound(pool, sink.url, lease_timeout=LEASE) as heir:
                     heir.wake()
                     await finished(pool, 1)
+                assert counted("relay_outbound_lost_leases") == losses + 1
                 before = await pool.fetch("SELECT * FROM relay.outbound_log")
                 os.kill(first.pid, signal.SIGCONT)
                 with trio.fail_after(10):  # it finds its deadlines long over, or an answer
