@@ -125,13 +125,17 @@ class _Writer:
                 held = await self._ctx.inbox.take(self._batch_rows)
             except Drained:
                 return
-            small = [one for one in held if not _alone(one.letter)]
-            for one in held:
-                if _alone(one.letter):
-                    lane.start_soon(self._store_aside, one)
-            for batch in self._batches(small):
-                await self._store(batch)
+            await self._dispatch(held, lane)
+            del held  # or they would be in memory until the next letter comes
             self._ctx.beat()
+
+    async def _dispatch(self, held: list[Held[Accept]], lane: trio.Nursery) -> None:
+        small = [one for one in held if not _alone(one.letter)]
+        for one in held:
+            if _alone(one.letter):
+                lane.start_soon(self._store_aside, one)
+        for batch in self._batches(small):
+            await self._store(batch)
 
     async def _store_aside(self, one: Held[Accept]) -> None:
         async with self._aside:

@@ -41,6 +41,7 @@ from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
 from relay.errors import ConfigError
 from relay.log import get_logger
+from relay.memory import return_large_blocks
 from relay.settings import Settings, load, parse_address
 from relay.systemd import ServiceManager
 from supervisor import (
@@ -75,6 +76,7 @@ def up(
 ) -> int:
     """Run the relay in the foreground until a signal, and return the exit code."""
     raise_open_files()
+    return_large_blocks()
     data = DataDir(data_dir)
     data.prepare()
     try:

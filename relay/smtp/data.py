@@ -101,11 +101,13 @@ class DataDecoder:
         self._dropped += keep
         self._counted -= keep
 
-    def text(self) -> bytes:
-        """Return the message once it is `done`, as it was before dot-stuffing."""
+    def take(self) -> bytes:
+        """Return the message once it is `done`, as it was before dot-stuffing, and keep nothing:
+        while it is being stored, it is in memory once."""
+        buffer, self._buffer = self._buffer, bytearray()
         if self._dots:
-            return bytes(memoryview(self._buffer.replace(b"\r\n.", b"\r\n"))[2:])
-        return bytes(memoryview(self._buffer)[2:])
+            buffer = buffer.replace(b"\r\n.", b"\r\n")
+        return bytes(memoryview(buffer)[2:])
 
     def _count(self, stop: int) -> None:
         """Count what decides about the bytes up to `stop`, each of them once."""

@@ -815,7 +815,10 @@ class Session(SMTP):
                     if room:
                         taken += more
                     else:
+                        # What it had is for the others now, so that some of them get through.
                         message.drop()
+                        self.server.budget.give(taken)
+                        taken = 0
             self.due = math.inf
             await self._finish(message, room=room)
         finally:
@@ -845,7 +848,7 @@ class Session(SMTP):
         elif not room:
             self._defer(b"452 4.3.1 Too much mail in flight, try again later\r\n")
         else:
-            await self._store(message.text())
+            await self._store(message.take())
 
     async def _refuse_bare(self) -> None:
         """Refuse a message with a bare CR or LF, wary of what follows it.

@@ -40,7 +40,7 @@ def test_any_cutting_decodes_as_the_reference_does(body, rest, data):
         at += step
     unread = wire[at:]
     assert (message.rest + unread, message.bare, message.size) == (after, bare, len(text))
-    assert message.text() == text
+    assert message.take() == text
     assert (strict.done, strict.bare, strict.size) == (True, bare, len(text))
     assert strict.too_large == (len(text) > 5)
     assert strict.rest + unread == after
@@ -59,7 +59,7 @@ def test_dots(wire, text):
     """A first line's dot counts, a lone dot ends, a doubled one is one."""
     message = DataDecoder(100)
     assert message.feed(wire)
-    assert message.text() == text
+    assert message.take() == text
 
 
 def test_a_message_over_the_limit_is_not_kept():
