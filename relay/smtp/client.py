@@ -533,7 +533,8 @@ class SmtpClient:
         elif mail.eight_bit and "8BITMIME" not in features:
             text = "the message has 8-bit bytes, and the peer does not offer 8BITMIME"
         elif (limit := features.get("SIZE", "")).isdecimal() and 0 < int(limit) < mail.size:
-            text = f"the message has {mail.size} bytes, the peer takes at most {int(limit)}"
+            # In groups of digits: seven in a row would be redacted, as a telephone number.
+            text = f"the message has {mail.size:,} bytes, the peer takes at most {int(limit):,}"
         else:
             return None
         return _outcome(LAW[Phase.MAIL][Seen.PERMANENT], Phase.MAIL, text)

@@ -17,7 +17,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.metrics import registry
 from relay.outbound.desk import Desk
-from relay.outbound.enqueue import announce
+from relay.outbound.enqueue import Message, Recipient, announce, enqueue
 from tests.db.cluster import Cluster, binaries
 from tests.faults.outbound import LEASE, finished, relay_process, sent, started
 from tests.outbound.node import put
@@ -142,6 +142,21 @@ async def test_ones_failure_sends_nothing_again_to_another(pool):
     assert stats["last_hour"] == {"sent": 5, "bounced": 1, "failed": 1}
     assert held is not None
     assert held["error_log"] == "the peer closed the connection"
+
+
+async def test_a_peer_that_takes_only_small_mail_is_told_nothing_and_the_owner_why(pool):
+    """SIZE says no: failed at once, with both figures in the error, and mail that fits goes."""
+    text = "a line\n" * 1_500_000
+    async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
+        message = Message("a@x.org", [Recipient("big@a.example")], "s", text=text)
+        (big,) = (await enqueue(pool, [message])).messages
+        (small,) = await put(pool, "small@a.example")
+        outbound.wake()
+        _, attempts, _, error = await outbound.becomes(big.id, "failed")
+        await outbound.becomes(small.id, "sent")
+    assert attempts == 1
+    assert error.endswith("the peer takes at most 10,000,000")
+    assert sink.recipients == ["small@a.example"]
 
 
 def peak(process: RelayProcess) -> int:
