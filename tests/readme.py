@@ -1,4 +1,5 @@
-"""The README's tables that are written from the program: `make readme` writes them again.
+"""The README's tables that are written from the program: `make readme` writes them again
+(and wraps what grew too long).
 
 Commands, exit codes, settings and metrics stand between `<!-- name -->` and `<!-- /name -->`; what
 stands there is what this module makes of the commands, of `relay.cli.exits`, of
@@ -11,6 +12,7 @@ import importlib
 import pkgutil
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from tests.relay_process import RelayProcess
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+WIDTH = 100
 # Options of so many commands that the table would be about them.
 EVERYWHERE = {"--data-dir", "--config", "--json", "--token", "--limit", "--all"}
 _SAMPLE = re.compile(r"^(\w+)\{([^}]*)\}", re.MULTILINE)
@@ -154,6 +157,43 @@ def section(text: str, name: str) -> str:
     return text.partition(f"<!-- {name} -->\n")[2].partition(f"\n<!-- /{name} -->")[0]
 
 
+def wrapped(text: str) -> str:
+    """Return the README with every paragraph that has too long a line wrapped anew."""
+    done: list[str] = []
+    block: list[str] = []
+    code = False
+
+    def close() -> None:
+        if any(len(line) > WIDTH and "](" not in line for line in block):
+            indent = "  " if block[0].startswith("- ") else ""
+            whole = " ".join(line.strip() for line in block)
+            done.extend(
+                textwrap.wrap(
+                    whole,
+                    WIDTH,
+                    subsequent_indent=indent,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+        else:
+            done.extend(block)
+        block.clear()
+
+    for line in text.split("\n"):
+        fence = line.startswith("```")
+        if code or fence or not line.strip() or line.startswith(("|", "<!--", "#")):
+            close()
+            done.append(line)
+            code ^= fence
+        else:
+            if line.startswith("- "):
+                close()
+            block.append(line)
+    close()
+    return "\n".join(done)
+
+
 def main() -> None:
     """Write the tables into the README."""
     with (
@@ -166,7 +206,7 @@ def main() -> None:
         head, mark, rest = text.partition(f"<!-- {name} -->\n")
         assert mark, f"README.md has no <!-- {name} -->"
         text = head + mark + table + "\n" + rest[rest.index(f"<!-- /{name} -->") :]
-    README.write_text(text)
+    README.write_text(wrapped(text))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ import enum
 import functools
 import inspect
 import re
-from pathlib import Path
 
 import supervisor
 from relay.outbound.states import Cause
-from tests.readme import README, ROOT, scrape, section, tables
+from tests.readme import README, ROOT, scrape, section, tables, wrapped
 from tests.relay_process import RelayProcess
 
 _LEVELS = {"debug", "info", "warning", "error", "critical", "exception"}
@@ -124,8 +123,5 @@ def test_links_within_the_repository_lead_somewhere() -> None:
 
 def test_lines_are_short_enough_to_read() -> None:
     """Prose is wrapped at 100 columns; tables, code and links are as long as they must be."""
-    code = False
-    for number, line in enumerate(Path(README).read_text().splitlines(), 1):
-        code ^= line.startswith("```")
-        if not (code or line.startswith(("|", "<!--")) or "](" in line):
-            assert len(line) <= 100, f"README.md:{number}"
+    text = README.read_text()
+    assert wrapped(text) == text, "run `make readme`"
