@@ -73,7 +73,7 @@ class Intake:
 
     def __init__(self, store: InboxStore, rates: Rates | None = None) -> None:
         self._store = store
-        self._rates = rates or Rates()
+        self._rates = Rates() if rates is None else rates
 
     def admit(self, recipient: bytes, envelope: bytes) -> None:
         """Return if the blob may be put now, counting it for the recipient's rate; else `Refused`.
