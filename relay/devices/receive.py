@@ -50,6 +50,7 @@ ACKNOWLEDGED = Counter(
 )
 
 _MAX_ID = 2**63 - 1  # the largest that the stores give; the frame has room for more
+_DELETE_PATIENCE = 5.0  # s; that of a session which ends for the deletion under way
 _BACKLOG = 16_384  # bytes of our answers that a device may leave unread while we read on
 
 
@@ -223,8 +224,12 @@ class ReceiveSession:
                 session._release(ids)
             while ids:
                 try:
-                    await self._store.delete(self._key, sorted(ids))
-                    break
+                    # Shielded, for a session that begins after the end of this one must not be
+                    # sent what is just being deleted.
+                    with trio.move_on_after(_DELETE_PATIENCE, shield=True):
+                        await self._store.delete(self._key, sorted(ids))
+                        break
+                    await trio.lowlevel.checkpoint()  # one that has ended has waited long enough
                 except StoreUnavailable as failure:
                     await trio.sleep(failure.retry_after * random.uniform(0.5, 1.0))  # noqa: S311
         finally:

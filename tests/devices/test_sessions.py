@@ -462,6 +462,48 @@ async def test_a_flood_of_heartbeats_is_held_back(tmp_path):
                 await device.expect(wire.HEARTBEAT)
 
 
+async def test_unfinished_messages_of_all_sessions_have_a_limit(tmp_path):
+    """Whose bytes exceed it is ended, the others go on, and what ended has given back."""
+    async with world(tmp_path) as here:
+        here.server._memory.partial_limit = 200_000
+        peers = [await here.pusher() for _ in range(4)]
+        frames = [peer.sealed(wire.PUSH, bytes(32) + bytes(60_000)) for peer in peers]
+        for number, (peer, frame) in enumerate(zip(peers, frames, strict=True)):
+            await peer.stream.send_all(frame[:60_000])
+            await here.until_sessions(push=3 if number == 3 else 4, receive=0)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+        for peer, frame in zip(peers[:3], frames[:3], strict=True):
+            await peer.stream.send_all(frame[60_000:])
+            assert (await peer.frames(1))[0].kind == wire.ACK
+        assert here.server._memory.partial == 0
+        for peer in peers:
+            await peer.__aexit__()
+
+
+async def test_input_waits_while_too_much_is_in_hand(tmp_path):
+    """Sessions that push more than may be in memory are slowed down, and all is stored."""
+    _, public = key_pair()
+    async with world(tmp_path) as here:
+        memory = here.server._memory
+        memory.in_hand_limit = 100_000
+
+        async def push_much() -> None:
+            async with await here.pusher() as peer:
+                sent = b"".join(peer.sealed(wire.PUSH, public + bytes(30_000)) for _ in range(10))
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(peer.stream.send_all, sent)
+                    for frame in await peer.frames(10):
+                        assert frame.kind == wire.ACK
+                    assert memory.in_hand < 100_000 + 2 * 65_536
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(push_much)
+        assert len(await here.store.flush(public, limit=500, max_bytes=2**30)) == 100
+        await here.until_sessions(push=0, receive=0)
+        assert memory.in_hand == 0
+
+
 # --- the end --------------------------------------------------------------------------------------
 
 
