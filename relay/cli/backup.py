@@ -113,7 +113,6 @@ def restore(file: Path, force: bool, config: Path | None, data_dir: Path, as_jso
     have been sent after the backup was made: look at `relay queue list --status queued`, cancel
     what has gone out, then `relay queue resume`.
     """
-    from relay.db.migrate import migrate
     from relay.settings import load
 
     settings = load(config=config)
@@ -136,8 +135,7 @@ def restore(file: Path, force: bool, config: Path | None, data_dir: Path, as_jso
         }
         theirs = {name: text for name, text in theirs.items() if name not in set_elsewhere}
         _refuse_to_replace(data, theirs, manifest, force)
-        with_database(config, data_dir, _restore_from(folder, settings, force))
-        applied = with_database(config, data_dir, migrate)
+        applied = with_database(config, data_dir, _restore_from(folder, settings, force))
         _place(data, theirs, folder if DEVICES in manifest["files"] else None)
     if as_json:
         output.document({"made_at": manifest["made_at"], "applied": applied, "paused": True})
@@ -168,12 +166,16 @@ def _dump_to(file: Path, settings: Settings) -> Any:
 
 
 def _restore_from(folder: Path, settings: Settings, force: bool) -> Any:
-    """Return what replaces the schema by the dump, in one transaction, given the URL."""
+    """Return what replaces the schema by the dump, in one transaction, and migrates it.
 
-    async def restore(dsn: str) -> None:
+    Given the database's URL, it returns the migrations that the backup lacked.
+    """
+
+    async def restore(dsn: str) -> list[int]:
         import psycopg
 
         from relay.db.connection import connect
+        from relay.db.migrate import migrate
 
         dsn = settings.database.direct_url or dsn
         async with await connect(dsn, application_name="relay-restore") as connection:
@@ -202,6 +204,7 @@ def _restore_from(folder: Path, settings: Settings, force: bool) -> Any:
             "psql", dsn, "--no-psqlrc", "--quiet", "--single-transaction",
             "--set=ON_ERROR_STOP=1", f"--file={script}", "--output=/dev/null",
         )  # fmt: skip
+        return await migrate(dsn)
 
     return restore
 

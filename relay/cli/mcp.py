@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
     from mcp_types import CallToolResult
 
-    from relay.cli.agent import Desk, Tool
+    from relay.cli.agent.desk import Desk
+    from relay.cli.agent.tools import Tool
 
 SIGN_OF_LIFE_EVERY = 5.0  # seconds
 
@@ -70,7 +71,7 @@ async def _serve(data_dir: Path, token: str | None, allow_private: bool) -> None
     import httpx
     from mcp.server.stdio import stdio_server
 
-    from relay.cli.agent import Desk
+    from relay.cli.agent.desk import Desk
 
     async with httpx.AsyncClient(trust_env=False) as client, stdio_server() as (reading, writing):
         server = make_server(Desk(client, data_dir, token=token, allow_private=allow_private))
@@ -83,7 +84,7 @@ def make_server(desk: Desk) -> Server[Any]:
     from mcp.shared.exceptions import MCPError
     from mcp_types import INVALID_PARAMS, ListToolsResult
 
-    from relay.cli.agent import INSTRUCTIONS, TOOLS
+    from relay.cli.agent.tools import INSTRUCTIONS, TOOLS
 
     tools = {tool.name: tool for tool in TOOLS}
 

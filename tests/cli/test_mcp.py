@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 import trio
 from mcp.client.client import Client
@@ -20,8 +21,10 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 from trio.testing import MockClock
 
-from relay.cli.agent import TOOLS, Desk, MailResult
-from relay.cli.mcp import _call
+from relay.cli.agent.desk import Desk
+from relay.cli.agent.forms import MailResult
+from relay.cli.agent.tools import TOOLS
+from relay.cli.mcp import _call, make_server
 from relay.cli.visit import NotOpened, visit
 from tests.cli.command import environment
 from tests.relay_process import RelayProcess
@@ -146,6 +149,16 @@ async def agent(
             yield Agent(client)
 
 
+@asynccontextmanager
+async def within(relay: RelayProcess, *, allow_private: bool = False) -> AsyncIterator[Agent]:
+    """The same tools without a process between: what they do is all that the test is about."""
+    with trio.fail_after(60):
+        async with httpx.AsyncClient(trust_env=False) as client:
+            desk = Desk(client, relay.data_dir, allow_private=allow_private)
+            async with Client(make_server(desk)) as tools:
+                yield Agent(tools)
+
+
 def deliver(relay: RelayProcess, address: str, subject: str, text: str) -> None:
     with smtplib.SMTP(*relay.smtp, timeout=30) as session:
         letter = f"From: Shop <shop@shop.example>\r\nSubject: {subject}\r\n\r\n{text}\r\n"
@@ -217,7 +230,7 @@ async def test_mail_is_awaited_and_taken_apart(relay: RelayProcess) -> None:
 
 async def test_a_code_is_awaited(relay: RelayProcess) -> None:
     """With a timeout, extract_code waits past mail without one."""
-    async with agent(relay) as ask:
+    async with within(relay) as ask:
         inbox = (await ask("create_inbox"))["address"]
         async with trio.open_nursery() as nursery:
 
@@ -231,7 +244,7 @@ async def test_a_code_is_awaited(relay: RelayProcess) -> None:
 
 async def test_a_sign_up_is_completed(relay: RelayProcess, site: Site) -> None:
     """The link is opened through its redirect, and the form that it leads to is confirmed."""
-    async with agent(relay, "--allow-private") as ask:
+    async with within(relay, allow_private=True) as ask:
         inbox = (await ask("create_inbox"))["address"]
         text = f"Confirm: {site.base}/verify?token=abc\r\nNo more: {site.base}/unsubscribe"
         await trio.to_thread.run_sync(deliver, relay, inbox, "Please confirm", text)
@@ -256,7 +269,7 @@ async def test_a_link_into_the_private_network_is_not_opened(
     relay: RelayProcess, site: Site
 ) -> None:
     """Without --allow-private a link to this machine is reported and left alone."""
-    async with agent(relay) as ask:
+    async with within(relay) as ask:
         inbox = (await ask("create_inbox"))["address"]
         await trio.to_thread.run_sync(
             deliver, relay, inbox, "Confirm", f"{site.base}/verify?token=abc"
@@ -270,7 +283,7 @@ async def test_a_link_into_the_private_network_is_not_opened(
 
 async def test_sending_and_the_queue(relay: RelayProcess) -> None:
     """send queues once under its key, queue_state tells what became of it."""
-    async with agent(relay) as ask:
+    async with within(relay) as ask:
         inbox = (await ask("create_inbox"))["address"]
         letter = {
             "from": "Ada <ada@relay.localhost>",
@@ -293,7 +306,7 @@ async def test_sending_and_the_queue(relay: RelayProcess) -> None:
 
 async def test_what_is_wrong_is_the_tools_error(relay: RelayProcess) -> None:
     """A misspelt argument, a foreign inbox and a bad value are told; an unknown tool is refused."""
-    async with agent(relay) as ask:
+    async with within(relay) as ask:
         assert "adress" in await ask.refused("latest_mail", adress="x@relay.localhost")
         assert "no such mailbox" in await ask.refused("latest_mail", address="x@relay.localhost")
         assert "ttl_minutes" in await ask.refused("create_inbox", ttl_minutes=0)

@@ -1,0 +1,273 @@
+"""What the tools take and answer.
+
+One declaration is the schema that an agent reads, the check of what it sent and the shape of what
+it gets, so they cannot differ.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Arguments(BaseModel):
+    """What a tool takes; an unknown name is an error, so that a misspelt one is not ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Result(BaseModel):
+    """What a tool answers."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+
+Address = Annotated[str, Field(min_length=3, description="the inbox, as create_inbox gave it")]
+Timeout = Annotated[
+    float, Field(ge=0, le=3600, description="seconds to wait for mail that is not there yet")
+]
+Sender = Annotated[
+    str | None,
+    Field(alias="from", description="only mail whose From contains this, in any case"),
+]
+Subject = Annotated[
+    str | None, Field(description="only mail whose subject contains this, in any case")
+]
+MessageId = Annotated[
+    str | None, Field(description="look at this message only; else at the newest that has one")
+]
+
+
+class CreateInbox(Arguments):
+    """Arguments of create_inbox."""
+
+    ttl_minutes: Annotated[
+        int | None, Field(ge=1, description="how long it lives; the plan's default when left out")
+    ] = None
+    local_part: Annotated[
+        str | None, Field(description="the part before the @; a random one when left out")
+    ] = None
+    domain: Annotated[
+        str | None, Field(description="one of the relay's domains; its first when left out")
+    ] = None
+
+
+class Inbox(Result):
+    """A new inbox."""
+
+    address: str
+    expires_at: str
+    plan: str
+
+
+class WaitForMail(Arguments):
+    """Arguments of wait_for_mail."""
+
+    address: Address
+    timeout: Timeout = 60.0
+    sender: Sender = None
+    subject: Subject = None
+    after: Annotated[
+        str | None,
+        Field(description="only mail after this message id or RFC 3339 time; else any counts"),
+    ] = None
+
+
+class LatestMail(Arguments):
+    """Arguments of latest_mail."""
+
+    address: Address
+    sender: Sender = None
+    subject: Subject = None
+
+
+class Attachment(Result):
+    """A file that came with a message."""
+
+    index: int
+    filename: str | None
+    content_type: str
+    size: Annotated[int, Field(description="bytes")]
+
+
+class Mail(Result):
+    """A message."""
+
+    id: str
+    from_address: str | None
+    to: str
+    subject: str | None
+    received_at: str
+    code: Annotated[str | None, Field(description="the one-time code found in it")]
+    links: Annotated[list[str], Field(description="likely confirmation links first")]
+    text: Annotated[str | None, Field(description="its text; null when it has HTML only")]
+    html: Annotated[str | None, Field(description="its HTML, where it has no text")]
+    truncated: Annotated[bool, Field(description="whether text or html was cut")]
+    attachments: list[Attachment]
+
+
+class MailResult(Result):
+    """A message, or none."""
+
+    found: Annotated[bool, Field(description="false: none came in time, or none is there")]
+    mail: Mail | None
+
+
+class ExtractCode(Arguments):
+    """Arguments of extract_code."""
+
+    address: Address
+    message_id: MessageId = None
+    sender: Sender = None
+    subject: Subject = None
+    timeout: Timeout = 0.0
+
+
+class Code(Result):
+    """A one-time code, and the message it came in."""
+
+    code: str
+    message_id: str
+    from_address: str | None
+    subject: str | None
+    received_at: str
+
+
+class ExtractLink(Arguments):
+    """Arguments of extract_link."""
+
+    address: Address
+    message_id: MessageId = None
+    contains: Annotated[
+        str | None, Field(description="only a link that contains this, such as the site's name")
+    ] = None
+    sender: Sender = None
+    subject: Subject = None
+    timeout: Timeout = 0.0
+
+
+class Link(Result):
+    """The likeliest link of a message, and all of them."""
+
+    link: str
+    links: list[str]
+    message_id: str
+    from_address: str | None
+    subject: str | None
+    received_at: str
+
+
+class CompleteSignup(Arguments):
+    """Arguments of complete_signup."""
+
+    address: Address
+    timeout: Timeout = 60.0
+    sender: Sender = None
+    subject: Subject = None
+    link_contains: Annotated[
+        str | None,
+        Field(description="open only a link that contains this, such as the site's host name"),
+    ] = None
+    open_link: Annotated[
+        bool, Field(description="false: report code and link and open nothing")
+    ] = True
+
+
+class Opened(Result):
+    """What opening the link led to."""
+
+    status: Annotated[int, Field(description="HTTP status of the last page")]
+    url: Annotated[str, Field(description="where redirects ended")]
+    title: str
+    text: Annotated[str, Field(description="the beginning of the page's text")]
+    steps: Annotated[list[str], Field(description='each request, such as "GET 302"')]
+    form_submitted: Annotated[bool, Field(description="a confirmation form was sent")]
+
+
+class Signup(Result):
+    """How far a sign-up came."""
+
+    completed: Annotated[bool, Field(description="the link was opened and the site said yes")]
+    note: Annotated[str, Field(description="what happened, or what is left to do")]
+    code: str | None
+    link: str | None
+    message_id: str
+    from_address: str | None
+    subject: str | None
+    opened: Opened | None
+
+
+class Send(Arguments):
+    """Arguments of send."""
+
+    sender: Annotated[str, Field(alias="from", description="an address, or Name <address>")]
+    to: Annotated[
+        list[str] | str, Field(description="one address or several; each gets its own message")
+    ]
+    subject: str = ""
+    text: str | None = None
+    html: str | None = None
+    priority: Literal["high", "normal", "bulk"] = "normal"
+    send_at: Annotated[
+        str | None, Field(description="not before this RFC 3339 time; else at once")
+    ] = None
+    idempotency_key: Annotated[
+        str | None,
+        Field(description="the same key and message within 24 hours is sent once"),
+    ] = None
+
+
+class Queued(Result):
+    """One message of the queue."""
+
+    id: Annotated[str, Field(description="for queue_state")]
+    recipient: str
+    status: str
+
+
+class SendResult(Result):
+    """What was queued, a message a recipient."""
+
+    messages: list[Queued]
+
+
+class QueueQuery(Arguments):
+    """Arguments of queue_state."""
+
+    message_id: Annotated[
+        str | None, Field(description="a message that send gave; the whole queue when left out")
+    ] = None
+
+
+class Counts(Result):
+    """The outbound queue at this moment."""
+
+    paused: bool
+    queued: int
+    due: int
+    processing: int
+    held: int
+    oldest_due_seconds: float | None
+    last_hour: Annotated[dict[str, int], Field(description="what finished, by status")]
+
+
+class Delivery(Result):
+    """One outbound message."""
+
+    id: str
+    status: str
+    recipient: str | None
+    subject: str | None
+    attempts: int
+    next_retry_at: str | None
+    sent_at: str | None
+    error: str | None
+    phases: Annotated[list[str], Field(description='each phase, such as "rcpt 250"')]
+
+
+class QueueResult(Result):
+    """The queue as a whole, or one message of it."""
+
+    queue: Counts | None
+    message: Delivery | None
