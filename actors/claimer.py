@@ -15,7 +15,8 @@ Promises
   whose route or domain has a rate only as that allows, all nodes together.
 
 Fails: never on an outage of the database; the next sweep finds the same rows.  A claim whose answer
-was lost, or that was handed to a sender that died, is a lease that runs out: due again, counted.
+was lost is given back as soon as the database answers; one that was handed to a sender that died is
+a lease that runs out: due again, counted.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ class _Claimer:
         self._book = LaneBook()
         self._room = 0
         self._look = True  # a survey is wanted
+        self._recover = True  # what an incarnation before this one claimed in vain, too
         self._rested_at = -math.inf  # not before
         self._swept_at = -math.inf
         self._clock_at = trio.current_time()
@@ -153,6 +155,7 @@ class _Claimer:
             except DatabaseUnavailable as error:
                 log.warning("claimer.waits_for_database", reason=str(error))
                 self._look = True
+                self._recover = True
                 seconds = self._jitter(1.0)
 
     def _read(self, letter: Any) -> None:
@@ -189,8 +192,14 @@ class _Claimer:
         if now >= self._swept_at + self._sweep_every:
             self._look = True
             self._swept_at = now + self._sweep_every * self._rng.uniform(-0.25, 0.25)
+            self._recover = True
             if self._rates is not None:
                 self._limited = await self._rates.limited()
+        if self._recover:
+            recovered = await self._queue.recover()
+            self._recover = False
+            if recovered:
+                log.warning("claimer.recovered", messages=len(recovered), ids=_some(recovered))
         at = self._now()
         if at is not None and self._due_at is not None and at >= self._due_at:
             # What said so had another clock, or was early by the length of a commit: asked for
@@ -216,7 +225,11 @@ class _Claimer:
             self._book.took(plan, batch.claimed)
             self._count(batch)
             if self._limited:
-                await self._put_back(batch)
+                try:
+                    await self._put_back(batch)
+                except DatabaseUnavailable:
+                    self._queue.disown(batch)
+                    raise
             if batch.messages:
                 self._room -= len(batch.messages)
                 for message in batch.messages:

@@ -16,6 +16,7 @@ Crash safety: which rows exist in which state, and what a kill leaves
     ----------  -----------------------------------  ------------  ------------------------------
     queued      node NULL, run_at = when it is due   none          it, unchanged
     claiming    either side of one commit            none          queued, or leased by the dead
+                                                                   (who lives calls `recover`)
     processing  node, token+1, run_at = lease's end  none          due again at run_at; the next
                                                                    claim counts and records it
     DATA begun  the same; if an unknown outcome is   none          held, once the reaper finds the
@@ -29,7 +30,7 @@ Crash safety: which rows exist in which state, and what a kill leaves
     moves due to log (finalise, cancel), one moves it back (retry by hand).
 
 Fails with `DatabaseUnavailable` from the pool.  Whether the statement took effect is then unknown:
-a claim that did is a lost lease later, and a `finalise` may be repeated with the same tokens.
+a claim that did is given back by `recover`, and a `finalise` may be repeated with the same tokens.
 
 Why SQL functions for claim and finalise: see migration 0002 (plans made while the queue is empty).
 """
@@ -52,6 +53,7 @@ from relay.outbound.lanes import Ask, Strip
 from relay.outbound.states import NOT_BEGUN, OUTCOMES, Cause
 
 _FETCH_TIMEOUT = 60.0  # s; the largest message over a slow network
+_LOOKED_FOR = 60.0  # s; how long a claim may still be running whose connection broke
 _INLINE = 1 << 20  # bytes; what is larger is fetched by its sender alone, when it is its turn
 
 
@@ -131,7 +133,8 @@ class Batch:
     """What a claim found.
 
     `messages` are to be delivered before `leased_until` (seconds of Trio's clock, counted from
-    before the claim was sent, so it is over here before it is over in the database).
+    before the claim was sent, so it is over here before it is over in the database).  `claim` is
+    its name in the database.
     `contents` are the bodies, by content id; `claimed` is for `LaneBook.took`.  `lost` are the
     messages whose former lease had run out, `quarantined` those of them that were set aside,
     `suppressed` those cancelled because of the suppression list.
@@ -141,6 +144,7 @@ class Batch:
     contents: dict[UUID, Content]
     claimed: dict[tuple[int, int], tuple[int, datetime]]
     leased_until: float
+    claim: UUID | None = None
     lost: list[UUID] = field(default_factory=list)
     quarantined: list[UUID] = field(default_factory=list)
     suppressed: list[UUID] = field(default_factory=list)
@@ -198,6 +202,9 @@ class Queue:
         self.lease_timeout = lease_timeout
         self.max_attempts = max_attempts
         self.max_losses = max_losses
+        self._claims = 0
+        self._orphaned: dict[UUID, float] = {}
+        """Claims of which nobody has the messages, and until when they are looked for."""
 
     # Taking out -----------------------------------------------------------------------------------
 
@@ -221,26 +228,33 @@ class Queue:
         if not asks:
             return Batch([], {}, {}, leased_until)
         lanes, priorities, floors, limits, _ = zip(*asks, strict=True)
-        rows = await self._pool.fetch(
-            """
-            SELECT *
-            FROM relay.outbound_claim(%b, %s, %b::bigint[], %b::smallint[], %b::timestamptz[],
-                                      %b::integer[], %s, %s, %s)
-            """,
-            (
-                self.node,
-                self.lease_timeout,
-                list(lanes),
-                list(priorities),
-                list(floors),
-                list(limits),
-                self.max_attempts,
-                self.max_losses,
-                _INLINE,
-            ),
-            binary=True,
-        )
-        batch = Batch([], {}, {}, leased_until)
+        # Each claim has a name of its own, so that one whose answer is lost can be told apart.
+        self._claims += 1
+        claim = UUID(int=self.node.int ^ self._claims)
+        try:
+            rows = await self._pool.fetch(
+                """
+                SELECT *
+                FROM relay.outbound_claim(%b, %s, %b::bigint[], %b::smallint[], %b::timestamptz[],
+                                          %b::integer[], %s, %s, %s)
+                """,
+                (
+                    claim,
+                    self.lease_timeout,
+                    list(lanes),
+                    list(priorities),
+                    list(floors),
+                    list(limits),
+                    self.max_attempts,
+                    self.max_losses,
+                    _INLINE,
+                ),
+                binary=True,
+            )
+        except BaseException:
+            self._disown(claim)
+            raise
+        batch = Batch([], {}, {}, leased_until, claim)
         skipped: list[Outcome] = []
         for row in rows:
             message = Claimed._make(row)
@@ -265,6 +279,35 @@ class Queue:
             # These are lost leases then; the others are claimed and must not be lost with them.
             return batch
         return batch
+
+    def disown(self, batch: Batch) -> None:
+        """Say that nobody will deliver a batch: `recover` gives it back."""
+        if batch.claim is not None:
+            self._disown(batch.claim)
+
+    def _disown(self, claim: UUID) -> None:
+        self._orphaned[claim] = trio.current_time() + min(self.lease_timeout, _LOOKED_FOR)
+
+    async def recover(self) -> list[UUID]:
+        """Give back what was claimed and reached nobody; returns the messages that are due again.
+
+        Without this they would wait for the end of their leases, and count as lost.  A claim that
+        commits only later (its connection broke while it ran) is found by a later call.
+        """
+        now = trio.current_time()
+        self._orphaned = {claim: until for claim, until in self._orphaned.items() if until > now}
+        if not self._orphaned:
+            return []
+        rows = await self._pool.fetch(
+            """
+            UPDATE relay.outbound_due d
+            SET token = d.token + 1, node = NULL, attempt = d.attempt - 1, run_at = now()
+            WHERE d.node = ANY (%s)
+            RETURNING d.id
+            """,
+            (list(self._orphaned),),
+        )
+        return [row[0] for row in rows]
 
     async def content(self, content_id: UUID) -> Content | None:
         """Fetch one body: a large one, when its delivery is about to begin."""

@@ -238,3 +238,44 @@ async def test_an_outage_longer_than_the_lease_makes_no_second_copy_here(pool, d
         await through.close()
     assert len(sink.received) == 1
     assert await lost(pool) == 1
+
+
+async def test_a_claim_whose_answer_is_lost_is_given_back_at_once(pool, database_url):
+    """The database has leased, and its word never arrives: nobody waits for the end of a lease of
+    five minutes, nothing counts as lost, and what is in hand stays there."""
+    claims = 0
+    first_held, others_sent = trio.Event(), trio.Event()
+
+    async def moment(statement: str, when: str) -> bool:
+        nonlocal claims
+        if when == "answered":
+            claims += 1
+        return claims != 2 or when != "answered"
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "dot" and session.recipients == ["first@a.example"]:
+            first_held.set()
+            await others_sent.wait()
+        return None
+
+    others = ["b@b.example", "c@c.example"]
+    async with (
+        running_sink(script) as sink,
+        database_proxy(database_url, {"claim": b"relay.outbound_claim("}, moment) as proxy,
+    ):
+        through = Pool(proxy.dsn("relay"), prepare=False)
+        async with running_outbound(through, sink.url, lease_timeout=300.0) as outbound:
+            await put(pool, "first@a.example")
+            outbound.wake()
+            await first_held.wait()
+            await put(pool, *others)
+            outbound.wake()
+            await finished(pool, 2, within=10)
+            others_sent.set()
+            await finished(pool, 3)
+        await through.close()
+    assert claims > 2
+    assert sorted(sink.recipients) == [*others, "first@a.example"]
+    assert await lost(pool) == 0
+    rows = await pool.fetch("SELECT DISTINCT attempts FROM relay.outbound_messages")
+    assert rows == [(1,)]
