@@ -286,7 +286,7 @@ class Queue:
             self._disown(batch.claim)
 
     def _disown(self, claim: UUID) -> None:
-        self._orphaned[claim] = trio.current_time() + min(self.lease_timeout, _LOOKED_FOR)
+        self._orphaned[claim] = trio.current_time() + self.lease_timeout
 
     async def recover(self) -> list[UUID]:
         """Give back what was claimed and reached nobody; returns the messages that are due again.
@@ -307,6 +307,8 @@ class Queue:
             """,
             (list(self._orphaned),),
         )
+        latest = now + _LOOKED_FOR  # the database answers again
+        self._orphaned = {claim: min(until, latest) for claim, until in self._orphaned.items()}
         return [row[0] for row in rows]
 
     async def content(self, content_id: UUID) -> Content | None:
