@@ -232,8 +232,9 @@ class _Claimer:
                     raise
             if batch.messages:
                 self._room -= len(batch.messages)
-                for message in batch.messages:
-                    self._gates.claimed(message.lane)
+                if self._gates:
+                    for message in batch.messages:
+                        self._gates.claimed(message.lane)
                 await self._sender.send(Deliver(batch, self._epoch))
             self._ctx.beat()
         return self._until_next_turn()

@@ -578,9 +578,13 @@ class _Sender:
     ) -> tuple[Connection | None, _Job | None]:
         """Deliver one message; returns the connection to go on with, and the next job."""
         mail = self._composed(job)
-        if mail is None or not await self._may_begin(job):
+        if mail is None:
             return connection, self._next(line)
         began_at = trio.current_time()
+        if job.lost or job.message.hold_unknown or began_at > job.leased_until - self._lease / 2:
+            if not await self._may_begin(job):
+                return connection, self._next(line)
+            began_at = trio.current_time()
         if connection is None or connection.closed:
             connection = connections.take()
             if connection is None:
@@ -588,7 +592,7 @@ class _Sender:
                 if connection is None:
                     return None, self._next(line)
         last = connection.delivered + 1 >= MOST_MAILS
-        following = None if last else self._announced(line)
+        following = None if last else self._announced(line, began_at)
         job.connection = connection
         first = connection.trace if connection.delivered == 0 else ()
         try:
@@ -624,7 +628,7 @@ class _Sender:
             await connection.quit()
         return connection, self._next(line)
 
-    def _announced(self, line: _Line) -> _Job | None:
+    def _announced(self, line: _Line, now: float) -> _Job | None:
         """Take the job that this worker delivers next, if that can be promised by now."""
         job = self._next(line)
         if job is None:
@@ -632,7 +636,7 @@ class _Sender:
         job.mail = self._composed(job)
         if job.mail is None:
             return None
-        in_time = trio.current_time() < job.leased_until - self._lease / 2
+        in_time = now < job.leased_until - self._lease / 2
         if job.lost or not in_time or job.message.hold_unknown:
             line.queue.appendleft(job)
             if not line.ready:
