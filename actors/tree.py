@@ -29,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import random
+import resource
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.desk import DeviceDesk
 from relay.devices.intake import Intake
+from relay.devices.limits import DeviceLimits
 from relay.devices.noise import KeyPair
 from relay.devices.postgres import PostgresStore
 from relay.devices.server import DeviceServer
@@ -180,7 +182,9 @@ def build_tree(
     intake = Intake(inboxes)
     server = None
     if resources.device_key is not None:
-        server = DeviceServer(resources.device_key, inboxes, intake)
+        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = DeviceLimits.fitting(open_files)
+        server = DeviceServer(resources.device_key, inboxes, intake, limits)
     desk = None
     if server is not None or settings.devices.store == "postgres":
         desk = DeviceDesk(inboxes, intake, server)  # a file of our own that nobody reads is no use

@@ -64,6 +64,9 @@ BLOCKED_EXIT = 60.0  # seconds of one blocking step after which the process ends
 
 ALIVE_EVERY = 10.0  # seconds at most between two signs of life to the service manager
 
+PORTS = ("http", "smtp", "devices_push", "devices_receive")
+"""What `relay.json` says of where this relay is reached."""
+
 log = get_logger()
 
 
@@ -374,9 +377,9 @@ async def _narrate(
                 data.write_run(entries)
                 log.info(
                     "relay.ready",
-                    **{k: entries[k] for k in ("http", "smtp", "pid") if k in entries},
+                    **{k: entries[k] for k in (*PORTS, "pid") if k in entries},
                 )
-                served = [f"{k} {entries[k]}" for k in ("http", "smtp") if k in entries]
+                served = [f"{k} {entries[k]}" for k in PORTS if k in entries]
                 manager.ready(f"Serving {', '.join(served) or 'its roles'}.")
 
 

@@ -39,3 +39,17 @@ class DeviceLimits:
     """How long a session that the relay ends waits for the peer to read the last frames."""
     drain: float = 10.0
     """How long pushes in hand may take to finish after SIGTERM."""
+
+    @classmethod
+    def fitting(cls, open_files: int) -> DeviceLimits:
+        """Return the limits of a process that may open so many files (below 0: any number).
+
+        Each session is one; a quarter stays for mail, HTTP and the database, which strangers on
+        these ports must not be able to starve.
+        """
+        if open_files < 0:
+            return cls()
+        return cls(
+            max_push_sessions=min(cls.max_push_sessions, open_files // 5),
+            max_receive_sessions=min(cls.max_receive_sessions, open_files * 11 // 20),
+        )
