@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -20,6 +21,7 @@ from relay.cli import db, exits, options
 from relay.cli.exits import Failure
 
 GRACE = 5.0  # s after a signal, for the batch in hand
+START_TIMEOUT = 60.0  # s for a relay that is starting
 
 
 @click.command()
@@ -61,6 +63,8 @@ def collect(config: Path | None, data_dir: Path, follow: bool, adaptive: bool) -
     # While the embedded server starts or stops; otherwise the signal receiver of _collect.
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
+        if not settings.database.url:
+            _await_relay(data_dir)
         db.with_database(config, data_dir, work, make=False)
     except KeyboardInterrupt:
         if signal.SIGTERM not in received:
@@ -68,6 +72,16 @@ def collect(config: Path | None, data_dir: Path, follow: bool, adaptive: bool) -
     finally:
         signal.signal(signal.SIGTERM, before)
     return exits.INTERRUPTED if signal.SIGINT in received else exits.OK
+
+
+def _await_relay(data_dir: Path) -> None:
+    """Let a relay that is just starting on this directory become ready: its server is ours too."""
+    from relay.datadir import DataDir
+
+    data = DataDir(data_dir)
+    until = time.monotonic() + START_TIMEOUT
+    while data.is_held() and data.read_run() is None and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def _signing_key(data_dir: Path, configured: str) -> Callable[[], bytes]:
