@@ -54,6 +54,7 @@ from relay.http import (
 )
 from relay.http.auth import Caller, Hosts, authorise
 from relay.http.bodies import Connection, Request, Uploads
+from relay.http.cookies import SESSION
 from relay.http.deps import Deps
 from relay.http.operations import Call, Handler, Operation, read_values
 from relay.http.problems import Problem, from_status, unavailable
@@ -198,7 +199,8 @@ async def _admit(
         if operation.limited:
             rates.charge(address_of(connection, deps.trusted_proxies), deps.anonymous_rate)
 
-    named = "Authorization" in connection.headers or connection.cookies
+    # A cookie of somebody else's is no credential, and must not put the charge off.
+    named = "Authorization" in connection.headers or SESSION in connection.cookies
     if not named:
         charge_address()  # before any look-up
     try:

@@ -118,7 +118,7 @@ async def _on_mailbox(
     deps: Deps, operation: Operation, connection: Any, address: str
 ) -> tuple[Caller | None, Mailbox | None]:
     caller, token_hash = await _of_mailbox(deps, operation, connection.headers, connection.args)
-    if caller is None and token_hash is None:
+    if caller is None and token_hash is None and not _named(connection.headers):
         signing = deps.keyring.signing
         token_hash = cookie_of(MAILBOX, signing, connection)
         caller = await _holder(deps, cookie_of(SESSION, signing, connection))
@@ -154,6 +154,11 @@ async def _of_mailbox(
     caller = await identify(deps, bearer) if bearer else None
     known = session is not None and 0 < len(session) <= MAX_TOKEN
     return caller, hash_token(session or "") if known else None
+
+
+def _named(headers: Mapping[str, str]) -> bool:
+    # A wrong credential is not mended by a right cookie: who sends both is told of the wrong one.
+    return "Authorization" in headers or "X-Session-Token" in headers
 
 
 class Hosts:

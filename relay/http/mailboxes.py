@@ -15,6 +15,7 @@ from relay.http.operations import (
     Form,
     Operation,
     Query,
+    component,
     json_response,
     no_content,
 )
@@ -100,7 +101,9 @@ def next_link(cursor: str | None, **also: object) -> dict[str, str]:
     values = request.args.to_dict() | {name: str(value) for name, value in also.items()}
     values.pop("token", None)
     values["cursor"] = cursor
-    return {"Link": f'<{request.path}?{urlencode(values)}>; rel="next"'}
+    # Encoded as it came: a mailbox's cookie goes to no other spelling of its path.
+    path = "/".join(map(component, request.path.split("/")))
+    return {"Link": f'<{path}?{urlencode(values)}>; rel="next"'}
 
 
 def register(api: Api) -> None:

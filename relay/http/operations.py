@@ -15,6 +15,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from quart import Response, request
@@ -157,6 +158,14 @@ def json_response(
     return Response(
         data, status=status, headers=dict(headers or {}), content_type="application/json"
     )
+
+
+def component(text: str) -> str:
+    """Return `text` as a part of a path, to the letter as JavaScript's encodeURIComponent does.
+
+    A browser compares a cookie's Path with a request's by their letters: `%40` is not `@`.
+    """
+    return quote(text, safe="!~*'()")
 
 
 def no_content() -> Response:

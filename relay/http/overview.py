@@ -104,11 +104,11 @@ def concerns(deps: Deps, queue: Stats | None) -> Iterator[dict[str, Any]]:
     """Yield what needs a person, the gravest first."""
     tree = deps.supervision.tree()
     for trouble in troubles(tree):
-        yield _concern("error", f"{trouble}.".capitalize(), "now")
+        yield _concern("error", f"{trouble}.", "now")
     if queue is None:
         yield _concern("error", "PostgreSQL does not answer.", "now")
     for name in _paused(tree):
-        yield _concern("warning", f"{name} is paused.".capitalize(), "now")
+        yield _concern("warning", f"{name} is paused.", "now")
     if queue is None:
         return
     if queue.paused:
@@ -144,7 +144,8 @@ def _paused(node: Node) -> Iterator[str]:
 
 
 def _concern(grade: str, text: str, about: str) -> dict[str, Any]:
-    return {"grade": grade, "text": text, "about": about}
+    # Its first letter only: capitalize() would make "smtp" of what is spelt SMTP.
+    return {"grade": grade, "text": text[:1].upper() + text[1:], "about": about}
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -83,15 +83,24 @@ def address_of(connection: Any, trusted: Collection[str] = ()) -> str:
     `trusted`: proxies whose last `X-Forwarded-For` is believed.
     """
     client = connection.scope.get("client")
-    text = client[0] if client else ""
-    if text in trusted and (said := connection.headers.get("X-Forwarded-For")):
-        text = said.rpartition(",")[2].strip()
+    address = _address(client[0] if client else "")
+    if address is not None and any(address == _address(proxy) for proxy in trusted):
+        # Some proxies add to the line that came, others (HAProxy) a line of their own below it:
+        # whichever it was, only the very last is theirs, and all before it are the client's.
+        said = connection.headers.getlist("X-Forwarded-For")
+        if said:
+            address = _address(said[-1].rpartition(",")[2].strip())
+    if address is None:
+        return ""
+    if address.version == 6:
+        return str(ipaddress.ip_network((address, 64), strict=False).network_address)
+    return str(address)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return ""
-    if address.version == 6:
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False).network_address)
-    return str(address)
+        return None
+    # A socket for both families shows a peer of IPv4 as ::ffff:192.0.2.7.
+    return getattr(address, "ipv4_mapped", None) or address

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, StringConstraints
 from quart import Response, request
@@ -16,7 +16,16 @@ from relay.crypto import hash_token
 from relay.http.auth import MAX_TOKEN, Caller, identify
 from relay.http.cookies import MAILBOX, SESSION, SESSION_AGE, issue, put
 from relay.http.mailboxes import NOT_FOUND
-from relay.http.operations import Access, Answer, Call, Form, Operation, json_response, no_content
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Form,
+    Operation,
+    component,
+    json_response,
+    no_content,
+)
 from relay.http.problems import unauthenticated
 
 if TYPE_CHECKING:
@@ -105,7 +114,7 @@ def register(api: Api) -> None:
         lasts = max(1.0, call.mailbox.expires_in)
         value = issue(deps.keyring.signing, hash_token(token), time.time() + lasts)
         response = no_content()
-        path = f"/api/v1/mailboxes/{quote(call.mailbox.address, safe='')}"
+        path = f"/api/v1/mailboxes/{component(call.mailbox.address)}"
         put(response, MAILBOX, value, path=path, max_age=lasts, secure=_tls())
         return response
 

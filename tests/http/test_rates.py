@@ -5,11 +5,13 @@ from types import SimpleNamespace
 import pytest
 import trio
 from trio.testing import MockClock
+from werkzeug.datastructures import Headers
 
+from relay.db.pool import Pool
 from relay.http import rates
 from relay.http.problems import Problem
 from relay.http.rates import Rates, address_of
-from tests.http.conftest import House
+from tests.http.conftest import House, open_house
 
 
 def passed(buckets: Rates, caller: object, rate: float, calls: int) -> int:
@@ -66,7 +68,11 @@ async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, mock_clock: Mo
         ("192.0.2.7", None, "192.0.2.7"),
         ("192.0.2.7", "198.51.100.1", "192.0.2.7"),  # anybody may claim that
         ("10.0.0.1", "203.0.113.9, 198.51.100.1", "198.51.100.1"),
+        ("10.0.0.1", "203.0.113.9\n198.51.100.1", "198.51.100.1"),  # HAProxy adds a line
+        ("::ffff:10.0.0.1", "198.51.100.1", "198.51.100.1"),
+        ("10.0.0.1", "::ffff:198.51.100.1", "198.51.100.1"),
         ("10.0.0.1", "no address", ""),
+        ("", "198.51.100.1", ""),
         ("2001:db8:1:2:3:4:5:6", None, "2001:db8:1:2::"),
         ("::ffff:192.0.2.7", None, "192.0.2.7"),
         ("fe80::1%eth0", None, "fe80::"),
@@ -74,7 +80,8 @@ async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, mock_clock: Mo
 )
 def test_whom_a_call_is_charged_to(client: str, forwarded: str | None, whom: str):
     """The peer, unless it is a proxy that was named; of IPv6, its network."""
-    headers = {} if forwarded is None else {"X-Forwarded-For": forwarded}
+    lines = [] if forwarded is None else forwarded.split("\n")
+    headers = Headers([("X-Forwarded-For", line) for line in lines])
     connection = SimpleNamespace(scope={"client": (client, 1)}, headers=headers)
     assert address_of(connection, ["10.0.0.1"]) == whom
 
@@ -91,6 +98,16 @@ async def test_an_address_without_a_key_is_held_and_the_administrator_is_not(lim
     for _ in range(30):
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.get("/api/v1/queue", headers=limited.admin)).status_code == 200
+
+
+async def test_a_strangers_cookie_does_not_put_the_charge_off(database_url: str, pool: Pool):
+    """Above the rate nothing is looked up, whatever cookies come along."""
+    headers = {"Cookie": "other=1", "X-Session-Token": "rs_wrong"}
+    async with open_house(database_url, pool, anonymous_rate=0.001) as house:
+        for status in (404, 429):
+            got = await house.client.get("/api/v1/mailboxes/x@relay.localhost", headers=headers)
+            assert got.status_code == status
+            await pool.execute("ALTER TABLE IF EXISTS relay.mailboxes RENAME TO elsewhere")
 
 
 async def test_a_key_has_its_plans_rate(limited: House):

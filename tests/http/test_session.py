@@ -123,6 +123,32 @@ async def test_a_mailboxs_cookie_opens_that_mailbox_alone(house: House):
         assert gone.status_code == 404
 
 
+async def test_a_cookie_does_not_mend_a_wrong_header(house: House):
+    """Beside a header that names a credential no cookie counts, on mailboxes too."""
+    address, token = await house.mailbox()
+    path = f"/api/v1/mailboxes/{address}"
+    cookie = taken(await house.client.post(f"{path}/session", headers=token))
+    house.client.cookies.clear()
+    assert (await house.client.get(path, headers=cookie)).status_code == 200
+    for wrong in (
+        {"Authorization": "Bearer rk_wrong"}, {"Authorization": "Basic eDp5"},
+        {"X-Session-Token": ""}, {"X-Session-Token": "rs_" + "x" * 600},
+    ):  # fmt: skip
+        assert (await house.client.get(path, headers=cookie | wrong)).status_code == 404
+
+
+async def test_the_next_page_is_on_the_path_of_the_mailboxs_cookie(house: House):
+    """A browser compares both letter by letter; odd characters are as its scripts encode them."""
+    address, token = await house.mailbox(local_part="o'neil!a%2f*~?")
+    path = "/api/v1/mailboxes/o'neil!a%252f*~%3F%40relay.localhost"
+    answer = await house.client.post(f"{path}/session", headers=token)
+    assert f"Path={path};" in answer.headers["Set-Cookie"]
+    for _ in range(2):
+        await house.deliver(address)
+    listed = await house.client.get(f"{path}/messages", params={"limit": 1}, headers=token)
+    assert listed.headers["Link"].startswith(f"<{path}/messages?")
+
+
 async def test_an_expired_mailboxs_cookie_ends_with_it(house: House):
     """Its age is the mailbox's."""
     address, token = await house.mailbox(ttl_minutes=0.5)
