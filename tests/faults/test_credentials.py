@@ -23,12 +23,14 @@ from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.outbound.enqueue import NOBODY
 from relay.outbound.senders import Senders
-from relay.smtp.connection import client_tls
+from relay.smtp.auth import Credentials
+from relay.smtp.client import Phase, Verdict
+from relay.smtp.connection import Connection, Route, TlsMode, client_tls
 from tests.faults.outbound import LEASE, wire
 from tests.outbound.node import put
 from tests.outbound.running import Outbound, running_outbound
 from tests.outbound.sink import HangUp, Session, running_sink
-from tests.smtp.test_connection import Peer, Script, certificate, peer, says
+from tests.smtp.test_connection import MAIL, Peer, Script, certificate, peer, says
 
 USER, PASSWORD = "canary-user", "canary-pässword"
 ADDRESS = "sender@example.org"  # what `put` sends from
@@ -267,3 +269,46 @@ async def test_a_refused_password_defers_and_is_quoted_nowhere(pool, whose: str)
     assert error.startswith("535 5.7.8 ")
     assert not any(each in error.encode() for each in spellings(USER, PASSWORD)), error
     assert await phase(pool) == "auth"
+
+
+RECORDS = {
+    "an answer in clear": b"250 2.0.0 taken\r\n",
+    "an alert in clear": b"\x15\x03\x03\x00\x02\x02\x28",
+    "a handshake in clear": b"\x16\x03\x03\x00\x04\x00\x00\x00\x00",
+    "half a record": b"\x17\x03\x03\x00\x40abc",
+    "the end without goodbye": b"",
+}
+
+
+@pytest.mark.parametrize("at_dot", [False, True])
+@pytest.mark.parametrize("record", RECORDS)
+async def test_what_is_put_into_a_tls_connection_from_outside_is_no_answer(
+    tmp_path, record: str, at_dot: bool
+):
+    """Whoever sits on the wire can break a connection, and say nothing in the peer's name: before
+    the dot the mail is deferred, after it nobody knows."""
+    server, authority = certificate(tmp_path / "ca", "127.0.0.1")
+
+    async def script(session: Peer) -> None:
+        wire_ = session.stream
+        session.stream = trio.SSLStream(wire_, server, server_side=True, https_compatible=True)
+        await session.greet(b"250-mx\r\n250-PIPELINING\r\n250 AUTH PLAIN\r\n")
+        await session.until(b"\r\n")
+        await session.say(b"235 2.7.0 welcome\r\n")
+        await session.until(b"DATA\r\n")
+        if at_dot:
+            await session.say(b"250 ok\r\n250 ok\r\n354 go\r\n")
+            await session.until(b"\r\n.\r\n")
+        await wire_.send_all(RECORDS[record])
+        if record in {"half a record", "the end without goodbye"}:
+            await trio.aclose_forcefully(wire_)
+        await trio.sleep_forever()
+
+    async with peer(script) as (port, _):
+        route = Route("127.0.0.1", port, TlsMode.IMPLICIT, Credentials(USER, PASSWORD))
+        connection = await Connection.open(route, context=client_tls(authority))
+        (outcome,) = await connection.deliver(MAIL)
+        assert connection.closed
+    assert outcome.verdict is (Verdict.UNKNOWN if at_dot else Verdict.DEFERRED)
+    assert outcome.phase is (Phase.DOT if at_dot else Phase.MAIL)
+    assert outcome.code is None
