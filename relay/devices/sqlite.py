@@ -452,4 +452,4 @@ async def _copy(source: Path, target: Path) -> None:
 def _pages(puts: Sequence[Put], deletes: Sequence[Delete]) -> int:
     """Reckon how many pages a commit has written: of data, of both indices, of the counts."""
     rows = len(puts) + sum(len(delete.ids) for delete in deletes)
-    return 4 + 3 * rows + sum(len(put.envelope) for put in puts) // 4096
+    return 2 + 3 * rows + sum(len(put.envelope) for put in puts) // 4096

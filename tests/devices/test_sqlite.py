@@ -136,6 +136,7 @@ class TestWriter:
         store = SqliteStore(tmp_path / "devices.db", ttl=10.0, call_timeout=0.2)
         disk = threading.Event()
         async with running(store), trio.open_nursery() as nursery:
+            await store.check()  # behind the figures that it begins with
 
             async def hang() -> None:
                 with pytest.raises(StoreUnavailable):
