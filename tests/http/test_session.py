@@ -6,10 +6,12 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from websocket import WebSocketBadStatusException
 
 from relay.crypto import hash_token
 from relay.http import cookies
 from tests.http.conftest import House
+from tests.http.test_streams import connect, in_thread
 
 KEYS = (b"k" * 32, b"o" * 32)
 PAGE = {"X-Relay-Page": "1"}
@@ -121,6 +123,25 @@ async def test_a_mailboxs_cookie_opens_that_mailbox_alone(house: House):
     for stranger in ({}, {"X-Session-Token": "rs_wrong"}):
         gone = await house.client.post(f"{path}/session", headers=stranger)
         assert gone.status_code == 404
+
+
+async def test_streams_take_a_cookie_from_the_pages_own_origin_alone(house: House):
+    """A WebSocket of another port of this host is refused, and its event stream sees nothing."""
+    address, token = await house.mailbox()
+    path = f"/api/v1/mailboxes/{address}"
+    cookie = taken(await house.client.post(f"{path}/session", headers=token))
+    house.client.cookies.clear()
+    own = f"http://127.0.0.1:{house.port}"
+    for origin, status in (("http://127.0.0.1:1", 403), ("https://elsewhere.example", 403)):
+        with pytest.raises(WebSocketBadStatusException) as refused:
+            await in_thread(connect, house, f"{path}/ws", cookie=cookie["Cookie"], origin=origin)
+        assert refused.value.status_code == status
+    stream = await in_thread(connect, house, f"{path}/ws", cookie=cookie["Cookie"], origin=own)
+    stream.shutdown()
+    for site, status in (("same-origin", 200), ("same-site", 404)):
+        headers = cookie | {"Sec-Fetch-Site": site}
+        async with house.client.stream("GET", f"{path}/events", headers=headers) as answer:
+            assert answer.status_code == status
 
 
 async def test_a_cookie_does_not_mend_a_wrong_header(house: House):
