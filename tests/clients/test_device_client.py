@@ -269,8 +269,13 @@ async def test_relays_that_share_a_database_share_the_inboxes(tmp_path, database
         async with device(one, private) as receiver:
             assert await receiver.deliveries(2, acknowledge=True) == [frame, last]
             await receiver.nothing_comes()
-        async with device(two, private) as receiver:
+        async with device(two, private) as receiver, pusher(one) as sender:
             await receiver.nothing_comes()
+            sent = [sender.sealed(wire.PUSH, public + b"%d" % number) for number in range(300)]
+            await sender.stream.send_all(b"".join(sent))
+            assert {frame.kind for frame in await sender.frames(300)} == {wire.ACK}
+            found = await receiver.deliveries(300, acknowledge=True)
+            assert [frame.envelope for frame in found] == [b"%d" % number for number in range(300)]
 
 
 async def test_no_log_knows_who_came(relay):
