@@ -237,7 +237,8 @@ class PostgresStore:
         """A walk over all inboxes."""
         ((inboxes, blobs, size),) = await self._read(
             """
-            SELECT count(*), COALESCE(sum(blobs), 0)::int8, COALESCE(sum(bytes), 0)::int8
+            SELECT count(*) FILTER (WHERE blobs > 0),
+                   COALESCE(sum(blobs), 0)::int8, COALESCE(sum(bytes), 0)::int8
             FROM relay.device_inboxes
             """
         )

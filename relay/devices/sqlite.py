@@ -128,6 +128,7 @@ class SqliteStore:
                 self._queue.put(None)
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_TIMEOUT):
                     await writer.ended.wait()
+                writer.left = True
                 self._calls.fail_all("the store was stopped")
             nursery.cancel_scope.cancel()
         if fatal is not None:
@@ -310,6 +311,7 @@ class _Writer(threading.Thread):
         self._queue = store._queue
         self._works: deque[_Work[Any]] = deque()
         self._stopping = False
+        self.left = False  # nobody listens any more; what a later run does is not its business
 
     def run(self) -> None:
         """Open and serve until stopped; open again after a failure."""
@@ -424,8 +426,9 @@ class _Writer(threading.Thread):
         self._post(self._tell.send_nowait, _News(trouble=str(error)))
 
     def _post(self, function: Callable[..., object], *arguments: object) -> None:
-        with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(function, *arguments)
+        if not self.left:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(function, *arguments)
 
 
 def _made(path: Path) -> int:

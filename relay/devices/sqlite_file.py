@@ -14,9 +14,9 @@ Promises
 
 Fails with `sqlite3.Error`, and with `StoreUnavailable` where another process holds the file.
 
-Why so few and such large statements: Python's sqlite3 gives the interpreter lock away for each
-step, and gets it back from a busy event loop only after 5 ms.  64 rows in one INSERT are one such
-exchange, in executemany 64; a page of blobs in one row of text is one, row by row 64.
+Why one INSERT for all the Puts of a group: Python's sqlite3 gives the interpreter lock away for
+each step and has to get it back from the event loop.  One statement is one such exchange, and a
+seventh cheaper for 64 rows than executemany (10.8 and 12.7 µs of CPU a row).
 """
 
 from __future__ import annotations
@@ -316,7 +316,11 @@ class InboxFile:
     def statistics(self, now: float, ttl: float) -> StoreStatistics:
         """Add everything up: a walk over all inboxes."""
         inboxes, blobs, size = self._row(
-            "SELECT count(*), COALESCE(sum(blobs), 0), COALESCE(sum(bytes), 0) FROM inboxes"
+            """
+            SELECT count(*) FILTER (WHERE blobs > 0), COALESCE(sum(blobs), 0),
+                   COALESCE(sum(bytes), 0)
+            FROM inboxes
+            """
         )
         oldest = self._connection.execute(
             "SELECT expires_at FROM inbox ORDER BY expires_at LIMIT 1"
