@@ -315,6 +315,7 @@ def build_tree(
                 shared=pool if settings.devices.store == "postgres" else None,
             ),
             start_timeout=900.0,  # an external database may be away
+            liveness=120.0,
             fatal=(ConfigError,),
         ),
         ChildSpec(

@@ -89,3 +89,17 @@ def test_an_unusable_directory_is_a_configuration_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--data-dir or RELAY_DATA_DIR\.$"):
         DataDir(tmp_path / "file" / "var").prepare()
+
+
+def test_the_device_key_is_made_once_and_never_silently_replaced(tmp_path):
+    """Private, mode 0600, the same at each start; a setting wins; a damaged file is an error."""
+    data = DataDir(tmp_path)
+    key = data.device_key("")
+    assert len(key) == 32
+    assert (tmp_path / "device_key").stat().st_mode & 0o777 == 0o600
+    assert data.device_key("") == key
+    assert data.device_key("5a" * 32) == bytes.fromhex("5a" * 32)
+    assert data.device_key("") == key
+    (tmp_path / "device_key").write_text(key.hex()[:-2])
+    with pytest.raises(ConfigError, match="device_key"):
+        data.device_key("")

@@ -125,6 +125,10 @@ def test_a_secret_is_neither_echoed_nor_shown():
     with pytest.raises(ConfigError) as caught:
         load(environ={"RELAY_SECRET_KEY": "hunter2"})
     assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load(environ={"RELAY_DEVICES__KEY": "5a" * 31})
+    assert "5a5a" not in str(caught.value)
+    assert show(load(environ={"RELAY_DEVICES__KEY": "5a" * 32}))["devices.key"] == "***"
     shown = show(load(environ={"RELAY_DATABASE__URL": "postgresql://u:hunter2@db/relay"}))
     assert shown["database.url"] == "postgresql://u:***@db/relay"
 
