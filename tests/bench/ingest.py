@@ -8,7 +8,7 @@ is installed, else a small client here), in interleaved rounds; the figure is th
 - `aiosmtpd, stores nothing`: aiosmtpd on asyncio with a handler that answers 250.
 - `aiosmtpd, INSERT a message`: the same with one INSERT and COMMIT a message through asyncpg, as a
   typical application does.
-- `Postfix`: its durable queue, where an instance can be run (not asked for; reported only).
+- `Postfix`: its durable queue, where one can be run (`tests.bench.postfix`); reported only.
 
 The database is one PostgreSQL 18 with fsync, its tables emptied between rounds.  CPU seconds are
 those of the process that speaks SMTP; the server's beside them.
@@ -34,6 +34,7 @@ from typing import Any
 import psycopg
 import trio
 
+from tests.bench import postfix
 from tests.db.cluster import Cluster, binaries
 
 CONNECTIONS = 20
@@ -43,7 +44,10 @@ WARM_UP = 1_000
 RECIPIENT = "bench@relay.localhost"
 POOL = 10  # connections of the asyncpg application
 
-VARIANTS = ("relay", "relay up", "aiosmtpd, stores nothing", "aiosmtpd, INSERT a message")
+VARIANTS = (
+    *("relay", "relay up", "aiosmtpd, stores nothing", "aiosmtpd, INSERT a message"),
+    *(("Postfix",) if postfix.available() else ()),
+)
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -210,6 +214,22 @@ class Peer:
         self.process.wait()
 
 
+class Queue:
+    """Postfix."""
+
+    def __init__(self) -> None:
+        self.postfix = postfix.Postfix()
+        self.port = self.postfix.port
+
+    def cpu(self) -> float:
+        """CPU seconds so far, of all its processes."""
+        return cpu_seconds(self.postfix.process.pid)
+
+    def close(self) -> None:
+        """End it."""
+        self.postfix.close()
+
+
 class Whole:
     """`relay up`, on the same database."""
 
@@ -248,9 +268,12 @@ def run(rounds: int = 3, variants: tuple[str, ...] = VARIANTS) -> dict[str, Any]
             try:
                 for name in variants:
                     dsn = dsns[databases[name]]
-                    peers[name] = (
-                        Whole(dsn, Path(directory)) if name == "relay up" else Peer(name, dsn)
-                    )
+                    if name == "relay up":
+                        peers[name] = Whole(dsn, Path(directory))
+                    elif name == "Postfix":
+                        peers[name] = Queue()
+                    else:
+                        peers[name] = Peer(name, dsn)
                     generate(peers[name].port, WARM_UP)
                 for _ in range(rounds):
                     for name, peer in peers.items():
@@ -308,7 +331,11 @@ def _wait_for_rest(server: int) -> None:
 
 def _check(dsn: str, name: str) -> None:
     """A figure counts only if every message that was answered 250 is stored."""
-    table = {"aiosmtpd, stores nothing": None, "aiosmtpd, INSERT a message": "bench_messages"}
+    table = {
+        "aiosmtpd, stores nothing": None,
+        "aiosmtpd, INSERT a message": "bench_messages",
+        "Postfix": None,
+    }
     where = table.get(name, "relay.messages")
     if where is not None:
         with psycopg.connect(dsn) as conn:
