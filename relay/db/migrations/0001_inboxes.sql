@@ -132,7 +132,7 @@ COMMENT ON TABLE relay.messages IS
 COMMENT ON COLUMN relay.messages.id IS
     'UUIDv7 made before the INSERT, so that an INSERT repeated after a lost reply changes nothing.';
 COMMENT ON COLUMN relay.messages.recipient IS
-    'The RCPT address as the client spelled it; NULL: the address of the mailbox.';
+    'The RCPT address in its canonical spelling; NULL: the address of the mailbox.';
 COMMENT ON COLUMN relay.messages.size IS 'Bytes of raw_email; computed, never given.';
 
 -- Mail rarely compresses well and is read whole: no CPU for it (EXTERNAL).  Up to a page it
