@@ -31,6 +31,7 @@ from relay.errors import DatabaseUnavailable
 from relay.lifecycle import queue
 from relay.lifecycle.batching import Batching, Reason
 from relay.lifecycle.handover import Desk, Handed
+from relay.lifecycle.rhythm import Rhythm
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.enqueue import announce
@@ -41,10 +42,6 @@ log = get_logger()
 
 SWEEP_EVERY = 4.0
 """Seconds after which it looks whatever happens, a quarter more or less."""
-
-_BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
-_LONGEST_REST = 60.0  # s; then the budget is looked at again, for somebody may have changed it
-_COUNT_SHARE = 5  # counting takes at most one part in so many of the time
 
 _BATCHES = Counter("relay_collector_batches", "Batches handed over.", ["reason"], registry=registry)
 _ROWS = Histogram(
@@ -82,10 +79,8 @@ async def run(
     `batching` makes the timing; `wake_outbound` tells this process's claimer what is due, None
     where there is none (then all nodes are told); letters (`Wake`, `SweepNow`) are hints.
     """
-    collector = _Collector(
-        ctx, desk, batching(), keyring, wake_outbound, sweep_every,
-        rng or random.Random(),  # noqa: S311 - jitter
-    )  # fmt: skip
+    rhythm = Rhythm(batching(), sweep_every, rng or random.Random())  # noqa: S311 - jitter
+    collector = _Collector(ctx, desk, keyring, wake_outbound, rhythm)
     ctx.ready()
     seconds = 0.0
     try:
@@ -97,86 +92,65 @@ async def run(
 
 
 class _Collector:
-    """One node's collector between its turns.  Deadlines are of Trio's clock, in seconds."""
+    """One node's collector between its turns."""
 
     def __init__(
         self,
         ctx: Context,
         desk: Desk,
-        batching: Batching,
         keyring: Keyring,
         wake_outbound: Callable[[Collection[Strip]], None] | None,
-        sweep_every: float,
-        rng: random.Random,
+        rhythm: Rhythm,
     ) -> None:
         self._ctx = ctx
         self._desk = desk
-        self._batching = batching
         self._keyring = keyring
         self._wake_outbound = wake_outbound
-        self._sweep_every = sweep_every
-        self._rng = rng
-        self._sweep_at = -math.inf
-        self._rests_until = -math.inf  # the budget has nothing left
-        self._count_at = -math.inf  # not to be counted again before
-        self._uncounted = False  # and it was wanted
-        self._outage = 0.0  # the last pause in an outage; 0 when there is none
-        batching.connected()
+        self._rhythm = rhythm
 
     def heed(self, letters: list[Any]) -> None:
         """Take hints in."""
         for letter in letters:
             if isinstance(letter, Wake):
-                self._batching.woken(trio.current_time())
+                self._rhythm.batching.woken(trio.current_time())
             elif isinstance(letter, SweepNow):
-                self._sweep_at = -math.inf
+                self._rhythm.sweep_now()
 
     async def turn(self) -> float:
         """Hand over what is due; return the seconds until there is something to do again."""
         try:
             await self._hand_over()
-            if trio.current_time() >= self._sweep_at:
+            if self._rhythm.wants_sweep(trio.current_time()):
                 await self._sweep()
                 await self._hand_over()
         except DatabaseUnavailable as error:
-            return self._pause(error)
-        if self._outage:
-            self._outage = 0.0
+            if not self._rhythm.is_lost:
+                log.warning("collector.waits_for_database", reason=str(error))
+            return self._rhythm.lost()
+        if self._rhythm.is_lost:
+            self._rhythm.recovered()
             log.info("collector.recovered")
-        next_at = min(self._batching.next_at, self._count_at if self._uncounted else math.inf)
-        next_at = min(max(next_at, self._rests_until), self._sweep_at)
-        return max(0.0, next_at - trio.current_time())
+        return max(0.0, self._rhythm.next_at() - trio.current_time())
 
     async def _hand_over(self) -> None:
         """Hand over batch by batch while there is a reason to."""
+        rhythm = self._rhythm
         while not self._ctx.paused and not self._ctx.draining.is_set():
             now = trio.current_time()
-            if now < self._rests_until:
-                return
-            reason = self._batching.decide(now, await self._waiting(now))
+            if rhythm.wants_count(now):
+                rhythm.counted(await self._desk.waiting(), now, trio.current_time())
+            began = trio.current_time()
+            reason = rhythm.decide(began)
             if reason is None:
                 return
-            began = trio.current_time()
             handed = await self._desk.hand_over(self._keyring.signing[0])
+            ended = trio.current_time()
             if handed.rows:
-                _SECONDS.observe(trio.current_time() - began)
-            self._note(handed, self._batching.sent(handed.rows, trio.current_time(), reason))
+                _SECONDS.observe(ended - began)
+            self._note(handed, rhythm.batching.sent(handed.rows, ended, reason))
             if handed.strips and self._wake_outbound is None:
                 await announce(self._desk.pool)
             self._ctx.beat()
-
-    async def _waiting(self, now: float) -> int:
-        """How many rows wait, for a timing that goes by it; 0 when it does not or need not know."""
-        self._uncounted = False
-        if not self._batching.counts or self._batching.next_at in (math.inf, -math.inf):
-            return 0
-        if now < min(self._count_at, self._batching.next_at):
-            self._uncounted = True
-            return 1  # some; enough to keep the window open
-        count = await self._desk.waiting()
-        after = trio.current_time()
-        self._count_at = after + _COUNT_SHARE * (after - now)
-        return count
 
     def _note(self, handed: Handed, reason: Reason) -> None:
         """Tell the claimer, the log and the metrics; remember what the budget wants."""
@@ -185,9 +159,7 @@ class _Collector:
         if handed.saved is not None:
             _SAVED.set(handed.saved)
         if handed.rest is not None:
-            now = trio.current_time()
-            self._rests_until = now + min(handed.rest, _LONGEST_REST)
-            self._batching.woken(now)  # there may be more than it paid for
+            self._rhythm.rest(trio.current_time(), handed.rest)
         for refused in handed.refused:
             _REFUSED.inc()
             log.warning("collector.refused", token=refused.token, reason=refused.reason)
@@ -199,16 +171,4 @@ class _Collector:
     async def _sweep(self) -> None:
         """Look for what nobody announced."""
         await queue.sweep(self._desk.pool)
-        now = trio.current_time()
-        if not self._batching.counts or await self._desk.waiting():
-            self._batching.found(now)
-        self._sweep_at = now + self._sweep_every * self._rng.uniform(0.75, 1.25)
-
-    def _pause(self, error: DatabaseUnavailable) -> float:
-        first, longest = _BACKOFF
-        if not self._outage:
-            log.warning("collector.waits_for_database", reason=str(error))
-        self._outage = min(longest, self._outage * 2 or first)
-        self._batching.connected()  # whatever was announced meanwhile was missed
-        self._sweep_at = -math.inf
-        return self._outage * self._rng.uniform(0.75, 1.25)
+        self._rhythm.swept(trio.current_time(), await self._desk.waiting())

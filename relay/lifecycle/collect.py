@@ -50,6 +50,7 @@ from relay.lifecycle.batching import Batching, Reason
 from relay.lifecycle.budget import Budget, allowance, spend, wait
 from relay.lifecycle.lines import Printer, Raw, faults
 from relay.lifecycle.pipe import Closed, Pipe
+from relay.lifecycle.rhythm import Rhythm
 from relay.lifecycle.taker import TIMEOUT, Taker, open_taker
 from relay.log import get_logger
 
@@ -61,14 +62,9 @@ SWEEP_EVERY = 3.0
 _MOST = 250  # rows a transaction, where a batch is not larger itself
 _QUICK = 0.02  # s; a reader that takes what it is given in less keeps up
 _HOLD = 10.0  # s
-_BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
 _GIVE_UP = 60.0  # s of outage, without `follow`
-_LONGEST_REST = 60.0  # s; then the budget is looked at again
-_COUNT_SHARE = 5  # counting takes at most one part in so many of the time
-
 
 _OUTAGES = (DatabaseUnavailable, psycopg.OperationalError, trio.TooSlowError)
-
 
 Key = tuple[int, int]
 """Token and account of a row."""
@@ -104,22 +100,18 @@ class Collect:
         self._dsn = dsn
         self._pipe = pipe
         self._batching = batching
+        self._rhythm = Rhythm(batching, SWEEP_EVERY, rng or random.Random())  # noqa: S311 - jitter
         self._signing_key = signing_key
         self._timeout = timeout
         self._budget = budget
         self._hold = hold
-        self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._printer = Printer(signing_key())
         self._takers: list[Taker] = []
         self._plain: Connection | None = None
         self._stopping = False
         self._idle: trio.CancelScope | None = None
         self._bell = trio.Event()
-        self._sweep_at = -math.inf
-        self._rests_until = -math.inf
-        self._count_at = -math.inf
-        self._uncounted = False
-        self._outage = 0.0  # the last pause in an outage; 0 when there is none
+        self._pause = 0.0  # s; until the next attempt, in an outage
         self._lost_at = math.inf
         self._sweeps = True
         self._failure: OSError | None = None
@@ -133,21 +125,19 @@ class Collect:
 
     async def drain(self) -> None:
         """Write out what is queued, and return."""
-        self._batching.connected()
         self._sweeps = False
         try:
             await self._connection()
             while not await self._worked() and not self._stopping:
                 if trio.current_time() > self._lost_at + _GIVE_UP:
                     raise DatabaseUnavailable(f"PostgreSQL was away for over {_GIVE_UP:g} s")
-                await self._sleep(self._outage)
+                await self._sleep(self._pause)
         finally:
             self._hang_up()
         self._fail()
 
     async def follow(self) -> None:
         """Write out what is queued, and what comes, until stopped or the reader has gone."""
-        self._batching.connected()
         try:
             await self._connection()
             async with trio.open_nursery() as nursery:
@@ -155,9 +145,9 @@ class Collect:
                 nursery.start_soon(self._watch_reader)
                 while not self._stopping:
                     if await self._worked():
-                        await self._sleep(self._until_next_turn())
+                        await self._sleep(self._rhythm.next_at() - trio.current_time())
                     else:
-                        await self._sleep(self._outage * self._rng.uniform(0.75, 1.25))
+                        await self._sleep(self._pause)
                 nursery.cancel_scope.cancel()
         finally:
             self._hang_up()
@@ -196,23 +186,20 @@ class Collect:
             await self._bell.wait()
             self._bell = trio.Event()
 
-    def _until_next_turn(self) -> float:
-        next_at = min(self._batching.next_at, self._count_at if self._uncounted else math.inf)
-        return min(max(next_at, self._rests_until), self._sweep_at) - trio.current_time()
-
     # Work -----------------------------------------------------------------------------------------
 
     async def _worked(self) -> bool:
         """Write out what is due.  False: the database is away, and a pause is due."""
         try:
             await self._write_out()
-            if self._sweeps and trio.current_time() >= self._sweep_at and not self._stopping:
+            sweeps = self._sweeps and not self._stopping
+            if sweeps and self._rhythm.wants_sweep(trio.current_time()):
                 await self._sweep()
                 await self._write_out()
         except Closed:
             self._reader_gone()
         except _OUTAGES as error:
-            self._pause(error)
+            self._lost(error)
             return False
         except OSError as error:
             self._failure = error  # of the pipe: a full disk
@@ -237,10 +224,10 @@ class Collect:
                 await self._pipe.room()
             self._idle = None
             now = trio.current_time()
-            if self._stopping or now < self._rests_until:
-                return
-            reason = self._batching.decide(now, await self._waiting(now))
-            if reason is None:
+            if self._rhythm.wants_count(now):
+                self._rhythm.counted(await self._count(), now, trio.current_time())
+            reason = self._rhythm.decide(trio.current_time())
+            if reason is None or self._stopping:
                 return
             if self._budget is not None:
                 await self._write_paid(reason, self._budget)
@@ -293,10 +280,8 @@ class Collect:
                 left = spend(saved, len(rows))
                 await purse.put_back(connection, left)
         if len(rows) == allowed < self._batching.limit:
-            now = trio.current_time()
             rest = wait(budget, left, limit=self._batching.limit, timeout=self._timeout)
-            self._rests_until = now + min(rest, _LONGEST_REST)
-            self._batching.woken(now)  # there may be more than it paid for
+            self._rhythm.rest(trio.current_time(), rest)
 
     async def _print(
         self, rows: Sequence[Raw], keys: Callable[[], list[Key]], reason: Reason
@@ -343,10 +328,10 @@ class Collect:
             try:
                 await self._forget(keys)
             except _OUTAGES as error:
-                self._pause(error)
+                self._lost(error)
                 if self._stopping:
                     return
-                await self._sleep(self._outage)
+                await self._sleep(self._pause)
             else:
                 return
 
@@ -376,19 +361,6 @@ class Collect:
 
     # The database ---------------------------------------------------------------------------------
 
-    async def _waiting(self, now: float) -> int:
-        """How many rows wait, for a timing that goes by it; 0 when it does not or need not know."""
-        self._uncounted = False
-        if not self._batching.counts or self._batching.next_at in (math.inf, -math.inf):
-            return 0
-        if now < min(self._count_at, self._batching.next_at):
-            self._uncounted = True
-            return 1  # some; enough to keep the window open
-        count = await self._count()
-        after = trio.current_time()
-        self._count_at = after + _COUNT_SHARE * (after - now)
-        return count
-
     async def _count(self) -> int:
         connection = await self._connection()
         with trio.fail_after(TIMEOUT):
@@ -402,9 +374,7 @@ class Collect:
         connection = await self._connection()
         with trio.fail_after(TIMEOUT):
             await connection.execute("SELECT relay.sweep_tokens()")
-        if not self._batching.counts or await self._count():
-            self._batching.found(trio.current_time())
-        self._sweep_at = trio.current_time() + SWEEP_EVERY * self._rng.uniform(0.75, 1.25)
+        self._rhythm.swept(trio.current_time(), await self._count())
 
     async def _connection(self) -> Connection:
         """The connection for all but taking."""
@@ -432,20 +402,17 @@ class Collect:
             self._plain = None
 
     def _recovered(self) -> None:
-        if self._outage:
-            self._outage = 0.0
+        if self._rhythm.is_lost:
+            self._rhythm.recovered()
             log.info("collector.recovered")
 
-    def _pause(self, error: Exception) -> None:
+    def _lost(self, error: Exception) -> None:
         self._hang_up()
-        first, longest = _BACKOFF
-        if not self._outage:
+        if not self._rhythm.is_lost:
             self._lost_at = trio.current_time()
             reason = " ".join(str(error).split()) or "PostgreSQL did not answer in time"
             log.warning("collector.waits_for_database", reason=reason)
-        self._outage = min(longest, self._outage * 2 or first)
-        self._batching.connected()  # whatever was announced meanwhile was missed
-        self._sweep_at = -math.inf
+        self._pause = self._rhythm.lost()
 
 
 def _raw(row: queue.Row) -> Raw:

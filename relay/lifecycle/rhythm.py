@@ -1,0 +1,106 @@
+"""A collector's clockwork: when to count, to take, to rest, to look by itself and to try again.
+
+What the relay's collector and `relay collect` have in common around their timing (`batching`).
+Instants are of the caller's clock, in seconds; nothing here waits.  Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+from relay.lifecycle.batching import Batching, Reason
+
+_BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
+_LONGEST_REST = 60.0  # s; then the budget is looked at again, for somebody may have changed it
+_COUNT_SHARE = 5  # counting takes at most one part in so many of the time
+
+
+class Rhythm:
+    """The clockwork of one collector.  `sweep_every`: seconds, a quarter more or less."""
+
+    def __init__(self, batching: Batching, sweep_every: float, rng: random.Random) -> None:
+        self.batching = batching
+        self._sweep_every = sweep_every
+        self._rng = rng
+        self._sweep_at = -math.inf
+        self._rests_until = -math.inf
+        self._count_at = -math.inf  # not to be counted again before
+        self._uncounted = False  # and it was wanted
+        self._waiting = 0
+        self._pause = 0.0  # the last one in an outage; 0 when there is none
+        batching.connected()
+
+    # Taking -----------------------------------------------------------------------------------
+
+    def wants_count(self, at: float) -> bool:
+        """Whether `decide` goes by how many rows wait: count them, and say so to `counted`.
+
+        A count costs as much as it finds, so many wake-ups have one count.
+        """
+        self._uncounted = False
+        self._waiting = 0
+        due_at = self.batching.next_at
+        if not self.batching.counts or math.isinf(due_at) or at < self._rests_until:
+            return False
+        if at < min(self._count_at, due_at):
+            self._uncounted = True
+            self._waiting = 1  # some; enough to keep the window open
+            return False
+        return True
+
+    def counted(self, waiting: int, began: float, ended: float) -> None:
+        """Take in how many rows wait, and how long counting took."""
+        self._waiting = waiting
+        self._count_at = ended + _COUNT_SHARE * (ended - began)
+
+    def decide(self, at: float) -> Reason | None:
+        """Why a batch should be taken now, or None."""
+        return None if at < self._rests_until else self.batching.decide(at, self._waiting)
+
+    def rest(self, at: float, seconds: float) -> None:
+        """The budget has nothing left for so long; there may be more than it paid for."""
+        self._rests_until = at + min(seconds, _LONGEST_REST)
+        self.batching.woken(at)
+
+    # Sweeping ---------------------------------------------------------------------------------
+
+    def sweep_now(self) -> None:
+        """Somebody asked for a sweep."""
+        self._sweep_at = -math.inf
+
+    def wants_sweep(self, at: float) -> bool:
+        """Whether it is time to look for what nobody announced."""
+        return at >= self._sweep_at
+
+    def swept(self, at: float, waiting: int) -> None:
+        """A sweep found so many rows that wait."""
+        if waiting:
+            self.batching.found(at)
+        self._sweep_at = at + self._sweep_every * self._rng.uniform(0.75, 1.25)
+
+    # Outages ----------------------------------------------------------------------------------
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the database is away."""
+        return self._pause > 0
+
+    def lost(self) -> float:
+        """The database is away; returns the seconds until the next attempt."""
+        first, longest = _BACKOFF
+        self._pause = min(longest, self._pause * 2 or first)
+        self.batching.connected()  # whatever was announced meanwhile was missed
+        self.sweep_now()
+        return self._pause * self._rng.uniform(0.75, 1.25)
+
+    def recovered(self) -> None:
+        """The database is back."""
+        self._pause = 0.0
+
+    def next_at(self) -> float:
+        """When there is something to do again if nothing happens."""
+        due_at = self.batching.next_at
+        if self._uncounted:
+            due_at = min(due_at, self._count_at)
+        return min(max(due_at, self._rests_until), self._sweep_at)
