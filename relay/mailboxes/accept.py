@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID, SafeUUID
 
 import psycopg
@@ -76,8 +76,7 @@ def message_id() -> UUID:
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One message for one mailbox, to be stored under an id of the caller's."""
 
     id: UUID

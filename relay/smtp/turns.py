@@ -9,7 +9,8 @@ right here, by whoever noticed the event, while its own task sleeps on.
 Promises:
 - What a session does between two waits is done in one piece, by one task at a time.
 - Cancelling a session's task ends its wait wherever it waits, as always in Trio.
-- What a session raises is raised in its own task, never in the one that carried it on.
+- What a session raises is raised in its own task, never in the one that carried it on; what it
+  logs carries its own context.
 - Fair: a session gets one read a turn, and `_BURST` sessions a turn before other tasks have one.
 
 Fails with `RuntimeError`, in the session, when it uses Trio while it is carried on by others:
@@ -228,7 +229,7 @@ class Seat:
         """Wait for an answer."""
         if not answer.settled:
             self._answer = answer
-            answer.then(self._call)
+            answer.then(self._answered)
             self._parked = True
             (yield self._wait).unwrap()
         return answer.result()
@@ -264,9 +265,6 @@ class Seat:
         if self._reading:
             self._resume()
 
-    def _call(self) -> None:
-        self._turns.soon(self._answered)
-
     def _answered(self) -> None:
         answer = self._answer
         if answer is not None and answer.settled:
@@ -274,9 +272,10 @@ class Seat:
             self._resume()
 
     def _resume(self) -> None:
+        assert self._coro is not None
+        assert self._task is not None
         self._parked = self._reading = False
         if not self._home:
-            assert self._coro is not None
             self._advance(self._coro.send, _GO)
             if self._parked:
                 return
@@ -287,12 +286,12 @@ class Seat:
                     return
         if not self._called:
             self._called = True
-            assert self._task is not None
             reschedule(self._task)
 
     def _advance(self, step: Callable[[Any], Any], argument: Any) -> None:
+        assert self._task is not None
         try:
-            step(argument)
+            self._task.context.run(step, argument)  # whoever runs it, it logs as itself
         except StopIteration as done:
             self._finished, self._value = True, done.value
         except BaseException as error:
