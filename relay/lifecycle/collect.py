@@ -159,6 +159,7 @@ class Collect:
         async with aclosing(notifications(self._dsn, [queue.CHANNEL])) as heard:
             async for event in heard:
                 if isinstance(event, Reconnected):
+                    log.info("collector.listening")
                     self._batching.connected()  # what was notified before was missed
                 else:
                     self._batching.woken(trio.current_time())

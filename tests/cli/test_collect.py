@@ -74,6 +74,8 @@ def test_the_documents_timing(database_url):
     """Limit 3, five accounts: three at once, two when the batch timeout has passed."""
     with collect(database_url, "--follow", batch_limit="3", batch_timeout="0.8") as process:
         process.listens()
+        insert(database_url, prefix="first")
+        assert len(batches(process.line())[0]) == 1  # so the drain of the start is over
         insert(database_url, 5)
         assert len(batches(process.line())[0]) == 3
         began = time.monotonic()
