@@ -198,7 +198,8 @@ class Server:
         self.prototype = _prototype(self)
         self._complained_at = -math.inf
         self.now = 0.0
-        """The time of the last look at the clock, by `watch` or at a connection."""
+        """The time, or up to a tick of `watch` later: a deadline counted from it is never early,
+        and a look at the clock costs more than it is worth at every command."""
         _OPEN.set_function(lambda: self.gate.open)
         _BUFFERED.set_function(lambda: self.budget.used)
 
@@ -242,7 +243,8 @@ class Server:
         tick = min(1.0, shortest / 4)
         while True:
             await trio.sleep(tick)
-            self.now = now = trio.current_time()
+            now = trio.current_time()
+            self.now = now + tick
             for session in [session for session in self.sessions if session.due <= now]:
                 session.expire()
 
@@ -270,7 +272,7 @@ class Server:
             sock.close()
             self.gate.leave(key)
             return
-        self.now = trio.current_time()
+        self.now = max(self.now, trio.current_time())
         session = Session(self, sock, address)
         self.sessions.add(session)
         nursery.start_soon(self._attend, session, key)

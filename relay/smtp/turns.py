@@ -178,14 +178,13 @@ class Seat:
         self._coro = coro
         fileno = self._sock.fileno()
         turns = self._turns
-        turns._seats[fileno] = self
-        turns._epoll.register(fileno, _EVENTS)
         try:
+            turns._epoll.register(fileno, _EVENTS)
+            turns._seats[fileno] = self
             return await self._drive(coro)
         finally:
-            del turns._seats[fileno]
-            if not turns._epoll.closed:  # all of ingest is cancelled at once
-                turns._epoll.unregister(fileno)
+            if turns._seats.pop(fileno, None) and not turns._epoll.closed:
+                turns._epoll.unregister(fileno)  # closed: all of ingest is cancelled at once
             coro.close()
 
     @coroutine
