@@ -70,8 +70,9 @@ class _Answer:
     def document(self) -> _Document:
         document = _Document()
         if "html" in self.headers.get("content-type", ""):
+            # Not closed: what a page leaves unfinished would be tried again from each "<" on, in
+            # time that grows with its square, and a page is a stranger's.
             document.feed(self.body.decode("utf-8", "replace"))
-            document.close()
         return document
 
 

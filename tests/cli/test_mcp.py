@@ -25,7 +25,7 @@ from relay.cli.agent.desk import Desk
 from relay.cli.agent.forms import MailResult
 from relay.cli.agent.tools import TOOLS
 from relay.cli.mcp import _call, make_server
-from relay.cli.visit import NotOpened, visit
+from relay.cli.visit import MAX_PAGE, NotOpened, _Document, visit
 from tests.cli.command import environment
 from tests.relay_process import RelayProcess
 
@@ -367,6 +367,15 @@ async def test_a_visit_confirms_nothing_else(site: Site) -> None:
     assert (page.submitted, page.title) == (False, "Confirm"), "the form wants a code"
     assert (await visit(f"{site.base}/nowhere", allow_private=True)).status == 404
     assert site.confirmed == []
+
+
+@pytest.mark.parametrize("piece", ["<!--", "<", "<a ", "</a ", "<!a", "<?", "<![CDATA[", "&#x"])
+def test_a_page_cannot_keep_the_agent_busy(piece: str) -> None:
+    """A page made of beginnings is read in one pass: the work is bounded by its size."""
+    document = _Document()
+    document.feed(piece * (MAX_PAGE // len(piece)))
+    assert document.confirmation("1") is None
+    assert len(document.rawdata) <= MAX_PAGE
 
 
 @pytest.mark.parametrize(
