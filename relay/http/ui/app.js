@@ -17,7 +17,7 @@ import * as signin from "/ui/signin.js";
 const VIEWS = { now, inboxes, queue, accounts, devices, logs };
 const place = document.getElementById("view");
 
-const page = { who: null, left: new AbortController(), view: null, move: null };
+const page = { who: null, left: new AbortController(), view: null, move: null, opened: false };
 
 const may = (scope) =>
   scope === null || (page.who !== null && (page.who.scopes.includes(scope) || page.who.scopes.includes("admin")));
@@ -26,18 +26,25 @@ const may = (scope) =>
 
 function where() {
   const [path, values] = location.hash.replace(/^#\/?/, "").split("?");
-  const [view, ...parts] = path.split("/").map(decodeURIComponent);
+  const [view, ...parts] = path.split("/").map(decoded);
   return { view, parts: parts.filter(Boolean), values: new URLSearchParams(values ?? "") };
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // typed by somebody
+  }
 }
 
 function open() {
   const at = where();
   let name = at.view;
-  if (name !== "signin" && !(name in VIEWS)) name = may("admin") ? "now" : "inboxes";
+  if (name !== "signin" && !Object.hasOwn(VIEWS, name)) name = may("admin") ? "now" : "inboxes";
   let view = name === "signin" ? signin : VIEWS[name];
   if (!may(view.scope)) view = signin;
   if (page.view === view && page.move && page.move(at) !== false) return;
-  const first = page.view === null;
   page.left.abort();
   page.left = new AbortController();
   page.view = view;
@@ -50,7 +57,8 @@ function open() {
   place.replaceChildren(heading);
   const signal = page.left.signal;
   page.move = view.open(place, { ...at, who: page.who, signal, may, enter, leave }) ?? null;
-  if (!first) heading.focus({ preventScroll: true });
+  if (page.opened) heading.focus({ preventScroll: true });
+  page.opened = true;
 }
 
 // Who --------------------------------------------------------------------------------------------
@@ -69,29 +77,33 @@ function showWho() {
   );
 }
 
-async function enter(token) {
-  page.who = await send("POST", "/api/v1/session", { token }, { free: true });
+function become(who) {
+  page.who = who;
   showWho();
   page.view = null;
-  if (where().view === "signin") location.hash = "#/";
-  else open();
+  open();
+}
+
+async function enter(token) {
+  const who = await send("POST", "/api/v1/session", { token }, { free: true });
+  if (where().view === "signin") history.replaceState(null, "", "#/");
+  become(who);
 }
 
 async function leave() {
   await send("DELETE", "/api/v1/session").catch(() => {});
-  page.who = null;
-  showWho();
-  page.view = null;
-  open();
+  become(null);
 }
 
-session.over = () => {
-  if (page.who === null) return;
-  page.who = null;
-  showWho();
-  page.view = null;
-  open();
-};
+session.over = () => page.who !== null && become(null);
+
+// Another tab may have signed in or out, the key been revoked, the relay been away at first.
+async function checkWho() {
+  const before = page.who;
+  const found = await get("/api/v1/session", { free: true });
+  const who = found.scopes.length ? found : null;
+  if (page.who === before && JSON.stringify(who) !== JSON.stringify(before)) become(who);
+}
 
 // Health -----------------------------------------------------------------------------------------
 
@@ -105,6 +117,7 @@ async function showHealth() {
     line.className = "problem";
     say(line, error.message);
   }
+  await checkWho().catch(() => {}); // at the next look, then
 }
 
 try {
@@ -116,5 +129,9 @@ try {
 showWho();
 open();
 addEventListener("hashchange", open);
+document.querySelector(".skip").addEventListener("click", (pressed) => {
+  pressed.preventDefault(); // its address is no view's
+  place.focus();
+});
 showHealth();
 setInterval(showHealth, 10000);

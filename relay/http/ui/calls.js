@@ -12,9 +12,22 @@ export class Refused extends Error {
 
 export const pause = (milliseconds, signal) =>
   new Promise((done) => {
-    const timer = setTimeout(done, milliseconds);
-    signal?.addEventListener("abort", () => (clearTimeout(timer), done()), { once: true });
+    const end = () => {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", end); // a view that is open for days pauses often
+      done();
+    };
+    const timer = setTimeout(end, milliseconds);
+    signal?.addEventListener("abort", end);
   });
+
+// The relay's clock, by which things expire: a browser's may be hours off.
+export const clock = { ahead: 0, now: () => Date.now() + clock.ahead };
+
+function setClock(response) {
+  const ahead = Date.parse(response.headers.get("Date")) - Date.now();
+  if (Math.abs(ahead - clock.ahead) > 2000) clock.ahead = ahead; // the header has whole seconds
+}
 
 // What to do when the session is over; the page sets it.
 export const session = { over: () => {} };
@@ -31,10 +44,12 @@ export async function ask(path, options = {}) {
     if (options.signal?.aborted) throw error;
     throw new Error("The relay does not answer.");
   }
+  setClock(response);
   if (response.ok) return response;
   let detail = `The relay answered ${response.status}.`;
   try {
-    detail = (await response.json()).detail ?? detail;
+    const problem = await response.json();
+    detail = problem.errors?.join(" ") ?? problem.detail ?? detail;
   } catch {
     // no problem document: the status has to do
   }
@@ -97,6 +112,22 @@ export async function* eventsIn(response) {
 // Lines of NDJSON, as many at a time as have come.
 export async function* linesIn(response) {
   yield* pieces(response, "\n");
+}
+
+// Call `once` every so many milliseconds while the page is seen, until left; `tell` what fails, and
+// the empty text when it is over.
+export async function every(milliseconds, signal, once, tell) {
+  while (!signal.aborted) {
+    if (!document.hidden) {
+      try {
+        await once();
+        if (!signal.aborted) tell("");
+      } catch (error) {
+        if (!signal.aborted) tell(error.message);
+      }
+    }
+    await pause(milliseconds, signal);
+  }
 }
 
 // Call `once` again and again, with a pause after each end, until refused or left.

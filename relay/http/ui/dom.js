@@ -24,6 +24,23 @@ export function say(place, text) {
 
 export const problem = () => h("p", { class: "problem", role: "alert" });
 
+// Change what is in `place`.  Where that takes what has the keyboard's focus away, what `next`
+// returns has it.
+export function keepFocus(place, change, next) {
+  const had = place.contains(document.activeElement);
+  change();
+  if (had && !place.contains(document.activeElement)) next()?.focus({ preventScroll: true });
+}
+
+// `act` once the calls pause: a search is asked for when the typing does.
+export function settled(act) {
+  let timer;
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(act, 200);
+  };
+}
+
 // A button that copies a text, and says so.
 export function copyButton(text, what) {
   const made = button("copy", async () => {
@@ -91,21 +108,15 @@ export class Table {
 
   // Show exactly these items, in this order.
   show(items, keyOf, fillRow, make) {
-    const wanted = new Set();
+    // First what goes: a row that is moved up into its place would lose the focus.
+    const wanted = new Set(items.map(keyOf));
+    for (const key of [...this.rows.keys()]) if (!wanted.has(key)) this.remove(key);
     let at = 0;
     for (const item of items) {
-      const key = keyOf(item);
-      wanted.add(key);
-      const row = this.row(key, (made) => make?.(made, item));
+      const row = this.row(keyOf(item), (made) => make?.(made, item));
       fillRow(row, item);
       if (this.body.rows[at] !== row) this.body.insertBefore(row, this.body.rows[at] ?? null);
       at += 1;
-    }
-    for (const [key, row] of this.rows) {
-      if (!wanted.has(key)) {
-        row.remove();
-        this.rows.delete(key);
-      }
     }
     this.count();
   }
@@ -119,7 +130,10 @@ export class Table {
   }
 
   remove(key) {
-    this.rows.get(key)?.remove();
+    const row = this.rows.get(key);
+    if (!row) return;
+    const near = row.nextElementSibling ?? row.previousElementSibling;
+    keepFocus(row, () => row.remove(), () => near?.querySelector("button, a"));
     this.rows.delete(key);
     this.count();
   }

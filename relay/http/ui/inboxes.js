@@ -3,8 +3,8 @@
 // A message's HTML is shown only in a frame with an empty sandbox.  An anonymous inbox is this
 // browser's: its token became a cookie of that inbox alone, and the page remembers the address.
 
-import { ask, eventsIn, get, keepUp, page as pageOf, query, send } from "/ui/calls.js";
-import { button, bytes, copyButton, doing, fill, h, lasting, Pages, problem, say, Table, when } from "/ui/dom.js";
+import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, query, send } from "/ui/calls.js";
+import { button, bytes, copyButton, doing, fill, h, lasting, Pages, problem, say, settled, Table, when } from "/ui/dom.js";
 
 export const title = "Inboxes";
 export const scope = null;
@@ -14,12 +14,14 @@ const link = (address, id) => `#/inboxes/${encodeURIComponent(address)}${id ? `/
 
 // What this browser made without a key ---------------------------------------------------------------
 
+const EVERY = 5000; // ms between two looks at the list of inboxes
+const PAGE = 50; // rows
 const KEPT = "relay.inboxes";
 
 function kept() {
   try {
     const known = JSON.parse(localStorage.getItem(KEPT) ?? "[]");
-    return known.filter((one) => new Date(one.expires_at) > new Date());
+    return known.filter((one) => new Date(one.expires_at) > clock.now());
   } catch {
     return [];
   }
@@ -40,7 +42,7 @@ const forget = (address) => keep(kept().filter((one) => one.address !== address)
 export function open(place, page) {
   const trouble = problem();
   const inbox = h("section", { class: "inbox", "aria-label": "The inbox" });
-  const list = makeList(page, trouble);
+  const list = makeList(page);
   const form = h(
     "form",
     {
@@ -62,8 +64,12 @@ export function open(place, page) {
     h("label", { text: "Name " }, h("input", { name: "local_part", autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "random" })),
     h("button", { text: "Create" }),
   );
-  place.append(h("section", { "aria-label": "Make an inbox" }, form, trouble), list.element, inbox);
-  list.refresh();
+  const makes = page.who === null || page.may("read");
+  place.append(
+    h("section", { "aria-label": "Make an inbox" }, makes ? form : h("p", { text: "A key makes and reads inboxes with the scope read, which this one has not." }), trouble),
+    list.element,
+    inbox,
+  );
 
   let shown = null;
   const move = ({ parts: [address, id] }) => {
@@ -80,33 +86,31 @@ export function open(place, page) {
   return move;
 }
 
-function makeList(page, trouble) {
+function makeList(page) {
   const table = new Table("Live inboxes", ["Address", "Messages", "Time left"], { none: "No inbox yet: create one.", id: "inboxes" });
-  const search = h("input", { type: "search", name: "q", placeholder: "a part of the address", oninput: () => refresh() });
+  const search = h("input", { type: "search", name: "q", placeholder: "a part of the address", oninput: settled(() => refresh()) });
   const all = page.may("read");
   const show = (items, fresh) => {
-    if (fresh) table.clear();
-    for (const one of items) {
-      table.add(one.address, (row) => {
-        say(row.cells[1], one.message_count);
-        row.dataset.ends = one.expires_at;
-      }, (row) => row.cells[0].append(h("a", { href: link(one.address), text: one.address })));
-    }
+    const make = (row, one) => row.cells[0].append(h("a", { href: link(one.address), text: one.address }));
+    const fillRow = (row, one) => {
+      say(row.cells[1], one.message_count);
+      row.dataset.ends = one.expires_at;
+    };
+    if (fresh) table.show(items, (one) => one.address, fillRow, make);
+    else for (const one of items) table.add(one.address, (row) => fillRow(row, one), (row) => make(row, one));
     countDown();
+    mark(marked);
   };
   const pages = new Pages((path) => pageOf(path, { signal: page.signal }), show);
-  async function refresh() {
-    try {
-      if (all) await pages.start(`/api/v1/mailboxes${query({ q: search.value, limit: 50 })}`);
-      else show(kept().map((one) => ({ ...one, message_count: "" })), true);
-      mark(marked);
-    } catch (error) {
-      if (!page.signal.aborted) say(trouble, error.message);
-    }
+  async function look() {
+    if (all) await pages.start(`/api/v1/mailboxes${query({ q: search.value, limit: PAGE })}`);
+    else show(kept().map((one) => ({ ...one, message_count: "" })), true);
   }
+  const told = (text) => page.signal.aborted || say(pages.problem, text);
+  const refresh = () => look().then(() => told(""), (error) => told(error.message));
   function countDown() {
     for (const [, row] of table.rows) {
-      const left = (new Date(row.dataset.ends) - Date.now()) / 1000;
+      const left = (new Date(row.dataset.ends) - clock.now()) / 1000;
       say(row.cells[2], left > 0 ? lasting(left) : "over");
     }
   }
@@ -115,6 +119,8 @@ function makeList(page, trouble) {
     marked = address;
     for (const [key, row] of table.rows) row.cells[0].firstChild.ariaCurrent = key === address ? "true" : null;
   }
+  // Rows that came by "More" are left alone: a list that jumps cannot be read.
+  every(EVERY, page.signal, async () => table.rows.size > PAGE || look(), told);
   const timer = setInterval(countDown, 1000);
   page.signal.addEventListener("abort", () => clearInterval(timer));
   const element = h("section", { "aria-label": "Inboxes" }, all ? h("p", {}, h("label", { text: "Search " }, search)) : null, table.element, pages.element);
@@ -131,12 +137,13 @@ class Inbox {
     this.trouble = problem();
     this.state = h("span", { id: "stream", role: "status", text: "connecting" });
     this.expires = h("span", { id: "expires" });
-    this.search = h("input", { type: "search", name: "messages", placeholder: "in subject, sender and text", oninput: () => this.refresh() });
+    this.search = h("input", { type: "search", name: "messages", placeholder: "in subject, sender and text", oninput: settled(() => this.refresh()) });
     this.table = new Table("Messages, newest first", ["Received", "From", "Subject", "Size"], { none: "No mail yet.", id: "messages" });
     this.pages = new Pages((path) => pageOf(path, { signal: this.signal }), (items, fresh) => this.show(items, fresh));
+    this.near = ["Newer", "Older"].map((text) => h("a", { text, hidden: true }));
     this.message = h("article", { id: "message", "aria-labelledby": "message-subject", hidden: true });
     place.append(
-      h("h2", { class: "facts" }, h("output", { id: "address", text: address }), copyButton(address, "the address")),
+      this.heading = h("h2", { class: "facts", tabindex: "-1" }, h("output", { id: "address", text: address }), copyButton(address, "the address")),
       h("p", { class: "facts" }, this.expires, this.state, button("Delete this inbox", doing(this.trouble, async () => {
         if (!confirm(`Delete ${address}? Its mail goes with it.`)) return;
         await send("DELETE", base(address));
@@ -168,20 +175,29 @@ class Inbox {
       this.last = event.id ?? this.last;
       if (event.kind !== "new_message") continue;
       if (this.search.value) await this.refresh();
-      else this.entry(event.data, true);
+      else {
+        await this.loading; // an older list would wipe it out
+        this.entry(event.data, true);
+        this.around();
+      }
     }
     say(this.state, "reconnecting");
   }
 
   countDown() {
     if (this.ends === null) return;
-    const left = (this.ends - Date.now()) / 1000;
+    const left = (this.ends - clock.now()) / 1000;
     say(this.expires, left > 0 ? `${lasting(left)} left, until ${when(this.ends)}` : "over");
   }
 
-  async refresh() {
+  refresh() {
+    this.loading = this.load();
+    return this.loading;
+  }
+
+  async load() {
     try {
-      await this.pages.start(`${base(this.address)}/messages${query({ q: this.search.value, limit: 50 })}`);
+      await this.pages.start(`${base(this.address)}/messages${query({ q: this.search.value, limit: PAGE })}`);
     } catch (error) {
       if (!this.signal.aborted) say(this.trouble, error.message);
     }
@@ -190,6 +206,17 @@ class Inbox {
   show(items, fresh) {
     if (fresh) this.table.clear();
     for (const one of items) this.entry(one, false);
+    this.around();
+  }
+
+  // Mark the message that is open, and lead to those next to it as the list has them now.
+  around() {
+    const open = this.table.rows.get(this.reading);
+    for (const row of this.table.rows.values()) row.cells[2].firstChild.ariaCurrent = row === open ? "true" : null;
+    [open?.previousElementSibling, open?.nextElementSibling].forEach((row, at) => {
+      this.near[at].hidden = !row;
+      if (row) this.near[at].href = row.cells[2].firstChild.href;
+    });
   }
 
   entry(one, first) {
@@ -211,18 +238,27 @@ class Inbox {
       if (this.reading !== id) return;
       this.table.rows.get(id)?.classList.remove("unread");
       showMessage(this.message, this, message);
+      this.around();
     } catch (error) {
+      if (this.signal.aborted || this.reading !== id) return;
       this.reading = null;
-      if (!this.signal.aborted) say(this.trouble, error.message);
+      this.message.hidden = true;
+      say(this.trouble, error.message);
     }
   }
 
   async remove(message) {
     await send("DELETE", `${base(this.address)}/messages/${message.id}`);
+    const row = this.table.rows.get(message.id);
+    const next = row?.nextElementSibling ?? row?.previousElementSibling;
     this.table.remove(message.id);
-    location.hash = link(this.address);
+    this.reading = null; // going back does not find it again
+    location.hash = next ? next.cells[2].firstChild.hash : link(this.address);
+    if (!next) this.heading.focus();
   }
 }
+
+const SHOWN = 1_000_000; // bytes of a raw message
 
 // A message ----------------------------------------------------------------------------------------
 
@@ -258,7 +294,7 @@ function showMessage(place, inbox, message) {
     const place = pre("message-raw", "Loading…");
     ask(`${path}/raw`, { signal: inbox.signal })
       .then((response) => response.arrayBuffer())
-      .then((raw) => say(place, new TextDecoder("latin1").decode(raw.slice(0, 1_000_000))))
+      .then((raw) => say(place, new TextDecoder("latin1").decode(raw.slice(0, SHOWN)) + (raw.byteLength > SHOWN ? "\n… the rest is in the download" : "")))
       .catch((error) => say(place, error.message));
     return place;
   });
@@ -271,7 +307,7 @@ function showMessage(place, inbox, message) {
     attachmentsOf(path, message.attachments),
     forms,
     body,
-    h("p", { class: "facts" },
+    h("p", { class: "facts" }, inbox.near,
       h("a", { href: `${path}/raw`, download: `${message.id}.eml`, text: "Download" }),
       inbox.page.may("admin") ? h("a", { href: `#/logs?text=${message.id}`, text: "Log lines" }) : "",
       button("Delete", doing(trouble, () => inbox.remove(message)))),

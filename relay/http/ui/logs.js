@@ -13,17 +13,18 @@ const KNOWN = new Set(["timestamp", "level", "event", "actor"]);
 export function open(place, page) {
   const trouble = problem();
   const list = h("ol", { id: "lines", class: "lines", tabindex: "0", "aria-label": "Log lines, newest last" });
-  const count = h("p", { class: "facts", role: "status", id: "line-count" });
+  const count = h("p", { class: "facts", id: "line-count" }); // not read out: it never rests
   const input = (name, text, placeholder) => h("label", { text: `${text} ` }, h("input", { name, placeholder, value: page.values.get(name) ?? "", autocapitalize: "none" }));
   const level = h("select", { name: "level" }, LEVELS.map((name) => h("option", { value: name, text: name })));
   level.value = page.values.get("level") ?? "info";
   const form = h("form", { id: "log-filter", onsubmit: (submitted) => submitted.preventDefault(), onchange: () => start() },
     input("actor", "Actor", "any"), h("label", { text: "Level " }, level), input("text", "Text or message id", "any"));
-  const swap = button("hold still", () => {
-    held = !held;
+  const hold = (wanted) => {
+    held = wanted;
     say(swap, held ? "go on" : "hold still");
     if (!held) show();
-  });
+  };
+  const swap = button("hold still", () => hold(!held));
   place.append(h("section", { "aria-label": "Log" }, form, h("p", {}, swap), count, trouble, list));
 
   let waiting = [];
@@ -49,11 +50,12 @@ export function open(place, page) {
     following = new AbortController();
     const { signal } = following;
     const values = Object.fromEntries(new FormData(form));
+    hold(false); // what is asked for now is to be seen
     const text = values.text.trim();
     keepUp(signal, async () => {
-      list.replaceChildren();
-      waiting = [];
       const response = await ask(`/api/v1/logs${query({ actor: values.actor.trim(), level: values.level, follow: 1 })}`, { signal });
+      list.replaceChildren(); // not before: in an outage the last lines are what one looks for
+      waiting = [];
       say(trouble, "");
       say(count, "No line yet.");
       for await (const lines of linesIn(response)) {
@@ -78,5 +80,13 @@ function lineOf(text) {
     return h("li", { text });
   }
   const rest = Object.entries(line).filter(([name]) => !KNOWN.has(name)).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`);
-  return h("li", { class: line.level }, h("time", { text: (line.timestamp ?? "").slice(11, 23) }), " ", h("b", { text: line.level }), " ", h("span", { class: "actor", text: line.actor }), " ", h("strong", { text: line.event }), " ", rest.join(" "));
+  return h("li", { class: line.level }, h("time", { text: clockOf(line.timestamp), title: line.timestamp }), " ", h("b", { text: line.level }), " ", h("span", { class: "actor", text: line.actor }), " ", h("strong", { text: line.event }), " ", rest.join(" "));
+}
+
+// By the clock of who looks, as everywhere on the page; the log itself is in UTC.
+function clockOf(stamp) {
+  const date = new Date(stamp);
+  if (Number.isNaN(date.getTime())) return "";
+  const parts = [date.getHours(), date.getMinutes(), date.getSeconds()].map((part) => String(part).padStart(2, "0"));
+  return `${parts.join(":")}.${String(date.getMilliseconds()).padStart(3, "0")}`;
 }

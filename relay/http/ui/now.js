@@ -1,6 +1,6 @@
 // Now: what needs a person first, how much moves, and the tree that moves it.
 
-import { ask, eventsIn, get, keepUp, page as pageOf, pause, send } from "/ui/calls.js";
+import { ask, eventsIn, every, get, keepUp, page as pageOf, send } from "/ui/calls.js";
 import { button, doing, fill, h, lasting, number, problem, say, Table, when } from "/ui/dom.js";
 import { Plot } from "/ui/plot.js";
 
@@ -11,8 +11,10 @@ const EVERY = 2000; // ms between two looks
 
 export function open(place, page) {
   const { signal } = page;
-  const trouble = problem();
-  const attention = h("ul", { class: "attention", "aria-label": "What needs attention", "aria-live": "polite" });
+  const trouble = problem(); // of a command
+  const outage = problem(); // of a look
+  const attention = h("ul", { class: "attention", "aria-label": "What needs attention" });
+  const news = h("p", { class: "unseen", role: "status" });
   const counts = h("p", { class: "facts", id: "counts" });
   const rate = (value) => `${value < 10 ? value.toFixed(1) : Math.round(value)}/s`;
   const plots = {
@@ -27,7 +29,7 @@ export function open(place, page) {
     none: "Nothing is being delivered.", id: "hand",
   });
   place.append(
-    h("section", { "aria-label": "Attention" }, attention, trouble),
+    h("section", { "aria-label": "Attention" }, attention, news, trouble, outage),
     h("section", { "aria-label": "Traffic" }, counts, h("div", { class: "plots" }, Object.values(plots).map((plot) => plot.element))),
     h("section", { "aria-label": "Supervision" }, tree.element),
     h("section", { "aria-label": "Deliveries" }, hand.element),
@@ -44,40 +46,49 @@ export function open(place, page) {
     for await (const event of eventsIn(response)) {
       showTree(tree, command, event.kind === "tree" ? event.data : await get("/api/v1/supervision", { signal }));
     }
-  }, (text) => say(trouble, text));
+  }, (text) => say(outage, text));
 
-  look();
-  async function look() {
-    let before = null;
-    while (!signal.aborted) {
-      if (!document.hidden) {
-        try {
-          const seen = await get("/api/v1/overview", { signal });
-          showAttention(attention, seen.attention);
-          showTraffic(counts, plots, seen, before);
-          before = { at: performance.now(), counters: seen.counters };
-          showTree(tree, command, await get("/api/v1/supervision", { signal }));
-          showHand(hand, (await pageOf("/api/v1/outbound?status=processing&limit=20", { signal })).items);
-          say(trouble, "");
-        } catch (error) {
-          if (signal.aborted) return;
-          say(trouble, error.message);
-        }
+  let before = null;
+  every(EVERY, signal, async () => {
+    let seen = null;
+    try {
+      seen = await get("/api/v1/overview", { signal });
+      showAttention(attention, news, seen.attention);
+      showTraffic(counts, plots, seen, before);
+      before = { at: performance.now(), counters: seen.counters };
+      showTree(tree, command, await get("/api/v1/supervision", { signal }));
+      tree.element.classList.remove("stale");
+      showHand(hand, (await pageOf("/api/v1/outbound?status=processing&limit=20", { signal })).items);
+      hand.element.classList.remove("stale");
+    } catch (error) {
+      // What was seen last is not how it is now.
+      hand.element.classList.add("stale");
+      if (seen === null) {
+        tree.element.classList.add("stale");
+        say(counts, "What moves is unknown.");
+        for (const plot of Object.values(plots)) plot.push(null);
+        before = null;
       }
-      await pause(EVERY, signal);
+      throw error;
     }
-  }
+  }, (text) => say(outage, text));
 }
 
-function showAttention(list, concerns) {
+// Changed in place, so that a link keeps the focus; read out when a concern comes or goes, not with
+// every second that it lasts.
+function showAttention(list, news, concerns) {
   const wanted = concerns.length ? concerns : [{ grade: "ok", text: "Nothing needs attention.", about: null }];
-  if (list.dataset.shown === JSON.stringify(wanted)) return;
-  list.dataset.shown = JSON.stringify(wanted);
-  list.replaceChildren(
-    ...wanted.map((one) =>
-      h("li", { class: one.grade }, one.about ? h("a", { href: `#/${one.about}`, text: one.text }) : one.text),
-    ),
-  );
+  while (list.childElementCount > wanted.length) list.lastElementChild.remove();
+  wanted.forEach((one, at) => {
+    const item = list.children[at] ?? list.appendChild(h("li", {}, h("a")));
+    item.className = one.grade;
+    say(item.firstChild, one.text);
+    if (one.about && one.about !== "now") item.firstChild.href = `#/${one.about}`;
+    else item.firstChild.removeAttribute("href");
+  });
+  const about = wanted.map((one) => one.text.replace(/\d+/g, "")).join();
+  if (news.dataset.about !== about) say(news, wanted.map((one) => one.text).join(" "));
+  news.dataset.about = about;
 }
 
 function showTraffic(counts, plots, seen, before) {
