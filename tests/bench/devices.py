@@ -106,13 +106,15 @@ async def through(store: InboxStore, tasks: int, seconds: float) -> dict[str, fl
 
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        for _ in range(tasks):
-            nursery.start_soon(put)
-        await trio.sleep(WARM_UP)
-        latencies = []
-        began, cpu = time.perf_counter(), time.process_time()
-        await trio.sleep(seconds)
-        found = figures(len(latencies), began, cpu, latencies)
+        async with trio.open_nursery() as puts:
+            for _ in range(tasks):
+                puts.start_soon(put)
+            await trio.sleep(WARM_UP)
+            latencies = []
+            began, cpu = time.perf_counter(), time.process_time()
+            await trio.sleep(seconds)
+            found = figures(len(latencies), began, cpu, latencies)
+            puts.cancel_scope.cancel()  # first: the store fails what is under way when it stops
         nursery.cancel_scope.cancel()
     return found
 
@@ -235,8 +237,10 @@ def _ratio(
 
 
 def _migrate(dsn: str) -> None:
+    from relay import log
     from relay.db.migrate import migrate
 
+    log.configure("warning")
     trio.run(migrate, dsn)
 
 
