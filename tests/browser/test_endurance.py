@@ -51,9 +51,9 @@ def late(page: Page, pattern: str) -> Callable[[], None]:
     page.route(re.compile(pattern), lambda route: held.append(route))
 
     def let_go() -> None:
-        page.unroute(re.compile(pattern))
         for route in held:
             route.continue_()
+        page.unroute(re.compile(pattern))
 
     return let_go
 
@@ -102,6 +102,7 @@ def test_a_key_sees_what_it_may(own: RelayProcess, browse: Browse) -> None:
             expect(create).to_have_count(0 if scope == "send" else 1)
             if scope != "send":
                 create_inbox(page)
+            visit.to("inboxes")  # signed out, an open one would be another's
             page.get_by_role("button", name="Sign out").click()
         assert visit.console == []
         assert visit.errors == []
