@@ -45,7 +45,7 @@ export function open(place, page) {
   every(EVERY, page.signal, async () => {
     // Rows that came by "More" are left alone: a list that jumps cannot be read.
     if (table.rows.size <= PAGE) await pages.start(path());
-    if (!story.hidden) await tell(shown);
+    if (!story.hidden && story.childElementCount) await tell(shown); // the first telling is `move`'s
   }, (text) => say(outage, text));
 
   const move = ({ parts: [id] }) => {
