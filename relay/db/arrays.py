@@ -27,6 +27,7 @@ _TRUE, _FALSE = struct.pack(">i?", 1, True), struct.pack(">i?", 1, False)
 _SIXTEEN = struct.pack(">i", 16)
 
 
+TEXT, BYTEA = 25, 17
 UUIDS, BIGINTS, TEXTS, BYTEAS = 2951, 1016, 1009, 1001
 """Types of parameters (OIDs), for a `relay.db.connection.Statement`."""
 

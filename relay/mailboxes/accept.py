@@ -30,7 +30,7 @@ from uuid import UUID, SafeUUID
 import psycopg
 import trio
 
-from relay.db.arrays import BYTEAS, TEXTS, UUIDS, byteas, texts, uuids
+from relay.db.arrays import BYTEA, BYTEAS, TEXT, TEXTS, UUIDS, byteas, texts, uuids
 from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, RelayError
@@ -101,6 +101,20 @@ _TYPES = (UUIDS, TEXTS, TEXTS, BYTEAS)
 # Looking for conflicts first costs each row a second walk of the index and a record in the log.
 _FRESH = Statement(_INSERT.format(""), _TYPES)
 _AGAIN = Statement(_INSERT.format("ON CONFLICT (id) DO NOTHING"), _TYPES)
+_ONE = Statement(
+    """
+    INSERT INTO relay.messages (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
+    SELECT o.id, m.id, clock_timestamp(), $1, o.address, $2
+    FROM unnest($3, $4) AS o (id, address)
+    JOIN relay.mailboxes m ON m.address = o.address
+    CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet
+    WHERE m.is_active
+      AND m.expires_at > clock_timestamp()
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+    """,
+    (TEXT, BYTEA, UUIDS, TEXTS),
+)
 
 
 async def insert_many(pool: Pool, rows: Sequence[Row]) -> set[UUID]:
@@ -132,32 +146,19 @@ async def insert_one(
 
     The text travels once, whatever the number of recipients.
     """
+    columns = (
+        reverse_path.encode(),
+        raw,  # as it is: between here and libpq's buffer it is copied once
+        uuids([identity for identity, _ in recipients]).data,
+        texts([address for _, address in recipients]).data,
+    )
     async with pool.connection() as conn:
         with trio.move_on_after(pool.call_timeout) as scope:
-            cursor = await conn.execute(
-                """
-                INSERT INTO relay.messages
-                    (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
-                SELECT o.id, m.id, clock_timestamp(), %b, o.address, %b
-                FROM unnest(%b::uuid[], %b::text[]) AS o (id, address)
-                JOIN relay.mailboxes m ON m.address = o.address
-                CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet
-                WHERE m.is_active
-                  AND m.expires_at > clock_timestamp()
-                ON CONFLICT (id) DO NOTHING
-                RETURNING id
-                """,
-                (
-                    reverse_path,
-                    raw,
-                    [identity for identity, _ in recipients],
-                    [address for _, address in recipients],
-                ),
-            )
-            stored = {identity for (identity,) in await cursor.fetchall()}
+            result = await conn.run(_ONE, columns)
             if len(raw) > _SHED:
                 await conn.close()
-            return stored
+            stored = {result.get_value(number, 0) for number in range(result.ntuples)}
+            return {identity for identity, _ in recipients if identity.bytes in stored}
         if scope.cancelled_caught:
             conn.abandon()
         raise DatabaseUnavailable(f"PostgreSQL did not answer within {pool.call_timeout:g} s")

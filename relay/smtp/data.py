@@ -35,6 +35,7 @@ class DataDecoder:
         "_crs",
         "_dots",
         "_dropped",
+        "_dropping",
         "_lfs",
         "_limit",
         "done",
@@ -49,6 +50,7 @@ class DataDecoder:
         self._buffer = bytearray(b"\r\n")
         self._counted = 2
         self._dropped = -2  # that CRLF is no part of the message
+        self._dropping = False
         self._limit = limit
         self._crs = self._lfs = self._crlfs = self._dots = 0
         self.done = False
@@ -90,12 +92,17 @@ class DataDecoder:
         else:
             self._count(len(buffer) - _TAIL)
         if self.size > self._limit:
-            self.too_large = True
-            self.drop()
+            self.too_large = self._dropping = True
+        if self._dropping:
+            self._forget()
         return self.done
 
     def drop(self) -> None:
-        """Forget the text; only the end is still looked for."""
+        """Forget the text, also what is still to come; only the end is looked for."""
+        self._dropping = True
+        self._forget()
+
+    def _forget(self) -> None:
         keep = max(self._counted - 2, 0)  # a dot's meaning hangs on the two bytes before it
         del self._buffer[:keep]
         self._dropped += keep

@@ -73,6 +73,18 @@ def test_a_message_over_the_limit_is_not_kept():
     assert (message.rest, message.size) == (b"NOOP\r\n", 1_000_002)
 
 
+def test_nothing_is_kept_of_a_message_that_was_dropped():
+    """Neither what came before nor what comes after; its size is still known."""
+    message = DataDecoder(1_000_000)
+    assert not message.feed(b"x" * 1000)
+    message.drop()
+    for _ in range(100):
+        assert not message.feed(b"x" * 1000)
+        assert message.held <= 10
+    assert message.feed(b"\r\n.\r\nNOOP\r\n")
+    assert (message.rest, message.size, message.too_large) == (b"NOOP\r\n", 101_002, False)
+
+
 def test_the_limit_counts_what_is_stored():
     """A message of exactly the limit fits, its stuffed dots not counted."""
     for size, too_large in ((99, False), (100, False), (101, True)):
