@@ -6,11 +6,22 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from relay.cli.demo import STEPS, Stage, Step, Unexpected, perform
 from tests.cli.command import RELAY, cli, environment
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory for temporary files, of a name so short that the demo stays in it."""
+    with tempfile.TemporaryDirectory(prefix="relay-test-") as name:
+        yield Path(name)
 
 
 def _remains(scratch: Path) -> list[str]:
@@ -25,23 +36,21 @@ def _remains(scratch: Path) -> list[str]:
     return found
 
 
-def test_everything_arrives_and_nothing_is_left(tmp_path: Path) -> None:
+def test_everything_arrives_and_nothing_is_left(scratch: Path) -> None:
     """Every step is ok with its time, the code is 0, and no file or process remains."""
-    done = cli("demo", "--json", timeout=110, env={"TMPDIR": str(tmp_path)}, cwd=tmp_path)
+    done = cli("demo", "--json", timeout=110, env={"TMPDIR": str(scratch)}, cwd=scratch)
     outcomes = json.loads(done.stdout)
     assert [item["step"] for item in outcomes if not item["ok"]] == [], outcomes
     assert len(outcomes) == len(STEPS)
     assert all(item["seconds"] >= 0 for item in outcomes)
     assert done.returncode == 0
-    assert _remains(tmp_path) == []
+    assert _remains(scratch) == []
 
 
-def test_settings_of_the_user_are_not_used(tmp_path: Path) -> None:
+def test_settings_of_the_user_are_not_used(tmp_path: Path, scratch: Path) -> None:
     """Neither a broken setting nor the user's own data directory reaches the demonstration."""
     own = tmp_path / "own"
     own.mkdir()
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     done = cli(
         "demo",
         timeout=110,
@@ -56,18 +65,18 @@ def test_settings_of_the_user_are_not_used(tmp_path: Path) -> None:
     assert list(own.iterdir()) == []
 
 
-def test_an_interrupt_cleans_up(tmp_path: Path) -> None:
+def test_an_interrupt_cleans_up(scratch: Path) -> None:
     """Ctrl-C and SIGTERM in the middle stop the relay and remove everything."""
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         process = subprocess.Popen(
             [*RELAY, "demo"],
-            env=environment(TMPDIR=str(tmp_path)),
+            env=environment(TMPDIR=str(scratch)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("relay-demo-*/data/postgres/*")):
+        while not list(scratch.glob("relay-demo-*/data/postgres/*")):
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.01)
@@ -75,7 +84,7 @@ def test_an_interrupt_cleans_up(tmp_path: Path) -> None:
         _, said = process.communicate(timeout=90)
         assert process.returncode == code
         assert b"Traceback" not in said
-        assert _remains(tmp_path) == []
+        assert _remains(scratch) == []
 
 
 def test_a_failed_step_ends_the_story() -> None:

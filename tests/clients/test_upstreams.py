@@ -149,14 +149,17 @@ async def test_smtp_sink_in_every_mode_it_has(pool: Pool, dumps: Path):
     mail is what the law says, each in its own time, and what was taken was taken once."""
     program("smtp-sink")
     with contextlib.ExitStack() as stack:
-        ports = [smtp_sink(stack, flags, dumps / f"{number}") for number, flags in enumerate(MODES)]
-        for number, port in enumerate(ports):
-            await listening(port)
+        for number, flags in enumerate(MODES):
+            port = smtp_sink(stack, flags, dumps / f"{number}")
+            await listening(port)  # before the next takes a free port
             await mail_of(pool, number, f"smtp://127.0.0.1:{port}")
         async with running_outbound(pool, "loop:", concurrency=200, within=60) as outbound:
             outbound.wake()
             waiting = dict(enumerate(MODES.items()))
+            deadline = trio.current_time() + 50
             while waiting:
+                if trio.current_time() > deadline:
+                    raise AssertionError([(m, await became(pool, n)) for n, m in waiting.items()])
                 await trio.sleep(0.1)
                 for number, (flags, (status, phase)) in list(waiting.items()):
                     found = await became(pool, number)

@@ -133,17 +133,23 @@ class TestWriter:
 
     async def test_a_disk_that_hangs_is_given_up_and_taken_back(self, tmp_path):
         """Calls end after the time-out, later ones at once; when it answers, all is well again."""
-        store = SqliteStore(tmp_path / "devices.db", ttl=10.0, call_timeout=0.2)
-        disk = threading.Event()
+        store = SqliteStore(tmp_path / "devices.db", ttl=10.0, call_timeout=0.5)
+        hangs, disk = threading.Event(), threading.Event()
+
+        def write(_: InboxFile) -> None:
+            hangs.set()
+            disk.wait(10)
+
         async with running(store), trio.open_nursery() as nursery:
             await store.check()  # behind the figures that it begins with
 
             async def hang() -> None:
                 with pytest.raises(StoreUnavailable):
-                    await store._work(lambda _: disk.wait(10))
+                    await store._work(write)
 
             nursery.start_soon(hang)
             await wait_all_tasks_blocked()
+            assert await trio.to_thread.run_sync(hangs.wait, 5)  # the Put must come behind it
             with pytest.raises(StoreUnavailable, match="given up"):
                 await store.put(A, b"outcome unknown")
             for call in (store.put(A, b"y"), store.flush(A), store.check()):

@@ -229,7 +229,7 @@ async def test_a_restart_of_the_database_is_waited_out():
             with trio.fail_after(20):
                 read = await trio.to_thread.run_sync(process.line)
             assert len(emails(read)) == 10
-            assert "collector.recovered" in process.log or "db.listening_again" in process.log
+            await trio.to_thread.run_sync(process.logs, "collector.recovered", "db.listening_again")
         async with collecting(pool, sweep_every=0.2):
             await trio.sleep(0.3)
             await trio.to_thread.run_sync(cluster.stop, signal.SIGQUIT)

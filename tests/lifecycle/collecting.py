@@ -85,8 +85,13 @@ class Collector(subprocess.Popen[bytes]):
 
     def listens(self) -> None:
         """Wait until it is woken by what is inserted from now on."""
-        while "collector.listening" not in self.log:
-            if self.poll() is not None:
+        self.logs("collector.listening")
+
+    def logs(self, *events: str, seconds: float = 60) -> None:
+        """Wait until one of these events is in its log."""
+        deadline = time.monotonic() + seconds
+        while not any(event in self.log for event in events):
+            if self.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(self.log)
             time.sleep(0.02)
 

@@ -149,18 +149,18 @@ async def test_shutdown_does_not_wait_for_starts_or_back_offs(autojump_clock):
     tree = SupervisorSpec(
         "root",
         (
-            ChildSpec("a", dies_after(0)),
+            ChildSpec("a", dies_after(0.1)),
             ChildSpec("b", never_ready, start_timeout=1000, drain_timeout=1000),
             ChildSpec("c", idle),
         ),
     )
     async with running(tree) as house:
-        await house.settle(0.7)
+        await house.settle(0.4)
         assert house.node("a").state is State.BACKING_OFF
     assert house.events[-3:] == [
-        (0.7, "root", "draining"),
-        (0.7, "b", "exited (cancelled)"),
-        (0.7, "root", "stopped"),
+        (0.4, "root", "draining"),
+        (0.4, "b", "exited (cancelled)"),
+        (0.4, "root", "stopped"),
     ]
     assert not [e for e in house.events if e[1] == "c"]
 
