@@ -67,7 +67,7 @@ def plain(directory: Path, seconds: float) -> dict[str, float]:
     with closing(InboxFile(path, **LIMITS)) as file:  # makes the schema, and names the pragmas
         values = {name: file._row(f"PRAGMA {name}")[0] for name in PRAGMAS}
     # The relay makes its checkpoints itself, as often as this.
-    values["wal_autocheckpoint"] = 4000
+    values["wal_autocheckpoint"] = 12_000
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         for name, value in values.items():
             database.execute(f"PRAGMA {name} = {value}").fetchall()

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from relay.devices.calls import Call, Calls
 from relay.devices.sqlite import SqliteStore
 from relay.devices.sqlite_file import APPLICATION_ID, VERSION, InboxFile, Row
-from relay.devices.store import MAX_BLOBS, MAX_BYTES, StoreUnavailable
+from relay.devices.store import MAX_BLOBS, MAX_BYTES, InboxStore, StoreUnavailable
 from relay.errors import ConfigError
 from relay.metrics import registry
 from tests.devices.stores import running
@@ -130,6 +130,40 @@ class TestWriter:
                 for _ in range(64):
                     nursery.start_soon(put)
         assert commits() - before < 320
+
+    async def test_half_will_do_where_a_flush_is_quick(self, tmp_path, monkeypatch):
+        """The other half comes meanwhile; where it is slow, all share it."""
+        made = {}
+        for quick in (0.0, 60.0):
+            monkeypatch.setattr("relay.devices.sqlite._QUICK_FLUSH", quick)
+            async with running(SqliteStore(tmp_path / f"{quick}.db", ttl=10.0)) as store:
+                before = commits()
+
+                async def put(store: InboxStore) -> None:
+                    for _ in range(20):
+                        await store.put(A, b"x")
+
+                async with trio.open_nursery() as nursery:
+                    for _ in range(64):
+                        nursery.start_soon(put, store)
+            made[quick] = commits() - before
+        assert made[0.0] * 1.3 < made[60.0] < 160
+
+    async def test_the_wal_begins_anew_in_time(self, tmp_path, monkeypatch):
+        """It is moved into the database about as often as it should be, whatever is written."""
+        monkeypatch.setattr("relay.devices.sqlite._WAL_PAGES", 500)
+        path = tmp_path / "devices.db"
+        async with running(SqliteStore(path, ttl=10.0)) as store:
+
+            async def put(key: bytes) -> None:
+                for size in range(0, 3000, 30):
+                    await store.put(key, bytes(size))
+
+            async with trio.open_nursery() as nursery:
+                for number in range(32):
+                    nursery.start_soon(put, bytes([number]) * 32)
+            pages = path.with_name("devices.db-wal").stat().st_size // 4096
+        assert 250 < pages < 1000
 
     async def test_a_disk_that_hangs_is_given_up_and_taken_back(self, tmp_path):
         """Calls end after the time-out, later ones at once; when it answers, all is well again."""
