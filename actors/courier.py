@@ -2,13 +2,14 @@
 
 Promises
   * Each event is posted until its receiver answers 2xx, by the rules of mail: the delay after
-    attempt n is n² units, and after the last attempt it is given up.  410 Gone is final at once.
+    attempt n is n² units, and after the last attempt it is given up.  410 Gone is final at once,
+    and so is a URL that cannot be posted to.
   * At least once: between an answer and its commit the same event may be posted again; receivers
     know it by its id.
   * A receiver that hangs holds a few places for one deadline; the others do not notice.
   * Draining: posts under way end (each has its deadline), nothing new is claimed.
 
-Fails: never by a receiver or a URL.  Without the database it waits for the next sweep.
+Fails: never by a receiver, a URL or an event.  Without the database it waits for the next sweep.
 
 No log line, error or metric names a URL: it may hold a token.
 """
@@ -21,6 +22,7 @@ from collections import Counter
 from contextlib import suppress
 
 import prometheus_client
+import psycopg
 import trio
 
 from actors.turns import next_turn
@@ -29,7 +31,7 @@ from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.backoff import retry_delay
-from relay.outbound.post import NotPosted, Poster
+from relay.outbound.post import NotPosted, Poster, Refused
 from relay.outbound.webhooks import Event, Webhooks, signed_headers
 from supervisor import Context, Drained
 
@@ -158,6 +160,9 @@ class _Courier:
             await self._post(event)
         except DatabaseUnavailable as error:
             self._note_outage(error)  # its lease runs out, and it is due again
+        except Exception as error:
+            # Nobody foresaw it: it must not take the others with it, nor come back for ever.
+            await self._set_aside(event, error)
         finally:
             SECONDS.observe(trio.current_time() - began)
             self._under_way[event.origin] -= 1
@@ -176,20 +181,37 @@ class _Courier:
             self._keyring.signing, event.signer, event.id, body, int(time.time())
         )
         status = 0
+        final = False
         try:
             status = await self._poster.post(event.url, body, headers)
             error = f"the answer was {status}"
+            final = status == _GONE
         except NotPosted as failure:
             error = str(failure)
+            final = isinstance(failure, Refused)
         if 200 <= status < 300:
             await self._settle_told(event)
-        elif status == _GONE or event.attempt >= self._max_attempts:
+        else:
+            await self._failed(event, error, final=final)
+
+    async def _failed(self, event: Event, error: str, *, final: bool = False) -> None:
+        if final or event.attempt >= self._max_attempts:
             await self._webhooks.give_up(event, error)
             self._note(event, "given_up", error)
         else:
             delay = retry_delay(event.attempt, self._retry_unit, self._rng)
             await self._webhooks.defer(event, delay, error)
             self._note(event, "deferred", error)
+
+    async def _set_aside(self, event: Event, crash: Exception) -> None:
+        # Its text could hold the URL, so only its kind is logged.
+        log.error("webhook.crashed", id=str(event.id), error=type(crash).__name__)
+        try:
+            await self._failed(event, "an internal error of the relay")
+        except DatabaseUnavailable as error:
+            self._note_outage(error)
+        except psycopg.Error:
+            pass  # the database refuses even that; its lease runs out, and it is tried again
 
     async def _settle_told(self, event: Event) -> None:
         """Record an answer; insist for a while, since forgetting it means posting twice."""

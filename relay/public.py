@@ -10,7 +10,7 @@ Promises
 - Who connects to an address that `addresses_of` returned connects to one that was checked, so a
   name that resolves differently the next moment gains nothing.
 
-Fails with `NotPublic`, and with OSError for a name that has no address.
+Fails with `NotPublic`, with OSError for a name that has no address, and with `BadUrl`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
 import trio
 
 from relay.errors import TemporaryFailure
@@ -54,12 +55,19 @@ _NOT_PUBLIC_6 = tuple(
     )
 )
 
+MAX_URL = 2048
+"""Bytes of a URL."""
+
 Resolve = Callable[..., Awaitable[Any]]
 """`trio.socket.getaddrinfo`, or what a test puts in its place."""
 
 
 class NotPublic(TemporaryFailure):
     """A host has an address that is not public (by now: names change)."""
+
+
+class BadUrl(ValueError):
+    """A URL that is never posted to; the message says why."""
 
 
 def is_public(address: str) -> bool:
@@ -73,6 +81,33 @@ def is_public(address: str) -> bool:
     return ip in _PUBLIC_6 and not any(ip in net for net in _NOT_PUBLIC_6)
 
 
+def check_url(text: str, *, allow_private: bool = False) -> httpx.URL:
+    """Return a URL that may be posted to, as far as can be said without asking for its host."""
+    if len(text.encode("utf-8", "replace")) > MAX_URL or not text.isprintable() or " " in text:
+        raise BadUrl(f"must be at most {MAX_URL} bytes without spaces or control characters")
+    try:
+        url = httpx.URL(text)
+        host = url.host  # decodes `xn--`
+        url.raw_host.decode("ascii").encode("idna")  # as the resolver will: labels of 1 to 63 bytes
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise BadUrl("is not a URL") from error
+    if url.scheme not in {"http", "https"} or not host:
+        raise BadUrl("must begin with https:// or http://, and a host")
+    if url.port is not None and not 0 < url.port < 65536:
+        raise BadUrl("has a port that is none")
+    if url.userinfo or url.fragment:
+        raise BadUrl("cannot hold a user, a password or a fragment")
+    if not allow_private:
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            pass  # a name: what it stands for is asked at each post
+        else:
+            if not is_public(host):
+                raise BadUrl("must lead to a public address")
+    return url
+
+
 async def addresses_of(
     host: str,
     port: int,
@@ -84,7 +119,10 @@ async def addresses_of(
 
     Raises `NotPublic`, unless `allow_private`, and OSError where there is none.
     """
-    found = await resolve(host, port, type=trio.socket.SOCK_STREAM)
+    try:
+        found = await resolve(host, port, type=trio.socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError("not a name of a host") from error  # an empty label, or one over 63 bytes
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     if not allow_private and not all(map(is_public, addresses)):
         raise NotPublic("the host is not on the public internet")

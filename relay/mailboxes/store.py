@@ -36,13 +36,13 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, PermanentFailure
 from relay.mailboxes.address import canonical
 from relay.mailboxes.plans import Invalid, lifetime_minutes
+from relay.public import BadUrl, check_url
 
 T = TypeVar("T")
 
 ADMINISTRATOR_ID = UUID(int=0)
 """`owner_id` of the mailboxes that the administrator made."""
 
-_MAX_URL = 2048
 _RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
 _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aiou"
 
@@ -716,8 +716,11 @@ def _random_addresses(domain: str, attempts: int = 3) -> list[str]:
 
 
 def _check_url(url: str) -> None:
-    if not re.fullmatch(r"https?://[^\s\x00-\x1f\x7f]+", url) or len(url.encode()) > _MAX_URL:
-        raise Invalid(f"webhook_url must be an http or https URL of at most {_MAX_URL} bytes")
+    try:
+        # Whether private addresses may be posted to is known, and asked again, at each post.
+        check_url(url, allow_private=True)
+    except BadUrl as error:
+        raise Invalid(f"webhook_url {error}") from error
 
 
 def _storable(value: str) -> str:

@@ -7,7 +7,8 @@ Promises
 - TLS is verified against the name.  No redirect is followed, no proxy asked, no cookie kept, and
   nothing of an answer is read beyond its head, which is bounded; all of it within one deadline.
 
-Fails with `NotPosted`, a sentence that repeats nothing of the URL or the answer.
+Fails with `NotPosted`, a sentence that repeats nothing of the URL or the answer; with its kind
+`Refused` where no other attempt will fare better.
 
 Why a client of its own for each: kept connections are found again by their address, and two
 names may share one.
@@ -15,7 +16,6 @@ names may share one.
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from collections.abc import Mapping
 
@@ -24,43 +24,17 @@ import trio
 
 from relay import public
 from relay.errors import TemporaryFailure
-from relay.public import NotPublic, Resolve, is_public
+from relay.public import MAX_URL, BadUrl, NotPublic, Resolve, check_url
 
-MAX_URL = 2048
-"""Bytes of a URL."""
+__all__ = ["MAX_URL", "BadUrl", "NotPosted", "Poster", "Refused", "addresses_of", "check_url"]
 
 
 class NotPosted(TemporaryFailure):
     """The post did not reach its receiver, as far as is known."""
 
 
-class BadUrl(ValueError):
-    """A URL that is never posted to; the message says why."""
-
-
-def check_url(text: str, *, allow_private: bool = False) -> httpx.URL:
-    """Return a URL that may be posted to, as far as can be said without asking for its host."""
-    if len(text.encode("utf-8", "replace")) > MAX_URL or not text.isprintable() or " " in text:
-        raise BadUrl(f"must be at most {MAX_URL} bytes without spaces or control characters")
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL as error:
-        raise BadUrl("is not a URL") from error
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise BadUrl("must begin with https:// or http://, and a host")
-    if url.port is not None and not 0 < url.port < 65536:
-        raise BadUrl("has a port that is none")
-    if url.userinfo or url.fragment:
-        raise BadUrl("cannot hold a user, a password or a fragment")
-    if not allow_private:
-        try:
-            ipaddress.ip_address(url.host)
-        except ValueError:
-            pass  # a name: what it stands for is asked at each post
-        else:
-            if not is_public(url.host):
-                raise BadUrl("must lead to a public address")
-    return url
+class Refused(NotPosted):
+    """It never will: the URL is none that can be posted to."""
 
 
 class Poster:
@@ -88,10 +62,13 @@ class Poster:
         try:
             url = check_url(text, allow_private=self._allow_private)
         except BadUrl as error:
-            raise NotPosted(f"the URL {error}") from error
+            raise Refused(f"the URL {error}") from error
         try:
             with trio.fail_after(self._timeout):
                 return await self._post(url, body, headers)
+        except (UnicodeError, httpx.InvalidURL) as error:
+            # What `check_url` takes and a codec further down does not.
+            raise Refused("the URL cannot be posted to") from error
         except trio.TooSlowError as error:
             raise NotPosted(f"no answer within {self._timeout:g} s") from error
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 import trio
 from cryptography.fernet import Fernet
@@ -23,6 +24,7 @@ from relay.datadir import DataDir, Keyring
 from relay.db.listen import Reconnected, notifications
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
+from relay.mailboxes.plans import Invalid
 from relay.mailboxes.store import Store
 from relay.outbound.enqueue import NOBODY
 from relay.outbound.post import BadUrl, NotPosted, Poster, check_url
@@ -475,7 +477,8 @@ async def test_disguises_of_this_machine_are_seen_through(url: str):
         "ftp://x.example/", "file:///etc/passwd", "https://", "x", "https://u:p@x.example/",
         "https://x.example/#f", "https://x.example/ y", "https://x.example/\r\nX: y",
         "https://127.0.0.1/", "https://[::1]/", "https://x.example/" + "a" * 2048,
-        "https://x.example:99999/",
+        "https://x.example:99999/", "http://a..x.example/", "http://xn--a.x.example/",
+        f"http://{'a' * 64}.x.example/", "https://.x.example/",
     ],
 )  # fmt: skip
 def test_a_url_that_is_never_posted_to_is_refused_at_once(url: str):
@@ -483,6 +486,56 @@ def test_a_url_that_is_never_posted_to_is_refused_at_once(url: str):
     with pytest.raises(BadUrl) as caught:
         check_url(url)
     assert "x.example" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["a..b", "xn--a.com", "a" * 64 + ".example"])
+async def test_a_host_that_no_resolver_takes_ends_its_own_event_only(
+    pool: Pool, keyring: Keyring, host: str
+):
+    """Refused when a mailbox is made; one stored before is given up at once, and the next told."""
+    url = f"http://{host}/"
+    with pytest.raises(Invalid):
+        await Store(pool, ["relay.localhost"]).create(webhook_url=url)
+    async with receiving() as receiver:
+        await Webhooks(pool).put(NOBODY, url, KINDS)
+        await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
+        async with at_work(pool, keyring) as supervisor:
+            await finish(pool, Cause.DELIVERED, "ada@example.org")
+            with trio.fail_after(10):
+                await receiver.wait_for(1)
+                while [row[1:3] for row in await left(pool)] != [(1, True)]:
+                    await trio.sleep(0.005)
+            (child,) = supervisor.tree().children
+            assert child.restarts == 0
+
+
+async def test_what_nobody_foresaw_costs_one_event_its_attempts(pool: Pool, keyring: Keyring):
+    """The courier goes on, and the event ends like one whose receiver is away."""
+
+    class Broken(Poster):
+        async def post(self, text: str, body: bytes, headers: Any) -> int:
+            raise RuntimeError(text)
+
+    await Webhooks(pool).put(NOBODY, "https://x.example/secret", KINDS)
+    async with at_work(pool, keyring, poster=Broken()) as supervisor:
+        await finish(pool, Cause.DELIVERED, "ada@example.org")
+        with trio.fail_after(10):
+            while not (rows := await left(pool)) or not rows[0][2]:
+                await trio.sleep(0.005)
+        (child,) = supervisor.tree().children
+        assert child.restarts == 0
+    assert rows == [("message.delivered", 3, True, "an internal error of the relay")]
+
+
+@pytest.mark.parametrize("error", [UnicodeError("x"), httpx.InvalidURL("x")])
+async def test_a_url_that_a_codec_refuses_is_refused_for_good(error: Exception):
+    """Whatever `check_url` overlooks."""
+
+    async def resolve(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        raise error
+
+    with pytest.raises(NotPosted):
+        await Poster(resolve=resolve).post("https://x.example/", b"", {})
 
 
 async def test_the_connection_goes_to_the_address_that_was_checked():
