@@ -329,7 +329,7 @@ class _Sender:
                 await self._renew(now)
             if ticks % _IDLE_TICKS == 0:
                 _HELD.set(len(self._jobs))
-                self._gates.forget()
+                self._gates.forget(now)
                 self._forget_lines()
                 for line in list(self._lines.values()):
                     if line.connections is not None and len(line.connections):

@@ -11,6 +11,8 @@ Promises
   `backoff.pause`, which grows with each strike in a row and never exceeds ten units.
 - After a pause a single delivery probes; its success opens the gate, its failure strikes again.
 - What is in one gate's way is in no other's: gates are kept by route, and by route and domain.
+- What was not met for long after its pause is forgotten: domains that nobody writes to any more
+  cost nothing.
 - Where deliveries to a domain are capped, its gate stands while there are any, and is never wider.
 
 Fails: never.
@@ -26,7 +28,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from relay.outbound.backoff import pause
+from relay.outbound.backoff import LONGEST_PAUSE, pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ class Standing:
 class Gate:
     """The gate of one route or destination.  Times are seconds of any clock that only rises."""
 
-    __slots__ = ("_caps", "_full", "_rng", "_unit", "busy", "opens_at", "strikes", "window")
+    __slots__ = (
+        "_caps", "_full", "_rng", "_unit", "busy", "opens_at", "strikes", "trouble_until", "window",
+    )  # fmt: skip
 
     def __init__(self, full: int, unit: float, rng: random.Random, *, caps: bool = False) -> None:
         """`full`: the width at which the gate is gone, or if it `caps`, which it never exceeds;
@@ -59,6 +63,8 @@ class Gate:
         self.strikes = 0
         """Strikes in a row."""
         self.opens_at = -float("inf")
+        self.trouble_until = -float("inf")
+        """When the last trouble was, the pause that it led to included."""
 
     @property
     def gone(self) -> bool:
@@ -87,12 +93,14 @@ class Gate:
         """A delivery met trouble; `plain` trouble strikes at once.  True if this was a strike."""
         if now < self.opens_at:
             return False  # others had set out before the strike and met the same
+        self.trouble_until = now
         self.window /= 2
         if not plain and self.window >= 1:
             return False
         self.window = 1.0
         self.strikes += 1
         self.opens_at = now + pause(self.strikes, self._unit, self._rng)
+        self.trouble_until = self.opens_at
         return True
 
 
@@ -142,12 +150,20 @@ class Gates:
             )
         return sorted(found, key=lambda one: (-one.strikes, one.window, one.domain or ""))
 
-    def forget(self) -> None:
-        """Drop the gates that are gone."""
-        for key in [key for key, gate in self._gates.items() if gate.gone and not gate.busy]:
+    def forget(self, now: float) -> None:
+        """Drop the gates that are gone, or so long open that nobody seems to come any more."""
+        long_ago = now - 2 * LONGEST_PAUSE * self._unit
+        stale = {
+            key: gate
+            for key, gate in self._gates.items()
+            if not gate.busy and (gate.gone or gate.trouble_until < long_ago)
+        }
+        for key in stale:
             del self._gates[key]
-        for lane in [lane for lane, gate in self._lanes.items() if gate.gone]:
-            del self._lanes[lane]
+        dropped = set(map(id, stale.values()))
+        for lane, gate in list(self._lanes.items()):
+            if gate.gone or id(gate) in dropped:
+                del self._lanes[lane]
 
     def before(self, lane: int, gate: Gate) -> None:
         """Note that mail of this lane met this gate last."""

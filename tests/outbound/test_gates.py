@@ -79,5 +79,24 @@ def test_gates_stand_before_the_lanes_that_met_them_only():
     for _ in range(4):
         one.good()
     assert gates.allowance(7, 100.0) is None
-    gates.forget()
+    gates.forget(100.0)
     assert not gates
+
+
+def test_what_nobody_came_to_for_long_after_its_pause_is_forgotten():
+    """Thousands of domains that were struck once cost nothing later; what is in use stays."""
+    gates = Gates(4, 1.0, random.Random(1))
+    for number in range(2000):
+        one = gates.make(number)
+        one.bad(0.0, plain=number % 2 == 0)  # struck, or only narrowed
+        gates.before(number, one)
+    gates.make(7).busy = 1
+    gates.forget(2.0 * LONGEST_PAUSE)
+    assert len(gates) == 2000
+    assert gates.allowance(3, 2.0 * LONGEST_PAUSE) == 2
+    gates.make(8).bad(20.0, plain=True)
+    gates.forget(2.0 * LONGEST_PAUSE + 1)
+    assert len(gates) == 2
+    assert gates.allowance(7, 21.0) is not None
+    assert gates.allowance(8, 21.0) is not None
+    assert gates.allowance(3, 21.0) is None
