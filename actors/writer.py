@@ -104,15 +104,16 @@ class _Writer:
         self._batch_bytes = batch_bytes
         self._aside = trio.CapacityLimiter(aside)
         self._shields: set[trio.CancelScope] = set()
+        self._latest = math.inf  # for every commit, those that begin later too
 
     async def hurry(self) -> None:
         """When the writer is cancelled, give the commits under way their last seconds."""
         try:
             await trio.sleep_forever()
         finally:
-            latest = trio.current_time() + GRACE
+            self._latest = trio.current_time() + GRACE
             for shield in self._shields:
-                shield.deadline = min(shield.deadline, latest)
+                shield.deadline = min(shield.deadline, self._latest)
 
     async def commit_all(self, lane: trio.Nursery) -> None:
         """Take what has gathered and store it, again and again, until drained.
@@ -143,9 +144,8 @@ class _Writer:
 
     async def _store(self, batch: list[Held[Accept]]) -> None:
         """Make a batch durable and settle it, within a deadline, whoever is cancelled."""
-        with trio.CancelScope(
-            shield=True, deadline=trio.current_time() + _COMMIT_TIMEOUT
-        ) as shield:
+        deadline = min(trio.current_time() + _COMMIT_TIMEOUT, self._latest)
+        with trio.CancelScope(shield=True, deadline=deadline) as shield:
             self._shields.add(shield)
             try:
                 await self._commit(batch)
@@ -162,7 +162,12 @@ class _Writer:
             stored = await self._insert(batch, again=again)
         except DatabaseUnavailable as error:
             stored = await self._look(batch, str(error))
-        except psycopg.Error as error:
+            if stored is not None:
+                # What is there may be from before: a repeat.  Of the others nobody knows.
+                unknown = [one for one in batch if stored.isdisjoint(_ids([one]))]
+                _settle_failed(unknown, "the connection to the database was lost")
+                batch = [one for one in batch if not stored.isdisjoint(_ids([one]))]
+        except (psycopg.Error, UnicodeError) as error:  # the latter: no text that can be stored
             if len(batch) > 1:
                 log.warning("writer.batch_refused", letters=len(batch), error=str(error))
                 for one in batch:

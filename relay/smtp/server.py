@@ -493,14 +493,14 @@ class Session(SMTP):
             while end < 0:
                 if self._at != len(self._input):
                     await self._rest_of_line()
-                    if len(self._input) - self._at > self.limits.max_line_bytes:
-                        await self._skip_line()
-                        return None
                 else:
                     self._waiting = True
                     await self._fill()
                     self._waiting = False
                 end = self._input.find(b"\r\n", self._at)
+                if end < 0 and len(self._input) - self._at > self.limits.max_line_bytes:
+                    await self._skip_line()
+                    return None
         line = self._input[self._at : end]
         self._at = end + 2
         return line if len(line) <= self.limits.max_line_bytes else None
@@ -646,6 +646,9 @@ class Session(SMTP):
             # RecursionError, IndexError: whatever it trips over, it is no address.
             return None, None
         if address and rest is not None:
+            # It decodes encoded words: to control characters, to surrogates that nothing can store.
+            if not address.isprintable():
+                return None, None
             # It closes the brackets and the quotes that nobody closed.
             if arg.startswith("<") and not arg[: len(arg) - len(rest)].rstrip().endswith(">"):
                 return None, None
@@ -777,6 +780,9 @@ class Session(SMTP):
             canonical = self.server.canonical(address)
         except ValueError:
             return _UNKNOWN
+        if canonical in self._recipients:
+            self._idle_commands += 1  # or a transaction would grow as long as it is repeated
+            return _RECIPIENT_OK
         try:
             if not await self._seat.wait(self.server.mailboxes.find(canonical)):
                 return _UNKNOWN

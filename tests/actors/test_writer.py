@@ -142,13 +142,15 @@ async def test_a_poisonous_letter_fails_alone(pool):
     await make(pool, BOB)
     sent = [letter(b"1"), letter(b"2"), letter(b"3")]
     poison = Accept("nul\x00byte", sent[1].recipients, b"p")
-    async with writing(pool) as (letters, boss):
+    worse = Accept("half\ud800", letter().recipients, b"p")  # nor can it be sent there
+    async with writing(pool, attempts=1) as (letters, boss):
         boss.pause("writer")
-        for one in (sent[0], poison, sent[2]):
+        for one in (sent[0], poison, worse, sent[2]):
             await letters.send(one)
         boss.resume("writer")
         assert (await sent[0].reply.wait()).stored
         assert (await poison.reply.wait()).error
+        assert (await worse.reply.wait()).error
         assert (await sent[2].reply.wait()).stored
     assert sorted((await stored(pool)).values()) == [b"1", b"3"]
 
@@ -249,6 +251,28 @@ async def test_a_lost_answer_to_a_commit_is_looked_up(pool, database_url, monkey
         one = letter()
         await letters.send(one)
         assert (await one.reply.wait()).stored == {BOB: one.recipients[0][0]}
+
+
+async def test_a_repeat_vouches_for_nobody_else(pool, monkeypatch):
+    """The connection breaks before COMMIT: that a repeat is there says nothing of its mates."""
+    await make(pool, BOB)
+    async with writing(pool) as (letters, boss):
+        repeat, fresh = letter(b"1"), letter(b"2")
+        await letters.send(repeat)
+        assert (await repeat.reply.wait()).stored
+
+        async def lose(*_):
+            raise DatabaseUnavailable("connection lost")
+
+        monkeypatch.setattr(writer, "insert_many", lose)
+        repeated = Accept(repeat.reverse_path, repeat.recipients, repeat.raw)
+        boss.pause("writer")
+        await letters.send(repeated)
+        await letters.send(fresh)
+        boss.resume("writer")
+        assert (await repeated.reply.wait()).stored == {BOB: repeat.recipients[0][0]}
+        outcome = await fresh.reply.wait()
+        assert (outcome.stored, bool(outcome.error)) == ({}, True)
 
 
 async def test_a_terminated_backend_is_an_error_and_no_more(pool, database_url):

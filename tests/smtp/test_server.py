@@ -224,6 +224,43 @@ async def test_pipelined_commands_are_answered_in_one_segment(pool):
         assert len(await service.stored()) == 1
 
 
+async def test_a_pipeline_may_be_cut_anywhere(pool):
+    """A command that comes in two parts is no longer for all that comes behind its end."""
+    async with serving(pool) as service, service.client() as client:
+        await client.send(b"MAIL FROM:<a@b")
+        await trio.sleep(0.05)  # real sockets: let it be read
+        await client.send(b".example>\r\n" + b"NOOP of some length\r\n" * 200)
+        codes = [(await client.reply())[:3] for _ in range(201)]
+        assert codes == ["250"] * 201
+
+
+@pytest.mark.parametrize("word", ["=ff", "=00", "=0d=0a", "=1b"])
+async def test_an_encoded_word_is_no_way_in(pool, word):
+    """aiosmtpd's parser decodes it; what cannot be stored or shown is no address."""
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        async with service.client() as client:
+            reply = await client.ask(f"MAIL FROM:  <=?utf-8?q?{word}?=@x.example>")
+            assert reply[:3] in ("501", "553"), reply
+            assert (await client.ask(f"RCPT TO:  <=?utf-8?q?{word}?=@x.example>"))[0] == "5"
+            await client.begin(bob)
+            assert (await client.ask(b"x\r\n."))[:3] == "250"
+
+
+async def test_a_recipient_named_again_and_again_is_one(pool):
+    """It is said once to the store, and only so often by the peer."""
+    limits = SmtpLimits(max_idle_commands=50)
+    async with serving(pool, limits=limits) as service:
+        bob = await service.mailbox()
+        async with service.client() as client:
+            await client.ask("MAIL FROM:<a@b>")
+            assert (await client.ask(f"RCPT TO:<{bob}>"))[:3] == "250"
+            await client.send(f"RCPT TO:<{bob}>\r\n".encode() * 100)
+            codes = [reply[:3] for reply in await client.replies()]
+            assert codes[0] == "250"
+            assert codes[-1] == "421"
+
+
 async def test_a_group_of_replies_leaves_in_one_segment(pool):
     """One system call, so one segment, for the replies to a pipelined group."""
     async with serving(pool) as service, service.client() as client:
