@@ -68,8 +68,12 @@ class Call(Generic[T]):
             raise self._error
         return self._result  # type: ignore[return-value]
 
+    def abandon(self) -> None:
+        """Nobody waits (any more): answers do nothing."""
+        self._task = None
+
     def _abort(self, _: Any) -> trio.lowlevel.Abort:
-        self._task = None  # cancelled: nobody waits any more
+        self.abandon()
         return trio.lowlevel.Abort.SUCCEEDED
 
 

@@ -227,13 +227,13 @@ class SqliteStore:
         """
         target = self._path.with_suffix(".snapshot")
         async with self._copying:
-            held = await self._work(InboxFile.hold)
-            same = False
             try:
+                held = await self._work(InboxFile.hold)
                 await _copy(self._path, target)
+                same = await self._work(lambda file: file is held)
             finally:
-                with trio.CancelScope(shield=True):  # bounded by the calls' own deadline
-                    same = await self._work(lambda file: file.let_go(held))
+                # The thread may hold although we were cancelled or given up: this comes after it.
+                self._tell(InboxFile.let_go)
         if not same:
             raise StoreUnavailable("the file was opened anew while it was copied")
         return target
@@ -241,6 +241,12 @@ class SqliteStore:
     def statistics(self) -> StoreStatistics:
         """Return the store's figures, a few seconds old; no I/O."""
         return replace(self._statistics, waiting=len(self._calls))
+
+    def _tell(self, do: Callable[[InboxFile], None]) -> None:
+        """Have it done after all that is queued, even while no calls are taken; nobody waits."""
+        work = _Work(do)
+        work.abandon()
+        self._queue.put(work)
 
     async def _work(self, do: Callable[[InboxFile], T]) -> T:
         return await self._ask(_Work(do))

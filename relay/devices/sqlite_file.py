@@ -360,8 +360,8 @@ class InboxFile:
     def hold(self) -> InboxFile:
         """Bring the database up to date, and from then on write to the WAL alone.
 
-        So its file can be copied while this goes on.  Returns itself, for whoever ends the hold
-        to see that it was this very file, and not one opened since, that was held.
+        So its file can be copied while this goes on.  Returns itself, for whoever copies it to
+        see that it was this very file, and not one opened since, that was held.
         """
         busy, *_ = self._row("PRAGMA wal_checkpoint(TRUNCATE)")
         if busy:
@@ -370,11 +370,10 @@ class InboxFile:
         self._held = True
         return self
 
-    def let_go(self, held: InboxFile) -> bool:
-        """End the hold; False if this is not the file that was held."""
+    def let_go(self) -> None:
+        """End the hold, if there is one."""
         self._connection.execute(f"PRAGMA wal_autocheckpoint = {_AUTOCHECKPOINT}").fetchall()
         self._held = False
-        return held is self
 
     def _prepare(self, max_blobs: int, max_bytes: int) -> None:
         try:

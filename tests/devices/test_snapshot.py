@@ -6,13 +6,19 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import trio
 import trio.lowlevel
+from trio.testing import wait_all_tasks_blocked
 
 from relay.devices.sqlite import SqliteStore
+from relay.devices.sqlite_file import InboxFile
+from relay.devices.store import StoreUnavailable
+from tests.devices.stores import running
 
 KEY = bytes(range(32))
 
@@ -68,3 +74,77 @@ async def test_the_file_stays_locked_through_a_snapshot(tmp_path: Path) -> None:
     assert isinstance(done, subprocess.CompletedProcess)
     assert done.returncode == 1
     assert b"locked" in done.stderr
+
+
+async def let_go(store: SqliteStore) -> bool:
+    """Whether the WAL is moved into the database again, after all that was queued."""
+
+    def look(file: InboxFile) -> bool:
+        return not file._held and file._row("PRAGMA wal_autocheckpoint")[0] > 0
+
+    return await store._work(look)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until this is set the disk hangs, and with it whoever begins to hold."""
+    event, hold = threading.Event(), InboxFile.hold
+
+    def slow(file: InboxFile) -> InboxFile:
+        event.wait(10)
+        return hold(file)
+
+    monkeypatch.setattr(InboxFile, "hold", slow)
+    return event
+
+
+async def test_a_snapshot_that_is_cancelled_at_once_holds_nothing(
+    tmp_path: Path, disk: threading.Event
+) -> None:
+    """The client hangs up while the thread begins to hold: it lets go after that."""
+    store = SqliteStore(tmp_path / "devices.db", ttl=1000.0)
+    async with running(store):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.snapshot)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        disk.set()
+        assert await let_go(store)
+        await store.snapshot()
+        assert await let_go(store)
+
+
+async def test_a_snapshot_that_is_given_up_holds_nothing(
+    tmp_path: Path, disk: threading.Event
+) -> None:
+    """The disk takes longer than `call_timeout`: when it answers, the hold ends too."""
+    store = SqliteStore(tmp_path / "devices.db", ttl=1000.0, call_timeout=0.2)
+    async with running(store):
+        with pytest.raises(StoreUnavailable, match="given up"):
+            await store.snapshot()
+        disk.set()
+        with trio.fail_after(5):
+            while True:
+                try:
+                    await store.check()
+                    break
+                except StoreUnavailable:
+                    await trio.sleep(0.01)
+        assert await let_go(store)
+
+
+async def test_a_snapshot_lets_go_though_no_calls_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is too busy for another call, or given up, when the copy is made."""
+    store = SqliteStore(tmp_path / "devices.db", ttl=1000.0)
+
+    async def copy(_: Path, __: Path) -> None:
+        store._calls.refuse("it has not answered")
+
+    monkeypatch.setattr("relay.devices.sqlite._copy", copy)
+    async with running(store):
+        with pytest.raises(StoreUnavailable, match="has not answered"):
+            await store.snapshot()
+        store._calls.accept()
+        assert await let_go(store)
