@@ -1,13 +1,14 @@
 """Serving: hypercorn's protocol engine on connections that cannot hang the relay.
 
-What: `serve` accepts on copies of bound sockets, speaks HTTP/1.1, HTTP/2 and WebSocket by
-hypercorn's Trio `TCPServer`, and ends when it is told to drain.
+What: `serve` accepts on copies of bound sockets, speaks HTTP/1.1 and WebSocket by hypercorn's
+Trio `TCPServer`, and ends when it is told to drain.
 
 Promises
   * The sockets given are never closed: the control actor can be restarted without losing the
     port, and connections that arrive meanwhile wait in its backlog.
   * A peer that does not read is dropped after `write_timeout`; one that sends headers by the
     drip, or nothing, after `KEEP_ALIVE`.  Neither holds memory beyond one write.
+  * HTTP/2 is refused with a 505, and an offer to upgrade to it is not taken.
   * One connection's failure is one log line: it never ends the server.
   * After draining began, requests in hand have `graceful_timeout`; then every connection is
     cut, whatever it is doing.
@@ -18,6 +19,10 @@ Why not `hypercorn.trio.serve`: it shields each write without a deadline, so one
 stops reading outlives the graceful time-out and the actor; and a malformed WebSocket
 handshake raises through its nursery and ends the server.  The loop below is the thirty lines
 of it that remain once there is one plain socket and no lifespan protocol.
+
+Why not HTTP/2: hypercorn buffers an answer without bound while the peer's flow-control window is
+closed, and no write ever starts whose deadline could end it.  32 streams of a connection held
+800 MB of mail that way.
 """
 
 from __future__ import annotations
@@ -31,7 +36,9 @@ from typing import Any, cast
 
 import trio
 from hypercorn.config import Config
+from hypercorn.events import Closed
 from hypercorn.logging import Logger
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ConnectionState
@@ -171,6 +178,41 @@ class _Context(WorkerContext):
             await trio.sleep(0.1)  # the reading task tells the rest meanwhile
 
 
+class _HTTP1(H11Protocol):
+    """hypercorn's HTTP/1.1, which never becomes HTTP/2."""
+
+    async def _check_protocol(self, event: Any) -> None:
+        """Take no `Upgrade: h2c`: the request is answered as it came."""
+
+    async def _create_stream(self, request: Any) -> None:
+        if request.http_version < b"2":
+            await super()._create_stream(request)
+            return
+        # The preface `PRI * HTTP/2.0` of a client that takes HTTP/2 for granted.
+        await self._send_error_response(505)
+        await self.send(Closed())
+
+
+class _Server(TCPServer):
+    """hypercorn's connection, with our protocol in the place of its choice."""
+
+    async def _read_data(self) -> None:
+        # Nothing was read yet, and to initiate HTTP/1.1 is to do nothing: it can be replaced.
+        chosen = self.protocol
+        chosen.protocol = _HTTP1(
+            chosen.app,
+            chosen.config,
+            chosen.context,
+            chosen.task_group,
+            chosen.state,
+            chosen.ssl,
+            chosen.client,
+            chosen.server,
+            chosen.send,
+        )
+        await super()._read_data()
+
+
 class _Application:
     """The application, kept from seeing its own end as a client that hung up.
 
@@ -210,8 +252,7 @@ def _config() -> Config:
     config.keep_alive_timeout = KEEP_ALIVE
     config.keep_alive_max_requests = 100_000
     config.h11_max_incomplete_size = MAX_HEADER_BYTES
-    config.h2_max_header_list_size = MAX_HEADER_BYTES
-    config.h2_max_concurrent_streams = 32
+    config.alpn_protocols = ["http/1.1"]
     config.websocket_max_message_size = 64 * 1024
     config.websocket_ping_interval = 20.0
     return config
@@ -245,7 +286,7 @@ async def serve(
         streams.add(stream)
         try:
             context = _Context(terminated, stream.ended)
-            server = TCPServer(wrapped, config, context, ConnectionState({}), cast("Any", stream))
+            server = _Server(wrapped, config, context, ConnectionState({}), cast("Any", stream))
             with stream.scope:
                 await server.run()
         except* Exception:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
-from quart import Response
+from quart import Response, websocket
 from quart_trio import QuartTrio
 
 from relay.http import serve as module
@@ -29,6 +29,10 @@ def application() -> QuartTrio:
                 yield b"x" * 65536
 
         return Response(body())
+
+    @app.websocket("/ws")
+    async def ws() -> None:
+        await websocket.send("over a websocket")
 
     return app
 
@@ -134,3 +138,50 @@ async def test_the_socket_outlives_the_server(served: Served):
         await served.start()
         with trio.fail_after(5):
             assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("more", [b"", b"\0\0\6\4\0\0\0\0\0\0\4\0\0\0\0"])
+async def test_http_2_by_prior_knowledge_is_refused(served: Served, more: bytes):
+    """Its preface, with settings of no window or without, is a 505 and the end."""
+    async with await trio.open_tcp_stream(*served.bound.getsockname()) as stream:
+        await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + more)
+        received = b""
+        with trio.fail_after(5):
+            async for chunk in stream:
+                received += chunk
+    assert received.startswith(b"HTTP/1.1 505")
+    assert b"connection: close" in received.lower()
+
+
+async def test_an_offer_of_http_2_is_not_taken(served: Served):
+    """The request is answered as HTTP/1.1, and so is the next of the connection."""
+    async with await trio.open_tcp_stream(*served.bound.getsockname()) as stream:
+        with trio.fail_after(5):
+            for _ in range(2):
+                await stream.send_all(
+                    b"GET /short HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Connection: Upgrade, HTTP2-Settings\r\n"
+                    b"Upgrade: h2c\r\nHTTP2-Settings: AAQAAAAA\r\n\r\n"
+                )
+                received = b""
+                while not received.endswith(b"\r\n\r\nshort"):
+                    chunk = await stream.receive_some(65536)
+                    assert chunk, received
+                    received += chunk
+                assert received.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_websocket_is_still_an_upgrade(served: Served):
+    """The one that is taken."""
+    async with await trio.open_tcp_stream(*served.bound.getsockname()) as stream:
+        await stream.send_all(
+            b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        received = b""
+        with trio.fail_after(5):
+            while b"over a websocket" not in received:
+                chunk = await stream.receive_some(65536)
+                assert chunk, received
+                received += chunk
+    assert received.startswith(b"HTTP/1.1 101")
