@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -266,10 +266,20 @@ class _Claimer:
     async def _lease(self, at: datetime) -> None:
         """Lease what the lanes that are due need, so that they may be shared out."""
         now = trio.current_time()
-        wants = self._meter.survey((self._keys(*strip) for strip in self._book.due(at)), now)
+        wants = self._meter.survey(self._keys_due(at, now), now)
         if wants:
             await self._ask(wants, now)
-            self._meter.survey((self._keys(*strip) for strip in self._book.due(at)), now)
+            self._meter.survey(self._keys_due(at, now), now)
+
+    def _keys_due(self, at: datetime, now: float) -> Iterator[tuple[str, ...]]:
+        """The keys of each lane that is due and that no gate holds back.
+
+        The meter looks at so many of them and no further, so those that cannot be claimed from
+        must not take the places of those that can.
+        """
+        for lane, domain in self._book.due(at):
+            if self._gates.allowance(lane, now) != 0:
+                yield self._keys(lane, domain)
 
     async def _ask(self, wants: Mapping[str, int], now: float) -> None:
         assert self._rates is not None  # else nothing is limited

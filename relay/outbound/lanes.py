@@ -30,6 +30,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 from typing import NamedTuple
 from uuid import UUID
 
@@ -187,11 +188,16 @@ class LaneBook:
                 del self._rings[ask.priority][ask.lane]
 
     def due(self, at: datetime) -> Iterator[tuple[int, str]]:
-        """Each lane and domain with something due at `at`, the next in turn first."""
-        for ring in self._rings:
-            for entry in ring.values():
-                if entry.floor <= at:
-                    yield entry.lane, entry.domain
+        """Each lane and domain with something due at `at`, the next in turn first.
+
+        One of each priority at a time: who looks at the first few only sees some of each.
+        """
+        rings = [
+            ((entry.lane, entry.domain) for entry in ring.values() if entry.floor <= at)
+            for ring in self._rings
+        ]
+        for each in zip_longest(*rings):
+            yield from (strip for strip in each if strip is not None)
 
     def next_due(self, after: datetime) -> datetime | None:
         """The earliest instant later than `after` at which something known becomes due."""

@@ -18,6 +18,7 @@ from relay.outbound.enqueue import NOBODY, Message, Recipient, announce, enqueue
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import Strip, lane_of
 from relay.outbound.queue import Claimed, Queue
+from relay.outbound.rates import Rates
 from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
 from tests.outbound.node import put
 
@@ -61,7 +62,9 @@ class Claims:
 
 
 @asynccontextmanager
-async def claiming(pool: Pool, *, sweep_every: float = QUIET) -> AsyncIterator[Claims]:
+async def claiming(
+    pool: Pool, *, sweep_every: float = QUIET, rates: Rates | None = None
+) -> AsyncIterator[Claims]:
     """Run a claimer until the block ends."""
     claims = Claims(pool)
     run = partial(
@@ -69,6 +72,7 @@ async def claiming(pool: Pool, *, sweep_every: float = QUIET) -> AsyncIterator[C
         queue=Queue(pool, uuid4()),
         sender=claims.sender,
         gates=claims.gates,
+        rates=rates,
         announce=partial(announce, pool),
         sweep_every=sweep_every,
     )
@@ -194,6 +198,21 @@ async def test_a_lane_before_a_shut_gate_is_left_alone(pool):
         await claims.get(21)
         gate.busy = 1  # as the sender counts it
         assert claims.claimed[20].domain == "slow.example"
+
+
+async def test_lanes_before_a_shut_gate_hide_no_other_from_the_rates(pool):
+    """However many they are and whatever their place, what comes after them is claimed."""
+    await put(pool, *(f"u@d{number}.example" for number in range(300)))
+    strips, _ = await Queue(pool, uuid4()).survey()
+    async with claiming(pool, rates=Rates(pool, domain=100.0)) as claims:
+        gate = claims.gates.make("slow")
+        gate.opens_at = trio.current_time() + QUIET
+        gate.window = 1.0
+        for strip in strips[:-1]:
+            claims.gates.before(strip.lane, gate)
+        claims.box.send_nowait(Room(100))
+        await claims.get(1)
+        assert [message.domain for message in claims.claimed] == [strips[-1].domain]
 
 
 async def test_an_outage_is_waited_out(pool):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from relay.db.pool import Pool
 from relay.outbound.lanes import Ask, LaneBook, Strip, lane_of
+from relay.outbound.rates import Meter
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -56,6 +57,17 @@ def test_bulk_gets_one_in_twenty_and_high_most(capacity: int):
     assert served[3, 2] >= total // 20 - 1
     assert served[2, 1] >= total // 20 - 1
     assert served[1, 0] >= total * 0.85
+
+
+def test_bulk_does_not_starve_where_rates_are_asked_for():
+    """However many lanes of higher priority are due, the meter gets to know bulk's."""
+    book = book_of(*((lane, 1) for lane in range(300)), (999, 2))
+    meter = Meter()
+    wants = meter.survey(((domain,) for _, domain in book.due(T0)), 0.0)
+    meter.leased(wants, {}, 0.0)
+    meter.survey(((domain,) for _, domain in book.due(T0)), 0.0)
+    served = serve(book, 20, 100, allowance=lambda _, domain: meter.share((domain,)))
+    assert served[999, 2] == sum(served.values()) // 20
 
 
 def test_bulk_alone_gets_everything():
