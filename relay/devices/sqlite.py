@@ -429,7 +429,8 @@ class _Writer(threading.Thread):
         try:
             return do()
         except sqlite3.Error as error:
-            full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+            # Errors that are not SQLite's own, as of `hold`, have no code.
+            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
             self._post(self._store._failed, calls, f"the store failed: {error}", full)
             if not full:
                 raise

@@ -228,6 +228,20 @@ class TestWriter:
             await store.put(A, b"x" * 10_000)
             assert len(await store.flush(A)) == fits + 1
 
+    async def test_an_error_without_a_code_is_a_failure_like_any_other(self, tmp_path):
+        """One that the program or Python's sqlite3 makes: the file is opened anew and serves."""
+
+        def fail(_: InboxFile) -> None:
+            raise sqlite3.OperationalError("made by hand")
+
+        store = SqliteStore(tmp_path / "devices.db", ttl=10.0)
+        async with running(store):
+            with pytest.raises(StoreUnavailable, match="made by hand"):
+                await store._work(fail)
+            with trio.fail_after(5):
+                while not await works(store):
+                    await trio.sleep(0.01)
+
     async def test_a_file_that_is_held_is_waited_for(self, tmp_path):
         """Somebody looks into the file with a tool of their own: the store starts after them."""
         path = tmp_path / "devices.db"
