@@ -607,6 +607,11 @@ class _Sender:
             if connection.outcomes is not None:
                 self._cut_short(job, connection.outcomes[0], began_at, first)
             raise
+        except Exception:
+            connection.abort()
+            if following is not None:
+                self._put_back(line, following)
+            raise
         finally:
             job.connection = None
         outcome = outcomes[0] if outcomes else _ours(Verdict.DEFERRED, Phase.MAIL, "broken off")
@@ -633,17 +638,25 @@ class _Sender:
         job = self._next(line)
         if job is None:
             return None
-        job.mail = self._composed(job)
+        try:
+            job.mail = self._composed(job)
+        except Exception as error:  # its own fault, and not that of the one before it
+            self._crashed(job, error)
+            return None
         if job.mail is None:
             return None
         in_time = now < job.leased_until - self._lease / 2
         if job.lost or not in_time or job.message.hold_unknown:
-            line.queue.appendleft(job)
-            if not line.ready:
-                line.ready = True
-                self._round.append(line)
+            self._put_back(line, job)
             return None
         return job
+
+    def _put_back(self, line: _Line, job: _Job) -> None:
+        """A job that was announced waits again, as the first."""
+        line.queue.appendleft(job)
+        if not line.ready:
+            line.ready = True
+            self._round.append(line)
 
     async def _open(
         self, line: _Line, connections: Connections, job: _Job, began_at: float

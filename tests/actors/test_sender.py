@@ -383,6 +383,41 @@ async def test_an_announced_message_survives_the_connection(pool):
     assert len(set(sink.recipients)) == len(sink.received) == 20
 
 
+@pytest.mark.parametrize("place", ["composing", "delivering"])
+async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, monkeypatch, place):
+    """The one before a poisoned message is delivered, and so is the one after it."""
+    from actors import sender
+    from relay.outbound.letter import mail_of
+    from relay.smtp.connection import Connection
+
+    def compose(message, content):
+        if place == "composing" and message.recipient == "poison@example.net":
+            raise RuntimeError
+        return mail_of(message, content)
+
+    deliver = Connection.deliver
+
+    async def break_down(self, mail, *rest, **options):
+        if place == "delivering" and mail.recipients == ("poison@example.net",):
+            raise RuntimeError
+        return await deliver(self, mail, *rest, **options)
+
+    monkeypatch.setattr(sender, "mail_of", compose)
+    monkeypatch.setattr(Connection, "deliver", break_down)
+    async with (
+        running_sink() as sink,
+        running_outbound(pool, sink.url, concurrency=1) as outbound,
+    ):
+        names = ["a", "poison", "b", "c"]
+        one, poison, *others = await ids(pool, *(f"{name}@example.net" for name in names))
+        outbound.wake()
+        for each in (one, *others):
+            await outbound.becomes(each, "sent", 1)
+        _, _, _, error = await outbound.becomes(poison, "queued", 1)
+    assert error == "an internal error of the relay"
+    assert len(sink.received) == 3
+
+
 async def test_draining_finishes_what_has_begun_and_gives_back_the_rest(pool):
     """At a stop the message on the wire is finished, those that wait are queued unchanged."""
     begun = trio.Event()
