@@ -131,7 +131,7 @@ class _Job:
 class _Line:
     """What waits for one route, and who works on it."""
 
-    __slots__ = ("connections", "key", "queue", "ready", "width", "workers")
+    __slots__ = ("connections", "key", "preparing", "queue", "ready", "width", "workers")
 
     def __init__(self, key: Any, connections: Connections | None) -> None:
         self.key = key
@@ -139,6 +139,7 @@ class _Line:
         self.queue: deque[_Job] = deque()
         self.ready = False  # stands in the sender's round
         self.workers = 0
+        self.preparing = 0  # large messages that will come into the queue
         self.width = _FIRST_WIDTH
 
 
@@ -338,7 +339,7 @@ class _Sender:
     def _forget_lines(self) -> None:
         for key, line in list(self._lines.items()):
             idle = line.connections is None or not len(line.connections)
-            if idle and not line.workers and not line.queue:
+            if idle and not (line.workers or line.queue or line.preparing):
                 del self._lines[key]
 
     async def _renew(self, now: float) -> None:
@@ -386,6 +387,7 @@ class _Sender:
             if self._gates and self._held_back(line, job):
                 continue
             if job.content is None and self.delivering is not None:
+                line.preparing += 1
                 self.delivering.start_soon(self._prepare, line, job)
             else:
                 self._put_in(line, job)
@@ -403,35 +405,41 @@ class _Sender:
         In a thread, as it takes as long as a thousand ordinary deliveries; few at once, as each is
         in memory several times; and before a worker takes it, who would wait for his turn here.
         """
-        async with self._large:
-            if self._leaving:
-                self._release(job)
+        try:
+            async with self._large:
+                await self._fetch_and_compose(line, job)
+        finally:
+            line.preparing -= 1
+
+    async def _fetch_and_compose(self, line: _Line, job: _Job) -> None:
+        if self._leaving:
+            self._release(job)
+            return
+        try:
+            content = await self._queue.content(job.message.content_id)
+            if content is None:
+                now = trio.current_time()
+                text = "the content of the message is not there any more"
+                self._settle(job, _ours(Verdict.FAILED, Phase.DATA, text), now, ())
                 return
-            try:
-                content = await self._queue.content(job.message.content_id)
-                if content is None:
-                    now = trio.current_time()
-                    text = "the content of the message is not there any more"
-                    self._settle(job, _ours(Verdict.FAILED, Phase.DATA, text), now, ())
-                    return
-                job.mail = await trio.to_thread.run_sync(mail_of, job.message, content)
-            except (DatabaseUnavailable, psycopg.Error):
-                self._release(job, self._unit / 16)
-                return
-            except PermanentFailure as error:
-                self._unfit(job, error)
-                return
-            except Exception as error:
-                self._crashed(job, error)
-                return
-            del content
-            if self._leaving:
-                self._release(job)
-                return
-            job.ended = trio.Event()
-            self._put_in(line, job)
-            self._spread()
-            await job.ended.wait()
+            job.mail = await trio.to_thread.run_sync(mail_of, job.message, content)
+        except (DatabaseUnavailable, psycopg.Error):
+            self._release(job, self._unit / 16)
+            return
+        except PermanentFailure as error:
+            self._unfit(job, error)
+            return
+        except Exception as error:
+            self._crashed(job, error)
+            return
+        del content
+        if self._leaving:
+            self._release(job)
+            return
+        job.ended = trio.Event()
+        self._put_in(line, job)
+        self._spread()
+        await job.ended.wait()
 
     def _in_hand(self, message: Claimed, leased_until: float) -> bool:
         """Whether a message whose lease ran out is in this node's own hands still.

@@ -10,6 +10,7 @@ import trio
 
 from relay.db.pool import Pool
 from relay.outbound.enqueue import Attachment, Message, Recipient, enqueue
+from relay.outbound.queue import Queue
 from tests.actors.running import make_mailbox
 from tests.outbound.node import put
 from tests.outbound.running import running_outbound
@@ -322,6 +323,45 @@ async def test_a_large_message_is_fetched_by_itself(pool):
         outbound.wake()
         await sink.gets(2)
     assert all(len(received.data) > len(content) * 4 // 3 for received in sink.received)
+
+
+async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, monkeypatch):
+    """Its connections are closed at the end, as those of every line that is known."""
+    from actors import sender
+
+    prepared = trio.Event()
+    fetch = Queue.content
+
+    async def slow(self, content_id):
+        await prepared.wait()
+        return await fetch(self, content_id)
+
+    forgets = 0
+    forget = sender._Sender._forget_lines
+
+    def count(self):
+        nonlocal forgets
+        forget(self)
+        forgets += 1
+
+    monkeypatch.setattr(Queue, "content", slow)
+    monkeypatch.setattr(sender._Sender, "_forget_lines", count)
+    message = Message(
+        "a@example.org",
+        [Recipient("b@example.net")],
+        "s",
+        text="t",
+        attachments=[Attachment("a.bin", "application/octet-stream", b"x" * (1 << 21))],
+    )
+    async with running_sink() as sink:
+        async with running_outbound(pool, sink.url) as outbound:
+            await enqueue(pool, [message])
+            outbound.wake()
+            while forgets < 3:
+                await trio.sleep(0.01)
+            prepared.set()
+            await sink.gets(1)
+        assert [session.said[-1] for session in sink.sessions] == ["QUIT"]
 
 
 async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
