@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import math
 import socket
 from collections.abc import Callable, Sequence
@@ -351,6 +352,7 @@ class Session(SMTP):
         self._sock = sock
         self._fd = sock.fileno()
         self._seat = Seat(server.turns, sock)
+        self._storing: Answer[str | None] | None = None
         self._scope = trio.CancelScope()
         self._input = b""
         self._at = 0  # how much of it was read
@@ -830,7 +832,12 @@ class Session(SMTP):
             self.due = math.inf
             await self._finish(message, room=room)
         finally:
-            self.server.budget.give(taken)
+            storing, self._storing = self._storing, None
+            if storing is not None and not storing.settled:
+                # We are cut off, and whoever stores it holds it in memory still.
+                storing.then(functools.partial(self.server.budget.give, taken))
+            else:
+                self.server.budget.give(taken)
         self._set_post_data_state()
 
     async def _feed(self, message: DataDecoder) -> bool:
@@ -884,9 +891,10 @@ class Session(SMTP):
         # Past this deadline the session ends: a reply now could be taken for that of the next dot.
         self.due = self.server.now + self.limits.store_timeout
         try:
-            stored = await self._seat.wait(
-                self.server.mailboxes.store(reverse_path or "", tuple(self._recipients), raw)
+            self._storing = self.server.mailboxes.store(
+                reverse_path or "", tuple(self._recipients), raw
             )
+            stored = await self._seat.wait(self._storing)
         except TemporaryFailure:
             self._defer(b"451 4.3.0 Try again later\r\n")
             return

@@ -11,6 +11,7 @@ import trio
 
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
+from relay.metrics import registry
 from relay.smtp.limits import SmtpLimits
 from tests.db.cluster import Cluster, binaries
 from tests.smtp.service import serving
@@ -152,3 +153,7 @@ async def test_a_store_that_takes_too_long_is_4xx(pool):
                 await client.begin(bob)
                 await client.send(b"x\r\n.\r\n")
                 assert (await client.replies())[0].startswith("421 4.")
+            # The writer holds the message still, so its room is not for others yet.
+            assert registry.get_sample_value("relay_smtp_buffered_bytes")
+        while registry.get_sample_value("relay_smtp_buffered_bytes"):
+            await trio.sleep(0.01)
