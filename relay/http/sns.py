@@ -16,6 +16,7 @@ nor a flood of invented paths costs a fetch.
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -63,6 +64,8 @@ POSTS = Counter(
     "relay_sns_posts", "What became of posts to the SNS call.", ["outcome"], registry=registry
 )
 _CERTIFICATES = 16
+_GOOD_FOR = 60.0  # s
+_PATIENCE = 15.0  # s; SNS itself waits as long
 
 
 class Outcome(BaseModel):
@@ -73,28 +76,45 @@ class Outcome(BaseModel):
 
 
 class Certificates:
-    """Signing certificates by address, fetched once."""
+    """Signing certificates by address, fetched once.
+
+    Anybody may post a forgery that names one of Amazon's: it takes none away that is in use, and
+    whoever waits behind fetches that strangers cause waits `_PATIENCE` seconds at most.
+    """
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
         self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._proven: dict[str, float] = {}  # what has verified something, fetched when
         self._one = trio.Lock()  # a burst of first messages costs one fetch
 
     async def get(self, url: str) -> bytes:
-        """Return the PEM at `url`, whose host and path were checked."""
+        """Return the PEM at `url`, whose host and path were checked.  `TemporaryFailure`."""
         if url not in self._kept:  # known ones never wait behind a fetch
-            async with self._one:
-                if url not in self._kept:
-                    self._kept[url] = await self._fetch(url)
-                    while len(self._kept) > _CERTIFICATES:
-                        self._kept.popitem(last=False)
-                return self._kept[url]
+            with trio.move_on_after(_PATIENCE) as scope:
+                async with self._one:
+                    if url not in self._kept:
+                        self._kept[url] = await self._fetch(url)
+                        while len(self._kept) > _CERTIFICATES:
+                            self._forget(next(iter(self._kept)))
+            if scope.cancelled_caught:
+                raise TemporaryFailure("the certificate could not be fetched in time")
         self._kept.move_to_end(url)
         return self._kept[url]
 
-    def forget(self, url: str) -> None:
-        """Fetch it anew next time: it did not verify."""
+    def prove(self, url: str) -> None:
+        """It has verified a message, so it is good for a while, whatever else it does not."""
+        if url in self._kept:
+            self._proven.setdefault(url, trio.current_time())
+
+    def doubt(self, url: str) -> None:
+        """It did not verify: fetch it anew next time, unless it is known to be good."""
+        if trio.current_time() - self._proven.get(url, -math.inf) >= _GOOD_FOR:
+            self._forget(url)
+
+    def _forget(self, url: str) -> None:
         self._kept.pop(url, None)
+        self._proven.pop(url, None)
 
 
 def register(api: Api) -> None:
@@ -166,8 +186,9 @@ def register(api: Api) -> None:
         try:
             verify(notification, certificate, datetime.now(UTC))
         except ForgedNotification:
-            certificates.forget(url)
+            certificates.doubt(url)
             raise
+        certificates.prove(url)
 
     async def subscribe(notification: Notification) -> Outcome:
         if deps.fetch is None or notification.subscribe_url is None:

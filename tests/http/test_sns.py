@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import trio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
@@ -14,6 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
+from relay.http.sns import Certificates
 from relay.mailboxes import sns
 from tests.http.conftest import House, open_house
 
@@ -191,6 +193,37 @@ async def test_forged_messages_fetch_nothing_but_certificates_and_store_nothing(
         amazon.pem = pem
         assert (await post(house, good))[0] == 403
     assert await house.pool.fetch_value("SELECT count(*) FROM relay.messages") == 0
+
+
+async def test_a_forgery_takes_no_certificate_away(relay: tuple[House, Amazon]):
+    """One that verified is kept; and who waits behind strangers' fetches is told to come again."""
+    house, amazon = relay
+    address, _ = await house.mailbox()
+    good = notification(address)
+    assert (await post(house, good))[0] == 200
+    asked = len(amazon.asked)
+    for _ in range(3):
+        assert (await post(house, {**good, "Message": good["Message"] + " "}))[0] == 403
+    assert (await post(house, good))[0] == 200
+    assert len(amazon.asked) == asked
+
+
+async def test_a_certificate_is_waited_for_within_bounds(autojump_clock: object):
+    """A fetch that hangs costs those behind it their patience, no more."""
+
+    async def hang(url: str) -> bytes:
+        await trio.sleep_forever()
+
+    certificates = Certificates(hang)
+
+    async def ask(url: str) -> None:
+        with pytest.raises(TemporaryFailure):
+            await certificates.get(url)
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            for number in range(9):
+                nursery.start_soon(ask, f"{CERTIFICATE_URL}{number}")
 
 
 async def test_only_allowed_topics_are_taken_and_confirmed(relay: tuple[House, Amazon]):
