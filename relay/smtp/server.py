@@ -47,6 +47,7 @@ from relay.metrics import registry
 from relay.smtp.data import DataDecoder
 from relay.smtp.limits import Budget, Gate, SmtpLimits, peer_key
 from relay.smtp.syntax import (
+    FOREIGN_SIZE,
     HTTP_VERBS,
     MAIL,
     POSTMASTER,
@@ -725,6 +726,9 @@ class Session(SMTP):
         """Begin a transaction."""
         if arg and not arg.isascii() and "SMTPUTF8" not in arg.upper().split():
             self._say(b"553 5.6.7 An address outside ASCII needs SMTPUTF8\r\n")
+            return
+        if arg and FOREIGN_SIZE.search(arg):
+            await self.push("501 Syntax: MAIL FROM: <address> [SP SIZE=bytes]")
             return
         self._path_code = "5.1.7"
         try:

@@ -30,6 +30,9 @@ RCPT = re.compile(rb"(?i:RCPT TO): ?<(%b)> ?" % _ADDRESS)
 POSTMASTER = re.compile(r"(?i:TO): ?<(postmaster)> ?", re.IGNORECASE)
 """The one recipient that needs no domain (RFC 5321, 4.5.1)."""
 
+FOREIGN_SIZE = re.compile(r"(?i: SIZE=)[^ ]*[^\x00-\x7f]")
+"""Digits to `str.isdigit` and none to `int`: aiosmtpd takes the one for the other."""
+
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"@[^"]+')
 """An address with a quoted local part, its quotes closed."""
 

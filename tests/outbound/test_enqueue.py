@@ -226,6 +226,7 @@ async def test_send_with_the_same_key_gives_the_same_id_and_with_another_body_ra
         "'a@x.org', 'a@b@c', 's', 't'",
         "'a@x.org', E'b@x.org\\r\\nRCPT TO:<c@x.org>', 's', 't'",
         "'a@x.org', '@x.org', 's', 't'",
+        "'a@x.org', 'b@bücher.example', 's', 't'",
         "'a@x.org', 'b@', 's', 't'",
         "'a@x.org', 'b@.org', 's', 't'",
         "'a@x.org', 'b@x.org', E's\\nBcc: c@x.org', 't'",

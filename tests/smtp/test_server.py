@@ -85,6 +85,7 @@ REPLIES: list[tuple[str | bytes, str]] = [
     ("MAIL FROM:<a@b> SIZE=26214401", "552 5.3.4"),
     ("MAIL FROM:<a@b> SIZE=99999999999999999999", "552 5.3.4"),
     ("MAIL FROM:<a@b> SIZE=x", "501 5.5.4"),
+    ("MAIL FROM:<a@b> SIZE=\u00b2 SMTPUTF8", "501 5.5.4"),
     ("MAIL FROM:<a@b> BODY=9BIT", "501 5.5.4"),
     ("MAIL FROM:<a@b> AUTH=<>", "555 5.5.4"),
     ("MAIL FROM:<a@b> XFOO=1", "555 5.5.4"),

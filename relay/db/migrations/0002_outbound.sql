@@ -807,6 +807,11 @@ BEGIN
         RAISE EXCEPTION '% is not an address', field
             USING ERRCODE = 'invalid_parameter_value', DETAIL = left(value, 100);
     END IF;
+    -- Suppressions, rates and lanes know a domain by its ASCII form, which SQL cannot work out.
+    IF split_part(address, '@', 2) !~ '^[!-~]+$' THEN
+        RAISE EXCEPTION 'the domain of % must be in ASCII (xn--...)', field
+            USING ERRCODE = 'invalid_parameter_value', DETAIL = left(value, 100);
+    END IF;
 END
 $$;
 
