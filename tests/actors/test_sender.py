@@ -446,7 +446,7 @@ async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, m
     monkeypatch.setattr(Connection, "deliver", break_down)
     async with (
         running_sink() as sink,
-        running_outbound(pool, sink.url, concurrency=1) as outbound,
+        running_outbound(pool, sink.url, concurrency=8, route_connections=1) as outbound,
     ):
         names = ["a", "poison", "b", "c"]
         one, poison, *others = await ids(pool, *(f"{name}@example.net" for name in names))
