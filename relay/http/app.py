@@ -52,9 +52,8 @@ from relay.http import (
     tokens,
     webhooks,
 )
-from relay.http.auth import Caller, Hosts, authorise
+from relay.http.auth import Caller, Hosts, authorise, payer
 from relay.http.bodies import Connection, Request, Uploads
-from relay.http.cookies import SESSION
 from relay.http.deps import Deps
 from relay.http.operations import Call, Handler, Operation, read_values
 from relay.http.problems import Problem, from_status, unavailable
@@ -195,24 +194,16 @@ async def _admit(
 ) -> tuple[Caller | None, Mailbox | None]:
     """Return who calls and the mailbox named, charged for the call, or raise the refusal."""
 
-    def charge_address() -> None:
+    # Before any look-up: what may be junk must not cost a query once its address is over the rate.
+    paying = payer(deps, operation, connection)
+    if paying is None:
         if operation.limited:
             rates.charge(address_of(connection, deps.trusted_proxies), deps.anonymous_rate)
-
-    # A cookie of somebody else's is no credential, and must not put the charge off.
-    named = "Authorization" in connection.headers or SESSION in connection.cookies
-    if not named:
-        charge_address()  # before any look-up
-    try:
-        caller, mailbox = await authorise(deps, operation, connection, address)
-    except Problem:
-        if named:
-            charge_address()
-        raise
-    if caller is not None and caller.key is not None:
+    elif paying.key is not None:
+        rates.charge(paying.key.id, paying.key.calls_per_second)
+    caller, mailbox = await authorise(deps, operation, connection, address)
+    if paying is None and caller is not None and caller.key is not None:
         rates.charge(caller.key.id, caller.key.calls_per_second)
-    elif caller is None and named:
-        charge_address()
     return caller, mailbox
 
 

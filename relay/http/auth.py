@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from relay.crypto import hash_token, tokens_equal
-from relay.http.cookies import MAILBOX, SESSION, cookie_of
+from relay.http.cookies import MAILBOX, SESSION, cookie_of, hash_of
 from relay.http.deps import Deps
 from relay.http.operations import Access, Operation
 from relay.http.problems import Problem, mailbox_not_found, missing_scope, unauthenticated
@@ -75,6 +75,33 @@ async def _holder(deps: Deps, token_hash: bytes | None) -> Caller | None:
     if tokens_equal(token_hash, deps.admin_token_hash):
         return Caller(None)
     key = await deps.keys.authenticate(token_hash)
+    deps.seen.note(token_hash, key)
+    return None if key is None else Caller(key)
+
+
+def payer(deps: Deps, operation: Operation, connection: Any) -> Caller | None:
+    """Return whom the call is charged to before any look-up: None is the address.
+
+    A key counts from the first time on that it was found good, and until it is found revoked.
+    It says nothing of what the caller may: that is `authorise`'s, which looks the key up.
+    """
+    if operation.access is Access.OPEN:
+        return None
+    headers = connection.headers
+    if "Authorization" in headers:
+        token = _bearer(headers)
+        token_hash = hash_token(token) if token and len(token) <= MAX_TOKEN else None
+    elif operation.access is Access.MAILBOX and (
+        _named(headers) or (operation.token_in_query and "token" in connection.args)
+    ):
+        return None  # it reads no cookie then, so it would not notice a key that was revoked
+    else:
+        token_hash = hash_of(SESSION, deps.keyring.signing, connection)
+    if token_hash is None:
+        return None
+    if tokens_equal(token_hash, deps.admin_token_hash):
+        return Caller(None)
+    key = deps.seen.key(token_hash)
     return None if key is None else Caller(key)
 
 
@@ -145,15 +172,17 @@ async def _of_mailbox(
     deps: Deps, operation: Operation, headers: Mapping[str, str], arguments: Mapping[str, str]
 ) -> tuple[Caller | None, bytes | None]:
     session = headers.get("X-Session-Token")
-    bearer = None
-    scheme, _, value = (headers.get("Authorization") or "").strip().partition(" ")
-    if scheme.lower() == "bearer":
-        bearer = value.strip()
+    bearer = _bearer(headers)
     if operation.token_in_query and session is None and bearer is None:
         session = bearer = arguments.get("token")
     caller = await identify(deps, bearer) if bearer else None
     known = session is not None and 0 < len(session) <= MAX_TOKEN
     return caller, hash_token(session or "") if known else None
+
+
+def _bearer(headers: Mapping[str, str]) -> str | None:
+    scheme, _, value = (headers.get("Authorization") or "").strip().partition(" ")
+    return value.strip() if scheme.lower() == "bearer" else None
 
 
 def _named(headers: Mapping[str, str]) -> bool:

@@ -61,15 +61,20 @@ def read(signing: Sequence[bytes], value: str | None, now: float) -> bytes | Non
     return _bytes(token_hash) if float(expiry) > now else None
 
 
+def hash_of(name: str, signing: Sequence[bytes], connection: Any) -> bytes | None:
+    """Return the token's hash in the request's cookie `name`, whatever the request would do."""
+    value = connection.cookies.get(name)
+    if value is None or connection.headers.get("Sec-Fetch-Site") not in _OWN:
+        return None
+    return read(signing, value, time.time())
+
+
 def cookie_of(name: str, signing: Sequence[bytes], connection: Any) -> bytes | None:
     """Return the token's hash that the request's cookie `name` stands for, or None.
 
     Raises the 403 of a change without the page's header.
     """
-    value = connection.cookies.get(name)
-    if value is None or connection.headers.get("Sec-Fetch-Site") not in _OWN:
-        return None
-    token_hash = read(signing, value, time.time())
+    token_hash = hash_of(name, signing, connection)
     if token_hash is not None and connection.scope["type"] == "http":
         _check_page(connection.method, PAGE_HEADER in connection.headers)
     return token_hash

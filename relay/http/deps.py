@@ -27,6 +27,7 @@ import trio
 from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.devices.desk import DeviceDesk
+from relay.http.rates import Seen
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import Report
@@ -168,6 +169,7 @@ class Deps:
     ready_checks: Sequence[ReadyCheck] = ()
     public_url: str = ""
     anonymous_rate: float = 0.0  # calls a second of an address without a key; 0: no limit
+    seen: Seen = field(default_factory=Seen)  # the keys that are charged as keys
     trusted_proxies: Collection[str] = ()  # whose X-Forwarded-For is believed
     sns_topics: Iterable[str] = ()
     fetch: Fetch | None = None  # None: no SNS message can be verified, so all are refused

@@ -6,7 +6,8 @@ arrival time of the next call; a call within `burst` of it passes.  Exact, and o
 Promises
   * The administrator has no limit; a key has its plan's; all others share their address's.
   * A refusal costs no query, and says after how many seconds the next call passes.
-  * A credential that is wrong is charged to the address, so guessing is as slow as the rest.
+  * A credential that is wrong is charged to the address, so guessing is as slow as the rest.  So is
+    the first call of a right key: until it was looked up, nothing tells it from a wrong one.
   * Memory is bounded: callers at rest are forgotten, and above `CALLERS` the oldest.
 
 Fails: never.  Kept by each node for itself: behind a balancer over n nodes a caller may have up to
@@ -18,13 +19,16 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Collection, Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 from prometheus_client import Counter
 
 from relay.http.problems import Problem
 from relay.metrics import registry
+
+if TYPE_CHECKING:
+    from relay.mailboxes.keys import ApiKey
 
 CALLERS = 20_000
 """How many callers are remembered at once."""
@@ -65,6 +69,28 @@ class Rates:
             del self._next[caller]
         while len(self._next) >= CALLERS:
             del self._next[next(iter(self._next))]
+
+
+class Seen:
+    """The keys that were good when they were last looked up, by their token's hash.
+
+    Only holders of good keys add to it, and above `CALLERS` the oldest is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[bytes, ApiKey] = {}
+
+    def key(self, token_hash: bytes) -> ApiKey | None:
+        """Return the key as it was last found, or None."""
+        return self._keys.get(token_hash)
+
+    def note(self, token_hash: bytes, key: ApiKey | None) -> None:
+        """Remember what a look-up found; None: no key, or one that was revoked."""
+        self._keys.pop(token_hash, None)
+        if key is not None:
+            if len(self._keys) >= CALLERS:
+                del self._keys[next(iter(self._keys))]
+            self._keys[token_hash] = key
 
 
 def too_often(wait: float) -> Problem:

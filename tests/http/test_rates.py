@@ -1,16 +1,22 @@
 """How often a caller may call: buckets by key and by address, on a virtual clock and for real."""
 
+import time
+from datetime import UTC, datetime
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 import trio
 from trio.testing import MockClock
 from werkzeug.datastructures import Headers
 
+from relay.crypto import hash_token
 from relay.db.pool import Pool
 from relay.http import rates
+from relay.http.cookies import issue
 from relay.http.problems import Problem
-from relay.http.rates import Rates, address_of
+from relay.http.rates import Rates, Seen, address_of
+from relay.mailboxes.keys import ApiKey
 from tests.http.conftest import House, open_house
 
 
@@ -123,3 +129,72 @@ async def test_a_key_has_its_plans_rate(limited: House):
     assert statuses[:15] == [200] * 15
     other = await limited.client.get("/api/v1/mailboxes", headers=second)
     assert other.status_code == 200
+
+
+JUNK = (
+    {"Authorization": "Bearer rk_wrong"},
+    {"Authorization": "Basic eDp5"},
+    {"Cookie": "relay_session=junk"},
+)
+
+
+@pytest.mark.parametrize("junk", JUNK)
+async def test_junk_does_not_put_the_charge_off(
+    database_url: str, pool: Pool, junk: dict[str, str]
+):
+    """Above the rate no credential is looked up that was never good, nor what it asks for."""
+    async with open_house(database_url, pool, anonymous_rate=0.001) as house:
+        for status in (404, 429, 429):
+            got = await house.client.get("/api/v1/mailboxes/x@relay.localhost", headers=junk)
+            assert got.status_code == status
+            for table in ("mailboxes", "api_keys"):
+                await pool.execute(f"ALTER TABLE IF EXISTS relay.{table} RENAME TO no_{table}")
+        assert (await house.client.get("/api/v1/mailboxes", headers=junk)).status_code == 429
+
+
+@pytest.mark.parametrize("by", ["header", "cookie"])
+async def test_a_key_that_was_seen_is_charged_as_a_key(database_url: str, pool: Pool, by: str):
+    """What others of its address do, and its own 404s, leave it alone, until it is revoked."""
+    async with open_house(database_url, pool, anonymous_rate=0.001) as house:
+        key, token = await house.keys.create("someone", ["read"], "pro")
+        credential = {"Authorization": f"Bearer {token}"}
+        if by == "cookie":
+            value = issue(house.keyring.signing, hash_token(token), time.time() + 60)
+            credential = {"Cookie": f"relay_session={value}"}
+
+        async def status(headers: dict[str, str], path: str = "/api/v1/mailboxes") -> int:
+            return (await house.client.get(path, headers=headers)).status_code
+
+        missing = "/api/v1/mailboxes/x@relay.localhost"
+        assert await status(credential) == 200  # the first is its address's
+        assert await status({}, missing) == 429
+        for _ in range(3):
+            assert await status(credential) == 200
+            assert await status(credential, missing) == 404
+            assert await status(house.admin, missing) == 404
+        if by == "cookie":  # that does not count beside a header, so neither is its key charged
+            assert await status(credential | {"X-Session-Token": "rs_wrong"}, missing) == 429
+        assert await house.keys.revoke(key.id)
+        assert await status(credential) == 401
+        assert await status(credential) == 429
+
+
+async def test_a_key_above_its_rate_costs_no_query(house: House):
+    """Its bucket is asked before the store is."""
+    await house.pool.execute("UPDATE relay.plans SET calls_per_second = 0.001 WHERE name = 'pro'")
+    key = await house.key("read")
+    for status in (200, 429):
+        got = await house.client.get("/api/v1/mailboxes", headers=key)
+        assert got.status_code == status
+        await house.pool.execute("ALTER TABLE IF EXISTS relay.api_keys RENAME TO elsewhere")
+
+
+def test_keys_that_were_seen_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    """The oldest is forgotten, and a revoked one at once."""
+    monkeypatch.setattr(rates, "CALLERS", 2)
+    seen, key = Seen(), ApiKey(uuid4(), "x", ("read",), "pro", datetime.now(UTC), None, 1.0)
+    for token_hash in (b"a", b"b", b"a", b"c"):
+        seen.note(token_hash, key)
+    assert [seen.key(one) for one in (b"a", b"b", b"c")] == [key, None, key]
+    seen.note(b"a", None)
+    assert seen.key(b"a") is None
