@@ -7,7 +7,8 @@ Promises
 - No transaction stays open on a reader that stalls: before taking, there is room in the pipe; a
   line that does not fit is given `hold` seconds, then its rows are given back, the line is finished
   whenever the reader goes on, and its rows are taken out then.  (If another collector took them
-  meanwhile they went out twice, and nobody's were lost.)
+  meanwhile they went out twice, and nobody's were lost.)  The lines before it, which the pipe
+  accepted whole, are done with at once.
 - When the reader goes away in the middle, the lines that it took whole are done with.
 - It shares the queue with any number of collectors, of running relays too.
 - Outages of the database are waited out, and what was queued meanwhile goes out at once.
@@ -36,8 +37,9 @@ import random
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import accumulate
+from typing import NamedTuple
 
 import psycopg
 import trio
@@ -70,12 +72,19 @@ Key = tuple[int, int]
 """Token and account of a row."""
 
 
-class _Stalled(Exception):
-    """The reader made no room for the rest of its lines; `keys` are their rows."""
+class _Line(NamedTuple):
+    """One that is written, or on its way."""
 
-    def __init__(self, keys: list[Key]) -> None:
+    end: int  # as the pipe counts
+    keys: list[Key]
+
+
+class _Stalled(Exception):
+    """The reader made no room for all of these lines."""
+
+    def __init__(self, lines: list[_Line]) -> None:
         super().__init__()
-        self.keys = keys
+        self.lines = lines
 
 
 class Collect:
@@ -215,7 +224,7 @@ class Collect:
                 await self._write_due()
             except _Stalled as stall:
                 self._hang_up()
-                await self._finish_lines(stall.keys)
+                await self._finish_lines(stall.lines)
             else:
                 return
 
@@ -303,31 +312,44 @@ class Collect:
         before = self._pipe.written
         try:
             if not await self._pipe.write(b"".join(lines), self._hold):
-                raise _Stalled(keys())
+                raise _Stalled(self._in_hand(lines, keys(), before))
             taken = await self._pipe.taken()
         except Closed:
-            ends = accumulate(map(len, lines))
-            whole = bisect_right(list(ends), self._pipe.read - before)
-            if whole:
-                names = keys()[: whole * limit]
-                self._hang_up()
-                await self._forget(names)
+            await self._forget_accepted(self._in_hand(lines, keys(), before))
             raise
         for at in range(0, max(1, len(rows)), limit):
             self._note(min(limit, len(rows) - at), reason)
         return taken
 
-    async def _finish_lines(self, keys: list[Key]) -> None:
-        """Let the reader have the rest of the lines, then take their rows out of the queue."""
-        log.warning("collector.reader_stalls", rows=len(keys))
-        with trio.CancelScope() as self._idle:
-            await self._pipe.finish()
-        if self._idle.cancelled_caught:
-            return
+    def _in_hand(self, lines: Sequence[bytes], keys: list[Key], before: int) -> list[_Line]:
+        limit = self._batching.limit
+        ends = accumulate(map(len, lines), initial=before)
+        next(ends)
+        return [
+            _Line(end, keys[number * limit : (number + 1) * limit])
+            for number, end in enumerate(ends)
+        ]
+
+    async def _finish_lines(self, lines: list[_Line]) -> None:
+        """Let the reader have the rest of the lines, and take their rows out of the queue.
+
+        Those that are whole are done with first: nobody knows how long the reader takes, or
+        whether it comes to the rest at all.
+        """
+        log.warning("collector.reader_stalls", rows=sum(len(line.keys) for line in lines))
+        with suppress(*_OUTAGES):  # then they are done with among the rest
+            await self._forget_accepted(lines)
+        try:
+            with trio.CancelScope() as self._idle:
+                if self._stopping:  # while the line was held; nobody cancels this then
+                    self._idle.cancel()
+                await self._pipe.finish()
+        except Closed:
+            self._reader_gone()
         self._idle = None
         while True:
             try:
-                await self._forget(keys)
+                await self._forget_accepted(lines)
             except _OUTAGES as error:
                 self._lost(error)
                 if self._stopping:
@@ -336,8 +358,19 @@ class Collect:
             else:
                 return
 
+    async def _forget_accepted(self, lines: list[_Line]) -> None:
+        """Take the rows of those lines that the pipe accepted whole out of the queue and the list.
+
+        Their transaction ends for it, or this would wait for that.
+        """
+        whole = bisect_right(lines, self._pipe.accepted, key=lambda line: line.end)
+        if whole:
+            self._hang_up()
+            await self._forget([key for line in lines[:whole] for key in line.keys])
+            del lines[:whole]
+
     async def _forget(self, keys: list[Key]) -> None:
-        """Take rows out of the queue whose lines have been read but whose transaction is gone."""
+        """Take rows out of the queue whose lines are out but whose transaction is gone."""
         connection = await self._connection()
         with trio.fail_after(TIMEOUT):
             if self._budget is not None:

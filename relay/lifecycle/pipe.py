@@ -80,6 +80,15 @@ class Pipe:
         """Bytes of those that the reader has taken from the pipe so far."""
         return self.written - self._unread()
 
+    @property
+    def accepted(self) -> int:
+        """Bytes that the reader has or can still have: all written, unless it has gone."""
+        try:
+            self._writable()
+        except Closed:
+            return self.read
+        return self.written
+
     async def taken(self) -> bool:
         """Wait until the reader has taken what was written; not for one that does not read (False).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections import Counter
@@ -182,6 +183,85 @@ async def test_no_transaction_stays_open_on_a_reader_that_stalls(pool, database_
             nursery.start_soon(read_on)
         assert await pool.fetch_value(WAITING) == 0
         assert Counter(Counter(emails(read)).values()) == {1: 2_000}
+
+
+@pytest.mark.parametrize("held", [0.0, 0.5])
+async def test_whole_lines_to_a_reader_that_stopped_do_not_come_again(
+    pool, database_url, monkeypatch, held
+):
+    """Several lines are in hand, the pipe takes some of them, and SIGTERM ends it: those are out.
+
+    The others come again, that of which a part is in the pipe too.  SIGTERM comes while the lines
+    are held, or after that.
+    """
+    monkeypatch.setattr("relay.lifecycle.collect._QUICK", 60.0)  # so that it takes many at once
+    await insert(pool, 2_000, prefix="n")
+    with a_pipe() as (reader, writer), trio.fail_after(30):
+        run = small_steps(database_url, writer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run.drain)
+            read = await some(reader, 50)
+            await stalled(run, held)
+            run.stop()
+        read += os.read(reader, 1 << 20)
+    assert not read.endswith(b"\n")
+    with collect(database_url) as process:
+        again = await rest(process)
+    assert Counter(Counter(emails(read) + emails(again)).values()) == {1: 2_000}
+
+
+async def test_lines_read_by_one_who_stalled_and_died_do_not_come_again(
+    pool, database_url, monkeypatch
+):
+    """It goes on after a pause, and dies: what was written in between and not read comes again."""
+    monkeypatch.setattr("relay.lifecycle.collect._QUICK", 60.0)
+    await insert(pool, 2_000, prefix="n")
+    reader, writer = os.pipe()
+    try:
+        with trio.fail_after(30):
+            run = small_steps(database_url, writer)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run.drain)
+                read = await some(reader, 50)
+                await stalled(run, 0.5)
+                accepted = run._pipe.written
+                # A pipe makes room page by page; the first may have been read in part.
+                read += os.read(reader, 3 * 4096)
+                await trio.sleep(0.2)
+                assert run._pipe.written > accepted
+                os.close(reader)
+    finally:
+        os.close(writer)
+    with collect(database_url) as process:
+        again = await rest(process)
+    assert not set(emails(read)) & set(emails(again))
+    # Of what it left in the pipe, only that is gone which was there when it stalled.
+    lost = 2_000 - len(emails(read)) - len(emails(again))
+    assert lost * 100 <= accepted - (read.rfind(b"\n") + 1)  # a row has over 100 bytes
+
+
+def small_steps(dsn: str, writer: int) -> Collect:
+    """A run whose reader soon stalls: ten rows a line, and a pipe for some hundred."""
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4 * 4096)
+    return Collect(dsn, Pipe(writer), Fixed(10, 5.0), lambda: KEY, timeout=5.0, hold=0.2)
+
+
+async def some(reader: int, lines: int) -> bytes:
+    """Read at least so many lines, as they come."""
+    read = b""
+    while read.count(b"\n") < lines:
+        await trio.lowlevel.wait_readable(reader)
+        read += os.read(reader, 4096)
+    return read
+
+
+async def stalled(run: Collect, seconds: float) -> None:
+    """Wait until a line does not fit into the pipe, and then so long."""
+    quiet_since, written = trio.current_time(), run._pipe.written
+    while not run._pipe._rest or trio.current_time() < quiet_since + 0.1 + seconds:
+        await trio.sleep(0.02)
+        if run._pipe.written != written:
+            quiet_since, written = trio.current_time(), run._pipe.written
 
 
 # The database ---------------------------------------------------------------------------------

@@ -107,8 +107,9 @@ async def test_a_reader_that_has_gone_is_noticed(ends):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ends.out.closed)
             await trio.testing.wait_all_tasks_blocked()
+            assert ends.out.accepted == 10
             ends.close()
-    assert ends.out.read == 5
+    assert ends.out.read == ends.out.accepted == 5
     for use in (ends.out.room, ends.out.taken):
         with pytest.raises(Closed):
             await use()
