@@ -375,7 +375,7 @@ class _Sender:
         self._granted = max(self._granted - len(batch.messages), 0)
         for message in batch.messages:
             self._gates.arrived(message.lane)
-            if message.lost and self._in_hand(message, batch.leased_until):
+            if self._in_hand(message, batch.leased_until):
                 continue
             job = _Job(message, batch.contents.get(message.content_id), batch.leased_until)
             self._jobs[message.id] = job
@@ -442,15 +442,16 @@ class _Sender:
         await job.ended.wait()
 
     def _in_hand(self, message: Claimed, leased_until: float) -> bool:
-        """Whether a message whose lease ran out is in this node's own hands still.
+        """Whether a message that was claimed is in this node's own hands still.
 
-        An outage of the database that outlasts a lease lets the claimer find what is being
-        delivered here, or was and could not be recorded.  To begin it again would be a second
-        copy: the new lease goes to the delivery that there is.
+        An outage of the database that outlasts a lease lets the claimer (and the reaper, after
+        whom the message does not look lost) find what is being delivered here, or was and could
+        not be recorded.  To begin it again would be a second copy: the new lease goes to the
+        delivery that there is.
         """
         job = self._jobs.get(message.id)
         if job is None:
-            return self._finaliser.adopt(message.id, message.token)
+            return self._finaliser.adopt(message.id, message.token, lost=message.lost)
         if job.lost and not (job.connection is not None and job.connection.in_data):
             return False  # it was broken off, or will be dropped
         job.message, job.leased_until, job.lost = message, leased_until, False

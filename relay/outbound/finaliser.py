@@ -99,13 +99,22 @@ class Finaliser:
         if self._lot and len(self._waiting) >= self._wanted:
             self._lot.unpark()
 
-    def adopt(self, message_id: UUID, token: int) -> bool:
-        """Give the outcome of a message the token of its new lease; False if there is none."""
+    def adopt(self, message_id: UUID, token: int, *, lost: bool) -> bool:
+        """Give the outcome of a message the token of its new lease; False if there is none.
+
+        `lost`: the lease before ran out.  If not, the outcome may have been recorded, with its
+        answer still on the way, and the new claim be what follows from it; only a delivery is
+        followed by none.
+        """
+
+        def is_meant(done: Done) -> bool:
+            return done.id == message_id and (lost or done.cause is Cause.DELIVERED)
+
         for place, done in enumerate(self._waiting):
-            if done.id == message_id:
+            if is_meant(done):
                 self._waiting[place] = done._replace(token=token)
                 return True
-        if any(done.id == message_id for done in self._in_hand):
+        if any(map(is_meant, self._in_hand)):
             # The statement under way has the former token; it is followed by one with this.
             self._adopted[message_id] = token
             return True

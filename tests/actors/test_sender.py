@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
 from relay.outbound.enqueue import Attachment, Message, Recipient, enqueue
 from relay.outbound.queue import Queue
 from tests.actors.running import make_mailbox
@@ -456,6 +457,39 @@ async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, m
         _, _, _, error = await outbound.becomes(poison, "queued", 1)
     assert error == "an internal error of the relay"
     assert len(sink.received) == 3
+
+
+async def test_what_the_reaper_freed_before_it_was_recorded_is_not_sent_again(pool, monkeypatch):
+    """After an outage the new claim does not look lost, and goes to the outcome all the same."""
+    back = False
+    finalise = Queue.finalise
+
+    async def away(self, outcomes):
+        if not back:
+            raise DatabaseUnavailable("away")
+        return await finalise(self, outcomes)
+
+    monkeypatch.setattr(Queue, "finalise", away)
+    async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
+        (one,) = await ids(pool, "bob@example.net")
+        outbound.wake()
+        await sink.gets(1)
+        freed = await pool.fetch_value(
+            "UPDATE relay.outbound_due SET token = token + 1, node = NULL, run_at = now()"
+            " WHERE id = %s RETURNING token",
+            (one,),
+        )
+        token = freed
+        while token == freed:
+            outbound.wake()
+            await trio.sleep(0.02)
+            token = await pool.fetch_value(
+                "SELECT token FROM relay.outbound_due WHERE id = %s", (one,)
+            )
+        await trio.sleep(0.1)  # a second copy would go out now
+        back = True
+        await outbound.becomes(one, "sent")
+    assert len(sink.received) == 1
 
 
 async def test_draining_finishes_what_has_begun_and_gives_back_the_rest(pool):
