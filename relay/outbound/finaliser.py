@@ -84,6 +84,7 @@ class Finaliser:
         self._recorded = recorded
         self._waiting: list[Done] = []
         self._in_hand: Sequence[Done] = ()
+        self._delivered: set[UUID] = set()  # of both: every claimed message is looked up in it
         self._adopted: dict[UUID, int] = {}  # later tokens of what is in hand
         self._wanted = 1  # outcomes for which `run` is woken
         self._closed = False
@@ -96,6 +97,8 @@ class Finaliser:
     def put(self, done: Done) -> None:
         """Hand over an outcome."""
         self._waiting.append(done)
+        if done.cause is Cause.DELIVERED:
+            self._delivered.add(done.id)
         if self._lot and len(self._waiting) >= self._wanted:
             self._lot.unpark()
 
@@ -106,15 +109,13 @@ class Finaliser:
         answer still on the way, and the new claim be what follows from it; only a delivery is
         followed by none.
         """
-
-        def is_meant(done: Done) -> bool:
-            return done.id == message_id and (lost or done.cause is Cause.DELIVERED)
-
+        if not lost and message_id not in self._delivered:
+            return False
         for place, done in enumerate(self._waiting):
-            if is_meant(done):
+            if done.id == message_id:
                 self._waiting[place] = done._replace(token=token)
                 return True
-        if any(map(is_meant, self._in_hand)):
+        if any(done.id == message_id for done in self._in_hand):
             # The statement under way has the former token; it is followed by one with this.
             self._adopted[message_id] = token
             return True
@@ -149,6 +150,7 @@ class Finaliser:
                 batch = [done for done in batch if done.id not in self._adopted]
                 self._waiting += [done._replace(token=self._adopted.pop(done.id)) for done in again]
                 fenced -= {done.id for done in again}
+            self._delivered.difference_update(done.id for done in batch)
             self._count(batch, fenced)
             self._recorded(batch, fenced)
 
