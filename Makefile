@@ -23,7 +23,7 @@ run: setup
 	@exec $(BIN)/relay up
 
 # The browser's driver keeps an event loop of its own in the main thread: a process for itself.
-# The others mostly wait, for sockets and for disks: one process a core would be idle.
+# The others mostly wait, for sockets and for disks: two at a time take half as long.
 test: setup
 	$(PYTEST) -m "browser and not soak"
 	$(PYTEST) -n 2 --dist loadfile -m "not browser and not soak"

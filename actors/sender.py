@@ -395,9 +395,7 @@ class _Sender:
 
     def _put_in(self, line: _Line, job: _Job) -> None:
         line.queue.append(job)
-        if not line.ready:
-            line.ready = True
-            self._round.append(line)
+        self._join_round(line)
 
     async def _prepare(self, line: _Line, job: _Job) -> None:
         """Fetch and compose a large message, and have it delivered.
@@ -627,16 +625,15 @@ class _Sender:
         if outcome.stale:
             # The peer had hung up while the connection was idle: nothing was tried.
             if following is not None:
-                line.queue.appendleft(following)
+                self._put_back(line, following)
             return None, job
         if job.lost and outcome.verdict is Verdict.DEFERRED:
             self._drop(job)  # whoever has its lease now delivers it; no peer is to blame
         else:
             self._settle(job, outcome, began_at, first, line)
         if following is not None:
-            if line.queue and not line.ready:
-                line.ready = True
-                self._round.append(line)
+            if line.queue:
+                self._join_round(line)
             return connection, following
         if last:
             await connection.quit()
@@ -663,6 +660,10 @@ class _Sender:
     def _put_back(self, line: _Line, job: _Job) -> None:
         """A job that was announced waits again, as the first."""
         line.queue.appendleft(job)
+        self._join_round(line)
+
+    def _join_round(self, line: _Line) -> None:
+        """What waits in a line is given to workers when its turn comes."""
         if not line.ready:
             line.ready = True
             self._round.append(line)

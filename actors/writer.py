@@ -164,9 +164,12 @@ class _Writer:
             stored = await self._look(batch, str(error))
             if stored is not None:
                 # What is there may be from before: a repeat.  Of the others nobody knows.
-                unknown = [one for one in batch if stored.isdisjoint(_ids([one]))]
+                known: list[Held[Accept]] = []
+                unknown: list[Held[Accept]] = []
+                for one in batch:
+                    (unknown if stored.isdisjoint(_ids([one])) else known).append(one)
                 _settle_failed(unknown, "the connection to the database was lost")
-                batch = [one for one in batch if not stored.isdisjoint(_ids([one]))]
+                batch = known
         except (psycopg.Error, UnicodeError) as error:  # the latter: no text that can be stored
             if len(batch) > 1:
                 log.warning("writer.batch_refused", letters=len(batch), error=str(error))

@@ -85,7 +85,7 @@ class Certificates:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
         self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._proven: dict[str, float] = {}  # what has verified something, fetched when
+        self._proven: dict[str, float] = {}  # what has verified something, and since when
         self._one = trio.Lock()  # a burst of first messages costs one fetch
 
     async def get(self, url: str) -> bytes:

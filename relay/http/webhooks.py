@@ -13,8 +13,8 @@ from relay.http.mailboxes import NOT_FOUND
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response, no_content
 from relay.http.problems import Problem
 from relay.mailboxes.store import rfc3339
-from relay.outbound.post import MAX_URL, BadUrl, check_url
 from relay.outbound.webhooks import KINDS, GivenUp, Webhook, secret_of
+from relay.public import MAX_URL, BadUrl, check_url
 
 if TYPE_CHECKING:
     from relay.http.app import Api

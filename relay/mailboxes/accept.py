@@ -88,31 +88,26 @@ class Row(NamedTuple):
 _INSERT = """
     INSERT INTO relay.messages (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
     SELECT o.id, m.id, clock_timestamp(), o.reverse_path, o.address, o.raw
-    FROM unnest($1, $2, $3, $4)
-         AS o (id, address, reverse_path, raw)
+    FROM {source}
     JOIN relay.mailboxes m ON m.address = o.address
     CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet  -- until the commit
     WHERE m.is_active
       AND m.expires_at > clock_timestamp()
-    {}
+    {conflict}
     RETURNING id
 """
+_MANY = "unnest($1, $2, $3, $4) AS o (id, address, reverse_path, raw)"
 _TYPES = (UUIDS, TEXTS, TEXTS, BYTEAS)
+_IGNORE = "ON CONFLICT (id) DO NOTHING"
 # Looking for conflicts first costs each row a second walk of the index and a record in the log.
-_FRESH = Statement(_INSERT.format(""), _TYPES)
-_AGAIN = Statement(_INSERT.format("ON CONFLICT (id) DO NOTHING"), _TYPES)
+_FRESH = Statement(_INSERT.format(source=_MANY, conflict=""), _TYPES)
+_AGAIN = Statement(_INSERT.format(source=_MANY, conflict=_IGNORE), _TYPES)
 _ONE = Statement(
-    """
-    INSERT INTO relay.messages (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
-    SELECT o.id, m.id, clock_timestamp(), $1, o.address, $2
-    FROM unnest($3, $4) AS o (id, address)
-    JOIN relay.mailboxes m ON m.address = o.address
-    CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet
-    WHERE m.is_active
-      AND m.expires_at > clock_timestamp()
-    ON CONFLICT (id) DO NOTHING
-    RETURNING id
-    """,
+    _INSERT.format(
+        source="(SELECT r.id, r.address, $1 AS reverse_path, $2 AS raw"
+        " FROM unnest($3, $4) AS r (id, address)) AS o",
+        conflict=_IGNORE,
+    ),
     (TEXT, BYTEA, UUIDS, TEXTS),
 )
 

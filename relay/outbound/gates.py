@@ -47,8 +47,16 @@ class Gate:
     """The gate of one route or destination.  Times are seconds of any clock that only rises."""
 
     __slots__ = (
-        "_caps", "_full", "_rng", "_unit", "busy", "opens_at", "strikes", "trouble_until", "window",
-    )  # fmt: skip
+        "_caps",
+        "_full",
+        "_rng",
+        "_unit",
+        "busy",
+        "opens_at",
+        "strikes",
+        "trouble_until",
+        "window",
+    )
 
     def __init__(self, full: int, unit: float, rng: random.Random, *, caps: bool = False) -> None:
         """`full`: the width at which the gate is gone, or if it `caps`, which it never exceeds;

@@ -24,9 +24,7 @@ import trio
 
 from relay import public
 from relay.errors import TemporaryFailure
-from relay.public import MAX_URL, BadUrl, NotPublic, Resolve, check_url
-
-__all__ = ["MAX_URL", "BadUrl", "NotPosted", "Poster", "Refused", "addresses_of", "check_url"]
+from relay.public import BadUrl, NotPublic, Resolve, check_url
 
 
 class NotPosted(TemporaryFailure):

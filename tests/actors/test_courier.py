@@ -27,10 +27,10 @@ from relay.db.pool import Pool
 from relay.mailboxes.plans import Invalid
 from relay.mailboxes.store import Store
 from relay.outbound.enqueue import NOBODY
-from relay.outbound.post import BadUrl, NotPosted, Poster, check_url
+from relay.outbound.post import NotPosted, Poster
 from relay.outbound.states import Cause
 from relay.outbound.webhooks import CHANNEL, KINDS, PER_RECEIVER, Webhooks, secret_of
-from relay.public import is_public
+from relay.public import BadUrl, check_url, is_public
 from supervisor import Supervisor
 from tests.actors.running import running
 from tests.db.cluster import Cluster, binaries
