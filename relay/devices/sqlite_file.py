@@ -10,13 +10,16 @@ Promises
   page cache shows it all, and what was appended behind the gap would be lost with it.  Opening
   copies what the WAL holds into the database with an fsync of its own, empties the WAL, and makes
   one commit as a probe.
-- Counts are kept by triggers, so they are true whoever changes the rows.
+- What an inbox holds is counted, never stored: from an index that has all it takes, when first
+  asked, and then in memory, for the file is ours alone.  So it is true whoever changed the rows
+  before, and a Put writes no page for it.
 
 Fails with `sqlite3.Error`, and with `StoreUnavailable` where another process holds the file.
 
 Why one INSERT for all the Puts of a group: Python's sqlite3 gives the interpreter lock away for
 each step and has to get it back from the event loop.  One statement is one such exchange, and a
-seventh cheaper for 64 rows than executemany (10.8 and 12.7 µs of CPU a row).
+seventh cheaper for 64 rows than executemany.  Most of what a row costs are the pages of the WAL,
+8 µs each; with counts in a table of their own, kept by triggers, it was half as much again.
 """
 
 from __future__ import annotations
@@ -24,74 +27,71 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relay.devices.store import Blob, Fullness, Missed, StoreStatistics, StoreUnavailable
+from relay.devices.store import Blob, Missed, StoreUnavailable
 from relay.errors import ConfigError
 
 APPLICATION_ID = 0x52446576
 """`RDev`, in the header of the file."""
-VERSION = 1
+VERSION = 2
 OLDEST_SQLITE = (3, 35, 0)
 
 MOST_ROWS = 256
 """Blobs that one `write` takes."""
 
-_SCHEMA = """
+_COUNTED = 32_768  # inboxes whose counts are remembered, in about 10 MB
+
+_INBOX = """
     CREATE TABLE inbox (
         id         INTEGER PRIMARY KEY AUTOINCREMENT,  -- never given twice
         recipient  BLOB NOT NULL,     -- 32-byte X25519 public key
         envelope   BLOB NOT NULL,     -- opaque
-        expires_at INTEGER NOT NULL   -- Unix seconds; a fraction makes it REAL
+        expires_at INTEGER NOT NULL,  -- Unix seconds; a fraction makes it REAL
+        bytes      INTEGER NOT NULL CHECK (bytes = length(envelope))
     );
-    CREATE INDEX inbox_recipient ON inbox (recipient);  -- and, within one, by id
-    CREATE INDEX inbox_expiry ON inbox (expires_at);    -- what is reaped next
-
-    -- What waits in each inbox, and of how many lost blobs its device must hear.
-    CREATE TABLE inboxes (
+"""
+_INDEXES = """
+    CREATE INDEX inbox_recipient ON inbox (recipient, id, bytes);  -- in order, and counted
+    CREATE INDEX inbox_expiry ON inbox (expires_at);               -- what is reaped next
+"""
+_MISSED = """
+    -- Of how many lost blobs a device must hear.  Both numbers begin at the last id given, and
+    -- each blob that is counted uses up an id too.  So what is remembered of a row that is gone
+    -- (its device was told of all) is never above where the next one begins.
+    CREATE TABLE missed (
         recipient BLOB PRIMARY KEY,
-        blobs     INTEGER NOT NULL DEFAULT 0,
-        bytes     INTEGER NOT NULL DEFAULT 0,
-        -- Both begin at the id of the first blob, and `missed` rises by one for each that expired.
-        -- Each of those has used an id, so what is remembered of a row that is gone (an inbox with
-        -- nothing in it and nothing to tell) is never above where the next one begins.
-        missed    INTEGER NOT NULL,
-        told      INTEGER NOT NULL
+        missed    INTEGER NOT NULL,  -- rises by one for each blob that expired
+        told      INTEGER NOT NULL   -- below `missed`
     ) WITHOUT ROWID;
-
-    CREATE TRIGGER inbox_put AFTER INSERT ON inbox BEGIN
-        INSERT INTO inboxes (recipient, blobs, bytes, missed, told)
-        VALUES (NEW.recipient, 1, length(NEW.envelope), NEW.id, NEW.id)
-        ON CONFLICT (recipient) DO UPDATE
-        SET blobs = blobs + 1, bytes = bytes + excluded.bytes;
-    END;
-    CREATE TRIGGER inbox_delete AFTER DELETE ON inbox BEGIN
-        UPDATE inboxes
-        SET blobs = blobs - 1, bytes = bytes - length(OLD.envelope)
-        WHERE recipient = OLD.recipient;
-        DELETE FROM inboxes
-        WHERE recipient = OLD.recipient
-          AND blobs = 0
-          AND missed = told;
-    END;
 """
+_SCHEMA = _INBOX + _INDEXES + _MISSED
 
-# For this connection alone, so that the limits are the program's and not the file's.  A row that
-# does not fit is passed over; the others of the statement are stored.
-_LIMITS = """
-    CREATE TEMP TRIGGER inbox_full BEFORE INSERT ON main.inbox
-    WHEN (SELECT blobs >= {max_blobs} OR bytes + length(NEW.envelope) > {max_bytes}
-          FROM main.inboxes
-          WHERE recipient = NEW.recipient)
-    BEGIN
-        SELECT RAISE(IGNORE);
-    END
-"""
+# By version: how a file of the one before becomes it.  All blobs are copied, in one transaction.
+_UPGRADES = {
+    2: f"""
+        -- Version 1 had no column `bytes`; triggers kept the counts, in `inboxes`.
+        ALTER TABLE inbox RENAME TO inbox_1;
+        DROP INDEX inbox_recipient;
+        DROP INDEX inbox_expiry;
+        {_INBOX}
+        INSERT INTO inbox
+        SELECT id, recipient, envelope, expires_at, length(envelope) FROM inbox_1;
+        {_INDEXES}
+        DELETE FROM sqlite_sequence WHERE name = 'inbox';
+        UPDATE sqlite_sequence SET name = 'inbox' WHERE name = 'inbox_1';
+        DROP TABLE inbox_1;
+        {_MISSED}
+        INSERT INTO missed SELECT recipient, missed, told FROM inboxes WHERE missed > told;
+        DROP TABLE inboxes;
+    """,  # noqa: S608 - ours
+}
 
 _AUTOCHECKPOINT = 16_000  # pages
-_CACHE_KIB = 64 * 1024
+_CACHE_KIB = 16 * 1024
 
 
 class Row(NamedTuple):
@@ -100,6 +100,15 @@ class Row(NamedTuple):
     recipient: bytes
     envelope: bytes
     expires_at: float
+
+
+class Tally(NamedTuple):
+    """What waits for one recipient, or a part of it, and the last id that was counted."""
+
+    recipient: bytes
+    blobs: int
+    bytes: int
+    last: int
 
 
 class InboxFile:
@@ -115,10 +124,12 @@ class InboxFile:
             )
         _make(path)
         self._path = path
+        self._max_blobs, self._max_bytes = max_blobs, max_bytes
+        self._counts: dict[bytes, list[int]] = {}  # blobs and bytes
         self._held = False
         self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
         try:
-            self._prepare(max_blobs, max_bytes)
+            self._prepare()
         except BaseException:
             self._connection.close()
             raise
@@ -137,6 +148,13 @@ class InboxFile:
 
         Returns the id of each put, None where its inbox is full.  At most `MOST_ROWS` puts.
         """
+        try:
+            return self._write(puts, deletes)
+        except BaseException:
+            self._counts.clear()  # they tell of what has been undone
+            raise
+
+    def _write(self, puts: Sequence[Row], deletes: Sequence[tuple[bytes, int]]) -> list[int | None]:
         if not deletes:
             return self._put(puts)  # a statement alone is a transaction: one step, begin to commit
         if not puts:
@@ -148,119 +166,87 @@ class InboxFile:
         return ids
 
     def _put(self, puts: Sequence[Row]) -> list[int | None]:
-        first = self._last_id + 1
+        if len(self._counts) > _COUNTED:  # only now: what is not stored yet can't be counted again
+            self._counts.clear()
+        ids: list[int | None] = []
         values: list[Any] = []
-        for number, (recipient, envelope, expires_at) in enumerate(puts, first):
-            values += (number, recipient, envelope, expires_at)
-        if len(puts) == 1:
-            sql = _PUT_ONE
-        else:
-            # One statement for each power of two is prepared; what is missing to it is NULL.
-            width = 1 << (len(puts) - 1).bit_length()
-            values += [None] * (4 * (width - len(puts)))
-            sql = _put_sql(width)
-        stored = self._connection.execute(sql, values).rowcount
-        last = self._last_id = self._last_id + len(puts)
-        if stored == len(puts):
-            return list(range(first, last + 1))
-        there = {
-            number
-            for (number,) in self._connection.execute(
-                "SELECT id FROM inbox WHERE id BETWEEN ? AND ?", (first, last)
-            )
-        }
-        return [number if number in there else None for number in range(first, last + 1)]
+        for recipient, envelope, expires_at in puts:
+            counts = self._counts.get(recipient) or self._counted(recipient)
+            size = counts[1] + len(envelope)
+            if counts[0] >= self._max_blobs or size > self._max_bytes:
+                ids.append(None)
+                continue
+            counts[0] += 1
+            counts[1] = size
+            self._last_id += 1
+            ids.append(self._last_id)
+            values += (self._last_id, recipient, envelope, expires_at, len(envelope))
+        if values:
+            rows = len(values) // 5
+            sql = _PUT_ONE if rows == 1 else _put_sql(_padded(values, rows, 5))
+            self._connection.execute(sql, values)
+        return ids
+
+    def _counted(self, recipient: bytes) -> list[int]:
+        """Count what an inbox holds, for as long as nobody else can change it."""
+        counts = self._counts[recipient] = list(self._row(_COUNT, (recipient,)))
+        return counts
 
     def _delete(self, deletes: Sequence[tuple[bytes, int]]) -> None:
         for start in range(0, len(deletes), MOST_ROWS):
             part = deletes[start : start + MOST_ROWS]
-            width = 1 << (len(part) - 1).bit_length()
-            values = [value for pair in part for value in pair]
-            self._connection.execute(
-                _delete_sql(width), values + [None] * (2 * (width - len(part)))
-            )
+            values: list[Any] = [value for pair in part for value in pair]
+            self._deleted(_delete_sql(_padded(values, len(part), 2)), values)
+
+    def _deleted(self, sql: str, values: Sequence[Any]) -> list[tuple[bytes, int]]:
+        """Delete, and return (recipient, bytes) of each blob that is gone."""
+        gone: list[tuple[bytes, int]] = self._connection.execute(sql, values).fetchall()
+        for recipient, size in gone:
+            counts = self._counts.get(recipient)
+            if counts is not None:
+                counts[0] -= 1
+                counts[1] -= size
+        return gone
 
     def expire(self, recipient: bytes, now: float, limit: int) -> int:
         """Reap at most `limit` blobs of one inbox; return how many."""
-        (due,) = self._row(
-            """
-            SELECT EXISTS (SELECT 1
-                           FROM inbox
-                           WHERE recipient = ?
-                             AND expires_at <= ?)
-            """,
-            (recipient, now),
-        )
-        if not due:
-            return 0  # every session asks, and a commit would cost a flush
-        with self._transaction():
-            self._connection.execute(
-                """
-                UPDATE inboxes
-                SET missed = missed + (SELECT count(*)
-                                       FROM (SELECT id
-                                             FROM inbox
-                                             WHERE recipient = ?1
-                                               AND expires_at <= ?2
-                                             ORDER BY id
-                                             LIMIT ?3))
-                WHERE recipient = ?1
-                """,
-                (recipient, now, limit),
-            )
-            return self._connection.execute(
-                """
-                DELETE FROM inbox
-                WHERE id IN (SELECT id
-                             FROM inbox
-                             WHERE recipient = ?1
-                               AND expires_at <= ?2
-                             ORDER BY id
-                             LIMIT ?3)
-                """,
-                (recipient, now, limit),
-            ).rowcount
+        return self._reap("recipient = ?3 AND expires_at <= ?1", "id", (now, limit, recipient))
 
     def reap(self, now: float, limit: int) -> int:
         """Reap at most `limit` blobs of all inboxes, the longest expired first."""
-        (due,) = self._row("SELECT EXISTS (SELECT 1 FROM inbox WHERE expires_at <= ?)", (now,))
-        if not due:
-            return 0
+        return self._reap("expires_at <= ?1", "expires_at, id", (now, limit))
+
+    def _reap(self, which: str, order: str, values: tuple[Any, ...]) -> int:
+        due = f"SELECT id FROM inbox WHERE {which} ORDER BY {order} LIMIT ?2"  # noqa: S608 - ours
+        if self._connection.execute(due, values).fetchone() is None:
+            return 0  # every session asks, and a commit would cost a flush
         with self._transaction():
-            # Counted before they are deleted: an inbox that is empty and has nothing to tell goes.
-            self._connection.execute(
-                """
-                UPDATE inboxes
-                SET missed = missed + due.blobs
-                FROM (SELECT recipient, count(*) AS blobs
-                      FROM (SELECT recipient
-                            FROM inbox
-                            WHERE expires_at <= ?1
-                            ORDER BY expires_at, id  -- inbox_expiry
-                            LIMIT ?2)
-                      GROUP BY recipient) AS due
-                WHERE inboxes.recipient = due.recipient
-                """,
-                (now, limit),
+            gone = self._deleted(
+                f"DELETE FROM inbox WHERE id IN ({due}) RETURNING recipient, bytes",  # noqa: S608
+                values,
             )
-            return self._connection.execute(
+            lost = Counter(recipient for recipient, _ in gone)
+            self._connection.executemany(
                 """
-                DELETE FROM inbox
-                WHERE id IN (SELECT id
-                             FROM inbox
-                             WHERE expires_at <= ?1
-                             ORDER BY expires_at, id
-                             LIMIT ?2)
+                INSERT INTO missed (recipient, missed, told)
+                VALUES (?1, ?2 + ?3, ?2)
+                ON CONFLICT (recipient) DO UPDATE
+                SET missed = missed + ?3
                 """,
-                (now, limit),
-            ).rowcount
+                [(recipient, self._last_id, blobs) for recipient, blobs in lost.items()],
+            )
+            self._last_id += len(gone)
+            self._connection.execute(
+                "UPDATE sqlite_sequence SET seq = ? WHERE name = 'inbox'", (self._last_id,)
+            )
+        return len(gone)
 
     def told(self, recipient: bytes, mark: int) -> None:
         """Remember that the device heard of its missed blobs up to `mark`."""
         with self._transaction():
             self._connection.execute(
                 """
-                UPDATE inboxes
+                UPDATE missed
                 SET told = max(told, min(missed, ?2))
                 WHERE recipient = ?1
                 """,
@@ -268,9 +254,8 @@ class InboxFile:
             )
             self._connection.execute(
                 """
-                DELETE FROM inboxes
+                DELETE FROM missed
                 WHERE recipient = ?
-                  AND blobs = 0
                   AND missed = told
                 """,
                 (recipient,),
@@ -308,39 +293,23 @@ class InboxFile:
     def missed(self, recipient: bytes) -> Missed:
         """Return what of the counted the device has not heard of."""
         found = self._connection.execute(
-            "SELECT missed, told FROM inboxes WHERE recipient = ?", (recipient,)
+            "SELECT missed, told FROM missed WHERE recipient = ?", (recipient,)
         ).fetchone()
         missed, told = found or (0, 0)
         return Missed(missed - told, missed)
 
-    def statistics(self, now: float, ttl: float) -> StoreStatistics:
-        """Add everything up: a walk over all inboxes."""
-        inboxes, blobs, size = self._row(
-            """
-            SELECT count(*) FILTER (WHERE blobs > 0), COALESCE(sum(blobs), 0),
-                   COALESCE(sum(bytes), 0)
-            FROM inboxes
-            """
-        )
-        oldest = self._connection.execute(
-            "SELECT expires_at FROM inbox ORDER BY expires_at LIMIT 1"
-        ).fetchone()
-        fullest = self._connection.execute(
-            """
-            SELECT recipient, blobs, bytes
-            FROM inboxes
-            WHERE blobs > 0
-            ORDER BY bytes DESC
-            LIMIT 5
-            """
-        ).fetchall()
-        return StoreStatistics(
-            blobs=blobs,
-            bytes=size,
-            inboxes=inboxes,
-            oldest_age=0.0 if oldest is None else max(0.0, ttl - (oldest[0] - now)),
-            fullest=tuple(Fullness(*one) for one in fullest),
-        )
+    def tally(self, after: tuple[bytes, int], limit: int) -> list[Tally]:
+        """Add up the next `limit` blobs behind `after`, in the order of recipients and ids.
+
+        `after` is a recipient and the last id seen of it: one may come again with its next part.
+        """
+        return [Tally(*row) for row in self._connection.execute(_TALLY, (*after, limit))]
+
+    def expires_first(self) -> float | None:
+        """Return when the first of all blobs expires, in Unix seconds."""
+        found = self._connection.execute("SELECT min(expires_at) FROM inbox").fetchone()
+        first: float | None = found[0]
+        return first
 
     # The file ------------------------------------------------------------------------------------
 
@@ -375,7 +344,7 @@ class InboxFile:
         self._connection.execute(f"PRAGMA wal_autocheckpoint = {_AUTOCHECKPOINT}").fetchall()
         self._held = False
 
-    def _prepare(self, max_blobs: int, max_bytes: int) -> None:
+    def _prepare(self) -> None:
         try:
             self._recognise()
         except sqlite3.OperationalError as error:
@@ -392,7 +361,6 @@ class InboxFile:
         if busy:
             raise StoreUnavailable(f"another process reads {self._path}")
         self.probe()
-        self._connection.execute(_LIMITS.format(max_blobs=int(max_blobs), max_bytes=int(max_bytes)))
 
     def _recognise(self) -> None:
         self._set("locking_mode", "EXCLUSIVE", "exclusive")  # before anything touches the file
@@ -417,12 +385,17 @@ class InboxFile:
         self._set("wal_autocheckpoint", str(_AUTOCHECKPOINT), _AUTOCHECKPOINT)
         self._set("cache_size", str(-_CACHE_KIB), -_CACHE_KIB)
         if version == 0:
-            # `executescript` would commit first; here the whole schema is there or nothing is.
-            with self._transaction():
-                for statement in _statements(_SCHEMA):
-                    self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                self._connection.execute(f"PRAGMA user_version = {VERSION}")
+            self._change(_SCHEMA, VERSION)
+        for newer in range(version + 1, VERSION + 1) if version else ():
+            self._change(_UPGRADES[newer], newer)
+
+    def _change(self, script: str, version: int) -> None:
+        """Make all of it or nothing: `executescript` would commit first."""
+        with self._transaction():
+            for statement in _statements(script):
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self._connection.execute(f"PRAGMA user_version = {version}")
 
     def _set(self, pragma: str, value: str, expected: str | int) -> None:
         """Set a pragma and read it back: unknown and refused ones are silent."""
@@ -445,20 +418,43 @@ class InboxFile:
             yield
             self._connection.execute("COMMIT")
         except BaseException:
+            self._counts.clear()  # they tell of what is undone
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
 
 
-_PUT_ONE = "INSERT INTO inbox (id, recipient, envelope, expires_at) VALUES (?, ?, ?, ?)"
+_COLUMNS = "id, recipient, envelope, expires_at, bytes"
+_PUT_ONE = f"INSERT INTO inbox ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)"  # noqa: S608 - question marks
+
+
+# Both from inbox_recipient alone.
+_COUNT = "SELECT count(*), COALESCE(sum(bytes), 0) FROM inbox WHERE recipient = ?"
+_TALLY = """
+    SELECT recipient, count(*), sum(bytes), max(id)
+    FROM (SELECT recipient, id, bytes
+          FROM inbox
+          WHERE (recipient, id) > (?, ?)
+          ORDER BY recipient, id
+          LIMIT ?)
+    GROUP BY recipient
+    ORDER BY recipient
+"""
+
+
+def _padded(values: list[Any], rows: int, columns: int) -> int:
+    """Fill up to a power of two with rows of NULL, so that few statements are prepared."""
+    width = 1 << (rows - 1).bit_length()
+    values += [None] * (columns * (width - rows))
+    return width
 
 
 def _put_sql(width: int) -> str:
     # The ids are ours, so nothing has to be returned, row by row.
     return f"""
-        INSERT INTO inbox (id, recipient, envelope, expires_at)
+        INSERT INTO inbox ({_COLUMNS})
         SELECT *
-        FROM (VALUES {", ".join(["(?, ?, ?, ?)"] * width)})
+        FROM (VALUES {", ".join(["(?, ?, ?, ?, ?)"] * width)})
         WHERE column1 IS NOT NULL
         """  # noqa: S608 - question marks
 
@@ -470,6 +466,7 @@ def _delete_sql(width: int) -> str:
                      FROM (VALUES {", ".join(["(?, ?)"] * width)}) AS gone
                      CROSS JOIN inbox ON inbox.id = gone.column2
                                      AND inbox.recipient = gone.column1)
+        RETURNING recipient, bytes
         """  # noqa: S608 - question marks
 
 

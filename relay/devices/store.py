@@ -30,8 +30,8 @@ Crash safety
 | after it                              | never comes again                | -                |
 | within Reap                           | is there, or gone and counted    | -                |
 | between sending Missed and `told`     | - (the count is told again)      | -                |
-The counts of an inbox (blobs, bytes, missed) are a row of the same database, changed by the same
-transactions as the blobs, so no crash can part them.
+What is counted (blobs, bytes, missed) is changed by the same transactions as the blobs, or counted
+from them, so no crash can part them.
 
 Fails
 - `StoreUnavailable`: the store is not running, its disk or database refuses, or no answer came in

@@ -1,8 +1,8 @@
 """Device sessions from outside: durable pushes through Noise, and the memory of idle sessions.
 
 The relay is the real program.  Its rate through 64 push sessions, each with one blob of 1 kB in
-flight, is held against one INSERT a transaction into the same schema with the same pragmas, made
-in the same round on the same disk by a process that does nothing else.
+flight, is held against one INSERT a transaction into the same schema with the same pragmas
+(`tests.bench.devices`), made in the same round on the same disk by a process of its own.
 
 Absolute figures are the machine's: client and relay share its cores.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 from relay.devices.noise import NK, XX, Handshake, KeyPair, Transport
 from relay.devices.wire import prefixed, push
+from tests.bench.devices import measured
 from tests.bench.inbox import cpu_seconds, resident_bytes
 from tests.relay_process import RelayProcess
 
@@ -33,32 +33,6 @@ BLOB = bytes(range(256)) * 4
 RECIPIENTS = 20_000  # each takes 20 a second, and holds 10,000
 IDLE_SESSIONS = 10_000
 QUIET = {"RELAY_LOG__LEVEL": "warning"}
-
-# --- the baseline ---------------------------------------------------------------------------------
-
-
-def inserts_a_second(directory: Path, seconds: float) -> float:
-    """Return how many blobs a second plain SQLite stores, one transaction each."""
-    from relay.devices.sqlite_file import InboxFile
-
-    path = directory / "baseline.db"
-    file = InboxFile(path, max_blobs=10_000, max_bytes=1 << 28)  # makes the schema
-    file.close()
-    with sqlite3.connect(path, isolation_level=None) as database:
-        database.execute("PRAGMA locking_mode = EXCLUSIVE")
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        count, began = 0, time.perf_counter()
-        while (took := time.perf_counter() - began) < seconds:
-            recipient = (count % RECIPIENTS).to_bytes(32, "big")
-            database.execute(
-                "INSERT INTO inbox (recipient, envelope, expires_at) VALUES (?, ?, ?)",
-                (recipient, BLOB, 2_000_000_000),
-            )
-            count += 1
-    database.close()
-    return count / took
-
 
 # --- clients, in processes of their own -----------------------------------------------------------
 
@@ -192,7 +166,7 @@ def run(rounds: int) -> dict[str, Any]:
         for number in range(rounds):
             directory = Path(scratch) / str(number)
             directory.mkdir()
-            plain.append(inserts_a_second(directory, SECONDS))
+            plain.append(measured("plain", str(directory))["blobs/s"])
             with RelayProcess(directory / "var", env=QUIET) as relay:
                 through.append(pushes(relay))
                 if number == rounds - 1:

@@ -11,13 +11,21 @@ from trio.testing import wait_all_tasks_blocked
 
 from relay.devices.calls import Call, Calls
 from relay.devices.sqlite import SqliteStore
-from relay.devices.sqlite_file import APPLICATION_ID, VERSION, InboxFile, Row
-from relay.devices.store import MAX_BLOBS, MAX_BYTES, InboxStore, StoreUnavailable
+from relay.devices.sqlite_file import (
+    _COUNT,
+    _TALLY,
+    APPLICATION_ID,
+    VERSION,
+    InboxFile,
+    Row,
+)
+from relay.devices.store import MAX_BLOBS, MAX_BYTES, InboxStore, Missed, StoreUnavailable
 from relay.errors import ConfigError
 from relay.metrics import registry
 from tests.devices.stores import running
 
 A = bytes(range(32))
+B = bytes([1]) * 32
 
 
 def opened(path: Path) -> InboxFile:
@@ -57,7 +65,7 @@ class TestFile:
             }
         with closing(sqlite3.connect(path)) as plain:
             columns = [row[1] for row in plain.execute("PRAGMA table_info (inbox)")]
-            assert columns == ["id", "recipient", "envelope", "expires_at"]
+            assert columns == ["id", "recipient", "envelope", "expires_at", "bytes"]
 
     def test_nobody_else_gets_in(self, tmp_path):
         """While it is open another connection can neither read nor write."""
@@ -106,14 +114,84 @@ class TestFile:
         with pytest.raises(ConfigError, match="not a database"):
             await SqliteStore(path, ttl=10.0).run()
 
-    def test_counts_are_true_whoever_changes_the_rows(self, tmp_path):
-        """An operator's own SQL keeps the counts right."""
+    def test_counts_are_true_whoever_changed_the_rows(self, tmp_path):
+        """What an operator's own SQL took out makes room."""
         path = tmp_path / "devices.db"
-        with closing(opened(path)) as file:
-            file.write([Row(A, b"xyz", 2e9), Row(A, b"", 2e9)])
+        two = [Row(A, b"xyz", 2e9), Row(A, b"", 2e9)]
+        with closing(InboxFile(path, max_blobs=2, max_bytes=100)) as file:
+            assert file.write(two) == [1, 2]
+            assert file.write(two) == [None, None]
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("DELETE FROM inbox WHERE envelope = x''")
-            assert other.execute("SELECT blobs, bytes FROM inboxes").fetchall() == [(1, 3)]
+        with closing(InboxFile(path, max_blobs=2, max_bytes=100)) as file:
+            assert file.write(two) == [3, None]
+
+    def test_counts_are_true_after_what_failed(self, tmp_path):
+        """What a full disk undid is not counted; what was deleted no longer is."""
+        with closing(InboxFile(tmp_path / "devices.db", max_blobs=2, max_bytes=10**6)) as file:
+            limit(file, 20)
+            for _ in range(5):
+                for deletes in ([(A, 1)], []):
+                    with pytest.raises(sqlite3.OperationalError, match="full"):
+                        file.write([Row(A, bytes(100_000), 2e9)], deletes)
+            for _ in range(3):
+                first, second, none = file.write([Row(A, b"", 2e9)] * 3)
+                assert first
+                assert second
+                assert none is None
+                assert file.write([Row(A, b"", 2e9)]) == [None]
+                file.write([], [(A, first), (A, second), (B, first)])
+
+    def test_counts_are_true_for_more_inboxes_than_are_remembered(self, tmp_path, monkeypatch):
+        """Those that were forgotten are counted again, but never while they are being stored."""
+        monkeypatch.setattr("relay.devices.sqlite_file._COUNTED", 10)
+        keys = [bytes([number]) * 32 for number in range(25)]
+        with closing(InboxFile(tmp_path / "devices.db", max_blobs=3, max_bytes=100)) as file:
+            for expected in (50, 25, 0):
+                ids = file.write([Row(key, b"x", 2e9) for key in keys * 2])
+                assert len(ids) - ids.count(None) == expected
+
+    def test_counts_are_true_after_a_reap_that_failed(self, tmp_path):
+        """What it had deleted is there again, and counts."""
+        two = [Row(A, b"x", 1.0)] * 2
+        with closing(InboxFile(tmp_path / "devices.db", max_blobs=2, max_bytes=100)) as file:
+            file.write(two)
+            file._connection.execute("ALTER TABLE missed RENAME TO elsewhere")
+            with pytest.raises(sqlite3.OperationalError, match="missed"):
+                file.reap(2.0, 10)
+            assert file.write(two) == [None, None]
+
+    def test_counting_reads_the_index_alone(self, tmp_path):
+        """A full inbox of large blobs costs as little to count as one of small ones."""
+        with closing(opened(tmp_path / "devices.db")) as file:
+            for sql, values in (
+                (_COUNT, (A,)),
+                (_TALLY, (A, 0, 10)),
+            ):
+                plan = file._connection.execute(f"EXPLAIN QUERY PLAN {sql}", values).fetchall()
+                steps = [step[3] for step in plan if "inbox" in step[3]]
+                assert len(steps) == 1
+                assert "USING COVERING INDEX inbox_recipient" in steps[0]
+
+    def test_a_file_of_version_1_becomes_one_of_this(self, tmp_path):
+        """Blobs, ids, order, limits and what a device must hear of are as they were."""
+        path = tmp_path / "devices.db"
+        with closing(sqlite3.connect(path)) as old:
+            old.executescript((Path(__file__).parent / "sqlite_v1.sql").read_text())
+        with closing(InboxFile(path, max_blobs=3, max_bytes=100)) as file:
+            assert [blob[:2] for blob in file.flush(A, 0, 1.0, 9, 99)] == [(4, b"four"), (5, b"")]
+            assert file.missed(A) == Missed(2, 3)
+            assert file.missed(B) == Missed(0, 0)
+            assert file.write([Row(A, b"x", 9.0), Row(A, b"y", 9.0)]) == [6, None]
+            assert file.reap(10.0, 99) == 1
+            assert file.missed(A) == Missed(3, 4)
+        opened(tmp_path / "fresh.db").close()
+        with (
+            closing(sqlite3.connect(path)) as upgraded,
+            closing(sqlite3.connect(tmp_path / "fresh.db")) as fresh,
+        ):
+            assert described(upgraded) == described(fresh)
+            assert upgraded.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 class TestWriter:
@@ -314,6 +392,21 @@ async def works(store: SqliteStore) -> bool:
     except StoreUnavailable:
         return False
     return True
+
+
+def described(database: sqlite3.Connection) -> list[object]:
+    """The version, and every table and index with its columns."""
+    names = [
+        name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE sql IS NOT NULL")
+    ]
+    return [
+        database.execute("PRAGMA user_version").fetchone(),
+        *(
+            (name, database.execute(f"PRAGMA {look}_xinfo ({name})").fetchall())
+            for name in sorted(names)
+            for look in ("table", "index")
+        ),
+    ]
 
 
 def limit(file: InboxFile, pages: int) -> None:

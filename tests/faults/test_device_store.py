@@ -132,8 +132,9 @@ def stored(path: Path) -> Counter[int]:
                     assert recipient(number) == key
                     assert blob.envelope == envelope(number), f"blob {number} is not what was sent"
                     found[number] += 1
-        counts = file._row("SELECT sum(blobs), sum(bytes) FROM inboxes")
-        assert counts == file._row("SELECT count(*), sum(length(envelope)) FROM inbox")
+        counts = file._row("SELECT count(*), sum(bytes) FROM inbox INDEXED BY inbox_recipient")
+        assert counts == file._row("SELECT count(*), sum(length(envelope)) FROM inbox NOT INDEXED")
+        assert file._row("PRAGMA integrity_check") == ("ok",)
     return found
 
 
