@@ -1,11 +1,13 @@
 """What one stranger, and all of them together, may take of this process.
 
 `SmtpLimits` is the whole set of numbers.  `Gate` counts connections, in all and by peer.
-`Budget` counts the bytes of messages that are being received or stored: the sum of what all
-sessions hold is bounded, whatever each of them announces.
+`Budget` counts the bytes of messages that are being received or stored, each with a `Share` of
+it: the sum of what all sessions hold is bounded, whatever each of them announces.  When there is
+no room, slow messages lose their shares to others, so that nobody keeps it for as long as a
+message may drip.
 
 Promises: nothing here waits, nothing here allocates by what a peer sends, and what was let in
-or taken is given back exactly once by the caller.
+or taken is given back exactly once.
 
 Fails: by saying no (a reply text, or False), never by raising.
 
@@ -15,6 +17,7 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MIB = 1024 * 1024
@@ -38,6 +41,10 @@ class SmtpLimits:
     """Commands that lead nowhere (NOOP, RSET, VRFY, EHLO …), likewise."""
     max_buffered_bytes: int | None = None
     """All messages in flight together; None: 64 MiB, or two messages if those are larger."""
+    slow_after: float = 10.0
+    """While there is no room, a message that has taken longer than this must …"""
+    slow_rate: int = 256 * 1024
+    """… come faster than this, bytes a second, or its place is given to another."""
     discard_factor: int = 10
     """A message is read and discarded up to this many times the limit, then the session ends."""
     command_timeout: float = 300.0
@@ -111,19 +118,79 @@ class Gate:
 
 
 class Budget:
-    """A number of bytes that many sessions share."""
+    """The bytes that all messages share.  Times are seconds of any clock that only rises."""
 
-    def __init__(self, total: int) -> None:
-        self.total = total
+    def __init__(self, limits: SmtpLimits) -> None:
+        self.total = limits.buffered_bytes
         self.used = 0
+        self._limits = limits
+        self._arriving: set[Share] = set()
 
-    def take(self, count: int) -> bool:
-        """Take `count` bytes, or return False and take nothing."""
-        if self.used + count > self.total:
-            return False
-        self.used += count
-        return True
+    def share(self, began: float, forget: Callable[[], object]) -> Share:
+        """Let a message begin; `forget` is called if it loses what it has to others."""
+        return Share(self, began, forget)
 
-    def give(self, count: int) -> None:
-        """Return `count` bytes."""
-        self.used -= count
+    def _fits(self, count: int, asking: Share, now: float) -> bool:
+        """Whether there is room for `count` bytes more, made if need be."""
+        lacking = self.used + count - self.total
+        if lacking <= 0:
+            return True
+        losers: list[Share] = []
+        slow = [share for share in self._arriving if self._slow(share, now)]
+        for share in sorted(slow, key=lambda share: share.size / (now - share.began)):
+            if share is asking:
+                return False
+            losers.append(share)
+            lacking -= share.size
+            if lacking <= 0:
+                for loser in losers:
+                    loser.lose()
+                return True
+        return False
+
+    def _slow(self, share: Share, now: float) -> bool:
+        took = now - share.began
+        return took > self._limits.slow_after and share.size < took * self._limits.slow_rate
+
+
+class Share:
+    """What one message has of a budget, from its beginning until it is stored or refused."""
+
+    __slots__ = ("_budget", "_forget", "began", "lost", "size")
+
+    def __init__(self, budget: Budget, began: float, forget: Callable[[], object]) -> None:
+        self._budget = budget
+        self._forget = forget
+        self.began = began
+        self.size = 0
+        """Bytes that are its own."""
+        self.lost = False
+        """There was no room for it, or it was given to others; it gets none any more."""
+        budget._arriving.add(self)
+
+    def grow(self, size: int, now: float) -> None:
+        """Hold `size` bytes in all; where there is no room for them, none: the share is lost."""
+        if self.lost:
+            return
+        more = size - self.size
+        if self._budget._fits(more, self, now):
+            self._budget.used += more
+            self.size = size
+        else:
+            self.lose()
+
+    def lose(self) -> None:
+        """Have the message forgotten: what it had is for the others now."""
+        self.lost = True
+        self.end()
+        self._forget()
+
+    def keep(self) -> None:
+        """The message is whole: from now on nobody takes its place."""
+        self._budget._arriving.discard(self)
+
+    def end(self) -> None:
+        """Give everything back; a second time does nothing."""
+        self.keep()
+        self._budget.used -= self.size
+        self.size = 0

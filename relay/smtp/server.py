@@ -29,7 +29,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import math
 import socket
 from collections.abc import Callable, Sequence
@@ -181,7 +180,7 @@ class Server:
         self.hostname = domains[0]
         self.filter = filter_
         self.gate = Gate(self.limits)
-        self.budget = Budget(self.limits.buffered_bytes)
+        self.budget = Budget(self.limits)
         self.sessions: set[Session] = set()
         self.draining = False
         self.greeting = f"220 {self.hostname} ESMTP Relay\r\n".encode()
@@ -817,31 +816,23 @@ class Session(SMTP):
             return
         self._output.append(b"354 End data with <CR><LF>.<CR><LF>\r\n")
         self._receiving = True
-        taken = 0  # bytes of the budget that are ours
+        message = DataDecoder(self.limits.max_message_bytes)
+        share = self.server.budget.share(self.server.now, message.drop)
         try:
-            message = DataDecoder(self.limits.max_message_bytes)
-            room = True
             while self._receiving:
                 self._receiving = not await self._feed(message)
-                if room:
-                    more = message.held - taken
-                    room = self.server.budget.take(more)
-                    if room:
-                        taken += more
-                    else:
-                        # What it had is for the others now, so that some of them get through.
-                        message.drop()
-                        self.server.budget.give(taken)
-                        taken = 0
+                share.grow(message.held, self.server.now)
+            share.keep()
             self.due = math.inf
-            await self._finish(message, room=room)
+            await self._finish(message, room=not share.lost)
         finally:
             storing, self._storing = self._storing, None
             if storing is not None and not storing.settled:
                 # We are cut off, and whoever stores it holds it in memory still.
-                storing.then(functools.partial(self.server.budget.give, taken))
+                share.keep()
+                storing.then(share.end)
             else:
-                self.server.budget.give(taken)
+                share.end()
         self._set_post_data_state()
 
     async def _feed(self, message: DataDecoder) -> bool:

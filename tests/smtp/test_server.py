@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import trio
 
+from relay.metrics import registry
 from relay.smtp.limits import SmtpLimits
 from tests.smtp.service import Client, serving
 
@@ -313,6 +314,29 @@ async def test_no_room_for_more_mail_in_flight(pool):
             assert (await second.deliver(b"y" * 40_000 + b"\r\n", bob)).startswith("452 4.3.1")
             assert (await first.ask(b"\r\n."))[:3] == "250"
             assert (await second.deliver(b"y" * 40_000 + b"\r\n", bob))[:3] == "250"
+
+
+async def test_a_message_that_drips_makes_room(pool):
+    """When there is none, it is forgotten and deferred at its dot; the other one is stored."""
+    limits = SmtpLimits(
+        max_message_bytes=50_000,
+        max_buffered_bytes=60_000,
+        slow_after=0.2,
+        command_timeout=2.0,  # a quarter of it is how often the server looks at its clock
+    )
+    async with serving(pool, limits=limits) as service:
+        bob = await service.mailbox()
+        async with service.client() as slow:
+            await slow.begin(bob)
+            await slow.send(b"x" * 40_000)
+            await trio.sleep(1.2)
+            async with service.client() as other:
+                assert (await other.deliver(b"y" * 40_000 + b"\r\n", bob))[:3] == "250"
+            await slow.send(b"x" * 9_000)
+            assert (await slow.ask(b"\r\n.")).startswith("452 4.3.1")
+            assert (await slow.deliver(b"z\r\n", bob))[:3] == "250"
+        assert len(await service.stored()) == 2
+        assert registry.get_sample_value("relay_smtp_buffered_bytes") == 0
 
 
 @pytest.mark.parametrize(
