@@ -555,6 +555,8 @@ class Session(SMTP):
         """Obey one command after another; return why the session ends."""
         limits = self.limits
         while True:
+            if self.server.draining and self.envelope.mail_from is None:
+                raise _Over("draining", "421 4.3.2 Shutting down")
             self._seat.go_out()
             line = await self._line()
             try:
@@ -577,8 +579,6 @@ class Session(SMTP):
                 raise _Over("errors", "421 4.7.0 Too many errors; good-bye", linger=True)
             if self._idle_commands > limits.max_idle_commands:
                 raise _Over("idle commands", "421 4.7.0 Too many commands without a message")
-            if self.server.draining and self.envelope.mail_from is None:
-                raise _Over("draining", "421 4.3.2 Shutting down")
 
     async def _obey(self, line: bytes) -> None:
         if self._suspect and line.upper() != b"QUIT":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -84,6 +84,26 @@ class Client:
         await self.begin(*recipients, sender=sender)
         stuffed = (b"\r\n" + raw).replace(b"\r\n.", b"\r\n..")[2:]
         return await self.ask(stuffed + b".")
+
+
+class Nobody:
+    """Mailboxes of which there are none, and which answer at once."""
+
+    settled = True
+
+    def find(self, address: str) -> Nobody:
+        """Nobody lives here."""
+        return self
+
+    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Nobody:
+        """Nothing is stored."""
+        return self
+
+    def then(self, wake: Callable[[], None]) -> None:
+        """Never needed."""
+
+    def result(self) -> Any:
+        """Nobody, nothing."""
 
 
 class Service:

@@ -11,28 +11,9 @@ from aiosmtpd.smtp import MISSING, SMTP, Envelope
 from aiosmtpd.smtp import Session as Conversation
 
 from relay.smtp.server import Server, Session
+from tests.smtp.service import Nobody
 
 VERBS = ("HELO", "EHLO", "MAIL", "RCPT", "DATA", "RSET", "NOOP", "QUIT", "VRFY", "EXPN", "HELP")
-
-
-class Nobody:
-    """Mailboxes of which there are none, and which answer at once."""
-
-    settled = True
-
-    def find(self, address):
-        """Nobody lives here."""
-        return self
-
-    def store(self, reverse_path, recipients, raw):
-        """Nothing is stored."""
-        return self
-
-    def then(self, wake):
-        """Never needed."""
-
-    def result(self):
-        """Nobody, nothing."""
 
 
 @pytest.fixture

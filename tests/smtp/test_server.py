@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 
 import pytest
 import trio
 
 from relay.metrics import registry
 from relay.smtp.limits import SmtpLimits
-from tests.smtp.service import Client, serving
+from relay.smtp.server import Server, Session
+from tests.smtp.service import Client, Nobody, serving
 
 
 @pytest.fixture(autouse=True)
@@ -363,6 +365,19 @@ async def test_a_browser_is_sent_away(pool):
         await client.reply()
         await client.send(b"POST / HTTP/1.1\r\nHost: x\r\n\r\nMAIL FROM:<a@b>\r\n")
         assert [reply[:9] for reply in await client.replies()] == ["421 4.7.0"]
+
+
+async def test_who_comes_just_before_the_drain_does_not_wait():
+    """A session that has not begun to wait for a command when all are told to end, ends itself."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.setblocking(False)
+        server = Server(Nobody(), str)
+        session = Session(server, ours, ("127.0.0.1", 1))
+        server.drain()
+        with trio.fail_after(5):
+            await session.run()
+        assert [reply[:4] for reply in theirs.recv(1000).splitlines()] == [b"220 ", b"421 "]
 
 
 @pytest.mark.parametrize("part", [b"", b"NOO", b"MAIL FROM:<a@b>\r\n", b"DATA"])
