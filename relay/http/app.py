@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import trio
 from prometheus_client import Counter
 from quart import Response, request, websocket
+from quart.globals import request_ctx, websocket_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
@@ -52,7 +53,7 @@ from relay.http import (
     tokens,
     webhooks,
 )
-from relay.http.auth import Caller, Hosts, authorise, payer
+from relay.http.auth import Admission, Caller, Hosts, authorise, payer
 from relay.http.bodies import Connection, Request, Uploads
 from relay.http.deps import Deps
 from relay.http.operations import Call, Handler, Operation, read_values
@@ -169,18 +170,23 @@ def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: Rates, route: Ro
     operation = route.operation
 
     async def view(**path: str) -> Any:
-        connection = websocket if operation.websocket else request
+        # Themselves, not Quart's proxies: a stream is looked at again when its context is gone.
+        connection = websocket_ctx.websocket if operation.websocket else request_ctx.request
         if operation.stream and not operation.websocket and request.method == "HEAD":
             raise MethodNotAllowed(valid_methods=["GET"])
-        caller, mailbox = await _admit(
-            deps, rates, operation, connection, path.pop("address", None)
-        )
+        address = path.pop("address", None)
+        caller, mailbox = await _admit(deps, rates, operation, connection, address)
+        refusal = Admission(
+            lambda: authorise(deps, operation, connection, address),
+            caller,
+            deps.limits.keep_alive_every,
+        ).refusal
         if operation.websocket:
             query, body = await read_values(operation, connection.args)
-            return await route.handler(Call(caller, mailbox, query, body), **path)
+            return await route.handler(Call(caller, mailbox, query, body, refusal), **path)
         async with uploads.admitted(operation):
             query, body = await read_values(operation, connection.args)
-            return await route.handler(Call(caller, mailbox, query, body), **path)
+            return await route.handler(Call(caller, mailbox, query, body, refusal), **path)
 
     endpoint = f"{route.method} {route.rule}"
     if operation.websocket:

@@ -10,18 +10,23 @@ Promises
     look-up: nobody learns whether an address exists.
   * Host must name this relay and Origin must be its own page, on WebSockets too; so no other
     site's script reaches it, not even through a name made to resolve to this machine.
+  * A stream does not outlive its key, or its cookie, by more than two keep-alives (`Admission`).
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
+import trio
+
 from relay.crypto import hash_token, tokens_equal
+from relay.errors import TemporaryFailure
 from relay.http.cookies import MAILBOX, SESSION, cookie_of, hash_of
 from relay.http.deps import Deps
 from relay.http.operations import Access, Operation
@@ -32,6 +37,8 @@ from relay.settings import is_loopback
 
 MAX_TOKEN = 512
 """Characters beyond which a credential is not even looked up."""
+
+_PATIENCE = 5.0  # s; a stream does not stand still longer for a database that does not answer
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,39 @@ async def authorise(
     if operation.scope is not None and not caller.allows(operation.scope):
         raise missing_scope(operation.scope)
     return caller, None
+
+
+class Admission:
+    """Whether a call that was let in still would be, for those that answer for long.
+
+    `again` is `authorise` for the same call, so that the two cannot differ.  It runs once `every`
+    seconds have passed since it last did, charges nobody, and is left out where there is no caller:
+    a mailbox's own token lasts as long as the mailbox, whose end its streams see by themselves.
+    """
+
+    def __init__(
+        self,
+        again: Callable[[], Awaitable[tuple[Caller | None, Mailbox | None]]],
+        caller: Caller | None,
+        every: float,
+    ) -> None:
+        self._again = again
+        self._every = math.inf if caller is None else every
+        self._due = trio.current_time() + self._every
+        self._refusal: Problem | None = None
+
+    async def refusal(self) -> Problem | None:
+        """Return what the call would be refused with by now, or None; an outage refuses nobody."""
+        if self._refusal is None and trio.current_time() >= self._due:
+            try:
+                with trio.move_on_after(_PATIENCE):
+                    await self._again()
+            except Problem as problem:
+                self._refusal = problem
+            except TemporaryFailure:
+                pass  # what was known last holds until the next look
+            self._due = trio.current_time() + self._every
+        return self._refusal
 
 
 async def _caller(deps: Deps, connection: Any) -> Caller | None:

@@ -134,7 +134,7 @@ class Limits:
     attachments: int = 4  # messages being taken apart for a download at once
     download_bytes: int = 128 << 20  # of messages on their way to readers; one always may go
     body_timeout: float = 15.0  # s; from the head of a request to the end of its body
-    keep_alive_every: float = 15.0  # s between comments on a silent event stream
+    keep_alive_every: float = 15.0  # s between a silent stream's comments, and looks at its key
     commit_timeout: float = 25.0  # s; a change begun goes on this long without its caller
     uploads: int = 4  # bodies over MAX_BODY that are in memory at once
     upload_timeout: float = 60.0  # s; `body_timeout` for those

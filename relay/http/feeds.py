@@ -1,4 +1,5 @@
-"""Reading a live feed for a client: with a bound on silence, and an end when the relay stops."""
+"""Reading a live feed for a client: with a bound on silence, and an end when the relay stops or
+the client may read it no more."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ from typing import Any
 
 import trio
 
+from relay.http.operations import Refusal
+
 
 async def follow(
-    feed: AsyncIterable[Any], *, stop: trio.Event, quiet_after: float
+    feed: AsyncIterable[Any], *, stop: trio.Event, quiet_after: float, refusal: Refusal
 ) -> AsyncGenerator[Any, None]:
     """Yield the items of `feed`, and None after each `quiet_after` seconds without one.
 
-    Ends with the feed, or once `stop` is set.  The feed's `__anext__` must lose nothing when
-    it is cancelled.
+    Ends with the feed, once `stop` is set, and once there is a `refusal`.  The feed's `__anext__`
+    must lose nothing when it is cancelled.
     """
     source = aiter(feed)
     while not stop.is_set():
@@ -32,6 +35,6 @@ async def follow(
                 except StopAsyncIteration:
                     ended = True
                 nursery.cancel_scope.cancel()
-        if ended:
+        if ended or await refusal() is not None:
             return
         yield item

@@ -97,7 +97,7 @@ def register(api: Api) -> None:
         "/api/v1/keys",
         revoke,
         summary="Revoke an API key",
-        gone="it opens nothing from now on",
+        gone="it opens nothing from now on; streams that it opened end within half a minute",
         missing="there is no such key, or it was revoked before",
         case="key-not-found",
         tag="keys",

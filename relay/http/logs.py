@@ -41,6 +41,7 @@ class LogsQuery(Query):
 def register(api: Api) -> None:
     """Declare the call."""
     logs, draining = api.deps.logs, api.deps.draining
+    every = api.deps.limits.keep_alive_every
 
     @api.add(
         "GET",
@@ -55,7 +56,7 @@ def register(api: Api) -> None:
             query=LogsQuery,
             stream=True,
             details="A follower that is too slow loses lines and is told how many, in a line of "
-            "the event log.dropped.",
+            "the event log.dropped. Ends soon after its key was revoked.",
         ),
     )  # fmt: skip
     async def read(call: Call) -> Response:
@@ -71,7 +72,8 @@ def register(api: Api) -> None:
                 if not query.follow:
                     return
                 told = 0
-                async with aclosing(follow(feed, stop=draining, quiet_after=60.0)) as news:
+                following = follow(feed, stop=draining, quiet_after=every, refusal=call.refusal)
+                async with aclosing(following) as news:
                     async for lines in news:
                         if feed.dropped > told:
                             yield _chunk(

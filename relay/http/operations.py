@@ -84,14 +84,22 @@ class Operation:
     details: str = ""
 
 
+Refusal = Callable[[], Awaitable[Problem | None]]
+"""What a call would be refused with by now, or None; cheap to ask often (`auth.Admission`)."""
+
+
 @dataclass(frozen=True)
 class Call:
-    """What a handler is given, checked: `caller`, `mailbox` as its operation's access says."""
+    """What a handler is given, checked: `caller`, `mailbox` as its operation's access says.
+
+    Who answers for long asks for the `refusal`, again and again, and ends with it.
+    """
 
     caller: Any
     mailbox: Any
     query: Any
     body: Any
+    refusal: Refusal
 
 
 Handler = Callable[..., Awaitable[Any]]

@@ -6,18 +6,20 @@ Promises
     are hints; an event stream also looks with every keep-alive.
   * Each message is sent once a stream, in the order in which messages became readable, also
     when one that came earlier took longer to parse.
-  * Everything here ends at the mailbox's end: a wait with the 404, a stream by closing.
+  * Everything here ends at the mailbox's end, and within two keep-alives of its key's: a wait
+    with the answer that a new one would get, a stream by closing.
   * A slow reader costs one page of entries, not a queue: the next page is read from the
     database when the one before has been written.
 
-Fails: a database outage is a 503 for a wait; streams outlive it and look again.
+Fails: a database outage is a 503 for a wait that has to look for mail; streams outlive it and
+look again, for mail and for their keys.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -31,7 +33,16 @@ from relay.errors import DatabaseUnavailable
 from relay.http.deps import Limits
 from relay.http.mailboxes import NOT_FOUND
 from relay.http.messages import BASE, MessageEntry, WholeMessage
-from relay.http.operations import Access, Answer, Call, Operation, Query, json_response, no_content
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Operation,
+    Query,
+    Refusal,
+    json_response,
+    no_content,
+)
 from relay.http.problems import Problem, mailbox_not_found, unavailable
 from relay.mailboxes.store import Entry, Mailbox, Store, parse_after
 from relay.metrics import registry
@@ -80,17 +91,21 @@ class Watch:
     def __init__(self, waits: tuple[Callable[[], Awaitable[None]], ...]) -> None:
         self._waits = waits
 
-    async def wait(self, seconds: float) -> None:
-        """Return at the next wake-up, or after `seconds`."""
+    async def wait(self, seconds: float) -> bool:
+        """Return at the next wake-up, or after `seconds`; whether there was one."""
+        woken = False
 
         async def one(wait: Callable[[], Awaitable[None]]) -> None:
+            nonlocal woken
             await wait()
+            woken = True
             nursery.cancel_scope.cancel()
 
         with trio.move_on_after(max(0.0, seconds)):
             async with trio.open_nursery() as nursery:
                 for wait in self._waits:
                     nursery.start_soon(one, wait)
+        return woken
 
 
 @contextmanager
@@ -149,14 +164,17 @@ async def entries(
     *,
     draining: trio.Event,
     keep_alive_every: float,
+    refusal: Refusal,
 ) -> AsyncGenerator[list[Entry], None]:
     """Yield what becomes readable after `cursor`, page by page, until the mailbox ends.
 
     An empty page comes first (the stream stands), and after each silent `keep_alive_every`.
+    Raises the `refusal` when there is one while the mailbox lives.
     """
     ends_at = trio.current_time() + mailbox.expires_in
     started = False
     while not draining.is_set():
+        refused = await refusal()  # first: one that is due to the mailbox's end is not raised
         try:
             events = await store.events(mailbox.id, cursor)
         except DatabaseUnavailable:
@@ -167,6 +185,8 @@ async def entries(
             continue
         if events is None:
             return
+        if refused is not None:
+            raise refused
         cursor = events.cursor
         ends_at = trio.current_time() + events.expires_in
         if events.entries:
@@ -215,8 +235,8 @@ def register(api: Api) -> None:
             scope="read",
             query=WaitQuery,
             stream=True,
-            details="Answers at once when a match is there already, and with 404 at the moment "
-            "the mailbox ends. Sub-strings match in any case.",
+            details="Answers at once when a match is there already, with 404 at the moment the "
+            "mailbox ends, and soon after the key was revoked. Sub-strings match in any case.",
         ),
     )
     async def wait(call: Call) -> Response:
@@ -238,7 +258,13 @@ def register(api: Api) -> None:
                     return no_content()
                 if draining.is_set():
                     raise unavailable("The relay is stopping; ask again.", retry_after=1)
-                await watch.wait(min(left, found.expires_in + _SLACK))
+                until = trio.current_time() + min(left, found.expires_in + _SLACK)
+                woken = False
+                # No look for mail only because one at the key is due: an outage would show.
+                while not woken and (left := until - trio.current_time()) > 0:
+                    woken = await watch.wait(min(left, limits.keep_alive_every))
+                    if (refused := await call.refusal()) is not None:
+                        raise refused
 
     @api.add(
         "GET",
@@ -260,7 +286,8 @@ def register(api: Api) -> None:
             query=StreamQuery,
             stream=True,
             token_in_query=True,
-            details="Begins at the present, or behind Last-Event-ID; ends with the mailbox.",
+            details="Begins at the present, or behind Last-Event-ID; ends with the mailbox, and "
+            "soon after its key was revoked.",
         ),
     )
     async def events(call: Call) -> Response:
@@ -271,9 +298,10 @@ def register(api: Api) -> None:
             with (
                 slots.hold(call.mailbox.id, "sse"),
                 watching(hub, call.mailbox.id, draining) as watch,
+                suppress(Problem),  # refused by now: all that is left to say is the end
             ):
                 yield b"retry: 1000\n\n"
-                async with aclosing(follow(call.mailbox, watch, cursor)) as pages:
+                async with aclosing(follow(call, watch, cursor)) as pages:
                     async for page in pages:
                         yield b"".join(map(as_event, page)) or b": still here\n\n"
 
@@ -293,7 +321,8 @@ def register(api: Api) -> None:
             websocket=True,
             token_in_query=True,
             details="Begins at the present, or behind last_event_id; closes with 1000 at the "
-            "mailbox's end, with 1001 when the relay stops. What the client sends is ignored.",
+            "mailbox's end, with 1001 when the relay stops, with 1008 soon after its key was "
+            "revoked. What the client sends is ignored.",
         ),
     )
     async def socket(call: Call) -> None:
@@ -310,28 +339,29 @@ def register(api: Api) -> None:
             watching(hub, call.mailbox.id, draining) as watch,
         ):
             await websocket.accept()
+            refused = False
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(discard)
-                async with aclosing(follow(call.mailbox, watch, cursor)) as pages:
-                    async for page in pages:
-                        for entry in page:
-                            await websocket.send(
-                                json.dumps(
-                                    {"type": "new_message", **entry.as_json()}, ensure_ascii=False
-                                )
-                            )
+                try:
+                    async with aclosing(follow(call, watch, cursor)) as pages:
+                        async for page in pages:
+                            for entry in page:
+                                message = {"type": "new_message", **entry.as_json()}
+                                await websocket.send(json.dumps(message, ensure_ascii=False))
+                except Problem:
+                    refused = True
                 nursery.cancel_scope.cancel()
-            if draining.is_set():
+            if refused:
+                await websocket.close(1008, "the credential opens this no more")
+            elif draining.is_set():
                 await websocket.close(1001, "the relay is stopping")
             else:
                 await websocket.close(1000, "the mailbox is over")
 
-    def follow(
-        mailbox: Mailbox, watch: Watch, cursor: int | None
-    ) -> AsyncGenerator[list[Entry], None]:
+    def follow(call: Call, watch: Watch, cursor: int | None) -> AsyncGenerator[list[Entry], None]:
         return entries(
-            store, watch, mailbox, cursor,
-            draining=draining, keep_alive_every=limits.keep_alive_every,
+            store, watch, call.mailbox, cursor, draining=draining,
+            keep_alive_every=limits.keep_alive_every, refusal=call.refusal,
         )  # fmt: skip
 
 

@@ -106,7 +106,8 @@ def register(api: Api) -> None:
             ),
             scope="admin",
             stream=True,
-            details="A reader that is too slow loses the oldest events and is told how many.",
+            details="A reader that is too slow loses the oldest events and is told how many. "
+            "Ends soon after its key was revoked.",
         ),
     )
     async def events(call: Call) -> Response:
@@ -114,7 +115,8 @@ def register(api: Api) -> None:
             with supervision.subscribe() as feed:
                 yield _event("tree", as_json(supervision.tree()))
                 told = 0
-                async with aclosing(follow(feed, stop=draining, quiet_after=every)) as items:
+                following = follow(feed, stop=draining, quiet_after=every, refusal=call.refusal)
+                async with aclosing(following) as items:
                     async for item in items:
                         if feed.dropped > told:
                             yield _event("dropped", {"count": feed.dropped - told})

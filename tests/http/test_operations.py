@@ -5,11 +5,12 @@ import re
 from typing import Any
 
 import httpx
+import pytest
 import trio
 
 from relay.http.app import create_app
 from relay.http.openapi import describe
-from tests.http.conftest import House
+from tests.http.conftest import SMALL, House
 from tests.http.test_gate import inert, routes
 from tests.http.test_streams import in_thread
 
@@ -132,6 +133,36 @@ async def test_the_log_is_read_back_filtered_and_followed(house: House):
         house.ring.append(line("other", actor="reaper"))
         house.ring.append(line("four"))
     assert [json.loads(text)["event"] for text in found] == ["one", "two", "four"]
+
+
+@pytest.mark.parametrize("path", [f"{TREE}/events", "/api/v1/logs?follow=1"])
+@pytest.mark.parametrize("busy", [False, True])
+async def test_what_a_key_follows_ends_soon_after_it_was_revoked(
+    house: House, path: str, busy: bool
+):
+    """The body ends cleanly, and the next call is refused; also where news leave no silence."""
+    house.ring.append({"timestamp": "t", "level": "info", "event": "begin", "actor": "ticker"})
+    key, token = await house.keys.create("operator", ["admin"])
+    headers = {"Authorization": f"Bearer {token}"}
+
+    async def news() -> None:
+        while True:
+            house.ring.append({"timestamp": "t", "level": "info", "event": "x", "actor": "ticker"})
+            house.supervisor.pause("writer")
+            await trio.sleep(SMALL.keep_alive_every / 10)
+            house.supervisor.resume("writer")
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            async with house.client.stream("GET", path, headers=headers) as response:
+                assert response.status_code == 200
+                if busy:
+                    nursery.start_soon(news)
+                await house.keys.revoke(key.id)
+                async for _ in response.aiter_raw():
+                    pass
+            nursery.cancel_scope.cancel()
+    assert (await house.client.get(path, headers=headers)).status_code == 401
 
 
 async def test_health_readiness_and_metrics_need_no_credential(house: House):

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+import trio
 from websocket import WebSocketBadStatusException
 
 from relay.crypto import hash_token
@@ -176,3 +177,16 @@ async def test_an_expired_mailboxs_cookie_ends_with_it(house: House):
     answer = await house.client.post(f"/api/v1/mailboxes/{address}/session", headers=token)
     value = SimpleCookie(answer.headers["Set-Cookie"])["relay_mailbox"].value
     assert 0 < int(value.partition(".")[0]) - time.time() <= 30
+
+
+async def test_a_stream_ends_soon_after_its_cookie_expired(house: House):
+    """What a signed-in page follows, it does not follow for longer than it is signed in."""
+    value = cookies.issue(house.keyring.signing, hash_token(house.admin_token), time.time() + 2)
+    cookie = {"Cookie": f"relay_session={value}"}
+    path = "/api/v1/supervision/events"
+    with trio.fail_after(10):
+        async with house.client.stream("GET", path, headers=cookie) as response:
+            assert response.status_code == 200
+            async for _ in response.aiter_raw():
+                pass
+    assert (await house.client.get(path, headers=cookie)).status_code == 401

@@ -11,8 +11,10 @@ import pytest
 import trio
 import websocket
 
+from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from supervisor import Stuck
+from tests.db.cluster import Cluster, binaries
 from tests.http.conftest import SMALL, House, open_house
 
 BASE = "/api/v1/mailboxes"
@@ -342,3 +344,132 @@ async def test_stopping_ends_waits_and_streams_at_once(database_url: str, pool: 
         assert opcode == websocket.ABNF.OPCODE_CLOSE
         assert int.from_bytes(data[:2], "big") == 1001
         client.shutdown()
+
+
+async def end_of(house: House, how: str, address: str, headers: dict[str, str]) -> int:
+    """Follow a mailbox to the end: a wait's status, a socket's code, or 0 for a clean event stream.
+
+    No message in it has the subject that the wait is for.
+    """
+    if how == "wait":
+        url = f"{BASE}/{address}/messages/wait?timeout=60&subject=wanted"
+        return (await house.client.get(url, headers=headers)).status_code
+    if how == "sse":
+        async with house.client.stream("GET", f"{BASE}/{address}/events", headers=headers) as got:
+            assert got.status_code == 200
+            async for _ in got.aiter_raw():
+                pass
+        return 0
+
+    def follow() -> int:
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        client: Any = connect(house, f"{BASE}/{address}/ws", header=lines)
+        opcode = websocket.ABNF.OPCODE_TEXT
+        while opcode == websocket.ABNF.OPCODE_TEXT:
+            opcode, data = client.recv_data()
+        client.shutdown()
+        return int.from_bytes(data[:2], "big")
+
+    return int(await in_thread(follow))
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(
+    ("how", "revoked", "over"), [("wait", 404, 404), ("sse", 0, 0), ("ws", 1008, 1000)]
+)
+async def test_what_a_key_opened_ends_soon_after_it_was_revoked(
+    house: House, how: str, revoked: int, over: int, busy: bool
+):
+    """Also where news leave no silence; others go on to follow the mailbox to its end."""
+    key, token = await house.keys.create("someone", ["read"], "pro")
+    address = (await house.store.create(owner_id=key.id)).mailbox.address
+    ends: list[int] = []
+
+    async def follow(headers: dict[str, str]) -> None:
+        ends.append(await end_of(house, how, address, headers))
+
+    async def news() -> None:
+        while True:
+            await house.deliver(address)
+            await trio.sleep(SMALL.keep_alive_every / 10)
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as others:
+            others.start_soon(follow, house.admin)
+            async with trio.open_nursery() as writers:
+                async with trio.open_nursery() as first:
+                    first.start_soon(follow, {"Authorization": f"Bearer {token}"})
+                    await house.waiting(count=2)
+                    if busy:
+                        writers.start_soon(news)
+                    with trio.fail_after(5):
+                        await house.keys.revoke(key.id)
+                        await house.waiting(count=1)
+                writers.cancel_scope.cancel()
+            assert ends == [revoked]
+            await house.expire(address)
+    assert ends == [revoked, over]
+
+
+async def test_looking_at_a_streams_key_again_is_no_call(house: House):
+    """A key that may not call once more keeps what it opened."""
+    await house.pool.execute("UPDATE relay.plans SET calls_per_second = 0.001 WHERE name = 'pro'")
+    key, token = await house.keys.create("someone", ["read"], "pro")
+    made = await house.store.create(owner_id=key.id)
+    await house.expire(made.mailbox.address, 1.5)
+    url = f"{BASE}/{made.mailbox.address}/events"
+    headers = {"Authorization": f"Bearer {token}"}
+    with trio.fail_after(10):
+        async with house.client.stream("GET", url, headers=headers) as response:
+            text = "".join([part async for part in response.aiter_text()])
+    assert text.count(": still here") >= 5
+    assert (await house.client.get(url, headers=headers)).status_code == 429
+
+
+@pytest.fixture
+def own_server() -> Iterator[Cluster]:
+    """A server that a test may stop and start."""
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    cluster = Cluster(bin_dir)
+    try:
+        cluster.start()
+        cluster.admin("CREATE DATABASE relay")
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+async def test_an_outage_ends_no_stream_and_a_revocation_after_it_does(own_server: Cluster):
+    """A key that cannot be looked up is what it was; once it can be, its end counts."""
+    await migrate(own_server.dsn("relay"))
+    pool = Pool(own_server.dsn("relay"))
+    ends: dict[str, int] = {}
+    async with open_house(own_server.dsn("relay"), pool) as house:
+        key, token = await house.keys.create("someone", ["read", "admin"], "pro")
+        address = (await house.store.create(owner_id=key.id)).mailbox.address
+        headers = {"Authorization": f"Bearer {token}"}
+
+        async def follow(how: str) -> None:
+            ends[how] = await end_of(house, how, address, headers)
+
+        async def log() -> None:
+            url = "/api/v1/logs?follow=1"
+            async with house.client.stream("GET", url, headers=headers) as got:
+                async for _ in got.aiter_raw():
+                    pass
+            ends["log"] = got.status_code
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for how in ("wait", "sse", "ws"):
+                    nursery.start_soon(follow, how)
+                nursery.start_soon(log)
+                await house.waiting(count=3)
+                await in_thread(own_server.stop)
+                await trio.sleep(10 * SMALL.keep_alive_every)  # they look, and find no database
+                assert ends == {}
+                await in_thread(own_server.start)
+                assert await house.keys.revoke(key.id)
+    await pool.close()
+    assert ends == {"wait": 404, "sse": 0, "ws": 1008, "log": 200}
