@@ -39,7 +39,7 @@ import trio
 
 from relay.db.listen import Hub
 from relay.devices.calls import COMMITTED, FULL, UNAVAILABLE, Call, Calls, Delete, Put, Relief
-from relay.devices.sqlite_file import MOST_ROWS, InboxFile, Row, Tally
+from relay.devices.sqlite_file import MOST_ROWS, InboxFile, Row
 from relay.devices.store import (
     MAX_BLOBS,
     MAX_BYTES,
@@ -68,8 +68,8 @@ _WAL_PAGES = 12_000  # between two checkpoints, about: 48 MB
 _EXPIRE = 256  # blobs a transaction
 _STOP_TIMEOUT = 5.0  # s
 _REOPEN_AFTER, _REOPEN_AT_MOST = 0.1, 5.0  # s, doubling
-_STATISTICS_EVERY = 10.0  # s; or a hundred times what they take
-_TALLY = 4096  # blobs that are added up at once: a few milliseconds, while Puts wait
+_STATISTICS_EVERY = 10.0  # s
+_STATISTICS_REST = 0.05  # s, between two parts of some milliseconds
 _FULLEST = 5
 _CHANNEL = "devices"
 
@@ -243,7 +243,7 @@ class SqliteStore:
         return target
 
     def statistics(self) -> StoreStatistics:
-        """Return the store's figures, a few seconds old; no I/O."""
+        """Return the store's figures, some seconds old; no I/O."""
         return replace(self._statistics, waiting=len(self._calls))
 
     def _tell(self, do: Callable[[InboxFile], None]) -> None:
@@ -261,28 +261,39 @@ class SqliteStore:
         return await self._calls.answered(call)
 
     async def _refresh(self) -> None:
+        """Keep the figures: a walk over all inboxes, few at a time, with rests for the Puts."""
+        rest = 0.0  # the first figures are wanted soon
         while True:
-            began = trio.current_time()
-            with suppress(StoreUnavailable):
-                self._statistics = await self._add_up()
-            took = trio.current_time() - began
-            await trio.sleep(max(_STATISTICS_EVERY, 100 * took))
+            self._statistics = await self._add_up(rest)
+            rest = _STATISTICS_REST
+            await trio.sleep(_STATISTICS_EVERY)
 
-    async def _add_up(self) -> StoreStatistics:
-        """Walk over everything, so few blobs at a time that no Put waits for long."""
-        totals = _Totals()
-        after = (b"", 0)
-        while part := await self._work(partial(InboxFile.tally, after=after, limit=_TALLY)):
-            totals.add(part)
-            after = (part[-1].recipient, part[-1].last)
-        first = await self._work(InboxFile.expires_first)
+    async def _add_up(self, rest: float) -> StoreStatistics:
+        inboxes = blobs = size = 0
+        fullest: list[Fullness] = []
+        after = b""
+        while part := await self._patiently(partial(InboxFile.tally, after=after)):
+            after = part[-1].recipient
+            inboxes += len(part)
+            blobs += sum([one.blobs for one in part])
+            size += sum([one.bytes for one in part])
+            fullest = nlargest(_FULLEST, fullest + part, key=lambda one: one.bytes)
+            await trio.sleep(rest)
+        first = await self._patiently(InboxFile.expires_first)
         return StoreStatistics(
-            blobs=totals.blobs,
-            bytes=totals.bytes,
-            inboxes=totals.inboxes,
+            blobs=blobs,
+            bytes=size,
+            inboxes=inboxes,
             oldest_age=0.0 if first is None else max(0.0, self._ttl - (first - self._clock())),
-            fullest=tuple(totals.fullest),
+            fullest=tuple(fullest),
         )
+
+    async def _patiently(self, do: Callable[[InboxFile], T]) -> T:
+        """Have it done when the store can: a walk goes on where an outage stopped it."""
+        while True:
+            with suppress(StoreUnavailable):
+                return await self._work(do)
+            await trio.sleep(_STATISTICS_EVERY)
 
     # Answers: called by the writer, run by Trio ---------------------------------------------------
 
@@ -323,31 +334,6 @@ class SqliteStore:
     def _broken(self, why: str) -> None:
         self._calls.refuse(why)
         self._calls.fail_all(why)
-
-
-class _Totals:
-    """What a walk over all inboxes adds up to, as parts of it come in."""
-
-    def __init__(self) -> None:
-        self.blobs = self.bytes = self.inboxes = 0
-        self.fullest: list[Fullness] = []
-        self._last = Fullness(b"", 0, 0)
-
-    def add(self, part: Sequence[Tally]) -> None:
-        """Take the next part, not empty: what it begins with may go on with the one before."""
-        found = {one.recipient: Fullness(one.recipient, one.blobs, one.bytes) for one in part}
-        self.blobs += sum(one.blobs for one in part)
-        self.bytes += sum(one.bytes for one in part)
-        self.inboxes += len(found)
-        last, goes_on = self._last, found.get(self._last.recipient)
-        if goes_on is not None:
-            self.inboxes -= 1
-            found[last.recipient] = Fullness(
-                last.recipient, last.blobs + goes_on.blobs, last.bytes + goes_on.bytes
-            )
-        self._last = found[part[-1].recipient]
-        contest = {one.recipient: one for one in self.fullest} | found
-        self.fullest = nlargest(_FULLEST, contest.values(), key=lambda one: one.bytes)
 
 
 class _Writer(threading.Thread):

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relay.devices.store import Blob, Missed, StoreUnavailable
+from relay.devices.store import Blob, Fullness, Missed, StoreUnavailable
 from relay.errors import ConfigError
 
 APPLICATION_ID = 0x52446576
@@ -49,9 +49,9 @@ _INBOX = """
     CREATE TABLE inbox (
         id         INTEGER PRIMARY KEY AUTOINCREMENT,  -- never given twice
         recipient  BLOB NOT NULL,     -- 32-byte X25519 public key
-        envelope   BLOB NOT NULL,     -- opaque
         expires_at INTEGER NOT NULL,  -- Unix seconds; a fraction makes it REAL
-        bytes      INTEGER NOT NULL CHECK (bytes = length(envelope))
+        bytes      INTEGER NOT NULL CHECK (bytes = length(envelope)),
+        envelope   BLOB NOT NULL      -- opaque; last, for the rest to be read without it
     );
 """
 _INDEXES = """
@@ -79,7 +79,7 @@ _UPGRADES = {
         DROP INDEX inbox_expiry;
         {_INBOX}
         INSERT INTO inbox
-        SELECT id, recipient, envelope, expires_at, length(envelope) FROM inbox_1;
+        SELECT id, recipient, expires_at, length(envelope), envelope FROM inbox_1;
         {_INDEXES}
         DELETE FROM sqlite_sequence WHERE name = 'inbox';
         UPDATE sqlite_sequence SET name = 'inbox' WHERE name = 'inbox_1';
@@ -90,6 +90,7 @@ _UPGRADES = {
     """,  # noqa: S608 - ours
 }
 
+_TALLY_INBOXES, _TALLY_BLOBS = 1000, 10_000  # that are added up at once, about
 _AUTOCHECKPOINT = 16_000  # pages
 _CACHE_KIB = 16 * 1024
 
@@ -100,15 +101,6 @@ class Row(NamedTuple):
     recipient: bytes
     envelope: bytes
     expires_at: float
-
-
-class Tally(NamedTuple):
-    """What waits for one recipient, or a part of it, and the last id that was counted."""
-
-    recipient: bytes
-    blobs: int
-    bytes: int
-    last: int
 
 
 class InboxFile:
@@ -157,7 +149,7 @@ class InboxFile:
     def _write(self, puts: Sequence[Row], deletes: Sequence[tuple[bytes, int]]) -> list[int | None]:
         if not deletes:
             return self._put(puts)  # a statement alone is a transaction: one step, begin to commit
-        if not puts:
+        if not puts and len(deletes) <= MOST_ROWS:
             self._delete(deletes)
             return []
         with self._transaction():
@@ -180,7 +172,7 @@ class InboxFile:
             counts[1] = size
             self._last_id += 1
             ids.append(self._last_id)
-            values += (self._last_id, recipient, envelope, expires_at, len(envelope))
+            values += (self._last_id, recipient, expires_at, len(envelope), envelope)
         if values:
             rows = len(values) // 5
             sql = _PUT_ONE if rows == 1 else _put_sql(_padded(values, rows, 5))
@@ -298,12 +290,20 @@ class InboxFile:
         missed, told = found or (0, 0)
         return Missed(missed - told, missed)
 
-    def tally(self, after: tuple[bytes, int], limit: int) -> list[Tally]:
-        """Add up the next `limit` blobs behind `after`, in the order of recipients and ids.
+    def tally(self, after: bytes) -> list[Fullness]:
+        """Add up the next inboxes behind the key `after`, in the order of keys: a few milliseconds.
 
-        `after` is a recipient and the last id seen of it: one may come again with its next part.
+        Empty at the end.
         """
-        return [Tally(*row) for row in self._connection.execute(_TALLY, (*after, limit))]
+        found: list[Fullness] = []
+        blobs = 0
+        with contextlib.closing(self._connection.execute(_TALLY, (after,))) as rows:
+            for row in rows:
+                found.append(Fullness(*row))
+                blobs += row[1]
+                if len(found) == _TALLY_INBOXES or blobs >= _TALLY_BLOBS:
+                    break
+        return found
 
     def expires_first(self) -> float | None:
         """Return when the first of all blobs expires, in Unix seconds."""
@@ -424,19 +424,16 @@ class InboxFile:
             raise
 
 
-_COLUMNS = "id, recipient, envelope, expires_at, bytes"
+_COLUMNS = "id, recipient, expires_at, bytes, envelope"
 _PUT_ONE = f"INSERT INTO inbox ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)"  # noqa: S608 - question marks
 
 
 # Both from inbox_recipient alone.
 _COUNT = "SELECT count(*), COALESCE(sum(bytes), 0) FROM inbox WHERE recipient = ?"
 _TALLY = """
-    SELECT recipient, count(*), sum(bytes), max(id)
-    FROM (SELECT recipient, id, bytes
-          FROM inbox
-          WHERE (recipient, id) > (?, ?)
-          ORDER BY recipient, id
-          LIMIT ?)
+    SELECT recipient, count(*), sum(bytes)
+    FROM inbox
+    WHERE recipient > ?
     GROUP BY recipient
     ORDER BY recipient
 """

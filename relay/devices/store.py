@@ -14,9 +14,9 @@ Promises
   again: a thousand blobs cost one delivery each.
 - Delete: only what is in the inbox of the recipient named; any other id changes nothing.
 - Reap: blobs past their time go, a batch a transaction, and are counted as missed by their device.
-- Missed: a blob that expired before it was deleted is counted once, reaped or not, for a device
-  never seen before too, until `told` says that the count was sent.  (A device whose
-  acknowledgement came after the blob was reaped has it counted too: nobody can tell.)
+- Missed: a blob that expired is counted once, reaped or not, for a device never seen before too,
+  until `told` says that the count was sent.  One that is deleted before anybody counted it is not
+  missed; one whose acknowledgement came after it was reaped is: nobody can tell.
 - Wake-ups are hints: subscribe, flush to the end, then wait, and look again now and then
   whatever happens.
 
@@ -113,7 +113,7 @@ class Fullness:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """A store as it was a few seconds ago; `waiting` calls as of now.
+    """A store as it was some seconds ago (a minute, of a million inboxes); `waiting` as of now.
 
     `oldest_age` is in seconds, reckoned from the time to live; 0 when nothing waits.  `fullest`
     are the inboxes with the most bytes, at most five: keys are for an operator's eyes, never for

@@ -322,7 +322,7 @@ class TestWakeups:
 class TestFigures:
     async def test_counts_stay_true(self, house, monkeypatch):
         """After any mix of calls, the counts are what is there."""
-        monkeypatch.setattr("relay.devices.sqlite._TALLY", 3)  # inboxes are met in parts
+        monkeypatch.setattr("relay.devices.sqlite_file._TALLY_INBOXES", 3)  # of four
         rng = random.Random(7)
         keys = [bytes([n]) * 32 for n in range(4)]
         there: dict[bytes, dict[int, int]] = {key: {} for key in keys}
