@@ -3,6 +3,7 @@
 The peer is plain SQLite: the same schema, the same pragmas, the same keys
 in the same order, one INSERT a transaction in a loop that does nothing else.  Each variant runs in
 a process and on a file of its own, warmed up so that the WAL has its size; rounds are interleaved.
+"thread 1" shows what of the loss with one Put at a time is the hand-over to any thread.
 
 "+5 ms" has strace add five milliseconds to each fsync and fdatasync, for both alike: an ordinary
 disk.  PostgreSQL's figures, with fsync on, are shown and promise nothing.
@@ -20,10 +21,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import psycopg
@@ -61,26 +65,36 @@ def figures(done: int, began: float, cpu: float, latencies: list[float]) -> dict
     }
 
 
-def plain(directory: Path, seconds: float) -> dict[str, float]:
-    """One INSERT a transaction, in autocommit."""
-    path = directory / "plain.db"
+def opened(path: Path) -> sqlite3.Connection:
+    """Open a file of the store's schema and pragmas with nothing of the store around it."""
     with closing(InboxFile(path, **LIMITS)) as file:  # makes the schema, and names the pragmas
         values = {name: file._row(f"PRAGMA {name}")[0] for name in PRAGMAS}
     # The relay makes its checkpoints itself, as often as this.
     values["wal_autocheckpoint"] = 12_000
-    with closing(sqlite3.connect(path, isolation_level=None)) as database:
-        for name, value in values.items():
-            database.execute(f"PRAGMA {name} = {value}").fetchall()
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    for name, value in values.items():
+        database.execute(f"PRAGMA {name} = {value}").fetchall()
+    return database
+
+
+def insert(database: sqlite3.Connection, number: int) -> None:
+    """Put one blob, in a transaction of its own."""
+    database.execute(
+        "INSERT INTO inbox (recipient, expires_at, bytes, envelope) VALUES (?, ?, ?, ?)",
+        (KEYS[number % len(KEYS)], 2_000_000_000, len(BLOB), BLOB),
+    )
+
+
+def plain(directory: Path, seconds: float) -> dict[str, float]:
+    """One INSERT a transaction, in autocommit."""
+    with closing(opened(directory / "plain.db")) as database:
         latencies: list[float] = []
         done = 0
         began = now = time.perf_counter()
         warm_until, ends = began + WARM_UP, began + WARM_UP + seconds
         cpu = time.process_time()
         for number in count():
-            database.execute(
-                "INSERT INTO inbox (recipient, expires_at, bytes, envelope) VALUES (?, ?, ?, ?)",
-                (KEYS[number % len(KEYS)], 2_000_000_000, len(BLOB), BLOB),
-            )
+            insert(database, number)
             before, now = now, time.perf_counter()
             done += 1
             latencies.append(now - before)
@@ -92,23 +106,64 @@ def plain(directory: Path, seconds: float) -> dict[str, float]:
         return figures(done, began, cpu, latencies)
 
 
-async def through(store: InboxStore, tasks: int, seconds: float) -> dict[str, float]:
-    """So many tasks that put, one blob at a time each."""
+class Thread:
+    """The same INSERTs, each handed to a thread by a task that waits for it, and nothing else.
+
+    What is lost to `plain` is the price of two threads that wake each other; no store that has its
+    writer in a thread is faster with one Put at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._database = opened(path)
+        self._queue: SimpleQueue[tuple[trio.lowlevel.Task, int] | None] = SimpleQueue()
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Serve until cancelled."""
+        thread = threading.Thread(target=self._serve, args=(trio.lowlevel.current_trio_token(),))
+        thread.start()
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._queue.put(None)
+            thread.join()
+            self._database.close()
+
+    async def put(self, number: int) -> None:
+        """Hand one over, and wait."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._queue.put((trio.lowlevel.current_task(), number))
+        await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+
+    def _serve(self, token: trio.lowlevel.TrioToken) -> None:
+        while (job := self._queue.get()) is not None:
+            task, number = job
+            insert(self._database, number)
+            token.run_sync_soon(trio.lowlevel.reschedule, task)
+
+
+async def through(
+    run: Callable[..., Awaitable[None]],
+    put: Callable[[int], Awaitable[object]],
+    tasks: int,
+    seconds: float,
+) -> dict[str, float]:
+    """So many tasks that put, one blob at a time each, while `run` serves them."""
     numbers = count()
     latencies: list[float] = []
 
-    async def put() -> None:
+    async def keep_putting() -> None:
         nonlocal latencies
         while True:
             before = time.perf_counter()
-            await store.put(KEYS[next(numbers) % len(KEYS)], BLOB)
+            await put(next(numbers))
             latencies.append(time.perf_counter() - before)
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(run)
         async with trio.open_nursery() as puts:
             for _ in range(tasks):
-                puts.start_soon(put)
+                puts.start_soon(keep_putting)
             await trio.sleep(WARM_UP)
             latencies = []
             began, cpu = time.perf_counter(), time.process_time()
@@ -119,17 +174,30 @@ async def through(store: InboxStore, tasks: int, seconds: float) -> dict[str, fl
     return found
 
 
+async def through_store(store: InboxStore, tasks: int, seconds: float) -> dict[str, float]:
+    """The same of a store."""
+    return await through(
+        store.run, lambda number: store.put(KEYS[number % len(KEYS)], BLOB), tasks, seconds
+    )
+
+
+async def thread(directory: Path, tasks: int, seconds: float) -> dict[str, float]:
+    """A thread and nothing else."""
+    bare = Thread(directory / "thread.db")
+    return await through(bare.run, bare.put, tasks, seconds)
+
+
 async def sqlite_store(directory: Path, tasks: int, seconds: float) -> dict[str, float]:
     """The SQLite store."""
     store = SqliteStore(directory / "store.db", ttl=TTL, **LIMITS)
-    return await through(store, tasks, seconds)
+    return await through_store(store, tasks, seconds)
 
 
 async def postgres_store(dsn: str, tasks: int, seconds: float) -> dict[str, float]:
     """The PostgreSQL store."""
     pool = Pool(dsn)
     try:
-        return await through(PostgresStore(pool, Hub(), ttl=TTL, **LIMITS), tasks, seconds)
+        return await through_store(PostgresStore(pool, Hub(), ttl=TTL, **LIMITS), tasks, seconds)
     finally:
         await pool.close()
 
@@ -161,6 +229,8 @@ def variant(name: str, where: str, seconds: float) -> dict[str, float]:
         return postgres_plain(where, seconds)
     if kind == "postgres":
         return trio.run(postgres_store, where, int(tasks), seconds)
+    if kind == "thread":
+        return trio.run(thread, Path(where), int(tasks), seconds)
     return trio.run(sqlite_store, Path(where), int(tasks), seconds)
 
 
@@ -186,7 +256,7 @@ def run(rounds: int) -> list[dict[str, Any]]:
     """Interleave everything; medians."""
     from tests.db.cluster import Cluster, binaries
 
-    names = ["plain", "sqlite 1", f"sqlite {TASKS}"]
+    names = ["plain", "thread 1", "sqlite 1", f"sqlite {TASKS}"]
     prefixes: dict[str, tuple[str, ...]] = {"": ()}
     if shutil.which("strace"):
         prefixes[" +5 ms"] = SLOW
