@@ -386,8 +386,9 @@ class InboxFile:
         self._set("cache_size", str(-_CACHE_KIB), -_CACHE_KIB)
         if version == 0:
             self._change(_SCHEMA, VERSION)
-        for newer in range(version + 1, VERSION + 1) if version else ():
-            self._change(_UPGRADES[newer], newer)
+        else:
+            for newer in range(version + 1, VERSION + 1):
+                self._change(_UPGRADES[newer], newer)
 
     def _change(self, script: str, version: int) -> None:
         """Make all of it or nothing: `executescript` would commit first."""
@@ -426,7 +427,6 @@ class InboxFile:
 
 _COLUMNS = "id, recipient, expires_at, bytes, envelope"
 _PUT_ONE = f"INSERT INTO inbox ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)"  # noqa: S608 - question marks
-
 
 # Both from inbox_recipient alone.
 _COUNT = "SELECT count(*), COALESCE(sum(bytes), 0) FROM inbox WHERE recipient = ?"

@@ -181,7 +181,7 @@ class InboxStore(Protocol):
         """Return if the store answers and can take a Put; else `StoreUnavailable` with why."""
 
     def statistics(self) -> StoreStatistics:
-        """Return the store's figures, a few seconds old; no I/O."""
+        """Return the store's figures, some seconds old; no I/O."""
 
 
 def checked_key(recipient: bytes) -> bytes:
