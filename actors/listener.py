@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from relay.db.hosts import Hosts
 from relay.db.listen import EVERYONE, Hub, Reconnected, notifications
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ CHANNELS = (
     "relay_outbound",
     "relay_webhooks",
     "relay_devices",
+    "relay_sessions",
     "token_insert",
 )
 
@@ -40,11 +42,13 @@ async def run(
     hub: Hub,
     routes: Mapping[str, Callable[[str], None]],
     channels: tuple[str, ...] = CHANNELS,
+    hosts: Hosts | None = None,
 ) -> None:
     """Listen on `channels` until draining begins.
 
     `dsn` leads to PostgreSQL itself (LISTEN does not survive PgBouncer's transaction mode).
     Payloads are keys joined by commas; "*" and the empty one concern everyone on the channel.
+    `hosts` is what this process knows of the servers.
     """
     async with trio.open_nursery() as nursery:
 
@@ -53,7 +57,7 @@ async def run(
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(end_with_drain)
-        async with aclosing(notifications(dsn, channels)) as heard:
+        async with aclosing(notifications(dsn, channels, hosts=hosts)) as heard:
             async for event in heard:
                 if isinstance(event, Reconnected):
                     hub.publish_all()

@@ -3,7 +3,9 @@
 Embedded: runs the server, migrates, says that it is ready; restarted by supervision when the
 server ends by itself; under drain a fast shutdown.  External: waits until the server answers
 (an outage at start is waited out, with back-off), migrates, says that it is ready, and from then
-on looks every few seconds and logs when the database goes and when it is back.
+on looks every few seconds and logs when the database goes and when it is back.  Where the URL
+names several hosts it looks every second, so that calls to a server that froze end as soon as
+another has taken over, and now and then at the others, whether one was promoted.
 
 Fails with `ConfigError` (fatal: another relay on the directory, a schema from the future, a
 server too old) and, embedded, with `DatabaseUnavailable` when the server ended.  An outage of an
@@ -30,7 +32,13 @@ if TYPE_CHECKING:
 log = get_logger()
 
 LOOK_EVERY = 15.0
-"""Seconds between looks at an external server."""
+"""Seconds between looks at an external server, or at the other hosts that its URL names."""
+
+LOOK_CLOSELY_EVERY = 1.0
+"""Seconds between looks at the server in use where there is another to go to."""
+
+LOOK_TIMEOUT = 2.0
+"""Seconds for the answer, where there is another server to go to."""
 
 
 async def run(
@@ -46,11 +54,11 @@ async def run(
     """Run `server`, or watch the external one at `dsn` (a direct one, not PgBouncer's).
 
     `prepare` is awaited after the migrations and before ready: what this relay writes at start.
-    `pool` is only looked through: by one cheap query every `look_every` seconds.
+    `pool` is only looked through, by one cheap query at a time.  `look_every` in seconds.
     """
 
     async def migrate_and_prepare() -> None:
-        await migrate(dsn)
+        await migrate(dsn, hosts=pool.hosts)
         await prepare()
         ctx.ready()
 
@@ -84,10 +92,16 @@ async def _external(
 
 async def _watch(ctx: Context, pool: Pool, look_every: float) -> None:
     lost_at: float | None = None
-    async for _ in ctx.every(look_every):
+    around_at = trio.current_time() + look_every
+    async for _ in ctx.every(
+        min(look_every, LOOK_CLOSELY_EVERY) if pool.several_hosts else look_every
+    ):
         ctx.beat()
         try:
-            await pool.fetch("SELECT", timeout=5.0)
+            if pool.several_hosts:
+                await pool.look(LOOK_TIMEOUT)
+            else:
+                await pool.fetch("SELECT", timeout=5.0)
         except DatabaseUnavailable as error:
             if lost_at is None:
                 lost_at = trio.current_time()
@@ -97,3 +111,6 @@ async def _watch(ctx: Context, pool: Pool, look_every: float) -> None:
                 seconds = round(trio.current_time() - lost_at, 1)
                 log.info("postgres.back", after_seconds=seconds)
                 lost_at = None
+        if pool.several_hosts and trio.current_time() >= around_at:
+            await pool.look_around(LOOK_TIMEOUT)
+            around_at = trio.current_time() + look_every

@@ -23,6 +23,10 @@ class DatabaseUnavailable(TemporaryFailure):
     """PostgreSQL could not be reached, did not answer in time, or broke the connection."""
 
 
+class OverQuota(TemporaryFailure):
+    """A quota of the plan is used up; when something went, the same call works (452, 429)."""
+
+
 class ConfigError(RelayError):
     """The configuration is wrong; the message is one sentence that says what to change."""
 

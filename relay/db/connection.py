@@ -12,6 +12,10 @@ Promises:
   that was cancelled took effect is unknown, as it is when a connection breaks.
 - The rollback at the end of `transaction()` runs although the scope around it is cancelled.
 - A call made inside a scope that is already cancelled sends nothing.
+- With `patience` set, no answer is waited for longer, of BEGIN and COMMIT too: past it the
+  connection is closed and the call fails with `NoAnswer`.
+- A commit that did not wait for its synchronous standby fails with `NotReplicated`
+  (`relay.db.doubt`).
 - The text of an error names no value of a row (PostgreSQL's DETAIL and CONTEXT do): it ends up in
   logs, and rows hold people's mail.  `error.diag` has all of it.
 
@@ -32,16 +36,29 @@ import select
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, cast
+from weakref import ref
 
 import psycopg
 import trio
 from psycopg import errors as e
 from psycopg import generators, pq, waiting
 from psycopg._conninfo_utils import get_param, is_ip_address, split_attempts
-from psycopg.abc import RV, AdaptContext, ConnDict, ConnParam, Params, PQGen, PQGenConn, Query
+from psycopg.abc import (
+    RV,
+    AdaptContext,
+    Buffer,
+    ConnDict,
+    ConnParam,
+    Params,
+    PQGen,
+    PQGenConn,
+    Query,
+)
+from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import AsyncRowFactory, Row
 from trio.lowlevel import (
@@ -53,6 +70,8 @@ from trio.lowlevel import (
     wait_writable,
 )
 
+from relay.db.doubt import NotReplicated, is_doubt
+from relay.db.hosts import SILENT_SHARE, Host, Hosts, host_of
 from relay.log import get_logger
 
 log = get_logger()
@@ -71,14 +90,62 @@ _READY_R, _READY_W = waiting.Ready.R, waiting.Ready.W
 _ready_now = waiting._ready  # a poll() with a time-out of zero, in C
 
 # Sent unless the DSN says otherwise.  A peer that vanished without a FIN (a host that lost its
-# power) is noticed within a minute although nobody is talking.
+# power) is noticed within five seconds by who waits for it, within twelve by who only listens.
 _DEFAULTS: dict[str, str | int] = {
     "client_encoding": "UTF8",
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
     "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
+    "tcp_user_timeout": 5_000,
 }
+
+_TIMESTAMPTZ = 1184  # its oid
+
+# Of which database system, on which timeline?  Any role may ask; NULL on a standby.
+_WHERE_ARE_WE = """
+SELECT system_identifier,
+       CASE WHEN NOT pg_is_in_recovery() THEN pg_walfile_name(pg_current_wal_lsn()) END
+FROM pg_control_system()
+"""
+
+
+_EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
+_LATEST = datetime(9999, 12, 30, tzinfo=UTC)
+
+
+def _bounded(oid: int, form: pq.Format) -> type[Loader]:
+    """psycopg's loader of an instant, with a bound for what Python's datetime cannot hold.
+
+    Rows may be written by anybody's SQL: one with `infinity` or the year 20000 must not fail a
+    statement that reads it together with others.
+    """
+    strict = cast(type[Loader], psycopg.adapters.get_loader(oid, form))
+
+    class Bounded(Loader):
+        format = form
+
+        def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+            super().__init__(oid, context)
+            self._load = strict(oid, context).load
+
+        def load(self, data: Buffer) -> datetime:
+            try:
+                loaded: datetime = self._load(data)
+            except psycopg.DataError:
+                raw = bytes(data)
+                negative = raw[0] >> 7 if form == pq.Format.BINARY else raw.endswith(b" BC")
+                return _EARLIEST if negative or raw == b"-infinity" else _LATEST
+            return loaded
+
+    return Bounded
+
+
+for _bound in [_bounded(_TIMESTAMPTZ, form) for form in (pq.Format.TEXT, pq.Format.BINARY)]:
+    psycopg.adapters.register_loader(_TIMESTAMPTZ, _bound)
+
+
+class NoAnswer(psycopg.OperationalError):
+    """The server did not answer within the connection's `patience`; the connection is closed."""
 
 
 class _Lock:
@@ -220,16 +287,30 @@ class Connection(psycopg.AsyncConnection[Any]):
     cleanup_timeout = CLEANUP_TIMEOUT
     used_at = 0.0
     """When the pool last took it back, in seconds of Trio's clock."""
+    timeline = 0
+    """Of the primary it leads to, since the connection was made; 0: not known."""
+    patience: float | None = None
+    """Seconds that one answer of the server may take; None: its callers have deadlines."""
+    unreplicated = False
+    """Whether what was read since the last statement began says that a commit is in doubt."""
 
     def __init__(self, pgconn: pq.abc.PGconn, row_factory: Any = psycopg.rows.tuple_row) -> None:
         super().__init__(pgconn, row_factory)
         self.lock = _Lock()
         self.cursor_factory = Cursor
         self._statements: set[Statement] = set()  # prepared here
+        self.host: Host = ("", "")
         self._turn_began = monotonic()
+        me = ref(self)  # a bound method would keep a connection alive that nobody has
+
+        def noticed(notice: e.Diagnostic) -> None:
+            if is_doubt(notice) and (connection := me()) is not None:
+                connection.unreplicated = True
+
+        self.add_notice_handler(noticed)
 
     @classmethod
-    async def connect(
+    async def connect(  # type: ignore[override]  # psycopg's takes any word, ours two more
         cls,
         conninfo: str = "",
         *,
@@ -238,6 +319,8 @@ class Connection(psycopg.AsyncConnection[Any]):
         context: AdaptContext | None = None,
         row_factory: AsyncRowFactory[Any] | None = None,
         cursor_factory: type[psycopg.AsyncCursor[Any]] | None = None,
+        hosts: Hosts | None = None,
+        but: Host | None = None,
         **kwargs: ConnParam,
     ) -> Self:
         """Connect to the first host of the DSN that will have us.
@@ -245,7 +328,8 @@ class Connection(psycopg.AsyncConnection[Any]):
         Hosts, and the addresses of each, are tried in turn, as libpq does, `target_session_attrs`
         included.  `connect_timeout` (seconds) is for the whole call: each attempt gets an equal
         share of what is left, so that a host that drops packets cannot use up the time of the
-        others.  `psycopg.OperationalError` names every attempt that failed.
+        others.  With `hosts` the order is theirs, and a primary that was left behind is refused.
+        `psycopg.OperationalError` names every attempt that failed.
         """
         params = await cls._get_connection_params(conninfo, **kwargs)
         seconds = float(get_param(params, "connect_timeout") or 0) or math.inf
@@ -256,18 +340,37 @@ class Connection(psycopg.AsyncConnection[Any]):
             attempts = await _attempts(params)
         if not attempts:
             raise e.ConnectionTimeout("no host name could be resolved in time")
+        if hosts is not None:
+            attempts = hosts.ordered(attempts, but)
+            if not attempts:
+                raise e.OperationalError("there is no other host")
         for number, attempt in enumerate(attempts):
+            host = host_of(attempt)
             share = (deadline - trio.current_time()) / (len(attempts) - number)
             label = f"{attempt.get('host')} port {attempt.get('port')}"
+            if hosts is not None and host in hosts.silent and len(attempts) > 1:
+                share = min(share, SILENT_SHARE)
+            ends = trio.current_time() + max(share, 0.0)
             attempt.pop("connect_timeout", None)
             gen = cls._connect_gen(make_conninfo("", **attempt))
             try:
-                with trio.move_on_after(max(share, 0.0)) as scope:
+                with trio.move_on_at(ends) as scope:
                     conn = await _drive(gen)
+                    conn.host = host
+                    if hosts is not None:
+                        await conn._meet(hosts)
                 if scope.cancelled_caught:
                     raise e.ConnectionTimeout("connection timeout expired")
                 break
-            except e.Error as error:
+            except (e.Error, trio.Cancelled) as error:
+                # The caller's own deadline may be the same one, and catch instead of ours.
+                if hosts is not None and trio.current_time() >= ends:
+                    hosts.fell_silent(host)
+                if conn is not None:
+                    conn.abandon()
+                    conn = None
+                if isinstance(error, trio.Cancelled):
+                    raise
                 failures.append((error, label))
             finally:
                 gen.close()  # frees a half-open connection now rather than when collected
@@ -288,6 +391,26 @@ class Connection(psycopg.AsyncConnection[Any]):
         conn.prepare_threshold = prepare_threshold
         return conn
 
+    async def _meet(self, hosts: Hosts) -> None:
+        """Ask which timeline this is, or raise `OperationalError` for one that is over."""
+        self._autocommit = True
+        self.cleanup_timeout = 0.0  # nothing is lost with it, so nothing is worth waiting for
+        try:
+            row = await (await self.execute(_WHERE_ARE_WE, prepare=False)).fetchone()
+        except e.OperationalError:
+            raise
+        except e.Error as error:  # speaks the protocol, and is not PostgreSQL
+            log.debug("db.timeline_unknown", error=str(error))
+            row = None
+        finally:
+            self.cleanup_timeout = CLEANUP_TIMEOUT
+        system, walfile = row or (None, None)
+        if system is not None and walfile is not None:
+            refused = hosts.met(self, int(system), int(walfile[:8], 16))
+            if refused is not None:
+                raise e.OperationalError(refused)
+        hosts.answered(self.host)
+
     async def wait(
         self,
         gen: PQGen[RV],
@@ -303,6 +426,9 @@ class Connection(psycopg.AsyncConnection[Any]):
             with trio.move_on_after(timeout):
                 return await self.wait(gen)
             raise e._WaitTimeout("wait timeout expired")
+        if self.patience is not None:
+            return await self._wait_patiently(gen, self.patience)
+        self.unreplicated = False
         # The hot path: for an ordinary query, one next(), one wait_readable(), one send().
         try:
             wanted = next(gen)
@@ -311,6 +437,8 @@ class Connection(psycopg.AsyncConnection[Any]):
                 # Shielded: a cancellation here would lose the value.
                 await cancel_shielded_checkpoint()
                 self._turn_began = monotonic()
+            if self.unreplicated:
+                self.refuse_doubt()
             return cast(RV, done.value)
         except e.Error as error:
             _forget_values(error)
@@ -331,6 +459,8 @@ class Connection(psycopg.AsyncConnection[Any]):
                     ready = _ready_now(fileno, wanted) or await _wait_for(fileno, wanted)
                 wanted = gen.send(ready)
         except StopIteration as done:
+            if self.unreplicated:
+                self.refuse_doubt()
             return cast(RV, done.value)
         except e.Error as error:
             _forget_values(error)
@@ -340,6 +470,25 @@ class Connection(psycopg.AsyncConnection[Any]):
             raise
         except (OSError, trio.ClosedResourceError) as error:
             raise e.OperationalError("connection socket closed") from error
+
+    async def _wait_patiently(self, gen: PQGen[RV], seconds: float) -> RV:
+        self.patience = None
+        try:
+            with trio.move_on_after(seconds):
+                return await self.wait(gen)
+        finally:
+            self.patience = seconds
+        self.abandon()
+        raise NoAnswer(f"PostgreSQL did not answer within {seconds:g} s")
+
+    def refuse_doubt(self) -> None:
+        """Raise `NotReplicated` if what was read says so.  For those who read without `wait`."""
+        if self.unreplicated:
+            self.unreplicated = False
+            log.warning("db.commit_in_doubt", backend=self.pgconn.backend_pid)
+            raise NotReplicated(
+                "a commit's wait for the synchronous standby was cancelled"
+            ) from None
 
     async def _recover(self, gen: PQGen[Any], wanted: waiting.Wait) -> None:
         """After an interruption: end the query on the server and read the rest of its answer.
@@ -408,9 +557,8 @@ class Connection(psycopg.AsyncConnection[Any]):
             )
             return _checked((yield from generators.execute(pgconn)))
         if statement in self._statements:
-            pgconn.send_query_prepared(statement.name, params, statement.formats, pq.Format.BINARY)
             try:
-                return _checked((yield from generators.execute(pgconn)))
+                return (yield from self._prepared_gen(statement, params))
             except e.InvalidSqlStatementName:
                 # psycopg forgets all names with DEALLOCATE ALL when it has seen a ROLLBACK or a
                 # DROP.  Nothing was run.
@@ -418,8 +566,21 @@ class Connection(psycopg.AsyncConnection[Any]):
         pgconn.send_prepare(statement.name, statement.sql, statement.types)
         _checked((yield from generators.execute(pgconn)))
         self._statements.add(statement)
-        pgconn.send_query_prepared(statement.name, params, statement.formats, pq.Format.BINARY)
-        return _checked((yield from generators.execute(pgconn)))
+        return (yield from self._prepared_gen(statement, params))
+
+    async def run_prepared(
+        self, statement: Statement, params: Sequence[bytes | None]
+    ) -> pq.abc.PGresult:
+        """Run a `Statement` that `run` has prepared here; `InvalidSqlStatementName` if the
+        server does not know it."""
+        async with self.lock:
+            return await self.wait(self._prepared_gen(statement, params))
+
+    def _prepared_gen(
+        self, statement: Statement, params: Sequence[bytes | None]
+    ) -> PQGen[pq.abc.PGresult]:
+        self.pgconn.send_query_prepared(statement.name, params, statement.formats, pq.Format.BINARY)
+        return _checked((yield from generators.execute(self.pgconn)))
 
     async def cancel_safe(
         self,
@@ -513,13 +674,18 @@ async def connect(
     application_name: str = "relay",
     autocommit: bool = True,
     prepare_threshold: int | None = 5,
+    hosts: Hosts | None = None,
+    but: Host | None = None,
 ) -> Connection:
     """Connect to `dsn` (a URL or `key=value` pairs, several hosts allowed).
 
     `connect_timeout` (seconds, all hosts together), `application_name` and the keep-alive times
     give way to the DSN's own.  `prepare_threshold` None never prepares statements, which
-    PgBouncer before 1.21 needs in transaction mode.  `psycopg.OperationalError` when it fails,
-    `psycopg.ProgrammingError` when the DSN cannot be read.
+    PgBouncer before 1.21 needs in transaction mode.  `hosts` is what the process knows of the
+    servers (see `relay.db.hosts`); with it and several hosts in the DSN, one that takes writes is
+    asked for unless the DSN says otherwise, and `but` is not tried.
+    `psycopg.OperationalError` when it fails, `psycopg.ProgrammingError` when the DSN cannot be
+    read.
     """
     asked = conninfo_to_dict(dsn)
     defaults: dict[str, str | int | None] = {
@@ -527,10 +693,17 @@ async def connect(
         "application_name": application_name,
         "connect_timeout": str(connect_timeout),  # a fraction of a second is fine: see connect()
     }
+    if hosts is not None and names_several(asked):
+        defaults["target_session_attrs"] = "read-write"
     full = make_conninfo(dsn, **{k: v for k, v in defaults.items() if k not in asked})
     return await Connection.connect(
-        full, autocommit=autocommit, prepare_threshold=prepare_threshold
+        full, autocommit=autocommit, prepare_threshold=prepare_threshold, hosts=hosts, but=but
     )
+
+
+def names_several(params: ConnDict) -> bool:
+    """Whether a DSN names more than one host, so that there is one to go to."""
+    return any("," in str(params.get(name) or "") for name in ("host", "hostaddr"))
 
 
 async def _wait_for(fileno: int, wanted: int) -> waiting.Ready:

@@ -36,6 +36,7 @@ import importlib.util
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import stat
@@ -50,6 +51,7 @@ import psycopg
 import trio
 from psycopg.conninfo import make_conninfo
 
+from relay import children
 from relay.db.connection import connect
 from relay.errors import ConfigError, DatabaseUnavailable, RelayError
 from relay.log import get_logger
@@ -85,8 +87,13 @@ SETTINGS: dict[str, str] = {
     "log_min_error_statement": "panic",
     "log_checkpoints": "off",
     "log_startup_progress_interval": "2s",
-    "log_line_prefix": "",
+    # The SQLSTATE: a statement that a user's mistake ended is no trouble of the server's.
+    "log_line_prefix": "%e ",
 }
+
+_CODED = re.compile(r"([0-9A-Z]{5}) (.*)")  # log_line_prefix, and the rest of the line
+_MISTAKES = ("22", "23", "55", "P0")
+"""Classes of SQLSTATE: bad values, broken constraints, wrong states, refusals of functions."""
 
 _LEVELS = {
     "DEBUG": "debug",
@@ -137,7 +144,13 @@ def namespace_command() -> list[str] | None:
     number = 1000 if 1000 in numbers else max(numbers)
     command = [unshare, "--user", f"--map-user={number}", f"--map-group={number}"]
     try:
-        subprocess.run([*command, "true"], check=True, capture_output=True, timeout=10)  # noqa: S603 - our own command
+        subprocess.run(  # noqa: S603 - our own command
+            [*command, "true"],
+            check=True,
+            capture_output=True,
+            timeout=10,
+            env=children.environment(),
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return command
@@ -331,7 +344,8 @@ class Embedded:
     def _command(self, program: str, *arguments: str) -> tuple[list[str], dict[str, Any]]:
         place = self.prepare()
         path = str((Path(place["bin"]) if "bin" in place else binaries()) / program)
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
+        environment = children.environment()
+        environment = {k: v for k, v in environment.items() if not k.startswith("LC_")}
         environment |= {"LC_ALL": "C", "LANG": "C", "TZ": "UTC"}
         options: dict[str, Any] = {"env": environment, "cwd": str(self._base)}
         command = [path, *arguments]
@@ -438,9 +452,13 @@ class Embedded:
             *lines, rest = (rest + chunk).split(b"\n")
             for raw in lines:
                 line = raw.decode(errors="replace").rstrip()
+                coded = _CODED.fullmatch(line)
+                code, line = coded.groups() if coded else ("", line)
                 kind, _, text = line.partition(":  ")
                 if kind in _LEVELS and text:
                     level = _LEVELS[kind]
+                    if kind == "ERROR" and code.startswith(_MISTAKES):
+                        level = "debug"  # whoever sent the statement was told
                     if kind == "LOG" and text.startswith(_ROUTINE):
                         level = "debug"
                 else:

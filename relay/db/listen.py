@@ -28,6 +28,7 @@ import trio
 from psycopg import sql
 
 from relay.db.connection import Connection, connect
+from relay.db.hosts import Hosts
 from relay.log import get_logger
 
 log = get_logger()
@@ -35,19 +36,34 @@ log = get_logger()
 EVERYONE = "*"
 """The payload of a notification that concerns every key of its channel."""
 
+_KEYS = 1000  # that a subscription remembers; more are all of them
+
 
 class Subscription:
     """One waiter's flag.  Used by one task at a time; made by `Hub.subscribe`."""
 
     def __init__(self) -> None:
         self._event = trio.Event()
+        self._keys: set[str] | None = set()
+        self.heard: set[str] | None = None
+        """For which keys the last `wait` returned; None: for every key of the channel."""
 
     async def wait(self) -> None:
         """Return when something was published since the last `wait` (or since subscribing)."""
         await self._event.wait()
         self._event = trio.Event()
+        self.heard, self._keys = self._keys, set()
 
-    def _wake(self) -> None:
+    @property
+    def woken(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event.is_set()
+
+    def _wake(self, keys: set[str] | None) -> None:
+        if keys is None or self._keys is None or len(self._keys) + len(keys) > _KEYS:
+            self._keys = None
+        else:
+            self._keys |= keys
         self._event.set()
 
 
@@ -80,15 +96,16 @@ class Hub:
         if wanted is None or EVERYONE in wanted:
             for (name, _), waiting in self._waiting.items():
                 if name == channel:
-                    _wake(waiting)
+                    _wake(waiting, None)
             return
-        for key in (None, *wanted):
-            _wake(self._waiting.get((channel, key), ()))
+        _wake(self._waiting.get((channel, None), ()), wanted)
+        for key in wanted:
+            _wake(self._waiting.get((channel, key), ()), {key})
 
     def publish_all(self) -> None:
         """Wake everybody: notifications may have been lost."""
         for waiting in self._waiting.values():
-            _wake(waiting)
+            _wake(waiting, None)
 
     def statistics(self) -> dict[str, int]:
         """How many wait, by channel."""
@@ -122,10 +139,12 @@ async def notifications(
     retry_base: float = 0.1,
     retry_cap: float = 5.0,
     rng: random.Random | None = None,
+    hosts: Hosts | None = None,
 ) -> AsyncGenerator[Notification | Reconnected, None]:
     """Yield what is notified on `channels`, for ever.  Use it with `contextlib.aclosing`.
 
     Times in seconds; the back-off has full jitter below `retry_base · 2ⁿ`, at most `retry_cap`.
+    `hosts`: what the process knows of the servers.
     """
     names = tuple(channels)
     rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
@@ -133,7 +152,12 @@ async def notifications(
     while True:
         conn: Connection | None = None
         try:
-            conn = await connect(dsn, application_name="relay-listen", connect_timeout=ping_timeout)
+            conn = await connect(
+                dsn,
+                application_name="relay-listen",
+                connect_timeout=ping_timeout,
+                hosts=hosts,
+            )
             await _listen(conn, names, ping_timeout)
             if failures:
                 log.info("db.listening_again", attempts=failures)
@@ -171,6 +195,6 @@ async def _ping(conn: Connection, seconds: float) -> None:
     raise psycopg.OperationalError(f"the connection was silent for {seconds:g} s")
 
 
-def _wake(waiting: Iterable[Subscription]) -> None:
+def _wake(waiting: Iterable[Subscription], keys: set[str] | None) -> None:
     for subscription in waiting:
-        subscription._wake()
+        subscription._wake(keys)

@@ -26,6 +26,7 @@ from importlib.resources.abc import Traversable
 import psycopg
 
 from relay.db.connection import Connection, connect
+from relay.db.hosts import Hosts
 from relay.errors import ConfigError, DatabaseUnavailable
 from relay.log import get_logger
 
@@ -77,11 +78,13 @@ def migrations(directory: Traversable | None = None) -> list[Migration]:
     return [found[number] for number in sorted(found)]
 
 
-async def migrate(dsn: str, directory: Traversable | None = None) -> list[int]:
+async def migrate(
+    dsn: str, directory: Traversable | None = None, *, hosts: Hosts | None = None
+) -> list[int]:
     """Apply what is pending and return its numbers.  `directory` replaces the program's own."""
     known = migrations(directory)
     applied: list[int] = []
-    async with _connected(dsn) as conn:
+    async with _connected(dsn, hosts) as conn:
         # An ordinary start finds nothing to do and waits for nobody's lock.
         while pending := await _pending(conn, known):
             async with conn.transaction():
@@ -110,9 +113,11 @@ async def check(dsn: str, directory: Traversable | None = None) -> Status:
 
 
 @asynccontextmanager
-async def _connected(dsn: str) -> AsyncIterator[Connection]:
+async def _connected(dsn: str, hosts: Hosts | None = None) -> AsyncIterator[Connection]:
     try:
-        conn = await connect(dsn, application_name="relay-migrate", prepare_threshold=None)
+        conn = await connect(
+            dsn, application_name="relay-migrate", prepare_threshold=None, hosts=hosts
+        )
     except psycopg.ProgrammingError as error:
         raise ConfigError(f"the database URL cannot be read: {error}") from error
     except psycopg.Error as error:

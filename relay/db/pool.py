@@ -5,13 +5,21 @@ Promises:
   most `acquire_timeout` seconds.
 - The connection used last is handed out first, so a quiet pool lets the others grow old and
   closes them.
-- `fetch*` and `execute` have a client-side deadline (a backend stopped by SIGSTOP defeats the
-  server's `statement_timeout`); past it the connection is thrown away.
+- Everything has a client-side deadline (a backend stopped by SIGSTOP defeats the server's
+  `statement_timeout`), `fetch*`, `execute` and `run` each as a whole, in the blocks of `connection`
+  and `transaction` each statement, BEGIN and COMMIT among them; past it the connection is thrown
+  away.
+- A call that ends well has committed as durably as the server's settings say.  A commit that did
+  not wait for its standby has not ended well (`relay.db.doubt`).
+- `fetch_durable` and `execute_durable`: what they show may be promised, whoever wrote it.
 - What comes back in a transaction is rolled back; what comes back busy, broken or in pipeline
   mode is closed.  So nobody inherits a transaction, a lock or an answer.
 - An idle connection on which anything has arrived (the end of the stream after a restart of the
   server, as a rule) is not handed out: the failure is seen before anything was sent, and a fresh
   connection takes its place.
+- After a call that a server did not answer in time, an idle connection to that server has to
+  answer within a second before it is handed out; if it does not, all that are idle go with it.
+- A server of an older timeline than one that was met is not talked to: see `relay.db.hosts`.
 
 Fails with `DatabaseUnavailable` when no connection can be had, none answers in time, the
 connection breaks, or the server says that it cannot serve (see `_UNAVAILABLE`); a broken
@@ -37,7 +45,16 @@ import trio
 from psycopg.conninfo import conninfo_to_dict
 from trio.lowlevel import checkpoint_if_cancelled
 
-from relay.db.connection import CLEANUP_TIMEOUT, Connection, Statement, connect
+from relay.db.connection import (
+    CLEANUP_TIMEOUT,
+    Connection,
+    NoAnswer,
+    Statement,
+    connect,
+    names_several,
+)
+from relay.db.doubt import BARRIER, NotReplicated
+from relay.db.hosts import Host, Hosts
 from relay.errors import ConfigError, DatabaseUnavailable
 from relay.log import get_logger
 
@@ -51,6 +68,10 @@ _ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
 # connection failed (08), the server has no memory, disk or connections left (53), an operator
 # or a crash intervened (57), its disk failed (58), it became a read-only standby (25006).
 _UNAVAILABLE = ("08", "53", "57", "58", "25006")
+
+_READ_ONLY = "25006"
+
+_PROBE_TIMEOUT = 1.0  # s; what an idle connection to a server that was silent is given to answer
 
 _IDLE_FOR = 300.0  # s; an unused connection beyond the first is closed after this
 
@@ -71,8 +92,8 @@ class Pool:
     """Connections to `dsn`, all in autocommit mode.  May be built before Trio runs.
 
     `size` connections at most; `acquire_timeout` and `call_timeout` in seconds; `prepare` False
-    for a PgBouncer that does not know prepared statements.  `ConfigError` for a DSN that cannot
-    be read.
+    for a PgBouncer that does not know prepared statements; `hosts` is shared with the process's
+    other connections to the same database.  `ConfigError` for a DSN that cannot be read.
     """
 
     def __init__(
@@ -84,12 +105,16 @@ class Pool:
         call_timeout: float = 15.0,
         application_name: str = "relay",
         prepare: bool = True,
+        hosts: Hosts | None = None,
     ) -> None:
         try:
-            conninfo_to_dict(dsn)
+            self.several_hosts = names_several(conninfo_to_dict(dsn))
+            """Whether there is another host to go to when one fails."""
         except psycopg.ProgrammingError as error:
             raise ConfigError(f"the database URL cannot be read: {error}".rstrip()) from error
         self.dsn = dsn
+        self.hosts = hosts or Hosts()
+        """What is known of the servers; for other connections of the process to be told."""
         self.size = size
         self.acquire_timeout = acquire_timeout
         self.call_timeout = call_timeout
@@ -102,30 +127,47 @@ class Pool:
         self._opened = 0
         self._discarded = 0
         self._closed = False
+        self._lookout: Connection | None = None
 
     @asynccontextmanager
-    async def connection(self, *, timeout: float | None = None) -> AsyncIterator[Connection]:
-        """Check a connection out for a block; `timeout` seconds to get it.
+    async def connection(
+        self, *, timeout: float | None = None, patience: float | None = None
+    ) -> AsyncIterator[Connection]:
+        """Check a connection out for a block; `timeout` seconds to get it, `patience` seconds
+        (`call_timeout` unless given) for each answer on it.
 
-        Time spent in the block is the block's own business: use `fetch` and its kin, or a
-        deadline of your own, for statements that must answer.
+        How long the block itself takes, with whatever else it does, is its own business.
         """
         conn = await self._acquire(timeout)
+        conn.patience = self.call_timeout if patience is None else patience
         try:
             yield conn
         except psycopg.Error as error:
+            if isinstance(error, NoAnswer):
+                self.hosts.fell_silent(conn.host)
             if _unavailable(error, conn):
-                raise DatabaseUnavailable(f"PostgreSQL is not available: {error}") from error
+                if error.sqlstate == _READ_ONLY:
+                    conn.abandon()  # another may lead to the primary
+                raise _outage(error) from error
             raise
         finally:
+            conn.patience = None
             await self._release(conn)
 
     @asynccontextmanager
-    async def transaction(self, *, timeout: float | None = None) -> AsyncIterator[Connection]:
+    async def transaction(
+        self, *, timeout: float | None = None, patience: float | None = None
+    ) -> AsyncIterator[Connection]:
         """Check a connection out with a transaction open: committed at the end of the block,
-        rolled back when the block raises or is cancelled."""
-        async with self.connection(timeout=timeout) as conn, conn.transaction():
+        rolled back when the block raises or is cancelled.  `timeout` and `patience` as in
+        `connection`; COMMIT is waited for no longer than `call_timeout`."""
+        async with (
+            self.connection(timeout=timeout, patience=patience) as conn,
+            conn.transaction(),
+        ):
             yield conn
+            # While it waits for a standby it may hold the lock that every NOTIFY takes.
+            conn.patience = self.call_timeout
 
     async def fetch(
         self,
@@ -160,6 +202,26 @@ class Pool:
         """Run one statement and return how many rows it changed (or found)."""
         return await self._call(sql, params, timeout, _rowcount)
 
+    async def fetch_durable(
+        self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, timeout: float | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement whose rows, or the lack of them, may be promised once it returns.
+
+        A look and a write in one transaction (see `relay.db.doubt`): for the rare answer that
+        rests on what others wrote.  `timeout` in seconds for all of it.
+        """
+        return await self._durable(sql, params, timeout, _rows)
+
+    async def execute_durable(
+        self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, timeout: float | None = None
+    ) -> int:
+        """Run one statement as `execute` does; that it changed nothing may be promised, too.
+
+        One that found nothing to change is run again as `fetch_durable` does.
+        """
+        changed = await self._call(sql, params, timeout, _rowcount)
+        return changed or await self._durable(sql, params, timeout, _rowcount)
+
     def statistics(self) -> PoolStatistics:
         """What the pool is doing now."""
         slots = self._slots.statistics()
@@ -179,8 +241,51 @@ class Pool:
 
     async def hang_up(self) -> None:
         """Close what is idle now; the pool goes on with fresh connections when asked."""
+        if self._lookout is not None:
+            await self._lookout.close()
         while self._idle:
             await self._idle.pop().close()
+
+    async def look(self, timeout: float) -> None:
+        """See that the server answers within `timeout` seconds, on a connection of its own.
+
+        If it does not, and another host of the DSN takes writes on a later timeline, the calls
+        that wait for the silent one fail now, not at their time-outs.  `DatabaseUnavailable`
+        when nobody answers.  One task at a time.
+        """
+        conn = self._lookout
+        if conn is not None and not conn.closed:
+            try:
+                with trio.move_on_after(timeout):
+                    await conn.execute("SELECT", prepare=False)
+                    return
+                self.hosts.fell_silent(conn.host)
+            except psycopg.Error as error:
+                log.debug("db.idle_connection_lost", error=str(error))
+            conn.abandon()
+        self._lookout = await self._open(trio.current_time() + timeout)
+        self._lookout.cleanup_timeout = 0.0  # it holds nothing that a cancelled query could lose
+
+    async def look_around(self, timeout: float) -> None:
+        """Ask the other hosts of the DSN whether one takes writes on a later timeline.
+
+        Then it was promoted while this relay was well served by the old primary, and every
+        connection there is closed.  Waits `timeout` seconds at most; never fails.
+        """
+        if self._lookout is None:
+            return
+        with trio.move_on_after(timeout):
+            try:
+                other = await connect(
+                    self.dsn,
+                    connect_timeout=timeout,
+                    application_name=self._application_name,
+                    hosts=self.hosts,
+                    but=self._lookout.host,
+                )
+            except psycopg.Error:
+                return  # a standby, as a rule
+            other.abandon()
 
     async def _call(
         self,
@@ -193,6 +298,25 @@ class Pool:
     ) -> T:
         async def call(conn: Connection) -> T:
             return take(await conn.execute(sql, params or None, binary=binary))
+
+        return await self._borrow(call, timeout)
+
+    async def _durable(
+        self,
+        sql: str,
+        params: Sequence[Any] | dict[str, Any],
+        timeout: float | None,
+        take: Callable[[psycopg.AsyncCursor[Any]], T],
+    ) -> T:
+        async def call(conn: Connection) -> T:
+            async with conn.transaction():
+                found = take(await conn.execute(sql, params or None))
+                try:
+                    await conn.execute(BARRIER)
+                except psycopg.Error as error:  # a standby, which writes nothing
+                    conn.abandon()  # another may lead to the primary
+                    raise DatabaseUnavailable(f"PostgreSQL confirms nothing: {error}") from error
+            return found
 
         return await self._borrow(call, timeout)
 
@@ -213,11 +337,14 @@ class Pool:
         try:
             with trio.move_on_after(seconds):
                 return await call(conn)
+            self.hosts.fell_silent(conn.host)
             conn.abandon()
-            raise DatabaseUnavailable(f"PostgreSQL did not answer within {seconds:g} s")
+            raise DatabaseUnavailable(f"PostgreSQL did not answer within {seconds:.3g} s")
         except psycopg.Error as error:
             if _unavailable(error, conn):
-                raise DatabaseUnavailable(f"PostgreSQL is not available: {error}") from error
+                if error.sqlstate == _READ_ONLY:
+                    conn.abandon()  # another may lead to the primary
+                raise _outage(error) from error
             raise
         finally:
             if conn.at_rest() and not self._closed:
@@ -243,11 +370,13 @@ class Pool:
             deadline = math.nan  # worked out only when a connection has to be opened
         try:
             await checkpoint_if_cancelled()
+            silent = self.hosts.silent
             while self._idle:
                 conn = self._idle.pop()
-                if not conn.closed and not conn.has_input():
+                if conn.closed or conn.has_input():
+                    self._discard(conn)
+                elif not silent or conn.host not in silent or await self._answers(conn):
                     return conn
-                self._discard(conn)
             if math.isnan(deadline):
                 deadline = trio.current_time() + (
                     self.acquire_timeout if timeout is None else timeout
@@ -266,12 +395,42 @@ class Pool:
                     connect_timeout=max(seconds, 0.001),
                     application_name=self._application_name,
                     prepare_threshold=self._prepare_threshold,
+                    hosts=self.hosts,
                 )
                 self._opened += 1
                 return conn
         except psycopg.Error as error:
             raise DatabaseUnavailable(f"no connection to PostgreSQL: {error}".rstrip()) from error
         raise DatabaseUnavailable(f"no connection to PostgreSQL within {seconds:g} s")
+
+    async def _answers(self, conn: Connection) -> bool:
+        """Whether a server that was silent answers on this idle connection; if it does not, it
+        and the others to that server are closed."""
+        alive = False
+        try:
+            with trio.move_on_after(_PROBE_TIMEOUT):
+                conn.cleanup_timeout = 0.0
+                await conn.execute("SELECT", prepare=False)
+                conn.cleanup_timeout = CLEANUP_TIMEOUT
+                alive = True
+                self.hosts.answered(conn.host)
+        except psycopg.Error as error:
+            log.debug("db.idle_connection_lost", error=str(error))
+        finally:
+            if not alive:
+                self._discard(conn)
+        if not alive:
+            self._drop_idle(conn.host)
+        return alive
+
+    def _drop_idle(self, host: Host) -> None:
+        kept = []
+        for conn in self._idle:
+            if conn.host == host:
+                self._discard(conn)
+            else:
+                kept.append(conn)
+        self._idle[:] = kept
 
     async def _release(self, conn: Connection) -> None:
         """Take a connection back: at rest again within a deadline, or closed."""
@@ -322,6 +481,13 @@ def _rows(cursor: psycopg.AsyncCursor[Any]) -> list[tuple[Any, ...]]:
 
 def _rowcount(cursor: psycopg.AsyncCursor[Any]) -> int:
     return cursor.rowcount
+
+
+def _outage(error: psycopg.Error) -> DatabaseUnavailable:
+    """What an error of the connection or the server becomes: nobody knows how the call ended."""
+    if isinstance(error, (NoAnswer, NotReplicated)):
+        return DatabaseUnavailable(str(error))
+    return DatabaseUnavailable(f"PostgreSQL is not available: {error}")
 
 
 def _unavailable(error: psycopg.Error, conn: Connection) -> bool:

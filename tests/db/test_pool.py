@@ -250,6 +250,44 @@ class TestTrouble:
         finally:
             os.kill(pid, signal.SIGCONT)
 
+    @pytest.mark.parametrize("stopped_at", ["BEGIN", "a statement", "COMMIT", "ROLLBACK"])
+    async def test_a_stopped_backend_does_not_hold_a_block(self, database_url, stopped_at):
+        """Each answer of a transaction has a deadline, also that of BEGIN and of COMMIT."""
+        pool = Pool(database_url, size=1, call_timeout=0.05)
+        pid = await backend(pool)
+
+        def stop(at: str) -> None:
+            if at == stopped_at:
+                os.kill(pid, signal.SIGSTOP)
+
+        try:
+            with trio.fail_after(10), pytest.raises(DatabaseUnavailable):
+                stop("BEGIN")
+                patience = 20.0 if stopped_at == "COMMIT" else None  # for statements alone
+                async with pool.transaction(patience=patience) as conn:
+                    stop("a statement")
+                    await conn.execute("SELECT 1")
+                    stop("COMMIT")
+                    if stopped_at == "ROLLBACK":
+                        stop(stopped_at)
+                        raise DatabaseUnavailable("the caller's own trouble")
+            assert (pool.statistics().in_use, pool.statistics().idle) == (0, 0)
+            assert await backend(pool) != pid
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            await pool.close()
+
+    async def test_a_block_may_take_its_time_between_statements(self, database_url):
+        """The deadline is the server's; what the block does with the answers does not count."""
+        pool = Pool(database_url, size=1, call_timeout=0.2)
+        async with pool.transaction() as conn:
+            await conn.execute("CREATE TABLE t (n int)")
+            await trio.sleep(0.3)
+        async with pool.transaction(patience=20.0) as conn:
+            await conn.execute("SELECT pg_sleep(0.3)")
+        assert await pool.fetch("SELECT n FROM t") == []
+        await pool.close()
+
     async def test_a_terminated_idle_backend_is_noticed_before_use(self, pool, database_url):
         """An idle connection that died is replaced without an error."""
         pid = await backend(pool)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, LiteralString
 
 from relay.cli import output
+from relay.cli.doctor import replication
 from relay.cli.doctor.findings import FAIL, OK, Check, Finding, Patient, judged
 from relay.errors import RelayError
 
@@ -71,9 +72,12 @@ async def _inspect(url: str, patient: Patient) -> AsyncIterator[Finding]:
         await connection.set_autocommit(True)
         yield await _skew(connection)
         yield await _keeps_what_it_is_given(connection)
+        yield await replication.inspect(connection)
         yield await _room(connection, patient)
         yield await _passwords(connection, patient)
         yield await _heard(connection, ear)
+        if patient.settings is None or patient.settings.database.prepare:
+            yield await _remembers(url)
 
 
 async def _one(connection: Connection, query: LiteralString) -> Any:
@@ -199,6 +203,49 @@ async def _heard(mouth: Connection, ear: Connection) -> Finding:
         heard,
         "notifications arrive" if heard else "notifications do not arrive: work waits for sweeps",
         "behind a pooler in transaction mode set RELAY_DATABASE__DIRECT_URL to the server itself",
+    )
+
+
+async def _remembers(url: str) -> Finding:
+    """Use a prepared statement in two transactions, with another client's between them.
+
+    A pooler in transaction mode that keeps none (PgBouncer before 1.21, or told to keep none)
+    runs the second on another server connection, which has never heard of it, or meets the name
+    there already.
+    """
+    from contextlib import AsyncExitStack
+
+    import psycopg
+
+    from relay.db.connection import Statement, connect
+
+    statement = Statement("SELECT 1", ())
+    statement.name = b"relay_doctor_%d" % time.monotonic_ns()
+    kept = True
+    async with AsyncExitStack() as stack:
+        first, second, third = [
+            await stack.enter_async_context(
+                await connect(url, application_name="relay-doctor", autocommit=True)
+            )
+            for _ in range(3)
+        ]
+        try:
+            await first.run(statement, ())
+            await second.run(statement, ())
+            async with third.transaction():
+                await third.execute("SELECT 1", prepare=False)
+                for connection in (first, second):
+                    await connection.run_prepared(statement, ())
+        except (psycopg.errors.DuplicatePreparedStatement, psycopg.errors.InvalidSqlStatementName):
+            kept = False
+    return judged(
+        "prepared statements",
+        kept,
+        "they are kept"
+        if kept
+        else "the pooler in front of the database loses them: mail is answered 451",
+        "RELAY_DATABASE__PREPARE=false, or PgBouncer 1.21 or newer with max_prepared_statements",
+        bad=FAIL,
     )
 
 
