@@ -4,6 +4,9 @@
 fsync is off unless a test is about durability.
 """
 
+from __future__ import annotations
+
+import contextlib
 import itertools
 import os
 import shutil
@@ -14,6 +17,7 @@ import time
 from pathlib import Path
 
 import psycopg
+import pytest
 from psycopg.conninfo import make_conninfo
 
 from relay.db import embedded
@@ -39,6 +43,7 @@ class Cluster:
         fsync: bool = False,
         tcp_port: int | None = None,
         settings: dict[str, str] | None = None,
+        standby_of: Cluster | None = None,
     ):
         self.bin_dir = bin_dir
         # Short: a socket's path may have 107 bytes.
@@ -49,6 +54,15 @@ class Cluster:
         self.settings = settings or {}
         self.process: subprocess.Popen[bytes] | None = None
         self.prefix = (embedded.namespace_command() or []) if os.geteuid() == 0 else []
+        if standby_of is not None:
+            copy = [str(bin_dir / "pg_basebackup"), "-d", standby_of.dsn(), "-D", str(self.data)]
+            subprocess.run(
+                [*self.prefix, *copy, "-R", "-X", "stream", "-c", "fast", "-N"],
+                check=True,
+                capture_output=True,
+                timeout=60,
+            )
+            return
         initdb = [str(bin_dir / "initdb"), "-D", str(self.data), "-U", "relay", "-A", "trust"]
         subprocess.run(
             [*self.prefix, *initdb, "-N", "-E", "UTF8", "--locale=C", "--lc-ctype=C.UTF-8"],
@@ -98,14 +112,56 @@ class Cluster:
                 return
 
     def stop(self, sign: signal.Signals = signal.SIGINT) -> None:
-        """Stop the server: SIGINT fast, SIGQUIT as if it had crashed."""
+        """Stop the server: SIGINT fast, SIGQUIT as if it had crashed, SIGKILL as power does."""
         if self.process is not None:
+            backends = _children(self.process.pid)
             self.process.send_signal(sign)
             self.process.wait(30)
             self.process = None
+            # After SIGKILL they see by themselves that it is gone.
+            deadline = time.monotonic() + 30
+            while any(Path(f"/proc/{pid}").exists() for pid in backends):
+                if time.monotonic() > deadline:
+                    raise RuntimeError("backends outlive their server")
+                time.sleep(0.01)
+
+    def signal_all(self, sign: signal.Signals) -> None:
+        """Send a signal to the server and all its processes: SIGSTOP freezes it, SIGCONT thaws."""
+        assert self.process is not None
+        parents = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    parents[int(entry.name)] = int(
+                        (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                    )
+                except OSError:
+                    continue  # it ended meanwhile
+        family = [self.process.pid]
+        for parent in family:
+            family += [child for child, its in parents.items() if its == parent]
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sign)
+
+    def promote(self) -> None:
+        """Make a standby a primary, and wait until it is one."""
+        # Not waiting in the statement: its snapshot may be what recovery waits for.
+        self.admin("SELECT pg_promote(wait => false)")
+        deadline = time.monotonic() + 30
+        dsn = make_conninfo(self.dsn(), port=self.tcp_port or 5432)
+        while True:
+            with psycopg.connect(dsn, autocommit=True) as conn:
+                if conn.execute("SELECT pg_is_in_recovery()").fetchone() == (False,):
+                    return
+            if time.monotonic() > deadline:
+                raise RuntimeError((self.directory / "log").read_text())
+            time.sleep(0.02)
 
     def remove(self) -> None:
-        """Stop the server and delete everything."""
+        """Stop the server, frozen or not, and delete everything."""
+        if self.process is not None:
+            self.signal_all(signal.SIGCONT)
         self.stop(signal.SIGQUIT)
         shutil.rmtree(self.directory)
 
@@ -124,3 +180,83 @@ class Cluster:
     def drop_database(self, name: str) -> None:
         """Drop a database, connections or not."""
         self.admin(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:  # somebody else killed it
+        return []
+
+
+class Pair:
+    """A primary whose commits wait for its one standby; use it as a context manager."""
+
+    def __init__(self, bin_dir: Path):
+        self.primary = Cluster(bin_dir)
+        self.primary.start()
+        self.standby = Cluster(bin_dir, standby_of=self.primary)
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.primary.remove()
+        self.standby.remove()
+
+    def begin(self) -> None:
+        """From now on every commit waits for the standby."""
+        self.standby.start()
+        self.primary.admin("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.primary.admin("SELECT pg_reload_conf()")
+        self.wait_in_step()
+
+    def wait_in_step(self) -> None:
+        """Return when a commit on the primary ends."""
+        deadline = time.monotonic() + 30
+        with psycopg.connect(self.primary.dsn(), autocommit=True) as conn:
+            while not conn.execute(
+                "SELECT FROM pg_stat_replication WHERE sync_state = 'sync'"
+            ).fetchall():
+                if time.monotonic() > deadline:
+                    raise RuntimeError((self.standby.directory / "log").read_text())
+                time.sleep(0.02)
+
+    def fail_over(self) -> None:
+        """Kill the primary for good and have the standby take its place, with what it has."""
+        self.primary.stop(signal.SIGKILL)
+        if self.standby.process is None:
+            self.standby.start()
+        self.standby.promote()
+
+    def dsn(self, database: str = "postgres") -> str:
+        """How to connect to whichever of the two takes writes."""
+        return make_conninfo(
+            "",
+            host=f"{self.primary.directory},{self.standby.directory}",
+            user="relay",
+            dbname=database,
+            target_session_attrs="read-write",
+        )
+
+
+class TwoHosts:
+    """A primary, its standby, and a DSN that names both, the first one first."""
+
+    def __init__(self, version: int) -> None:
+        bin_dir = binaries(version)
+        if bin_dir is None:
+            pytest.skip(f"PostgreSQL {version} is not installed")
+        self.old = Cluster(bin_dir, settings={"cluster_name": "old"})
+        self.old.start()
+        self.old.admin("CREATE ROLE ordinary LOGIN")
+        self.old.admin("CREATE DATABASE mail OWNER ordinary")
+        self.new = Cluster(bin_dir, settings={"cluster_name": "new"}, standby_of=self.old)
+        self.new.start()
+        both = f"{self.old.directory},{self.new.directory}"
+        self.dsn = make_conninfo("", host=both, user="ordinary", dbname="mail")
+
+    def remove(self) -> None:
+        """Stop both and delete everything."""
+        self.new.remove()
+        self.old.remove()

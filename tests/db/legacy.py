@@ -66,6 +66,7 @@ HERITAGE = (
                                   send_at => '2099-01-01T00:00:00Z', idempotency_key => 'one')
                 = min(id::text)::uuid)
         FROM relay.outbound_messages
+        WHERE subject = 'Later'
         """,
         (1, "Later", "queued", 1, 1, True),
     ),
@@ -75,7 +76,7 @@ HERITAGE = (
         INSERT INTO relay.webhooks (url, events)
         VALUES ('https://a.example/', '{message.failed}')
         """,
-        "SELECT count(*), min(url) FROM relay.webhooks",
+        "SELECT count(*), min(url) FROM relay.webhooks WHERE url = 'https://a.example/'",
         (1, "https://a.example/"),
     ),
     Heritage(
@@ -94,8 +95,143 @@ HERITAGE = (
         INSERT INTO relay.device_inbox (recipient, envelope, expires_at)
         VALUES (decode(repeat('ab', 32), 'hex'), 'blob', '2099-01-01T00:00:00Z')
         """,
-        "SELECT count(*), convert_from(min(envelope::text)::bytea, 'UTF8') FROM relay.device_inbox",
+        """
+        SELECT count(*), convert_from(min(envelope::text)::bytea, 'UTF8')
+        FROM relay.device_inbox
+        WHERE recipient = decode(repeat('ab', 32), 'hex')
+        """,
         (1, "blob"),
+    ),
+    Heritage(
+        6,
+        """
+        INSERT INTO relay.api_keys (owner, scopes, token_hash)
+        VALUES ('shop', '{send,accounts}', decode(repeat('cd', 32), 'hex'))
+        """,
+        "SELECT count(*), min(scopes::text) FROM relay.api_keys WHERE owner = 'shop'",
+        (1, "{send,accounts}"),
+    ),
+    Heritage(
+        7,
+        """
+        SELECT relay.send('s@example.org', 'ada@example.org', 'In time', 'Before it is too late.',
+                          send_at => '2098-01-01T00:00:00Z', not_after => '2099-01-01T00:00:00Z')
+        """,
+        """
+        SELECT count(*), min(o.subject), min(o.not_after) = '2099-01-01T00:00:00Z'
+        FROM relay.outbound_messages AS o
+        WHERE o.subject = 'In time'
+        """,
+        (1, "In time", True),
+    ),
+    Heritage(
+        8,
+        """
+        INSERT INTO relay.webhooks (url, events)
+        VALUES ('https://b.example/', '{account.activated,account.recovered}')
+        """,
+        "SELECT count(*), min(events::text) FROM relay.webhooks WHERE url = 'https://b.example/'",
+        (1, "{account.activated,account.recovered}"),
+    ),
+    Heritage(
+        9,
+        "SELECT 1",  # the mail of the first part still waits to be parsed
+        """
+        SELECT count(*), min(u.size), bool_and(u.mailbox_id = m.mailbox_id)
+        FROM relay.unsummarised AS u
+        JOIN relay.messages AS m ON m.id = u.message_id
+        """,
+        (2, 21, True),
+    ),
+    Heritage(
+        10,
+        """
+        SELECT FROM relay.device_put(
+            ARRAY[decode(repeat('ac', 32), 'hex')], ARRAY['brief'::bytea], ARRAY[1e9], 10, 1000
+        )
+        """,
+        """
+        SELECT count(*), bool_and(expires_at < now() + make_interval(secs => 1e9))
+        FROM relay.device_inbox
+        WHERE recipient = decode(repeat('ac', 32), 'hex')
+        """,
+        (1, True),
+    ),
+    Heritage(
+        11,
+        """
+        INSERT INTO relay.page_sessions (kind, token_hash, cookie_hash, page_key_hash, expires_at)
+        SELECT 'mailbox', h, h, h, '2099-01-01T00:00:00Z'
+        FROM decode(repeat('ab', 32), 'hex') AS h
+        """,
+        "SELECT count(*), min(kind) FROM relay.page_sessions",
+        (1, "mailbox"),
+    ),
+    Heritage(
+        12,
+        """
+        SELECT relay.send('s@example.org', 'ada@example.org', 'Later', 'It is on its way.',
+                          send_at => '2099-01-01T00:00:00Z', idempotency_key => 'one');
+        """,
+        "SELECT count(*), min(key) FROM relay.outbound_keys",
+        (1, "one"),
+    ),
+    Heritage(
+        13,
+        """
+        INSERT INTO relay.api_keys (owner, scopes, token_hash, kind, senders, expires_at)
+        VALUES ('agent', '{read}', decode(repeat('ef', 32), 'hex'), 'mcp', '{own}', '2099-01-01')
+        """,
+        """
+        SELECT count(*), min(senders::text), min(expires_at) = '2099-01-01'
+        FROM relay.api_keys
+        WHERE kind = 'mcp'
+        """,
+        (1, "{own}", True),
+    ),
+    Heritage(
+        14,
+        """
+        INSERT INTO relay.plans (name, default_ttl_minutes, max_ttl_minutes, max_messages)
+        VALUES ('tiny', 5, 5, 3);
+        """,
+        """
+        SELECT max_messages, max_bytes, (SELECT sum(messages)::integer FROM (
+            SELECT messages FROM relay.mailbox_usage UNION ALL
+            SELECT messages FROM relay.usage_changes) counted)
+        FROM relay.plans WHERE name = 'tiny'
+        """,
+        (3, None, 2),
+    ),
+    Heritage(
+        15,
+        """
+        SELECT relay.send('s@example.org', 'bob@example.org', 'Held', 'Until somebody looks.',
+                          send_at => '2098-01-01T00:00:00Z', not_after => '2099-01-01T00:00:00Z')
+        """,
+        "SELECT count(*), min(subject) FROM relay.outbound_messages WHERE subject = 'Held'",
+        (1, "Held"),
+    ),
+    Heritage(
+        16,
+        """
+        INSERT INTO relay.outbound_due (id, lane, run_at, priority, send_at)
+        VALUES ('00000000-0000-7000-8000-000000000016', 16, 'infinity', 1, '2099-01-01T00:00:00Z');
+        """,
+        """
+        SELECT send_at = '2099-01-01T00:00:00Z', run_at = 'infinity'
+        FROM relay.outbound_due WHERE id = '00000000-0000-7000-8000-000000000016'
+        """,
+        (True, True),
+    ),
+    Heritage(
+        17,
+        "SELECT 1",  # a search finds what it found: it makes its chunks by itself
+        """
+        SELECT count(*), relay.filter_holds(decode(repeat('ff', 1024), 'hex'), '{5}')
+        FROM relay.search_chunks
+        """,
+        (0, True),
     ),
 )
 

@@ -488,7 +488,8 @@ class TestConnecting:
             await connect("host=nowhere.invalid user=x dbname=x")
 
     async def test_a_name_is_looked_up(self, clusters):
-        """A host given by name is resolved without blocking, to each of its addresses."""
+        """A host given by name is resolved without blocking, to each of its addresses; the
+        kernel is told when to give up a peer that has vanished (`tcp_user_timeout`, keepalives)."""
         bin_dir = binaries(18)
         assert bin_dir is not None
         with socket.socket() as probe:
@@ -500,6 +501,18 @@ class TestConnecting:
             dsn = f"postgresql://relay@localhost:{port}/postgres"
             async with await connect(dsn) as conn:
                 assert conn.info.hostaddr == "127.0.0.1"
+                with socket.socket(fileno=os.dup(conn.fileno())) as tcp:
+                    found = [
+                        tcp.getsockopt(socket.IPPROTO_TCP, option)
+                        for option in (
+                            socket.TCP_USER_TIMEOUT,
+                            socket.TCP_KEEPIDLE,
+                            socket.TCP_KEEPINTVL,
+                            socket.TCP_KEEPCNT,
+                        )
+                    ]
+                    assert found == [5_000, 5, 2, 3]
+                    assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         finally:
             await trio.to_thread.run_sync(cluster.remove)
 

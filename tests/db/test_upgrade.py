@@ -85,3 +85,29 @@ def test_an_older_relay_refuses_a_newer_schema(empty: str, tmp_path: Path) -> No
     with pytest.raises(SchemaTooNew):
         trio.run(functools.partial(migrate, empty, tmp_path))
     assert inherited(empty, LAST) == {}
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_who_might_call_relay_send_still_may(empty: str, granted: bool, tmp_path: Path) -> None:
+    """The function was made anew with one parameter more; grants and revocations are kept."""
+    deadlines = next(m.number for m in migrations() if m.name.endswith("_deadlines.sql"))
+    settle(empty, deadlines - 1, tmp_path)
+    with psycopg.connect(empty, autocommit=True) as sql:
+        sql.execute("CREATE ROLE relay_test_product")
+        try:
+            if granted:
+                sql.execute("REVOKE EXECUTE ON FUNCTION relay.send FROM PUBLIC")
+                sql.execute("GRANT EXECUTE ON FUNCTION relay.send TO relay_test_product")
+            upgrade(empty)
+            may = sql.execute(
+                """
+                SELECT has_function_privilege('relay_test_product', p.oid, 'EXECUTE'),
+                       has_function_privilege('public', p.oid, 'EXECUTE')
+                FROM pg_proc AS p
+                WHERE p.proname = 'send' AND p.pronamespace = 'relay'::regnamespace
+                """
+            ).fetchall()
+            assert may == [(True, not granted)]
+        finally:
+            sql.execute("DROP OWNED BY relay_test_product")
+            sql.execute("DROP ROLE relay_test_product")
