@@ -30,8 +30,9 @@ FAILURES, AND WHAT HAPPENS
                                   raises Unstoppable (see `Supervisor.stuck`); a restart waits for
                                   it `stuck_exit` seconds longer, then the tree is shut down
     `run` itself is cancelled     as a second shutdown(), then Cancelled
-    a step blocks the loop        LoopBlocked with its stack, from a thread, while it still blocks;
-                                  after `blocked_exit` the process exits 70
+    a step blocks the loop        LoopBlocked with its stack, from a thread, while it still blocks,
+                                  and again at BLOCKED_LONG; after `blocked_exit` the process
+                                  exits 70
     SIGSTOP of the process        nothing: time in which no thread ran is not held against a task
 
 WHY THIS WAY
@@ -69,6 +70,8 @@ from typing import Any, Final, Generic, TypeVar, cast
 import trio
 
 T = TypeVar("T")
+
+BLOCKED_LONG: Final = 1.0  # seconds of one step from which a pause is trouble, not a hiccup
 
 # --------------------------------------------------------------------------------------------------
 # Errors
@@ -698,7 +701,10 @@ class GaveUpOn(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoopBlocked(Event):
-    """A step of `task`, of the actor `name`, has not yielded for `seconds`; `stack` is where."""
+    """A step of `task`, of the actor `name`, has not yielded for `seconds`; `stack` is where.
+
+    Said when it is `blocked_after` old, and once more at `BLOCKED_LONG`.
+    """
 
     task: str
     stack: str
@@ -1607,7 +1613,7 @@ class _WatchDog:
     def _watch(self) -> None:
         interval = self._after / 2
         last: Any = None
-        blocked, reported = 0.0, False
+        blocked, due = 0.0, self._after
         then, cpu = time.monotonic(), time.process_time()
         while not self._stopped.wait(interval):
             now, cpu_now = time.monotonic(), time.process_time()
@@ -1618,15 +1624,15 @@ class _WatchDog:
             except IndexError:
                 pass
             else:
-                blocked, reported = 0.0, False
+                blocked, due = 0.0, self._after
                 continue
             if not isinstance(last, trio.lowlevel.Task):
                 continue
             # A pause of this thread too counts only if the process was at work in it (some C code
             # held the interpreter); otherwise the process was stopped, or the machine slept.
             blocked += passed if busy > passed / 2 else min(passed, 2 * interval)
-            if blocked >= self._after and not reported:
-                reported = True
+            if blocked >= due:
+                due = BLOCKED_LONG if blocked < BLOCKED_LONG else math.inf
                 self._report(last, blocked)
             if blocked >= self._exit_after:
                 text = f"relay: task {last.name} blocks the loop for {blocked:.1f} s, exit 70\n"

@@ -10,6 +10,7 @@ Promises
 - A wake-up is a hint and never a row: however many accounts a transaction made, all are mailed.
 - What was queued while the database or this actor was away goes out at once.
 - Several collectors share the work; none waits for another.
+- While the disk is nearly full tokens stay in their queue: a letter is new data.
 
 Fails: never on an outage of the database (back-off, one warning, recovery by itself).
 """
@@ -29,19 +30,23 @@ from actors.turns import next_turn
 from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle import queue
-from relay.lifecycle.batching import Batching, Reason
+from relay.lifecycle.batching import Adaptive, Batching, Reason
 from relay.lifecycle.handover import Desk, Handed
 from relay.lifecycle.rhythm import Rhythm
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.enqueue import announce
 from relay.outbound.lanes import Strip
+from relay.storage import AMPLE, REFUSED, Space
 from supervisor import Context, Drained
 
 log = get_logger()
 
 SWEEP_EVERY = 4.0
 """Seconds after which it looks whatever happens, a quarter more or less."""
+
+_WHEN_SHORT = 1.0  # s; between two looks while the disk is nearly full
+_NO_SPACE = REFUSED.labels("letter")
 
 _BATCHES = Counter("relay_collector_batches", "Batches handed over.", ["reason"], registry=registry)
 _ROWS = Histogram(
@@ -73,14 +78,25 @@ async def run(
     wake_outbound: Callable[[Collection[Strip]], None] | None = None,
     sweep_every: float = SWEEP_EVERY,
     rng: random.Random | None = None,
+    space: Space = AMPLE,
 ) -> None:
     """Hand over until drained.
 
     `batching` makes the timing; `wake_outbound` tells this process's claimer what is due, None
-    where there is none (then all nodes are told); letters (`Wake`, `SweepNow`) are hints.
+    where there is none (then all nodes are told); without `space` on the disk nothing is handed
+    over; letters (`Wake`, `SweepNow`) are hints.
     """
     rhythm = Rhythm(batching(), sweep_every, rng or random.Random())  # noqa: S311 - jitter
-    collector = _Collector(ctx, desk, keyring, wake_outbound, rhythm)
+    collector = _Collector(ctx, desk, keyring, wake_outbound, rhythm, space)
+    law = rhythm.batching
+    log.info(
+        "collector.configured",
+        channel=queue.CHANNEL,
+        limit=law.limit,
+        timeout=law.timeout,
+        adaptive=isinstance(law, Adaptive),
+        health_check=sweep_every,
+    )
     ctx.ready()
     seconds = 0.0
     try:
@@ -101,12 +117,14 @@ class _Collector:
         keyring: Keyring,
         wake_outbound: Callable[[Collection[Strip]], None] | None,
         rhythm: Rhythm,
+        space: Space,
     ) -> None:
         self._ctx = ctx
         self._desk = desk
         self._keyring = keyring
         self._wake_outbound = wake_outbound
         self._rhythm = rhythm
+        self._space = space
 
     def heed(self, letters: list[Any]) -> None:
         """Take hints in."""
@@ -118,6 +136,9 @@ class _Collector:
 
     async def turn(self) -> float:
         """Hand over what is due; return the seconds until there is something to do again."""
+        if self._space.short():
+            _NO_SPACE.inc()
+            return _WHEN_SHORT
         try:
             await self._hand_over()
             if self._rhythm.wants_sweep(trio.current_time()):

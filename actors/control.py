@@ -27,8 +27,9 @@ from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.desk import DeviceDesk
-from relay.errors import DatabaseUnavailable
+from relay.errors import DatabaseUnavailable, OverQuota
 from relay.http.app import create_app
+from relay.http.census import Census
 from relay.http.deps import (
     Deps,
     Fetch,
@@ -39,21 +40,27 @@ from relay.http.deps import (
     WakeOutbound,
 )
 from relay.http.fetch import fetch as fetch_https
-from relay.http.serve import serve
+from relay.http.fetch import fetch_object
+from relay.http.serve import MAX_CONNECTIONS, gate_of, serve
+from relay.http.sessions import Sessions
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import report
+from relay.mailboxes.accept import full_among
 from relay.mailboxes.keys import Keys
 from relay.mailboxes.parser import Parser
+from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.desk import Desk
-from relay.outbound.enqueue import announce, enqueue
+from relay.outbound.dispatch import RightOfWay
+from relay.outbound.enqueue import Enqueued, Message, announce, enqueue
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import Strip
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
 from relay.outbound.webhooks import Webhooks
+from relay.storage import AMPLE, Space
 from supervisor import Context, Mailbox
 
 GRACEFUL_TIMEOUT = 5.0
@@ -75,43 +82,58 @@ async def run(
     logs: Logs,
     admin_token_hash: bytes,
     keyring: Keyring,
+    node: str = "",
     wake_outbound: WakeOutbound | None = None,
+    right_of_way: RightOfWay | None = None,
     gates: Gates | None = None,
     private_webhooks: bool = False,
     private_upstreams: bool = False,
     public_url: str = "",
+    other_urls: Sequence[str] = (),
+    return_url: str = "",
+    connections: int = MAX_CONNECTIONS,
     anonymous_rate: float = 0.0,
     trusted_proxies: Collection[str] = (),
     budget: Budget | None = None,
     sns_topics: Sequence[str] = (),
+    buckets: Buckets | None = None,
+    max_message_bytes: int = 26_214_400,
     fetch: Fetch = fetch_https,
     limits: Limits | None = None,
     devices: DeviceDesk | None = None,
     ready_checks: Sequence[ReadyCheck] = (),
+    space: Space = AMPLE,
 ) -> None:
     """Serve the control plane on `sockets` until drained.
 
-    `public_url` is the address that people see, `sns_topics` the topics whose mail is taken;
-    `wake_outbound` tells this process's claimer of what was queued (None: none runs here);
-    `private_webhooks` lets webhooks name private addresses, `private_upstreams` every sender a
-    server inside this network; `anonymous_rate` is how many calls a second an address without a
-    key may make, `trusted_proxies` whose word on that address counts; `budget` is the collectors',
-    to be shown; `devices` is this node's device inbox, if any.
+    `node` names this relay from one start to the next, for the sessions of the operator's page;
+    `public_url` is the address that people see, `other_urls` are further ones that name this relay,
+    `return_url` is where the pages of mailed links lead afterwards, `sns_topics` the topics whose
+    mail is taken, `buckets` where such mail may lie, of `max_message_bytes` at most;
+    `wake_outbound` tells this process's claimer of what was queued (None: none runs here),
+    `right_of_way` is what high mail has over other in this process's sender; `private_webhooks`
+    lets webhooks name private addresses, `private_upstreams` every sender a server inside this
+    network; `connections` is how many may be open; `anonymous_rate` is how many calls a second an
+    address without a key may make, `trusted_proxies` whose word on that address counts; `budget` is
+    the collectors', to be shown; `devices` is this node's device inbox, if any; without `space` on
+    the disk nothing is queued.
     """
     announcer = _Announcer(pool)
+    sessions = Sessions(pool, keys, admin_token_hash=admin_token_hash, node=node)
     parser = Parser()  # its child starts with the first attachment that somebody downloads
     app = create_app(
         Deps(
             store=store,
             keys=keys,
+            sessions=sessions,
             hub=hub,
-            accept=_Acceptor(writer).accept,
+            accept=_Acceptor(writer, pool).accept,
             attachment=parser.attachment,
             supervision=supervision,
             logs=logs,
             admin_token_hash=admin_token_hash,
             draining=ctx.draining,
-            enqueue=partial(enqueue, pool),
+            enqueue=_Enqueuer(pool, right_of_way).enqueue,
             desk=Desk(pool),
             senders=Senders(pool, keyring.vault, private_upstreams=private_upstreams),
             suppressions=Suppressions(pool),
@@ -129,13 +151,20 @@ async def run(
                 *(() if devices is None else (devices.check,)),
                 *ready_checks,
             ),
+            space=space,
             public_url=public_url,
+            other_urls=other_urls,
+            return_url=return_url,
             anonymous_rate=anonymous_rate,
             trusted_proxies=trusted_proxies,
             sns_topics=sns_topics,
+            buckets=buckets,
+            fetch_object=fetch_object,
+            max_message_bytes=max_message_bytes,
             fetch=fetch,
             version=__version__,
-            limits=limits or Limits(),
+            # The last quarter of the connections is for calls that are answered and gone.
+            limits=limits or Limits(streams=max(1, connections * 3 // 4)),
         )
     )
 
@@ -146,12 +175,15 @@ async def run(
     async with parser, trio.open_nursery() as nursery:
         nursery.start_soon(beat)
         nursery.start_soon(announcer.run)
+        nursery.start_soon(Census(pool).run)
+        nursery.start_soon(sessions.run, hub)
         await serve(
             app,
             sockets,
             wait_draining=ctx.draining.wait,
             ready=ctx.ready,
             graceful_timeout=GRACEFUL_TIMEOUT,
+            gate=gate_of(connections, trusted_proxies),
         )
         nursery.cancel_scope.cancel()
 
@@ -159,21 +191,47 @@ async def run(
 class _Acceptor:
     """Hands mail to the writer and waits until it is durable."""
 
-    def __init__(self, writer: Mailbox[Accept]) -> None:
+    def __init__(self, writer: Mailbox[Accept], pool: Pool) -> None:
         self._writer = writer
+        self._pool = pool
 
     async def accept(
         self, reverse_path: str, recipients: Sequence[tuple[UUID, str]], raw: bytes
     ) -> Mapping[str, UUID]:
+        full = await full_among(self._pool, {address for _, address in recipients})
+        admitted = tuple(each for each in recipients if each[1] not in full)
+        if not admitted:
+            raise OverQuota("the mailbox is full")
         reply: Reply[Accepted] = Reply()
         try:
-            await self._writer.send(Accept(reverse_path, tuple(recipients), raw, reply))
+            await self._writer.send(Accept(reverse_path, admitted, raw, reply, admitted=True))
         except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
             raise DatabaseUnavailable("the writer has ended") from error
         accepted = await reply.wait()
         if accepted.error is not None:
             raise DatabaseUnavailable(accepted.error)
+        if full or accepted.full:
+            # Sent again, it is not stored again where it is now.
+            raise OverQuota("a mailbox is full")
         return accepted.stored
+
+
+class _Enqueuer:
+    """Queues mail, and clears the way for high mail as soon as it is known to come."""
+
+    def __init__(self, pool: Pool, right_of_way: RightOfWay | None) -> None:
+        self._pool = pool
+        self._right_of_way = right_of_way
+
+    async def enqueue(
+        self, messages: Sequence[Message], *, key: str | None = None, key_hash: bytes | None = None
+    ) -> Enqueued:
+        if self._right_of_way is not None and any(
+            message.priority == "high" and message.send_at is None for message in messages
+        ):
+            # If nothing comes of it after all, it is over in a moment.
+            self._right_of_way.expect(trio.current_time())
+        return await enqueue(self._pool, messages, key=key, key_hash=key_hash)
 
 
 class _Announcer:

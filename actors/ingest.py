@@ -4,8 +4,9 @@ Promises:
 - It serves on copies of the sockets it was given, so the port and the queue of connections
   survive its restart.
 - Paused: new sessions get 421 4.3.2, open ones finish; port and address stay.
-- Draining: no new session; idle ones get 421 4.3.2 at once; a session with a message in hand may
-  finish it, for as long as its supervisor's `drain_timeout` allows.
+- Draining: no new session; those with no message on its way get 421 4.3.2 at once, whatever they
+  have said so far; a message that is arriving (behind DATA) may finish, for as long as the
+  supervisor's `drain_timeout` allows.
 
 Fails: one session's error ends nothing but its transaction.  Without file descriptors it waits
 for sessions to end.  Without the writer or the database, sessions get 4xx.
@@ -22,12 +23,13 @@ from aiosmtpd.smtp import Envelope, Session
 
 from actors.letters import Accept, Accepted, Consult, Reply
 from relay.db.pool import Pool
-from relay.errors import TemporaryFailure
+from relay.errors import OverQuota, TemporaryFailure
 from relay.log import get_logger
 from relay.mailboxes.accept import Lookups, message_id
 from relay.mailboxes.address import canonical
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.server import Server
+from relay.storage import AMPLE, Space
 from supervisor import Context, Mailbox
 
 log = get_logger()
@@ -49,6 +51,7 @@ class _Mailboxes:
             tuple((message_id(), address) for address in recipients),
             raw,
             reply,
+            admitted=True,
         )
         try:
             self._writer.send_nowait(letter)
@@ -72,6 +75,8 @@ class _Stored:
         accepted = self._reply.value()
         if accepted.error is not None:
             raise TemporaryFailure(accepted.error)
+        if accepted.full and not accepted.stored:
+            raise OverQuota("the mailbox is full")
         return str(next(iter(accepted.stored.values()))) if accepted.stored else None
 
 
@@ -105,10 +110,12 @@ async def run(
     domains: Sequence[str] = ("relay.localhost",),
     filter_: Mailbox[Consult] | None = None,
     filter_hooks: frozenset[str] = frozenset(),
+    space: Space = AMPLE,
 ) -> None:
     """Serve SMTP on `sockets`, which listen already and stay open, until drained.
 
-    `filter_` is the mailbox of the operator's filter, `filter_hooks` what that filter has.
+    `filter_` is the mailbox of the operator's filter, `filter_hooks` what that filter has;
+    without `space` on the disk no mail is taken.
     """
     lookups = Lookups(pool)
     server = Server(
@@ -117,6 +124,7 @@ async def run(
         limits=limits,
         domains=domains,
         filter_=None if filter_ is None else _Filter(filter_, filter_hooks),
+        space=space,
     )
     copies = [one.dup() for one in sockets]
     try:

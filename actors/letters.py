@@ -31,7 +31,7 @@ class Wake:
     """Something may be due: look.
 
     `due_at` is the earliest instant announced (epoch seconds of the database's clock), or
-    None when the sender does not know.
+    None when the sender does not know.  `reason` is what was announced, as it came.
     """
 
     due_at: float | None = None
@@ -97,12 +97,14 @@ class Reply(Generic[T]):
 class Accepted:
     """What became of an `Accept`: the message ids stored, by recipient.
 
-    A recipient that is missing was unknown or expired when the row was to be written.
+    A recipient that is missing was unknown or expired when the row was to be written, or is among
+    the `full`: its mailbox holds what its plan allows, and may take the message later.
     `error` is set when nothing is known to be stored and the sender should try again.
     """
 
     stored: dict[str, UUID]
     error: str | None = None
+    full: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,15 @@ class Accept:
     """One message for one or more mailboxes of this relay, to be made durable.
 
     `recipients` are (message id, canonical address) pairs; the ids are made by the sender,
-    so handing the same letter over twice stores it once.
+    so handing the same letter over twice stores it once.  `admitted`: their mailboxes had room when
+    they were named (RCPT), so that one is refused for its quota only together with all the others.
     """
 
     reverse_path: str
     recipients: tuple[tuple[UUID, str], ...]
     raw: bytes
     reply: Reply[Accepted] = field(default_factory=Reply, compare=False)
+    admitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,10 +154,17 @@ class Room:
     """From the sender to the claimer: `count` more messages may be claimed.
 
     `fresh`: all in all, whatever was said before (the sender or the claimer has just started).
+    `kept`: so much of all the room is for high priority; None: as was said last.
     """
 
     count: int
     fresh: bool = False
+    kept: int | None = None
+
+
+@dataclass(frozen=True)
+class NothingHigh:
+    """From the claimer to the sender: high mail that was announced is not for this node."""
 
 
 @dataclass(frozen=True)

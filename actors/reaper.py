@@ -12,6 +12,8 @@ Promises
   could be mailed and were missed by the triggers are made ready.
 - Partitions of finished outbound mail are made ahead and dropped after
   `outbound_retention`.
+- What was appended to the counts of mailboxes is folded, and that of mailboxes that are gone
+  removed.
 - One node reaps at a time, under the lease `reaper`; its statements carry the term.
 
 Fails: never on an outage of the database; the next round finds the same rows.
@@ -149,6 +151,7 @@ class Reaper:
                 await self._look_after(self.queue)
             forgotten = await self._forget_tokens(ctx)
             mailboxes, messages = await self._reclaim(ctx, lease)
+            await self.pool.fetch_value("SELECT relay.fold_usage()")
             await leases.release(self.pool, lease)
         except DatabaseUnavailable as error:
             log.warning("reaper.waits_for_database", reason=str(error))

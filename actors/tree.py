@@ -21,7 +21,9 @@ picture in the README is this file.  Children start from the top and stop from t
     └── control       the HTTP control plane
 
 Letters go: ingest, control, sender → writer; listener → summariser, ticker, claimer, courier,
-collector; claimer ⇄ sender; control, collector → claimer; ingest → filter.
+collector; claimer ⇄ sender; control, collector → claimer; ingest → filter.  Shared in memory: the
+gates (sender, claimer, control), and the right of way that high mail has in the sender, which
+whoever knows of high mail first asks for.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import resource
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,7 +66,7 @@ from relay.db.embedded import Embedded
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.desk import DeviceDesk
-from relay.devices.intake import Intake
+from relay.devices.intake import Intake, Sources
 from relay.devices.limits import DeviceLimits
 from relay.devices.noise import KeyPair
 from relay.devices.postgres import PostgresStore
@@ -71,27 +74,33 @@ from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
 from relay.errors import ConfigError
+from relay.http.serve import MAX_CONNECTIONS
+from relay.lifecycle import purse
 from relay.lifecycle import queue as token_queue
 from relay.lifecycle.batching import Adaptive, Fixed
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.handover import Desk
-from relay.lifecycle.letters import letters_of
+from relay.lifecycle.letters import letters_of, sender_of
 from relay.log import LogRing
 from relay.mailboxes.keys import Keys
+from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
 from relay.outbound import webhooks
-from relay.outbound.enqueue import announce
+from relay.outbound.dispatch import RightOfWay
+from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import Strip
 from relay.outbound.message import MalformedMessage
 from relay.outbound.post import Poster
 from relay.outbound.queue import Queue
-from relay.outbound.rates import Rates
+from relay.outbound.rates import LeaseBudget, Rates
 from relay.outbound.senders import Upstream, parse_upstream
+from relay.peers import shares
 from relay.settings import Settings
 from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
 from relay.smtp.limits import SmtpLimits
+from relay.storage import AMPLE, Space
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 
 ROLES = (
@@ -121,6 +130,9 @@ _NEEDS = {
 _INGEST_DRAIN = 30.0
 """Seconds that a message which is arriving may take to finish after SIGTERM."""
 
+_OTHER_FILES = 96
+"""Files that are open besides connections: listeners, logs, stores, pipes, libraries."""
+
 _OUTBOUND_DRAIN = 30.0
 """Seconds that a delivery which has begun may take to finish after SIGTERM."""
 
@@ -146,6 +158,8 @@ class Resources:
     logs: LogRing
     page_url: str
     """Where this relay's pages are reached from a letter; empty: nobody knows."""
+    space: Space = AMPLE
+    """Of the data directory's disk."""
 
 
 def build_tree(
@@ -153,7 +167,7 @@ def build_tree(
 ) -> SupervisorSpec:
     """Return the tree of this process: all of it, or the roles in `only` and what they need."""
     pool = resources.pool
-    store = Store(pool, settings.smtp.domains)
+    store = Store(pool, settings.smtp.domains, [sender_of(settings)])
     filter_class = load_filter(settings.smtp.filter) if settings.smtp.filter else None
 
     writer_box: Mailbox[Accept] = Mailbox("writer", capacity=4096, on_dead=writer.dead)
@@ -176,14 +190,18 @@ def build_tree(
         random.Random(),  # noqa: S311 - jitter
         cap=outbound.domain_connections,
     )
-    wake_outbound = _due(claimer_box) if only is None or "claimer" in only else None
+    right_of_way = RightOfWay()
+    wake_outbound = _due(claimer_box, right_of_way) if only is None or "claimer" in only else None
 
+    connections = _connections(settings, resources)
     inboxes = _inboxes(settings, resources)
-    intake = Intake(inboxes)
+    sources = Sources(settings.devices.source_rate)
+    intake = Intake(inboxes, sources=sources, space=resources.space)
     server = None
     if resources.device_key is not None:
-        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        limits = DeviceLimits.fitting(open_files)
+        limits = DeviceLimits(
+            max_push_sessions=connections["push"], max_receive_sessions=connections["receive"]
+        )
         server = DeviceServer(resources.device_key, inboxes, intake, limits)
     desk = None
     if server is not None or settings.devices.store == "postgres":
@@ -209,11 +227,12 @@ def build_tree(
             partial(
                 listener.run,
                 dsn=resources.listen_dsn,
+                hosts=pool.hosts,
                 hub=resources.hub,
                 routes={
                     "relay_messages": _wake(summariser_box),
                     "relay_expiry": _wake(ticker_box),
-                    "relay_outbound": _wake(claimer_box),
+                    "relay_outbound": _wake_outbound(claimer_box, right_of_way),
                     webhooks.CHANNEL: _wake(courier_box),
                     token_queue.CHANNEL: _wake(collector_box),
                 },
@@ -268,6 +287,8 @@ def build_tree(
                 concurrency=outbound.concurrency,
                 route_connections=outbound.route_connections,
                 retry_unit=outbound.retry_unit,
+                space=resources.space,
+                right_of_way=right_of_way,
             ),
             mailbox=sender_box,
             drain_timeout=_OUTBOUND_DRAIN,
@@ -280,7 +301,12 @@ def build_tree(
                 queue=queue,
                 sender=sender_box,
                 gates=gates,
-                rates=Rates(pool, route=outbound.route_rate, domain=outbound.domain_rate),
+                rates=Rates(
+                    pool,
+                    route=outbound.route_rate,
+                    domain=outbound.domain_rate,
+                    budget=_budget_for_all(settings, pool),
+                ),
                 upstream=upstream.url,
                 announce=partial(announce, pool),
             ),
@@ -325,10 +351,11 @@ def build_tree(
                 sockets=resources.smtp_sockets,
                 pool=pool,
                 writer=writer_box,
-                limits=_smtp_limits(settings),
+                limits=_smtp_limits(settings, connections["smtp"]),
                 domains=settings.smtp.domains,
                 filter_=filter_box if filter_class else None,
                 filter_hooks=filter_class.hooks if filter_class else frozenset(),
+                space=resources.space,
             ),
             drain_timeout=_INGEST_DRAIN,
             liveness=30.0,
@@ -347,16 +374,24 @@ def build_tree(
                 logs=resources.logs,
                 admin_token_hash=resources.admin_token_hash,
                 keyring=resources.keyring,
+                node=f"{socket.gethostname()}:{resources.data_dir}",
                 wake_outbound=wake_outbound,
+                right_of_way=right_of_way,
                 gates=gates,
                 private_webhooks=settings.webhooks.allow_private,
                 private_upstreams=outbound.private_upstreams,
-                public_url=settings.http.public_url,
+                public_url=settings.http.link_base,
+                other_urls=settings.http.public_url[1:],
+                return_url=settings.lifecycle.return_url,
+                connections=connections["http"],
                 anonymous_rate=settings.http.anonymous_rate,
                 trusted_proxies=settings.http.trusted_proxies,
                 budget=_budget(settings),
                 sns_topics=settings.ingest.sns_topics,
+                buckets=_buckets(settings),
+                max_message_bytes=settings.smtp.max_message_bytes,
                 devices=desk,
+                space=resources.space,
             ),
             liveness=30.0,
         ),
@@ -376,6 +411,7 @@ def build_tree(
                     ),
                     keyring=resources.keyring,
                     wake_outbound=wake_outbound,
+                    space=resources.space,
                 ),
                 mailbox=collector_box,
                 liveness=60.0,
@@ -425,9 +461,11 @@ def build_tree(
 
 def _inboxes(settings: Settings, resources: Resources) -> InboxStore:
     """Return the store of the device inboxes; nothing is opened."""
+    ttl, max_total = settings.devices.ttl, settings.devices.max_bytes or None
     if settings.devices.store == "postgres":
-        return PostgresStore(resources.pool, resources.hub, ttl=settings.devices.ttl)
-    return SqliteStore(resources.data_dir / "devices.db", ttl=settings.devices.ttl)
+        return PostgresStore(resources.pool, resources.hub, ttl=ttl, max_total=max_total)
+    path, space = resources.data_dir / "devices.db", resources.space
+    return SqliteStore(path, ttl=ttl, max_total=max_total, space=space)
 
 
 def _place(actors: list[ChildSpec], name: str) -> int:
@@ -448,10 +486,31 @@ def _with_needs(only: frozenset[str] | None) -> frozenset[str] | None:
     return frozenset(needed)
 
 
-def _smtp_limits(settings: Settings) -> SmtpLimits:
+def _connections(settings: Settings, resources: Resources) -> dict[str, int]:
+    """Return how many connections each port may have, by the files that may be open here."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = (
+        _OTHER_FILES
+        + settings.database.pool_size
+        + settings.outbound.concurrency
+        + settings.webhooks.concurrency
+    )
+    wanted = {
+        "http": (resources.http_sockets, MAX_CONNECTIONS),
+        "smtp": (resources.smtp_sockets, settings.smtp.max_connections),
+        "push": (resources.push_sockets, DeviceLimits.max_push_sessions),
+        "receive": (resources.receive_sockets, DeviceLimits.max_receive_sessions),
+    }
+    # Where another process serves a port, none of its connections are open here.
+    served = {port: most for port, (bound, most) in wanted.items() if bound}
+    given = shares(open_files, needed, served)
+    return {port: given.get(port, 1) for port in wanted}
+
+
+def _smtp_limits(settings: Settings, connections: int) -> SmtpLimits:
     return SmtpLimits(
         max_message_bytes=settings.smtp.max_message_bytes,
-        max_connections=settings.smtp.max_connections,
+        max_connections=connections,
         max_connections_per_peer=settings.smtp.max_connections_per_peer,
         max_recipients=settings.smtp.max_recipients,
         filter_timeout=settings.smtp.filter_timeout,
@@ -471,13 +530,32 @@ def _desk(settings: Settings, resources: Resources) -> Desk:
         letters_of(settings, resources.page_url),
         collector.batch_limit,
         collector.batch_timeout,
-        _budget(settings),
+        _budget(settings) if collector.budget_covers == "letters" else None,
+    )
+
+
+def _buckets(settings: Settings) -> Buckets | None:
+    """Where SES may put mail, if the settings name a bucket."""
+    ingest = settings.ingest
+    if not ingest.s3_buckets:
+        return None
+    return Buckets(
+        dict(map(parse_bucket, ingest.s3_buckets)),
+        Credentials(ingest.s3_access_key, ingest.s3_secret_key, ingest.s3_session_token),
+        ingest.s3_endpoint,
     )
 
 
 def _budget(settings: Settings) -> Budget | None:
     monthly, price = settings.collector.monthly_budget, settings.collector.price_per_thousand
     return None if monthly is None or price is None else Budget(monthly, price)
+
+
+def _budget_for_all(settings: Settings, pool: Pool) -> LeaseBudget | None:
+    budget = _budget(settings)
+    if budget is None or settings.collector.budget_covers == "letters":
+        return None
+    return partial(purse.lease, pool, budget)
 
 
 def _upstream(text: str) -> Upstream:
@@ -487,39 +565,57 @@ def _upstream(text: str) -> Upstream:
         raise ConfigError(f"RELAY_OUTBOUND__UPSTREAM is not usable: {error}.") from error
 
 
-def _due(mailbox: Mailbox[Any]) -> Callable[[Collection[Strip]], None]:
+def _due(
+    claimer_box: Mailbox[Any], right_of_way: RightOfWay
+) -> Callable[[Collection[Strip]], None]:
     """Return what tells the claimer, and through it other nodes, of mail that was queued."""
 
     def tell(strips: Collection[Strip]) -> None:
-        # A full box holds a reason to look already; a claimer that has ended finds it by itself.
-        with contextlib.suppress(
-            trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError
-        ):
-            mailbox.send_nowait(Due(tuple(strips), announce=True))
+        now = datetime.now(UTC)  # for mail of another day; a clock that is off costs a moment
+        if any(not strip.priority and strip.due_at <= now for strip in strips):
+            right_of_way.expect(trio.current_time())
+        _put(claimer_box, Due(tuple(strips), announce=True))
 
     return tell
+
+
+def _wake_outbound(claimer_box: Mailbox[Any], right_of_way: RightOfWay) -> Callable[[str], None]:
+    """Return the route of what other nodes, and users' transactions, say of the queue."""
+
+    def route(payload: str) -> None:
+        if payload == HIGH:
+            right_of_way.expect(trio.current_time())
+        _put(claimer_box, Wake(reason=payload))
+
+    return route
+
+
+def _put(mailbox: Mailbox[Any], letter: object) -> None:
+    """Put a hint in.
+
+    A full box holds a reason to look already; an actor that has ended finds it by itself.
+    """
+    with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):
+        mailbox.send_nowait(letter)
 
 
 def _nudge(mailbox: Mailbox[Wake]) -> Callable[[], None]:
     """Return what wakes the owner of a mailbox; a full one has wake-ups enough."""
 
     def nudge() -> None:
-        with contextlib.suppress(
-            trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError
-        ):
-            mailbox.send_nowait(Wake())
+        _put(mailbox, Wake())
 
     return nudge
 
 
 def _wake(mailbox: Mailbox[Wake]) -> Callable[[str], None]:
-    """Return a route that turns a payload (an instant, or nothing) into a `Wake`."""
+    """Return a route that turns a payload (an instant, a word, or nothing) into a `Wake`."""
 
     def route(payload: str) -> None:
         try:
             due_at = float(payload) if payload else None
         except ValueError:
             due_at = None  # whatever was notified, looking does no harm
-        mailbox.send_nowait(Wake(due_at))
+        mailbox.send_nowait(Wake(due_at, payload))
 
     return route

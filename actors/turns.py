@@ -21,19 +21,25 @@ async def next_turn(ctx: Context, seconds: float) -> list[Any]:
     While the child is paused it does not return.  Raises `supervisor.Drained` when draining.
     """
     letters: list[Any] = []
-    with trio.move_on_after(max(0.0, seconds)):
-        for held in await ctx.inbox.take(_MOST):
-            held.done()
-            letters.append(held.letter)
-    ctx.beat()
-    if ctx.paused:
+    while True:
+        with trio.move_on_after(max(0.0, seconds)):
+            letters += await _taken(ctx)
+        ctx.beat()
+        if ctx.draining.is_set():
+            # Raises Drained once the box is empty, and when paused: a timed-out wait above must
+            # not hide it.
+            return letters + await _taken(ctx)
+        if not ctx.paused:
+            return letters
         await _paused(ctx)
-        return [*letters, *await next_turn(ctx, 0.0)]
-    if ctx.draining.is_set():
-        # Raises Drained once the box is empty; a timed-out wait above must not hide it.
-        for held in await ctx.inbox.take(_MOST):
-            held.done()
-            letters.append(held.letter)
+        seconds = 0.0
+
+
+async def _taken(ctx: Context) -> list[Any]:
+    letters = []
+    for held in await ctx.inbox.take(_MOST):
+        held.done()
+        letters.append(held.letter)
     return letters
 
 

@@ -20,11 +20,13 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import re
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -36,15 +38,18 @@ from relay import metrics
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir, Keyring
 from relay.db.embedded import Embedded
+from relay.db.hosts import Hosts
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
 from relay.errors import ConfigError
 from relay.log import get_logger
 from relay.memory import return_large_blocks
-from relay.settings import Settings, load, parse_address
+from relay.settings import Settings, ignored, load, parse_address, parse_floor
+from relay.storage import Space, measure, usual_floor
 from relay.systemd import ServiceManager
 from supervisor import (
+    BLOCKED_LONG,
     Context,
     Event,
     Exited,
@@ -67,21 +72,27 @@ ALIVE_EVERY = 10.0  # seconds at most between two signs of life to the service m
 PORTS = ("http", "smtp", "devices_push", "devices_receive")
 """What `relay.json` says of where this relay is reached."""
 
+Greet = Callable[[Mapping[str, object]], None]
+"""Says to a person that the relay is ready; given what `relay.json` says."""
+
 log = get_logger()
 
 
 def up(
     settings: Settings,
-    data_dir: Path,
+    data: DataDir,
     *,
     only: frozenset[str] | None = None,
     config: Path | None = None,
+    greet: Greet | None = None,
 ) -> int:
-    """Run the relay in the foreground until a signal, and return the exit code."""
+    """Run the relay in the foreground until a signal, and return the exit code.
+
+    `data` is held by this process (`DataDir.prepare`), and released at the end.  `greet` is called
+    once, in a thread, when the relay is ready.
+    """
     raise_open_files()
     return_large_blocks()
-    data = DataDir(data_dir)
-    data.prepare()
     try:
         # Unset secrets are made before anything is accepted that would need them.
         keyring = Keyring(data, settings.secret_key, settings.encryption_keys)
@@ -107,8 +118,10 @@ def up(
             ) as receive,
         ):
             logging.configure(settings.log.level, readable=sys.stdout.isatty())
+            if names := ignored():
+                log.info("relay.ignored_variables", names=names, why="a Kubernetes Service's")
             ports = Ports(smtp.sockets, http.sockets, push.sockets, receive.sockets)
-            return trio.run(_run, settings, data, keyring, device_key, only, config, ports)
+            return trio.run(_run, settings, data, keyring, device_key, only, config, ports, greet)
     finally:
         data.release()
 
@@ -188,8 +201,8 @@ def endpoint(listener: socket.socket) -> str:
 
 def _page_url(settings: Settings, http_sockets: tuple[socket.socket, ...]) -> str:
     """Return where letters say that our pages are; empty when nobody knows."""
-    if settings.http.public_url:
-        return settings.http.public_url
+    if settings.http.link_base:
+        return settings.http.link_base
     if http_sockets:
         return f"http://{endpoint(http_sockets[0])}"
     # Another relay serves them, by the same settings.
@@ -204,13 +217,23 @@ async def _run(
     only: frozenset[str] | None,
     config: Path | None,
     ports: Ports,
+    greet: Greet | None,
 ) -> int:
     admin_token = new_admin_token()
     server = None if settings.database.url else Embedded(data.path / "postgres")
     dsn = settings.database.url if server is None else server.dsn
-    pool = Pool(dsn, size=settings.database.pool_size, prepare=settings.database.prepare)
+    pool = Pool(
+        dsn,
+        size=settings.database.pool_size,
+        prepare=settings.database.prepare,
+        hosts=Hosts(data.timeline_file if server is None else None),
+        call_timeout=settings.database.call_timeout,
+    )
+    min_free = settings.storage.min_free
+    space = Space(partial(measure, data.path), parse_floor(min_free) if min_free else usual_floor)
+    space.look()  # before anything is taken
     supervisor = Supervisor(
-        wrap=_with_log_context, on_blocked=_log_blocked, blocked_exit=BLOCKED_EXIT
+        wrap=_with_log_context, on_blocked=log_blocked, blocked_exit=BLOCKED_EXIT
     )
     tree = build_tree(
         settings,
@@ -231,6 +254,7 @@ async def _run(
             keyring=keyring,
             logs=logging.ring,
             page_url=_page_url(settings, ports.http),
+            space=space,
         ),
         only=only,
     )
@@ -249,7 +273,8 @@ async def _run(
     gathered = _gather_metrics(supervisor, pool)
     async with trio.open_nursery() as nursery:
         await nursery.start(_obey_signals, supervisor, config, manager)
-        await nursery.start(_narrate, supervisor, data, entries, manager)
+        await nursery.start(_narrate, supervisor, data, entries, manager, greet)
+        nursery.start_soon(space.watch)
         if manager.listens:
             nursery.start_soon(_show_life, manager)
         try:
@@ -321,9 +346,26 @@ async def _with_log_context(context: Context, actor: Callable[[], Awaitable[None
     await actor()
 
 
-def _log_blocked(event: LoopBlocked) -> None:
-    """Say at once, from the watch-dog's thread, what blocks the loop."""
-    log.error("loop.blocked", task=event.task, seconds=round(event.seconds, 3), stack=event.stack)
+def log_blocked(event: LoopBlocked) -> None:
+    """Say at once, from the watch-dog's thread, what blocks the loop.
+
+    A short pause is a warning of one line (a busy machine has some), a long one an error with the
+    whole stack.
+    """
+    seconds = round(event.seconds, 3)
+    if event.seconds < BLOCKED_LONG:
+        log.warning("loop.blocked", task=event.task, seconds=seconds, where=_innermost(event.stack))
+    else:
+        log.error("loop.blocked", task=event.task, seconds=seconds, stack=event.stack)
+
+
+_FRAME = re.compile(r'^  File "(?:.*/)?([^"/]+)", line (\d+), in (.+)$', re.MULTILINE)
+
+
+def _innermost(stack: str, frames: int = 3) -> str:
+    """Return the last frames of a formatted stack in a line, the innermost first."""
+    found = _FRAME.findall(stack)[-frames:]
+    return " < ".join(f"{name} ({file}:{line})" for file, line, name in reversed(found))
 
 
 async def _obey_signals(
@@ -363,24 +405,36 @@ async def _narrate(
     data: DataDir,
     entries: dict[str, object],
     manager: ServiceManager,
+    greet: Greet | None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Log what supervision does, and publish `relay.json` once every actor is ready."""
     announced = False
     with supervisor.subscribe(1024) as events:
-        task_status.started()
-        async for event in events:
-            _log_event(event)
-            if not announced and _all_running(supervisor.tree()):
-                announced = True
-                _settle_garbage()
-                data.write_run(entries)
-                log.info(
-                    "relay.ready",
-                    **{k: entries[k] for k in (*PORTS, "pid") if k in entries},
-                )
-                served = [f"{k} {entries[k]}" for k in PORTS if k in entries]
-                manager.ready(f"Serving {', '.join(served) or 'its roles'}.")
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            async for event in events:
+                _log_event(event)
+                if not announced and _all_running(supervisor.tree()):
+                    announced = True
+                    _settle_garbage()
+                    data.write_run(entries)
+                    log.info(
+                        "relay.ready",
+                        **{k: entries[k] for k in (*PORTS, "pid") if k in entries},
+                    )
+                    served = [f"{k} {entries[k]}" for k in PORTS if k in entries]
+                    manager.ready(f"Serving {', '.join(served) or 'its roles'}.")
+                    if greet is not None:
+                        nursery.start_soon(_greet, greet, entries)
+
+
+async def _greet(greet: Greet, entries: dict[str, object]) -> None:
+    # In a thread, for it may ask this very relay for something; and no reason to end it.
+    try:
+        await trio.to_thread.run_sync(greet, entries, abandon_on_cancel=True)
+    except Exception as error:
+        log.warning("relay.not_greeted", error=str(error))
 
 
 async def _show_life(manager: ServiceManager) -> None:

@@ -48,6 +48,12 @@ def tokens_equal(left: bytes, right: bytes) -> bool:
     return hmac.compare_digest(left, right)
 
 
+def hash_source(key: bytes, address: str) -> bytes:
+    """Return 16 bytes that stand for a network address, and tell it to nobody without the key."""
+    own = hmac.digest(key, b"relay source", "sha256")
+    return hmac.digest(own, address.encode(), "sha256")[:16]
+
+
 class Unreadable(TemporaryFailure):
     """A secret cannot be decrypted with the keys at hand, or belongs to another account."""
 

@@ -10,6 +10,7 @@ Layout::
         encryption_keys    likewise
         device_key         likewise: the private half of what devices know this relay by
         devices.db         what waits for devices, unless PostgreSQL keeps it
+        timeline           the highest timeline met of an external PostgreSQL (`relay.db.hosts`)
 
 Promises: two relays never share a directory (the second is a `ConfigError`, the first is
 unhurt; the lock is the kernel's, so a kill -9 leaves nothing to clean up); `relay.json` is
@@ -39,6 +40,7 @@ class DataDir:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.run_file = self.path / "run" / "relay.json"
+        self.timeline_file = self.path / "timeline"
         self._lock: int | None = None
 
     def prepare(self) -> None:

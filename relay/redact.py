@@ -7,12 +7,20 @@ the same address can be correlated by who holds the key and the logs, and by nob
 Promises:
 - No `@` survives, nor any of its disguises (`%40`, `=40`, `&#64;`, its full-width forms): whatever
   surrounds one is taken out as a whole, so no address survives however oddly it is written.
+- Of what is known to be personal (a recipient's local part, a name, a subject) nothing is left
+  either where it cannot be an ordinary word: it holds a digit, a dot, a hyphen, anything but
+  letters, or is a phrase of more than words that every mail server says.  One plain word (rose,
+  invoice, quarantine) is taken out where it stands as an address would: in angle brackets, right
+  after `user`, `mailbox`, `to=` and their like, in quotes or parentheses beside one of them, or at
+  the beginning with one behind it (`rose: no such user`).  Elsewhere it stays, so that the reason
+  can be read.  A secret is taken out wherever it stands.
 - Redacting twice changes nothing; the result has at most `limit` characters and one line.
 - An address gives the same hash in any case, quoted or not, in angle brackets or not.
 - Linear in the input, which is cut at `limit` first.
 
 Fails: never.  What is taken for personal data and is not (a long queue id) is lost to the
-reader; that is the side to err on.
+reader; that is the side to err on.  A name that is one plain word and stands in a sentence as any
+word does (`rose is over quota`) is not told from a word, and stays.
 
 Pure.
 """
@@ -29,6 +37,49 @@ from collections.abc import Callable, Iterable
 LIMIT = 2000
 """Characters kept, unless told otherwise."""
 
+COMMON = frozenset(
+    """
+    a abuse accept acceptable accepted accepting access according account accounts action active
+    address addresses admin administrator after again all allowed an and any are as at
+    attachment attempt attempts authenticated authentication available bad banned because been
+    before billing blacklist blacklisted block blocked blocklist body bounce bounced bulk busy
+    but by can cannot certificate check checks client closed closing code command complaint
+    complete completed config configuration confirm connect connection connections contact
+    content could current daemon data database day days deferred delay delayed delete deleted
+    delivered delivering delivery denied destination details detected did different directory
+    disabled discarded disk dns do does domain domains done down due during email emails empty
+    enabled encryption end error errors exceed exceeded exceeds exist exists expired external
+    fail failed fails failure feedback file filter filtered finance for forbidden forged format
+    found from full further get go going good greeting greylist greylisted greylisting has have
+    header headers hello help here high host hostmaster hosts hour hours how if ignored in
+    inactive incoming infected info information insufficient internal into invalid is issue it
+    its job jobs just later length limit limited limits line lines list listed lists load local
+    locked login logs long lookup loop low mail mailbox mailboxes mailer mailing mails main
+    malformed malware many marketing maximum may me media memory message messages method minute
+    minutes missing more moved must name names network new news newsletter no noreply normal not
+    notice notification now number of off office offline ok on one only open operation option or
+    order orders other our out outgoing over owner pass password path pending per permanent
+    permission permitted phishing please policy poor port possible post postmaster present press
+    privacy problem process processing program prohibited protected protection protocol provide
+    provided queue queued quota rate read reached reason receive received receiver recipient
+    recipients record redirect refer refuse refused registered reject rejected rejecting
+    rejection relay relaying remote remove removed reply report reports reputation request
+    requested require required requires reset resolve resource resources response restricted
+    result retry return returned reverse root route sales score second seconds secure security
+    see send sender senders sending sent server service services session set shop should shut
+    site size slow smtp software some spam spammer spammy spf stack start state status stop
+    storage store subject subscribe success such support suspended suspicious system team
+    temporarily temporary test text than that the their them then there they this thread
+    throttled ticket time timed timeout times tls to today token too traffic transaction
+    transfer transient trouble trusted try trying type unable unauthenticated unavailable under
+    unexpected unknown unlisted unsolicited unsubscribe until up update usage use used user
+    username users using valid verification verified verify via violation virus visit wait
+    waiting warning was we web webmaster welcome were when which while will with without word
+    work wrong year yet you your
+    """.split()  # noqa: SIM905 - a table of words, to be read as one
+)
+"""Words of which mail servers' replies are made, and the names of roles: they mean nobody."""
+
 _MARK = r"<redacted:[0-9a-f]{10}>"
 _AT = r"(?:[@\uff20\ufe6b]|%40|=40(?=[A-Z])|&#0*64;|&#x0*40;|&commat;)"
 _PATTERN = re.compile(
@@ -43,6 +94,22 @@ _PATTERN = re.compile(
     r"|(?P<token>(?<![\w\-+/=])(?=[A-Za-z_\-+/=]{0,80}\d)[A-Za-z0-9_\-+/=]{24,})",
     re.IGNORECASE,
 )
+# What stands beside a bare local part when it is meant as one.
+_WHOSE = (
+    r"(?:users?|username|mailbox(?:es)?|inbox|maildir|recipients?|accounts?|address(?:es)?"
+    r"|login|logname|uid|o?rcpt|mailto)"
+)
+_BEFORE = (
+    rf"(?<![^\W_]){_WHOSE}(?:\s(?:name|id|named))?(?:(?:\s?[=:/]\s?|\s)[\"'`(<\[]?|[(<\[])"
+    rf"|(?<![^\W_]){_WHOSE}\s(?:unknown|not found|does not exist)(?:\s?[:=]\s?|\s)[\"'`(<\[]?"
+    r"|(?<!\w)(?:mailbox|inbox)\s(?:for|of)\s[\"'`(<\[]?"
+    r"|(?<!\w)(?:to|from)\s?[=:]\s?[\"'`(<\[]?"
+)
+_NEXT = rf"(?:\s(?:is|no|not|a|an|such|valid|unknown|invalid|known|local)){{0,4}}\s{_WHOSE}\b"
+_AFTER_QUOTES = rf"[\"'`)\]][:,.]{{0,3}}{_NEXT}"
+_AT_START = r"^(?:\d{3}[ \-])?(?:\d\.\d{1,3}\.\d{1,3}\s)?"
+_AFTER_START = rf"\s?(?::|\.\.\.|,|-){_NEXT}"
+_SPELT_AT = r"\s?[\[(]\s?at\s?[\])]"
 _URL_PARTS = re.compile(r"([a-z][a-z0-9+.\-]*://)([^/?#]*)([^?#]*)(.*)", re.IGNORECASE | re.DOTALL)
 _PLAIN_PATH = re.compile(r"(?:/[A-Za-z.\-_]{0,24}[0-9]{0,2})*")
 _PLAIN_HOST = re.compile(r"(?=[^@]*[a-z])[a-z0-9.\-]+(?::\d{1,5})?", re.IGNORECASE)
@@ -58,11 +125,20 @@ def correlation(value: str, key: bytes) -> str:
     return hmac.new(key, value.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[:10]
 
 
-def redact(text: str, key: bytes, known: Iterable[str] = (), *, limit: int = LIMIT) -> str:
+def redact(
+    text: str,
+    key: bytes,
+    known: Iterable[str] = (),
+    *,
+    secrets: Iterable[str] = (),
+    limit: int = LIMIT,
+) -> str:
     """Return `text` without personal data, in one line of at most `limit` characters.
 
-    `known`: what is known to be personal here (the recipient, the subject, a password): it and,
-    of an address, its local part are taken out wherever they stand, however they look.
+    `known`: what is known to be personal here (the recipient, the subject): it and, of an address,
+    its local part are taken out, in any case, unless they are made of words that mean nobody; one
+    plain word only where it stands as an address would.
+    `secrets` (a password): taken out wherever they stand, whatever they look like.
     """
     text = _cut(_one_line(text[: 4 * limit]), limit)
 
@@ -82,10 +158,20 @@ def redact(text: str, key: bytes, known: Iterable[str] = (), *, limit: int = LIM
                 return value if ":" in value else mark(value)
         return mark(value)
 
-    words = sorted(_known(known), key=len, reverse=True)
-    if words:
-        pattern = "|".join(map(re.escape, words))
+    def replace_word(found: re.Match[str]) -> str:
+        word = found["word"]
+        if word is None:
+            return found[0]
+        start, end = (place - found.start() for place in found.span("word"))
+        return found[0][:start] + mark(word) + found[0][end:]
+
+    anywhere, words = _known(known, secrets)
+    if anywhere:
+        pattern = "|".join(re.escape(value) for value in anywhere)
         text = re.sub(rf"(?P<done>{_MARK})|(?:{pattern})", replace, text, flags=re.IGNORECASE)
+    for word in words:
+        for pattern in _in_address_context(word):
+            text = re.sub(rf"(?P<done>{_MARK})|{pattern}", replace_word, text, flags=re.IGNORECASE)
     # What a mark stands beside may itself be recognised only now; each round takes text away.
     while (fewer := _cut(_PATTERN.sub(replace, text), limit)) != text:
         text = fewer
@@ -114,13 +200,28 @@ def _cut(text: str, limit: int) -> str:
     return f"{shorter} …" if space else "…"
 
 
-def _known(known: Iterable[str]) -> set[str]:
+def _known(known: Iterable[str], secrets: Iterable[str]) -> tuple[list[str], list[str]]:
+    """What is to be taken out wherever it stands, and the plain words, longest first."""
+    anywhere: set[str] = set()
     words: set[str] = set()
     for value in known:
         value = _one_line(value)
-        local = value.rpartition("@")[0]
-        words |= {word for word in (value, local) if len(word) >= 3}
-    return words
+        for part in (value, value.rpartition("@")[0].strip('"')):
+            if len(part) < 3 or all(word.casefold() in COMMON for word in part.split()):
+                continue
+            (words if part.isalpha() else anywhere).add(part)
+    anywhere.update(value for value in map(_one_line, secrets) if len(value) >= 3)
+    return sorted(anywhere, key=len, reverse=True), sorted(words, key=len, reverse=True)
+
+
+def _in_address_context(word: str) -> Iterable[str]:
+    """Expressions that find a plain word, as the group `word`, where an address would stand."""
+    named = rf"(?P<word>(?!redacted:){re.escape(word)})"
+    yield rf"<{named}>"
+    yield rf"(?:{_BEFORE}){named}(?!\w)"
+    yield rf"[\"'`(\[]{named}{_AFTER_QUOTES}"
+    yield rf"{_AT_START}{named}{_AFTER_START}"
+    yield rf"(?<!\w){named}{_SPELT_AT}"
 
 
 def _url(url: str, mark: Callable[[str], str]) -> str:

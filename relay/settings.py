@@ -17,7 +17,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -39,6 +39,7 @@ PREFIX = "RELAY_"
 _OUTSIDE = {"RELAY_DATA_DIR", "RELAY_CONFIG", "RELAY_TOKEN"}  # options of commands, not settings
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NO_DURATION = "a duration is a number of seconds, or a number with ms, s, m, h or d"
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", re.ASCII)
 
 
@@ -46,9 +47,46 @@ def parse_duration(value: object) -> object:
     """Turn `5`, `0.5`, `"250ms"`, `"7d"` into seconds; anything else is a ValueError."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    if isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+    if isinstance(value, str):
+        return duration(value)
+    raise ValueError(_NO_DURATION)
+
+
+def duration(text: str) -> float:
+    """Return the seconds of `"5"`, `"250ms"`, `"7d"`; anything else is a ValueError."""
+    if match := _DURATION.fullmatch(text):
         return float(match[1]) * _UNITS[match[2] or "s"]
-    raise ValueError("a duration is a number of seconds, or a number with ms, s, m, h or d")
+    raise ValueError(_NO_DURATION)
+
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", re.ASCII | re.IGNORECASE)
+_SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*", re.ASCII)
+
+
+def parse_size(value: object) -> object:
+    """Turn `1000`, `"64k"`, `"1.5G"` (k is 1024) into bytes; anything else is a ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        return int(float(match[1]) * _SIZES[match[2].lower()])
+    raise ValueError("a size is a number of bytes, or a number with k, M or G")
+
+
+def parse_floor(value: object) -> Callable[[int], int]:
+    """Return what makes a floor of the size of a disk: a share of it, or so many bytes."""
+    if isinstance(value, str) and (match := _SHARE.fullmatch(value)):
+        percent = float(match[1])
+        if percent <= 100:
+            return lambda total: int(total * percent / 100)
+    try:
+        size = parse_size(value)
+    except ValueError:
+        raise ValueError(
+            "it must be a number of bytes, a number with k, M or G, or a percentage of the disk"
+        ) from None
+    assert isinstance(size, int)
+    return lambda total: size
 
 
 def parse_address(value: str) -> tuple[str, int]:
@@ -77,6 +115,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _check_floor(value: object) -> object:
+    if value != "":
+        parse_floor(value)
+    return str(value)
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Floor = Annotated[str, BeforeValidator(_check_floor)]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0)]
 Bind = Annotated[str, AfterValidator(_check_address)]
 
@@ -92,13 +138,21 @@ class Database(_Section):
     direct_url: str = ""
     pool_size: Annotated[int, Field(ge=2, le=200)] = 8
     prepare: bool = True
+    call_timeout: Annotated[Seconds, Field(ge=0.1, le=20)] = 15.0
+
+
+def _one_or_several(value: object) -> object:
+    """Turn one string into a list of it, and an empty one into none."""
+    if isinstance(value, str):
+        return (value,) if value else ()
+    return value
 
 
 class Http(_Section):
-    """The control plane's address, and the address that people see."""
+    """The control plane's address, and the addresses that people see."""
 
     bind: Bind = "127.0.0.1:8025"
-    public_url: str = ""
+    public_url: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = ()
     anonymous_rate: Annotated[float, Field(ge=0, le=1_000_000)] = 100.0
     trusted_proxies: tuple[str, ...] = ()
 
@@ -111,13 +165,19 @@ class Http(_Section):
 
     @field_validator("public_url")
     @classmethod
-    def _public_url(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if value and (parts.scheme not in {"http", "https"} or not parts.hostname):
-            raise ValueError(
-                "it must be an http or https address, for example https://relay.example"
-            )
-        return value.rstrip("/")
+    def _public_url(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            parts = urlsplit(url)
+            if parts.scheme not in {"http", "https"} or not parts.hostname:
+                raise ValueError(
+                    "it must be an http or https address, for example https://relay.example"
+                )
+        return tuple(url.rstrip("/") for url in value)
+
+    @property
+    def link_base(self) -> str:
+        """The public address that stands in links; empty: none was said."""
+        return self.public_url[0] if self.public_url else ""
 
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -154,10 +214,42 @@ class Smtp(_Section):
         return value
 
 
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:@[a-z]{2}(?:-[a-z0-9]+){1,4})?", re.ASCII)
+
+
 class Ingest(_Section):
     """Mail that arrives by other ways than SMTP."""
 
     sns_topics: tuple[str, ...] = ()
+    s3_buckets: tuple[str, ...] = ()
+    s3_access_key: str = ""
+    s3_secret_key: str = ""
+    s3_session_token: str = ""
+    s3_endpoint: str = ""
+
+    @field_validator("s3_buckets")
+    @classmethod
+    def _s3_buckets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if not _BUCKET.fullmatch(text):
+                raise ValueError(f"{text!r} is not a bucket or bucket@region")
+        return value
+
+    @field_validator("s3_endpoint")
+    @classmethod
+    def _s3_endpoint(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value and (
+            parts.scheme not in {"http", "https"}
+            or not parts.hostname
+            or "@" in parts.netloc
+            or parts.query
+            or parts.fragment
+        ):
+            raise ValueError("it must be an http or https address, for example https://minio:9000")
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+            raise ValueError("mail is fetched in clear from loopback only; use https")
+        return value.rstrip("/")
 
 
 class Expiry(_Section):
@@ -215,9 +307,27 @@ class Collector(_Section):
     batch_timeout: Seconds = 5.0
     monthly_budget: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     price_per_thousand: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    budget_covers: Literal["letters", "all"] = "letters"
     adaptive: bool = True
     sender: str = ""
     templates: str = ""
+
+
+class Lifecycle(_Section):
+    """The pages that account mail links to."""
+
+    return_url: str = ""
+
+    @field_validator("return_url")
+    @classmethod
+    def _return_url(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value and (parts.scheme not in {"http", "https"} or not parts.hostname):
+            raise ValueError("it must be the http:// or https:// address of a page")
+        # It stands in a header and in a policy.
+        if not value.isascii() or not value.isprintable() or any(c in value for c in " ;,'\"<>"):
+            raise ValueError("it must not hold spaces, quotes, commas or semicolons")
+        return value
 
 
 class Devices(_Section):
@@ -229,6 +339,8 @@ class Devices(_Section):
     receive_bind: Bind = "127.0.0.1:7700"
     ttl: Annotated[Seconds, Field(gt=0)] = 30 * 86400.0
     reap_every: Annotated[Seconds, Field(gt=0)] = 3600.0
+    source_rate: Size = 4 << 20
+    max_bytes: Size = 10 << 30
 
     @field_validator("key")
     @classmethod
@@ -236,6 +348,12 @@ class Devices(_Section):
         if value and not re.fullmatch(r"[0-9a-fA-F]{64}", value):
             raise ValueError("it must be 64 hexadecimal digits, as `relay device keygen` prints")
         return value
+
+
+class Storage(_Section):
+    """The disk of the data directory."""
+
+    min_free: Floor = ""
 
 
 class Log(_Section):
@@ -257,7 +375,9 @@ class Settings(_Section):
     outbound: Outbound = Outbound()
     webhooks: Webhooks = Webhooks()
     collector: Collector = Collector()
+    lifecycle: Lifecycle = Lifecycle()
     devices: Devices = Devices()
+    storage: Storage = Storage()
     log: Log = Log()
 
     @field_validator("secret_key")
@@ -324,6 +444,13 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
             "RELAY_COLLECTOR__MONTHLY_BUDGET and RELAY_COLLECTOR__PRICE_PER_THOUSAND make a rate "
             "together: set both or neither."
         )
+    if settings.ingest.s3_buckets and not (
+        settings.ingest.s3_access_key and settings.ingest.s3_secret_key
+    ):
+        raise ConfigError(
+            "RELAY_INGEST__S3_BUCKETS are read with RELAY_INGEST__S3_ACCESS_KEY and "
+            "RELAY_INGEST__S3_SECRET_KEY: set both."
+        )
     if settings.collector.monthly_budget and settings.collector.price_per_thousand:
         letters = settings.collector.monthly_budget / settings.collector.price_per_thousand * 1000
         if letters < 1:
@@ -332,6 +459,26 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
                 "RELAY_COLLECTOR__PRICE_PER_THOUSAND."
             )
     return settings
+
+
+def ignored(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the variables that look like ours and that Kubernetes made for a Service."""
+    environ = os.environ if environ is None else environ
+    return [name for name in sorted(environ) if _is_of_a_service(name, environ[name])]
+
+
+def _is_of_a_service(variable: str, value: str) -> bool:
+    if re.match(r"RELAY_(PORT(_|$)|SERVICE_)", variable):  # of a Service named relay
+        return True
+    # Of relay-smtp and the like: no setting has this shape, for all have two underscores.
+    match = re.fullmatch(
+        r"RELAY(?:_[A-Z0-9]+)+?_(SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9]+)*|"
+        r"PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)",
+        variable,
+    )
+    if match is None:
+        return False
+    return match[1] != "PORT" or re.match(r"(tcp|udp|sctp)://", value) is not None
 
 
 def _read_file(path: Path, values: dict[str, Any], written: dict[str, str]) -> None:
@@ -364,6 +511,8 @@ def _read_environment(
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in _OUTSIDE:
             continue
+        if variable not in known and _is_of_a_service(variable, environ[variable]):
+            continue
         if variable not in known:
             raise ConfigError(_unknown(variable, variable, list(known)))
         name = known[variable]
@@ -376,12 +525,18 @@ def _read_environment(
             values[section] = value
 
 
+_ONE_OR_SEVERAL = {"http.public_url"}
+"""Lists whose only element may be written without JSON."""
+
+
 def _from_text(name: str, text: str, variable: str) -> object:
     section, _, key = name.partition(".")
     owner = SECTIONS.get(section)
     if owner is None or not key:
         return text
     default = owner.model_fields[key].default
+    if name in _ONE_OR_SEVERAL and not text.lstrip().startswith("["):
+        return text
     if isinstance(default, tuple):
         try:
             items = json.loads(text)
@@ -405,7 +560,20 @@ def _unknown(shown: str, name: str, known: list[str]) -> str:
     return f"{shown} is not a setting of Relay{hint}"
 
 
-_SECRET = {"secret_key", "encryption_keys", "devices.key"}
+_SECRET = {
+    "secret_key", "encryption_keys", "devices.key", "ingest.s3_secret_key",
+    "ingest.s3_session_token",
+}  # fmt: skip
+_MAY_HOLD_A_SECRET = {*_SECRET, "outbound.upstream", "database.url", "database.direct_url"}
+
+
+def forget_secrets() -> None:
+    """Take out of this process's environment what it has read and no child of it needs.
+
+    A filter of the operator's may start programs, too.
+    """
+    for variable in ("RELAY_TOKEN", *map(as_environment, _MAY_HOLD_A_SECRET)):
+        os.environ.pop(variable, None)
 
 
 def _sentence(error: ValidationError, written: Mapping[str, str]) -> str:
@@ -415,7 +583,7 @@ def _sentence(error: ValidationError, written: Mapping[str, str]) -> str:
     shown = written.get(name, as_environment(name))
     reason = first["msg"].removeprefix("Value error, ").rstrip(".")
     reason = reason[:1].lower() + reason[1:] if reason.startswith("Input") else reason
-    if name in {*_SECRET, "outbound.upstream", "database.url"}:
+    if name in _MAY_HOLD_A_SECRET:
         return f"{shown} is not usable: {reason}."  # its value may hold a secret
     return f"{shown} is {first['input']!r}, which is not usable: {reason}."
 

@@ -1,5 +1,6 @@
 """The program from outside: signals, exit codes, what it publishes, several on one database."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,12 +8,17 @@ import smtplib
 import socket
 import stat
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
+import structlog
+from cryptography.fernet import Fernet
 
+from relay.app import log_blocked
+from supervisor import LoopBlocked
 from tests.relay_process import RelayProcess
 
 
@@ -40,7 +46,7 @@ def greeted(relay: RelayProcess) -> smtplib.SMTP:
 
 def test_what_is_published_is_private_and_goes_with_a_clean_stop(tmp_path):
     """relay.json has mode 0600 and the entries of the contract; SIGTERM removes it, exit 0."""
-    relay = RelayProcess(tmp_path / "var")
+    relay = RelayProcess(tmp_path / "var", env={"RELAY_SERVICE_HOST": "10.0.0.1"})
     relay.start()
     assert stat.S_IMODE(relay.run_file.stat().st_mode) == 0o600
     ports = {"http", "smtp", "devices_push", "devices_receive"}
@@ -49,10 +55,56 @@ def test_what_is_published_is_private_and_goes_with_a_clean_stop(tmp_path):
     with psycopg.connect(relay.run["database_url"]) as database:
         assert database.execute("SELECT count(*) FROM relay.mailboxes").fetchone() == (0,)
     assert [line["smtp"] for line in logged(relay, "relay.ready")] == [relay.run["smtp"]]
+    ignored = [line["names"] for line in logged(relay, "relay.ignored_variables")]
+    assert ignored == [["RELAY_SERVICE_HOST"]]
     assert relay.stop() == 0
     assert not relay.run_file.exists()
     for line in relay.log_file.read_text().splitlines():
         assert {"timestamp", "level", "event", "actor"} <= set(json.loads(line))
+
+
+def test_no_child_of_a_relay_is_told_its_secrets(tmp_path):
+    """Neither the database nor the parser inherits keys, URLs or what other programs were given."""
+    secrets = {
+        "RELAY_SECRET_KEY": "ab" * 32,
+        "RELAY_ENCRYPTION_KEYS": Fernet.generate_key().decode(),
+        "RELAY_DEVICES__KEY": "cd" * 32,
+        "RELAY_TOKEN": "rk_0123456789abcdef",
+        "RELAY_OUTBOUND__UPSTREAM": "smtps://shop:geheim@127.0.0.1:9",
+        "SHOP_API_KEY": "hunter2",
+    }
+    with RelayProcess(tmp_path / "var", env=secrets) as relay:
+        with greeted(relay) as client:
+            client.sendmail("a@shop.example", relay.create_mailbox(), b"Subject: a\r\n\r\nb\r\n")
+        eventually(
+            lambda: any(b"relay.mailboxes.worker" in line for line, _ in _descendants(relay.pid))
+        )
+        family = _descendants(relay.pid)
+    assert any(b"postgres" in command for command, _ in family)
+    for command, environment in family:
+        assert b"PATH=" in environment or b"postgres: " in command, command
+        for name, value in secrets.items():
+            assert f"{name}=".encode() not in environment, command
+            assert value.encode() not in environment, command
+
+
+def _descendants(pid: int) -> list[tuple[bytes, bytes]]:
+    """Return command line and environment of each process below `pid`."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+    family = [pid]
+    for parent in family:
+        family += [child for child, its in parents.items() if its == parent]
+    found = []
+    for child in family[1:]:
+        with contextlib.suppress(OSError):
+            place = Path(f"/proc/{child}")
+            found.append(((place / "cmdline").read_bytes(), (place / "environ").read_bytes()))
+    return found
 
 
 def test_a_message_that_is_arriving_at_sigterm_may_finish(tmp_path):
@@ -231,3 +283,24 @@ def test_it_runs_as_root_in_a_home_that_nobody_else_may_enter(tmp_path):
     with RelayProcess(home / "deep" / "var") as relay:
         assert relay.create_mailbox()
     assert stat.S_IMODE(Path(home).stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(("seconds", "level"), [(0.2, "warning"), (1.0, "error")])
+def test_a_short_pause_of_the_loop_is_a_line_and_a_long_one_a_stack(
+    seconds: float, level: str
+) -> None:
+    """Below a second a warning with the innermost frames, from there on an error with them all."""
+    stack = "".join(traceback.format_stack())
+    with structlog.testing.capture_logs() as lines:
+        log_blocked(LoopBlocked(1.0, "writer", "the task", stack, seconds))
+    (line,) = lines
+    assert (line["event"], line["log_level"]) == ("loop.blocked", level)
+    if level == "error":
+        assert line["stack"] == stack
+        return
+    assert line["where"].startswith(
+        "test_a_short_pause_of_the_loop_is_a_line_and_a_long_one_a_stack"
+    )
+    assert "\n" not in line["where"]
+    assert line["where"].count(" < ") == 2
+    assert "stack" not in line

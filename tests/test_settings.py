@@ -9,6 +9,7 @@ from relay.errors import ConfigError
 from relay.settings import (
     Settings,
     as_environment,
+    ignored,
     is_loopback,
     known_names,
     load,
@@ -66,6 +67,21 @@ def test_durations_carry_a_unit_or_are_seconds(text, seconds):
     assert parse_duration(text) == seconds
 
 
+@pytest.mark.parametrize(
+    ("text", "urls"),
+    [
+        ("", ()),
+        ("https://a.example/", ("https://a.example",)),
+        ('["https://a.example", "http://relay:8025"]', ("https://a.example", "http://relay:8025")),
+    ],
+)
+def test_the_public_address_is_one_or_several(text, urls):
+    """The first stands in links."""
+    settings = load(environ={"RELAY_HTTP__PUBLIC_URL": text})
+    assert settings.http.public_url == urls
+    assert settings.http.link_base == (urls[0] if urls else "")
+
+
 @pytest.mark.parametrize("text", ["", "5x", "-1", "1 2", "s", "1e3", True, None])
 def test_what_is_no_duration_is_refused(text):
     """Nothing is guessed about a malformed duration."""
@@ -112,6 +128,26 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(environ, sentence):
     assert next(iter(environ)) in message
 
 
+def test_the_variables_of_a_kubernetes_service_are_ignored():
+    """A Service named relay, or relay-smtp, beside the relay's pod is no misspelt setting."""
+    made = {
+        "RELAY_PORT": "tcp://10.0.0.1:25",
+        "RELAY_PORT_25_TCP": "tcp://10.0.0.1:25",
+        "RELAY_PORT_25_TCP_ADDR": "10.0.0.1",
+        "RELAY_SERVICE_HOST": "10.0.0.1",
+        "RELAY_SERVICE_PORT_SMTP": "25",
+        "RELAY_SMTP_PORT": "tcp://10.0.0.2:25",
+        "RELAY_SMTP_PORT_25_TCP_PROTO": "tcp",
+        "RELAY_SMTP_SERVICE_HOST": "10.0.0.2",
+    }
+    environ = made | {"RELAY_LOG__LEVEL": "debug"}
+    assert load(environ=environ).log.level == "debug"
+    assert ignored(environ) == sorted(made)
+    for name in ("RELAY_PORTS", "RELAY_SMTP_PORT", "RELAY_SMTP__PORT", "RELAY_SERVICES"):
+        with pytest.raises(ConfigError, match=f"{name} is not a setting"):
+            load(environ={name: "2525"})
+
+
 def test_an_unknown_name_in_the_file_is_an_error_that_names_the_file(tmp_path):
     """A misspelt key in TOML is found like one in the environment."""
     file = tmp_path / "relay.toml"
@@ -131,6 +167,28 @@ def test_a_secret_is_neither_echoed_nor_shown():
     assert show(load(environ={"RELAY_DEVICES__KEY": "5a" * 32}))["devices.key"] == "***"
     shown = show(load(environ={"RELAY_DATABASE__URL": "postgresql://u:hunter2@db/relay"}))
     assert shown["database.url"] == "postgresql://u:***@db/relay"
+    secrets = {
+        "RELAY_INGEST__S3_SECRET_KEY": "hunter2",
+        "RELAY_INGEST__S3_SESSION_TOKEN": "hunter2",
+    }
+    assert "hunter2" not in str(show(load(environ=secrets)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("S3_BUCKETS", '["Not A Bucket"]', "not a bucket"),
+        ("S3_BUCKETS", '["mail@evil.example"]', "not a bucket"),
+        ("S3_BUCKETS", '["mail"]', "S3_ACCESS_KEY"),
+        ("S3_ENDPOINT", "ftp://x", "http or https"),
+        ("S3_ENDPOINT", "http://minio.example:9000", "loopback"),
+        ("S3_ENDPOINT", "https://u:p@minio.example", "http or https"),
+    ],
+)
+def test_where_mail_lies_in_s3_is_checked(name, value, reason):
+    """Buckets, their keys and another endpoint are refused at the start where they cannot work."""
+    with pytest.raises(ConfigError, match=reason):
+        load(environ={f"RELAY_INGEST__{name}": value})
 
 
 def test_every_variable_of_the_settings_is_known():
@@ -155,3 +213,20 @@ def test_loopback_is_told_from_the_world():
         is_loopback(host) for host in ("localhost", "a.localhost", "127.8.9.1", "::1", "[::1]")
     )
     assert not any(is_loopback(host) for host in ("10.0.0.1", "example.org", "0.0.0.0", "::"))
+
+
+@pytest.mark.parametrize("text", ["", "0", "1000000", "500M", "1.5G", "5%"])
+def test_the_floor_of_free_space(text, tmp_path):
+    """It is kept as it was written, in a file as a number too."""
+    environ = {"RELAY_STORAGE__MIN_FREE": text}
+    assert load(environ=environ).storage.min_free == text
+    file = tmp_path / "relay.toml"
+    file.write_text("[storage]\nmin_free = 1000000\n")
+    assert load(config=file, environ={}).storage.min_free == "1000000"
+
+
+@pytest.mark.parametrize("text", ["much", "-5", "150%", "5 k%"])
+def test_what_is_no_floor(text):
+    """The sentence names the variable and says what it may be."""
+    with pytest.raises(ConfigError, match=r"RELAY_STORAGE__MIN_FREE.*percentage of the disk"):
+        load(environ={"RELAY_STORAGE__MIN_FREE": text})

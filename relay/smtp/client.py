@@ -33,6 +33,7 @@ import base64
 import binascii
 import re
 from collections import deque
+from collections.abc import Callable
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
@@ -153,7 +154,9 @@ class UnfitMail(PermanentFailure, ValueError):
 
 PLAIN = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.\-]+@[A-Za-z0-9](?:[A-Za-z0-9.\-]*[A-Za-z0-9])?")
 _TEXT = r"[^\x00-\x20\x7f-\x9f<>()\[\]\\,;:\"@\s\ud800-\udfff]"
-_QUOTED = r'"(?:[^\x00-\x1f\x7f-\x9f"\\\u2028\u2029\ud800-\udfff]|\\[\x20-\x7e])*"'
+# No angle brackets, which it might hold (RFC 5321, 4.1.2): a server that looks for the path's end
+# without reading quotes would find another address, and parameters of somebody else's.
+_QUOTED = r'"(?:[^\x00-\x1f\x7f-\x9f"\\<>\u2028\u2029\ud800-\udfff]|\\[\x20-\x3b=\x3f-\x7e])*"'
 _PATH = re.compile(rf"(?:{_TEXT}+|{_QUOTED})@(?:{_TEXT}+|\[[A-Za-z0-9:.\-]+\])")
 MAX_PATH_BYTES = 254
 
@@ -270,6 +273,10 @@ class _Transaction:
         self.trace: list[Step] = []
 
 
+Following = Mail | Callable[[float], Mail | None] | None
+"""The mail that comes next on a connection; or who knows it when it is time to announce it, and
+is told what time that is."""
+
 _RSET = b"RSET\r\n"
 _ORDINARY = {code: Seen(code // 100 - 2) for code in range(200, 600)} | {421: Seen.CLOSING}
 
@@ -315,7 +322,7 @@ class SmtpClient:
         self._greeted_with = b"EHLO"
         self._current: _Transaction | None = None
         self._ahead: _Transaction | None = None
-        self._following: Mail | None = None
+        self._following: Following = None
         self._tail = 0
         self._needs_reset = False
         self._voiding = False
@@ -479,14 +486,15 @@ class SmtpClient:
         mail: Mail,
         now: float,
         *,
-        following: Mail | None = None,
+        following: Following = None,
         body_by: float = float("inf"),
     ) -> None:
         """Take a mail in hand.
 
         `following`: the mail that will be begun next, for certain; its group may go out with
-        this mail's dot.  `body_by`: after this instant the message is not begun any more, as no
-        time would be left to wait for the answer to its dot.
+        this mail's dot.  Or who is asked for it when this mail's body goes out.
+        `body_by`: after this instant the message is not begun any more, as no time would be left
+        to wait for the answer to its dot.
         """
         if not self.ready or (self._current is not None and self.result is None):
             raise Bug("a mail was begun on a connection that is not ready for one")
@@ -727,11 +735,11 @@ class SmtpClient:
             transaction.delivering = True
             self._tail = 0
             following = self._following
-            if (
-                following is not None
-                and "PIPELINING" in self.features
-                and self._refusal(following) is None
-            ):
+            if following is None or "PIPELINING" not in self.features:
+                return
+            if not isinstance(following, Mail):
+                following = following(now)
+            if following is not None and self._refusal(following) is None:
                 self._ahead = _Transaction(following)
                 self._tail = self._write_group(self._ahead, now)
 

@@ -39,7 +39,7 @@ import trio
 from relay.errors import ConfigError, TemporaryFailure
 from relay.public import NotPublic, addresses_of
 from relay.smtp.auth import Credentials
-from relay.smtp.client import Mail, Outcome, Phase, SmtpClient, Step, Verdict
+from relay.smtp.client import Following, Mail, Outcome, Phase, SmtpClient, Step, Verdict
 from relay.smtp.replies import ReplyLimits
 
 CHUNK = 8192
@@ -472,13 +472,14 @@ class Connection:
     # --- mails ---
 
     async def deliver(
-        self, mail: Mail, following: Mail | None = None, *, deadline: float = math.inf
+        self, mail: Mail, following: Following = None, *, deadline: float = math.inf
     ) -> tuple[Outcome, ...]:
         """Send one mail; returns the outcome of each recipient, in order.
 
         `following`: the mail that this connection gets next.  Its MAIL, RCPT and DATA go out
         with this mail's dot, so it must be the next one delivered here, or none: an announced
-        mail that is not delivered leaves no way but to close.
+        mail that is not delivered leaves no way but to close.  Or who is asked for it when the
+        dot is about to go out: what is decided then has not waited behind a peer that hangs.
         `deadline`: an instant on Trio's clock by which all is over; `Deadlines.total` holds too.
         """
         core, wire, deadlines = self._core, self._wire, self._deadlines

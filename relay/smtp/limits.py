@@ -1,10 +1,9 @@
 """What one stranger, and all of them together, may take of this process.
 
-`SmtpLimits` is the whole set of numbers.  `Gate` counts connections, in all and by peer.
-`Budget` counts the bytes of messages that are being received or stored, each with a `Share` of
-it: the sum of what all sessions hold is bounded, whatever each of them announces.  When there is
-no room, slow messages lose their shares to others, so that nobody keeps it for as long as a
-message may drip.
+`SmtpLimits` is the whole set of numbers; connections are counted by `relay.peers`.  `Budget` counts
+the bytes of messages that are being received or stored, each with a `Share` of it: the sum of what
+all sessions hold is bounded, whatever each of them announces.  When there is no room, slow messages
+lose their shares to others, so that nobody keeps it for as long as a message may drip.
 
 Promises: nothing here waits, nothing here allocates by what a peer sends, and what was let in
 or taken is given back exactly once.
@@ -16,7 +15,6 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +28,8 @@ class SmtpLimits:
     max_message_bytes: int = 26_214_400
     max_connections: int = 1000
     max_connections_per_peer: int = 100
+    idle_patience: float = 10.0
+    """How long a session may be idle before it gives its place to a newcomer who would get none."""
     max_recipients: int = 100
     max_line_bytes: int = 2048
     """A command with its CRLF; RFC 5321 asks for 512, SMTPUTF8 and parameters for more."""
@@ -47,6 +47,14 @@ class SmtpLimits:
     """… come faster than this, bytes a second, or its place is given to another."""
     discard_factor: int = 10
     """A message is read and discarded up to this many times the limit, then the session ends."""
+    free_misses: int = 100
+    """Unknown recipients that a peer may name, over all its sessions, without being slowed."""
+    miss_delay: float = 0.05
+    """Seconds that each one more makes it wait longer for the answer, …"""
+    longest_miss: float = 5.0
+    """… up to these."""
+    misses_forgotten: float = 1.0
+    """Misses of a peer that are forgotten a second."""
     command_timeout: float = 300.0
     """From one reply to the end of the next command (RFC 5321, 4.5.3.2.7)."""
     data_timeout: float = 180.0
@@ -72,49 +80,39 @@ class SmtpLimits:
         return max(64 * MIB, 2 * self.max_message_bytes)
 
 
-def peer_key(host: str) -> str:
-    """Return what a peer is counted by: its IPv4 address, or its IPv6 /64.
+class Misses:
+    """How long a peer waits to hear that a recipient is unknown; others never wait for it.
 
-    One subscriber commonly has a whole /64, so a single IPv6 address identifies nobody.
+    A leaky bucket by peer: a few wrong addresses cost nothing, whoever guesses is told ever later,
+    and all is forgotten with time.  Who asks for addresses that exist is not held up, so an honest
+    sender behind the same address loses its own typing errors' time and no more.
+
+    What is remembered of a peer is bounded by what makes it wait the longest: an hour of guessing
+    is forgotten as soon as a minute's.  It counts misses alone, whatever an address is unknown for:
+    one that has expired waits as long as one that never was.  Times are seconds of any clock that
+    only rises.
     """
-    if ":" not in host:
-        return host
-    try:
-        address = ipaddress.IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
-
-class Gate:
-    """Counts open sessions and refuses those above a cap."""
+    PEERS = 10_000
+    """How many peers are remembered; above, the one whose last miss is longest ago is forgotten."""
 
     def __init__(self, limits: SmtpLimits) -> None:
         self._limits = limits
-        self._peers: dict[str, int] = {}
-        self.open = 0
+        self._most = limits.free_misses + (
+            limits.longest_miss / limits.miss_delay if limits.miss_delay > 0 else 0.0
+        )
+        self._peers: dict[str, tuple[float, float]] = {}  # misses not forgotten yet, as of a time
 
-    def enter(self, key: str) -> str | None:
-        """Let a peer in, or return the reply that refuses it."""
-        if self.open >= self._limits.max_connections:
-            return "421 4.3.2 Too many connections, try again later"
-        mine = self._peers.get(key, 0)
-        if mine >= self._limits.max_connections_per_peer:
-            return "421 4.7.0 Too many connections from your address"
-        self._peers[key] = mine + 1
-        self.open += 1
-        return None
-
-    def leave(self, key: str) -> None:
-        """Give back what `enter` let in."""
-        self.open -= 1
-        left = self._peers[key] - 1
-        if left:
-            self._peers[key] = left
-        else:
-            del self._peers[key]
+    def note(self, peer: str, now: float) -> float:
+        """Count a miss of `peer` (a `peer_key`); return the seconds after which it is answered."""
+        limits = self._limits
+        count, since = self._peers.pop(peer, (0.0, now))
+        count = max(0.0, count - (now - since) * limits.misses_forgotten) + 1
+        count = min(count, self._most)
+        if len(self._peers) >= self.PEERS:
+            del self._peers[next(iter(self._peers))]
+        self._peers[peer] = count, now
+        return min(max(0.0, count - limits.free_misses) * limits.miss_delay, limits.longest_miss)
 
 
 class Budget:

@@ -10,7 +10,8 @@ Promises:
   554 5.6.0; a command with one is refused with 500 5.5.2; neither ever becomes two.
 - A session costs a bounded amount of memory and time, whatever its peer sends or withholds:
   every wait has a deadline, every buffer a cap, all messages together a budget.
-- Trouble of ours is 4xx and says nothing about its cause.
+- Trouble of ours is 4xx and says nothing about its cause, but for a disk that is nearly full
+  (452 4.3.1): at MAIL, by the announced size too, and at the dot.
 - Replies to a pipelined group leave in one segment, and carry enhanced status codes.
 
 Fails: a peer that breaks the connection ends its session, nobody else's.  A message that was
@@ -40,11 +41,12 @@ from aiosmtpd.smtp import Session as Conversation
 from prometheus_client import Counter, Gauge
 from trio.lowlevel import wait_readable, wait_writable
 
-from relay.errors import TemporaryFailure
+from relay.errors import OverQuota, TemporaryFailure
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.peers import Gate, Place, TurnedAway, peer_key
 from relay.smtp.data import DataDecoder
-from relay.smtp.limits import Budget, Gate, SmtpLimits, peer_key
+from relay.smtp.limits import Budget, Misses, SmtpLimits
 from relay.smtp.syntax import (
     FOREIGN_SIZE,
     HTTP_VERBS,
@@ -56,6 +58,7 @@ from relay.smtp.syntax import (
     foreign_reply,
 )
 from relay.smtp.turns import Answer, Seat, Turns
+from relay.storage import AMPLE, REFUSED, Space
 
 log = get_logger()
 
@@ -68,7 +71,16 @@ _ACCEPT_PAUSE = 0.1  # s; out of file descriptors: let sessions end first
 _SMUGGLING_SILENCE = 0.25  # s; see Session._refuse_bare
 _ENDLESS_LINE = 1024 * 1024  # bytes of one command line that are discarded before we hang up
 
+_NOT_LET_IN = {
+    TurnedAway.PEER: "421 4.7.0 Too many connections from your address",
+    TurnedAway.FULL: "421 4.3.2 Too many connections, try again later",
+}
+_BETWEEN_COMMANDS = 2.0  # s; for which a session that has begun a transaction is not idle
+
 _UNKNOWN = "550 5.1.1 No such mailbox here"
+
+_NO_SPACE = "452 4.3.1 Too little disk space is left here, try again later"
+_no_space = REFUSED.labels("mail")
 
 _SENDER_OK, _RECIPIENT_OK = "250 2.1.0 OK", "250 2.1.5 OK"
 _READY = {reply: reply.encode() + b"\r\n" for reply in (_SENDER_OK, _RECIPIENT_OK)}
@@ -90,6 +102,16 @@ _MESSAGES = Counter(
 _accepted, _rejected, _deferred = (
     _MESSAGES.labels(name) for name in ("accepted", "rejected", "deferred")
 )
+_RECIPIENTS = Counter(
+    "relay_smtp_recipients_refused",
+    "Recipients refused, by why: unknown (no such address), expired (its mailbox is over),"
+    " over_quota (it is full), filter (the operator's).",
+    ["why"],
+    registry=registry,
+)
+_recipients_refused = {
+    why: _RECIPIENTS.labels(why) for why in ("unknown", "expired", "over_quota", "filter")
+}
 _BYTES = Counter("relay_smtp_received_bytes", "Bytes of messages accepted.", registry=registry)
 _OPEN = Gauge("relay_smtp_sessions_open", "SMTP sessions open now.", registry=registry)
 _BUFFERED = Gauge(
@@ -98,10 +120,14 @@ _BUFFERED = Gauge(
 
 
 class Mailboxes(Protocol):
-    """Where a session's mail goes.  Both calls raise `TemporaryFailure` for trouble of ours."""
+    """Where a session's mail goes.
 
-    def find(self, address: str) -> Answer[bool]:
-        """Whether a live mailbox has this canonical address, now."""
+    Both answers raise `TemporaryFailure` for trouble of ours, of its kinds `OverQuota` where the
+    mailbox (of `store`: every one) holds as much as it may.
+    """
+
+    def find(self, address: str) -> Answer[str | None]:
+        """Why no mail is taken for this canonical address now (unknown, expired); None: it is."""
 
     def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Answer[str | None]:
         """Make a message durable; an id to show, or None when no recipient is live any more."""
@@ -172,15 +198,24 @@ class Server:
         limits: SmtpLimits | None = None,
         domains: Sequence[str] = ("relay.localhost",),
         filter_: Filter | None = None,
+        space: Space = AMPLE,
     ) -> None:
-        """`domains`: the first names us in replies, and is postmaster's."""
+        """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk."""
         self.mailboxes = mailboxes
         self.canonical = canonical
         self.limits = SmtpLimits() if limits is None else limits
         self.hostname = domains[0]
         self.filter = filter_
-        self.gate = Gate(self.limits)
+        self.space = space
+        self.gate = Gate(
+            "smtp",
+            self.limits.max_connections,
+            self.limits.max_connections_per_peer,
+            local_per_peer=self.limits.max_connections_per_peer,
+            patience=self.limits.idle_patience,
+        )
         self.budget = Budget(self.limits)
+        self.misses = Misses(self.limits)
         self.sessions: set[Session] = set()
         self.draining = False
         self.greeting = f"220 {self.hostname} ESMTP Relay\r\n".encode()
@@ -228,7 +263,7 @@ class Server:
                 self._welcome(sock, address, nursery, paused=paused())
 
     def drain(self) -> None:
-        """Say 421 to idle sessions now, and to the others when their message is done."""
+        """Say 421 now, and to those whose message is arriving when it is done."""
         self.draining = True
         for session in tuple(self.sessions):
             session.drain()
@@ -253,32 +288,35 @@ class Server:
         self, sock: socket.socket, address: Any, nursery: trio.Nursery, *, paused: bool
     ) -> None:
         host = str(address[0])
-        key = peer_key(host)
-        refusal = (
-            "421 4.3.2 Paused, try again later" if paused or self.draining else self.gate.enter(key)
-        )
-        if refusal is not None:
-            # A flood must stay cheap: no task, no object, no line in the log for each of them.
-            _refused.inc()
-            self._complain("smtp.refused", peer=host, reply=refusal)
-            with contextlib.suppress(OSError):  # it is gone already
-                sock.setblocking(False)
-                sock.send(refusal.encode() + b"\r\n")
-            sock.close()
+        if paused or self.draining:
+            self._turn_away(sock, host, "421 4.3.2 Paused, try again later")
+            return
+        self.now = max(self.now, trio.current_time())
+        place = self.gate.enter(host, self.now)
+        if isinstance(place, TurnedAway):
+            self._turn_away(sock, host, _NOT_LET_IN[place])
             return
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             sock.close()
-            self.gate.leave(key)
+            place.leave()
             return
-        self.now = max(self.now, trio.current_time())
-        session = Session(self, sock, address)
+        session = place.guest = Session(self, sock, address)
         self.sessions.add(session)
-        nursery.start_soon(self._attend, session, key)
+        nursery.start_soon(self._attend, session, place)
 
-    async def _attend(self, session: Session, key: str) -> None:
+    def _turn_away(self, sock: socket.socket, host: str, reply: str) -> None:
+        """Refuse a connection: no task, no object, no line in the log for each of a flood."""
+        _refused.inc()
+        self._complain("smtp.refused", peer=host, reply=reply)
+        with contextlib.suppress(OSError):  # it is gone already
+            sock.setblocking(False)
+            sock.send(reply.encode() + b"\r\n")
+        sock.close()
+
+    async def _attend(self, session: Session, place: Place) -> None:
         try:
             await session.run()
         except Exception:
@@ -286,7 +324,7 @@ class Server:
             log.exception("smtp.session_failed")
         finally:
             self.sessions.discard(session)
-            self.gate.leave(key)
+            place.leave()
             _served.inc()
 
     def _complain(self, event: str, **values: Any) -> None:
@@ -295,6 +333,11 @@ class Server:
         if now - self._complained_at >= 1.0:
             self._complained_at = now
             log.warning(event, **values)
+
+
+def _announced(options: Sequence[str]) -> int:
+    """Return the bytes that MAIL says the message has; 0 where it says nothing."""
+    return next((int(one[5:]) for one in options if one.startswith("SIZE=")), 0)
 
 
 def _prototype(server: Server) -> dict[str, Any]:
@@ -357,13 +400,16 @@ class Session(SMTP):
         self._input = b""
         self._at = 0  # how much of it was read
         self._output: list[bytes] = []
-        self._waiting = False  # for the peer's next command, and with nothing half done
+        self._waiting = False  # for the peer's next command, or the rest of it
+        self._waiting_since = server.now
+        self._delayed = False  # and it is we who keep the peer waiting, for what it guessed
         self._receiving = False  # between 354 and the final dot
         self._suspect = False  # see _refuse_bare
         self._farewell = "421 4.3.2 Shutting down"
         self._path_code = "5.1.3"  # of a malformed address: sender's or recipient's
         self._errors = self._unknown = self._idle_commands = 0
         self._stored = self._refused = 0
+        self._turned_down: dict[str, int] = {}  # recipients, by why
         self._shown_session: Conversation | None = None  # the filter's own, made when it is asked
         self._set_post_data_state()
 
@@ -403,9 +449,24 @@ class Session(SMTP):
             return "broken"  # by the peer, in whatever we were doing
 
     def drain(self) -> None:
-        """The relay stops: end now if nothing is in hand, else when the message is done."""
-        if self._waiting and self.envelope.mail_from is None:
+        """The relay stops: end now, unless a message is arriving, or a command being obeyed."""
+        if self._waiting:
             self._end("draining", "421 4.3.2 Shutting down")
+
+    def idle_since(self) -> float | None:
+        """Since when it waits for its peer's next command; None while one is being obeyed.
+
+        One that waits for a guesser's answer gives way at once: the delay is no claim to a place.
+        """
+        if not self._waiting:
+            return None
+        if self._delayed:
+            return -math.inf
+        return self._waiting_since + (0.0 if self.envelope.mail_from is None else _BETWEEN_COMMANDS)
+
+    def give_way(self) -> None:
+        """Somebody else has its place."""
+        self._end("gave_way", "421 4.3.2 Too many connections, and this one was idle")
 
     def expire(self) -> None:
         """The peer is out of time."""
@@ -430,7 +491,8 @@ class Session(SMTP):
                 pass
 
     def _log_end(self, reason: str, seconds: float) -> None:
-        write = log.info if self._stored or self._refused or self._errors else log.debug
+        happened = self._stored or self._refused or self._errors or self._turned_down
+        write = log.info if happened else log.debug
         write(
             "smtp.session_ended",
             peer=self._host,
@@ -438,6 +500,7 @@ class Session(SMTP):
             accepted=self._stored,
             refused=self._refused,
             errors=self._errors,
+            **{f"recipients_{why}": count for why, count in self._turned_down.items()},
             seconds=round(seconds, 3),
         )
 
@@ -491,14 +554,15 @@ class Session(SMTP):
         """Return the next command without its CRLF, or None when it was too long to keep."""
         end = self._input.find(b"\r\n", self._at)
         if end < 0:
-            self.due = min(self.server.now + self.limits.command_timeout, self._transaction_until)
+            self._waiting_since = now = self.server.now
+            self.due = min(now + self.limits.command_timeout, self._transaction_until)
             while end < 0:
+                self._waiting = True
                 if self._at != len(self._input):
                     await self._rest_of_line()
                 else:
-                    self._waiting = True
                     await self._fill()
-                    self._waiting = False
+                self._waiting = False
                 end = self._input.find(b"\r\n", self._at)
                 if end < 0 and len(self._input) - self._at > self.limits.max_line_bytes:
                     await self._skip_line()
@@ -555,7 +619,7 @@ class Session(SMTP):
         """Obey one command after another; return why the session ends."""
         limits = self.limits
         while True:
-            if self.server.draining and self.envelope.mail_from is None:
+            if self.server.draining:
                 raise _Over("draining", "421 4.3.2 Shutting down")
             self._seat.go_out()
             line = await self._line()
@@ -655,6 +719,10 @@ class Session(SMTP):
             if arg.startswith("<") and not arg[: len(arg) - len(rest)].rstrip().endswith(">"):
                 return None, None
             if '"' in address and not QUOTED.fullmatch(address):
+                return None, None
+            # Allowed in quotes (RFC 5321, 4.1.2), and read as the end of the path by so many
+            # programs behind us that it is an attack on them rather than an address.
+            if address != "<>" and ("<" in address or ">" in address):
                 return None, None
         return address, rest
 
@@ -769,6 +837,10 @@ class Session(SMTP):
         return MISSING
 
     async def _mail(self, address: str, options: list[str]) -> str:
+        if self.server.space.short(_announced(options) if options else 0):
+            self._idle_commands += 1
+            _no_space.inc()
+            return _NO_SPACE
         if self.server.filter is not None:
             refusal = await self._consult("MAIL", address, options)
             if refusal is not None:
@@ -784,23 +856,44 @@ class Session(SMTP):
         try:
             canonical = self.server.canonical(address)
         except ValueError:
-            return _UNKNOWN
+            return await self._miss("unknown")
         if canonical in self._recipients:
             self._idle_commands += 1  # or a transaction would grow as long as it is repeated
             return _RECIPIENT_OK
         try:
-            if not await self._seat.wait(self.server.mailboxes.find(canonical)):
-                return _UNKNOWN
+            why_not = await self._seat.wait(self.server.mailboxes.find(canonical))
+            if why_not is not None:
+                return await self._miss(why_not)
+        except OverQuota:
+            self._turn_down("over_quota")
+            return "452 4.2.2 Mailbox full, try again later"
         except TemporaryFailure:
             return "451 4.3.0 Try again later"
         if self.server.filter is not None:
             refusal = await self._consult("RCPT", address, options)
             if refusal is not None:
+                self._turn_down("filter")
                 return refusal
         self.envelope.rcpt_tos.append(address)
         self.envelope.rcpt_options.extend(options)
         self._recipients[canonical] = None
         return _RECIPIENT_OK
+
+    def _turn_down(self, why: str, recipients: int = 1) -> None:
+        """Count recipients who get no mail, for the log and the metrics."""
+        self._turned_down[why] = self._turned_down.get(why, 0) + recipients
+        _recipients_refused[why].inc(recipients)
+
+    async def _miss(self, why: str) -> str:
+        """Say that a recipient is unknown, whatever it is: late, to whoever names many such."""
+        self._turn_down(why)
+        delay = self.server.misses.note(peer_key(self._host), self.server.now)
+        if delay:
+            await self._seat.go_home()
+            self._waiting = self._delayed = True  # it may be ended: by a drain, or for a newcomer
+            await trio.sleep(delay)
+            self._waiting = self._delayed = False
+        return _UNKNOWN
 
     # ------------------------------------------------------------------------ the message
 
@@ -857,6 +950,9 @@ class Session(SMTP):
             self._refuse(b"552 5.3.4 Message too large\r\n")
         elif not room:
             self._defer(b"452 4.3.1 Too much mail in flight, try again later\r\n")
+        elif self.server.space.short():
+            _no_space.inc()
+            self._defer(_NO_SPACE.encode() + b"\r\n")
         else:
             await self._store(message.take())
 
@@ -890,10 +986,15 @@ class Session(SMTP):
                 reverse_path or "", tuple(self._recipients), raw
             )
             stored = await self._seat.wait(self._storing)
+        except OverQuota:
+            self._turn_down("over_quota", len(self._recipients))
+            self._defer(b"452 4.2.2 Mailbox full, try again later\r\n")
+            return
         except TemporaryFailure:
             self._defer(b"451 4.3.0 Try again later\r\n")
             return
         if stored is None:
+            self._turn_down("expired", len(self._recipients))
             self._refuse(b"550 5.1.1 No such mailbox here any more\r\n")
             return
         self._output.append(b"250 2.6.0 Stored as %b\r\n" % stored.encode())

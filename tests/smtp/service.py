@@ -86,24 +86,32 @@ class Client:
         return await self.ask(stuffed + b".")
 
 
-class Nobody:
-    """Mailboxes of which there are none, and which answer at once."""
+class _AtOnce:
+    """An answer that is there already."""
 
     settled = True
 
-    def find(self, address: str) -> Nobody:
-        """Nobody lives here."""
-        return self
-
-    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Nobody:
-        """Nothing is stored."""
-        return self
+    def __init__(self, answer: str | None) -> None:
+        self._answer = answer
 
     def then(self, wake: Callable[[], None]) -> None:
         """Never needed."""
 
-    def result(self) -> Any:
-        """Nobody, nothing."""
+    def result(self) -> str | None:
+        """The answer."""
+        return self._answer
+
+
+class Nobody:
+    """Mailboxes of which there are none, and which answer at once."""
+
+    def find(self, address: str) -> _AtOnce:
+        """Nobody lives here."""
+        return _AtOnce("unknown")
+
+    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> _AtOnce:
+        """Nothing is stored."""
+        return _AtOnce(None)
 
 
 class Service:

@@ -442,7 +442,8 @@ def test_auth_login_answers_its_two_questions():
 @pytest.mark.parametrize(
     "bad",
     ["", "a", "a@b\r\nRCPT TO:<c@d>", "a@b\n", "a\0@b", "a@b>", "<a@b", "a b@c", "a@b c", "a@@b",
-     '"a\r\n"@b', '"a"b"@c', "a@b\x7f", "a@b\u0085", "a@\u2028b", "a\ud800@b", "a@" + "b" * 260],
+     '"a\r\n"@b', '"a>b"@c', '"a<b"@c', '"a\\>b"@c', '"a"b"@c',
+     "a@b\x7f", "a@b\u0085", "a@\u2028b", "a\ud800@b", "a@" + "b" * 260],
 )  # fmt: skip
 def test_no_address_can_become_a_command(bad: str):
     """What cannot stand between angle brackets is refused before a byte is sent."""

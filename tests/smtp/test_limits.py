@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
 
-from relay.smtp.limits import Budget, Gate, SmtpLimits, peer_key
-
-
-def test_the_gate_counts_in_all_and_by_peer():
-    """Each cap has its own refusal, and who leaves makes room."""
-    gate = Gate(SmtpLimits(max_connections=3, max_connections_per_peer=2))
-    assert gate.enter("a") is None
-    assert gate.enter("a") is None
-    assert (gate.enter("a") or "").startswith("421 4.7.0")
-    assert gate.enter("b") is None
-    assert (gate.enter("c") or "").startswith("421 4.3.2")
-    gate.leave("a")
-    assert gate.enter("c") is None
-    assert gate.open == 3
-
-
-@pytest.mark.parametrize(
-    ("host", "key"),
-    [
-        ("192.0.2.1", "192.0.2.1"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-    ],
-)
-def test_a_peer_is_an_address_or_a_subscriber(host, key):
-    """IPv6 is counted by /64, and IPv4 in IPv6 is IPv4."""
-    assert peer_key(host) == key
-
+from relay.smtp.limits import Budget, Misses, SmtpLimits
 
 LIMITS = SmtpLimits(max_buffered_bytes=100, slow_after=10.0, slow_rate=2)
+
+
+def test_who_guesses_is_told_ever_later_and_nobody_else():
+    """The first misses are free, then each is later than the one before, up to a bound."""
+    misses = Misses(SmtpLimits())
+    delays = [misses.note("a", 0.0) for _ in range(300)]
+    assert delays[:100] == [0.0] * 100
+    assert all(later > sooner for sooner, later in itertools.pairwise(delays[99:199]))
+    assert delays[-1] == 5.0
+    assert misses.note("b", 0.0) == 0.0
+
+
+def test_a_guesser_alone_comes_down_to_a_miss_a_second():
+    """However long it goes on: 5,800 a second was the rate without."""
+    misses, now, count = Misses(SmtpLimits()), 0.0, 0
+    while now < 3600:
+        now += misses.note("a", now) + 0.0002
+        count += 1
+    assert count < 3600 + 200
+
+
+def test_an_hour_of_guessing_is_forgotten_in_minutes():
+    """Whoever has the address next, or shares it, does not wait for what was guessed before."""
+    misses = Misses(SmtpLimits())
+    for number in range(360_000):
+        misses.note("a", number / 100)
+    assert misses.note("a", 3600.0) == 5.0
+    assert misses.note("a", 3600.0 + 201.0) == 0.0
+    never = Misses(SmtpLimits(miss_delay=0.0))
+    assert {never.note("a", 0.0) for _ in range(300)} == {0.0}
+
+
+def test_misses_are_forgotten_with_time_and_so_are_peers():
+    """An hour later nobody waits; memory is bounded, whatever addresses strangers have."""
+    misses = Misses(SmtpLimits())
+    for _ in range(1000):
+        misses.note("a", 0.0)
+    assert misses.note("a", 3600.0) == 0.0
+    for number in range(2 * Misses.PEERS):
+        misses.note(str(number), 3600.0)
+    assert len(misses._peers) <= Misses.PEERS
 
 
 class Message:

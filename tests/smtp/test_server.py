@@ -6,6 +6,7 @@ import contextlib
 import socket
 
 import pytest
+import structlog.testing
 import trio
 
 from relay.metrics import registry
@@ -416,6 +417,107 @@ async def test_a_peer_that_reads_nothing_is_cut_off(pool):
     limits = SmtpLimits(reply_timeout=0.3, max_idle_commands=10**9)
     async with serving(pool, limits=limits) as service, service.client() as client:
         await send_until_cut_off(client, b"HELP\r\n" * 10_000)
+
+
+async def test_who_guesses_recipients_waits_and_nobody_else_does(pool):
+    """After a few misses, over all its sessions, each one's answer comes later; known recipients
+    of the same peer are answered as before.  Expired ones wait like those that never were."""
+    limits = SmtpLimits(free_misses=3, miss_delay=30.0, longest_miss=30.0, misses_forgotten=0.0)
+    async with serving(pool, limits=limits) as service:
+        bob = await service.mailbox()
+        gone = await service.mailbox("gone@relay.localhost", -1.0)
+        async with service.client() as first, service.client() as second, service.client() as third:
+            for client in (first, second, third):
+                await client.ask("MAIL FROM:<a@b.example>")
+            replies = {
+                await first.ask(f"RCPT TO:<{address}>")
+                for address in (gone, "never@relay.localhost", "no mailbox@relay.localhost")
+            }
+            assert replies == {"550 5.1.1 No such mailbox here"}
+            await first.send(f"RCPT TO:<{gone}>\r\n".encode())
+            await second.send(b"RCPT TO:<never@relay.localhost>\r\n")
+            assert await first.silent(0.3)
+            assert await second.silent(0.01)
+            with trio.fail_after(10):
+                assert (await third.ask(f"RCPT TO:<{bob}>"))[:3] == "250"
+                async with await trio.open_tcp_stream(
+                    "127.0.0.1", service.port, local_address="127.0.0.9"
+                ) as stream:
+                    other = Client(stream)
+                    assert (await other.reply())[:3] == "220"
+                    await other.ask("EHLO x")
+                    await other.ask("MAIL FROM:<a@b.example>")
+                    assert (await other.ask("RCPT TO:<never@relay.localhost>"))[:3] == "550"
+                service.supervisor.shutdown()  # nor does the end wait for those that wait
+                assert [reply[:3] for reply in await first.replies()] == ["421"]
+
+
+async def test_sessions_that_wait_for_what_they_guessed_keep_no_place_from_a_newcomer(pool):
+    """Those of one address, which has no place left, give way at once, without any patience."""
+    limits = SmtpLimits(
+        max_connections_per_peer=2, free_misses=0, miss_delay=30.0, longest_miss=30.0
+    )
+    async with serving(pool, limits=limits) as service:
+        bob = await service.mailbox()
+        async with service.client() as first, service.client() as second:
+            for client in (first, second):
+                await client.ask("MAIL FROM:<a@b.example>")
+                await client.send(b"RCPT TO:<never@relay.localhost>\r\n")
+            assert await second.silent(0.3)
+            with trio.fail_after(10):
+                async with service.client() as newcomer:
+                    assert [reply[:3] for reply in await first.replies()] == ["421"]
+                    assert (await newcomer.deliver(b"x\r\n", bob))[:3] == "250"
+
+
+async def test_why_recipients_were_refused_is_logged_and_counted_without_them(pool):
+    """One line a session, however many; replies tell unknown from expired as little as before."""
+
+    def counted(why: str) -> float:
+        name = "relay_smtp_recipients_refused_total"
+        return registry.get_sample_value(name, {"why": why}) or 0.0
+
+    before = {why: counted(why) for why in ("unknown", "expired", "over_quota")}
+    await pool.execute("UPDATE relay.plans SET max_messages = 1 WHERE name = 'free'")
+    async with serving(pool) as service:
+        full = await service.mailbox()
+        gone = await service.mailbox("gone@relay.localhost", -1.0)
+        async with service.client() as client:
+            assert (await client.deliver(b"x\r\n", full))[:3] == "250"
+        with structlog.testing.capture_logs() as lines:
+            async with service.client() as client:
+                await client.ask("MAIL FROM:<a@b.example>")
+                said = [
+                    (await client.ask(f"RCPT TO:<{address}>"))[:9]
+                    for address in (full, gone, "never@relay.localhost", "n@elsewhere.example")
+                ]
+                assert said == ["452 4.2.2", "550 5.1.1", "550 5.1.1", "550 5.1.1"]
+                assert (await client.ask("QUIT"))[:3] == "221"
+            with trio.fail_after(5):
+                while not (ended := [line for line in lines if "recipients_unknown" in line]):
+                    await trio.sleep(0.01)
+    assert {why: counted(why) - before[why] for why in before} == {
+        "unknown": 2, "expired": 1, "over_quota": 1,
+    }  # fmt: skip
+    (line,) = ended
+    told = {key: line[key] for key in line if key.startswith("recipients_")}
+    assert told == {
+        "recipients_unknown": 2, "recipients_expired": 1, "recipients_over_quota": 1,
+    }  # fmt: skip
+    assert "relay.localhost" not in str(lines)
+
+
+@pytest.mark.parametrize(
+    "address", ['"a>b"@x.example', '"a<b"@x.example', '"> SIZE=1 <"@relay.localhost', '"\\>"@x']
+)
+async def test_an_angle_bracket_in_quotes_is_refused(pool, address):
+    """A program behind us that does not read quotes would find another address."""
+    async with serving(pool) as service, service.client() as client:
+        bob = await service.mailbox()
+        assert (await client.ask(f"MAIL FROM:<{address}>"))[:3] in ("501", "553")
+        await client.ask("MAIL FROM:<>")
+        assert (await client.ask(f"RCPT TO:<{address}>"))[:3] in ("501", "553")
+        assert (await client.ask(f"RCPT TO:<{bob}>"))[:3] == "250"
 
 
 async def test_connection_caps(pool):

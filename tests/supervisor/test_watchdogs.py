@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor import ChildSpec, Context, LoopBlocked, Mailbox, State, Supervisor, SupervisorSpec
+from supervisor import (
+    BLOCKED_LONG,
+    ChildSpec,
+    Context,
+    LoopBlocked,
+    Mailbox,
+    State,
+    Supervisor,
+    SupervisorSpec,
+)
 from tests.supervisor.house import Actor, running
 
 HERE = Path(__file__).parents[2]
@@ -172,6 +181,29 @@ async def test_a_blocked_loop_is_reported_while_it_is_blocked():
     assert event.name == "a"
     assert 0.04 <= event.seconds < 0.3
     assert "in block" in event.stack
+
+
+async def test_a_loop_blocked_for_a_second_is_reported_once_more():
+    """So that a short pause and a long one can be told apart while the long one lasts."""
+    told: list[float] = []
+
+    async def run(ctx: Context) -> None:
+        ctx.ready()
+        deadline = time.monotonic() + 15
+        while not any(seconds >= BLOCKED_LONG for seconds in told) and time.monotonic() < deadline:
+            block(0.02)  # in one step of the loop
+        await ctx.draining.wait()
+
+    supervisor = Supervisor(blocked_after=0.1, on_blocked=lambda event: told.append(event.seconds))
+    with trio.fail_after(20), supervisor.subscribe() as events:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.run, SupervisorSpec("root", (ChildSpec("a", run),)))
+            async for event in events:
+                if isinstance(event, LoopBlocked) and event.seconds >= BLOCKED_LONG:
+                    break
+            supervisor.shutdown()
+    assert len([seconds for seconds in told if seconds >= BLOCKED_LONG]) == 1
+    assert told[0] < told[-1]
 
 
 def run_program(text: str) -> subprocess.Popen[str]:
