@@ -10,7 +10,14 @@ Promises:
 - A letter that the database refuses fails alone: its batch is done again one by one.
 - A commit that has begun is not broken off by the end of the session that waits for it; when the
   writer itself is cancelled it gets `GRACE` seconds.
-- A commit whose answer was lost is looked up by id on a fresh connection.
+- A commit in doubt (its answer was lost, its wait for a standby cut short) is looked up by id on
+  a fresh connection, together with a commit of the look's own: what is only visible is no 250.
+- A mailbox that holds what its plan allows takes no more: RCPT asks for small mail, and here, at
+  the last moment, for what is large and what came by another way than SMTP.  So a quota is passed
+  by the small messages that sessions had in hand, and no more; a letter with a mailbox that it does
+  not fit is refused whole, so that nobody who was accepted goes without.
+- What is appended to a mailbox's counts is folded before it grows long (a hint: counts are right
+  without, and the reaper does it, too).
 
 Fails: while the database is away every letter is settled with an error at once, and the sender
 answers 4xx; nothing is kept for later, since whoever sent it still has it.
@@ -36,7 +43,16 @@ from actors.letters import Accept, Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
-from relay.mailboxes.accept import LARGE, Row, insert_many, insert_one, stored_among
+from relay.mailboxes.accept import (
+    LARGE,
+    Room,
+    Row,
+    fold,
+    insert_many,
+    insert_one,
+    room_in,
+    stored_among,
+)
 from relay.metrics import registry
 from supervisor import Context, Drained, Held
 
@@ -44,6 +60,10 @@ log = get_logger()
 
 GRACE = 4.0
 """Seconds that a commit under way is given when the writer is cancelled."""
+
+_LONG = 32  # statements that added to a mailbox, after which its counts are folded
+_FOLD_EVERY = 0.25  # s, at most
+_WATCHED = 10_000  # mailboxes
 
 _COMMIT_TIMEOUT = 30.0  # s; the pool's own deadlines come first
 _CHECK_TIMEOUT = 5.0  # s
@@ -74,6 +94,7 @@ async def run(
     writer = _Writer(ctx, pool, stored, batch_rows, batch_bytes, aside)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.hurry)
+        nursery.start_soon(writer.fold)
         async with trio.open_nursery() as lane:
             ctx.ready()
             await writer.commit_all(lane)
@@ -105,6 +126,9 @@ class _Writer:
         self._aside = trio.CapacityLimiter(aside)
         self._shields: set[trio.CancelScope] = set()
         self._latest = math.inf  # for every commit, those that begin later too
+        self._appended: dict[str, int] = {}  # to a mailbox's counts, by its address
+        self._long: set[str] = set()
+        self._to_fold = trio.Event()
 
     async def hurry(self) -> None:
         """When the writer is cancelled, give the commits under way their last seconds."""
@@ -114,6 +138,30 @@ class _Writer:
             self._latest = trio.current_time() + GRACE
             for shield in self._shields:
                 shield.deadline = min(shield.deadline, self._latest)
+
+    async def fold(self) -> None:
+        """Fold the counts of mailboxes that are busy, until cancelled."""
+        while True:
+            await self._to_fold.wait()
+            self._to_fold = trio.Event()
+            addresses, self._long = self._long, set()
+            try:
+                await fold(self._pool, addresses)
+            except (DatabaseUnavailable, psycopg.Error) as error:
+                log.info("writer.counts_not_folded", mailboxes=len(addresses), error=str(error))
+            await trio.sleep(_FOLD_EVERY)
+
+    def _note(self, batch: Sequence[Held[Accept]]) -> None:
+        """Remember to whose counts a statement appended."""
+        appended = self._appended
+        for address in {address for one in batch for _, address in one.letter.recipients}:
+            if (times := appended.pop(address, 0) + 1) < _LONG:
+                appended[address] = times
+            else:
+                self._long.add(address)
+                self._to_fold.set()
+        if len(appended) > _WATCHED:
+            appended.clear()
 
     async def commit_all(self, lane: trio.Nursery) -> None:
         """Take what has gathered and store it, again and again, until drained.
@@ -159,6 +207,9 @@ class _Writer:
         again = any(one.attempts > 1 for one in batch)
         stored: set[UUID] | None
         try:
+            batch = await self._admit(batch)
+            if not batch:
+                return
             stored = await self._insert(batch, again=again)
         except DatabaseUnavailable as error:
             stored = await self._look(batch, str(error))
@@ -182,7 +233,41 @@ class _Writer:
             _settle_failed(batch, "the database did not take the message")
         else:
             _settle_stored(batch, stored)
+            self._note(batch)
             self._announce()
+
+    async def _admit(self, batch: list[Held[Accept]]) -> list[Held[Accept]]:
+        """Settle letters that no longer fit a mailbox of theirs, and return the others.
+
+        All of a letter is refused, or a recipient who was accepted would go without: its sender
+        tries again, and hears at RCPT who has no room.  One that was handed over again may be
+        stored, and is not asked for.
+        """
+        asked = [one for one in batch if one.attempts == 1 and _may_be_full(one.letter)]
+        if not asked:
+            return batch
+        room = await room_in(
+            self._pool, {address for one in asked for _, address in one.letter.recipients}
+        )
+        if not room:
+            return batch
+        rest = []
+        for one in batch:
+            addresses = [address for _, address in one.letter.recipients if address in room]
+            size = len(one.letter.raw)
+            full = frozenset(each for each in addresses if not _fits(room[each], size))
+            if full and one.attempts == 1:
+                one.letter.reply.settle(Accepted({}, full=full))
+                one.done()
+                continue
+            rest.append(one)
+            for each in addresses:  # what is stored before it counts
+                messages, left = room[each]
+                room[each] = Room(
+                    None if messages is None else messages - 1,
+                    None if left is None else left - size,
+                )
+        return rest
 
     def _batches(self, held: Sequence[Held[Accept]]) -> Iterator[list[Held[Accept]]]:
         """Cut what was taken so that no statement grows beyond measure."""
@@ -216,7 +301,7 @@ class _Writer:
         return before | await insert_many(self._pool, rows)
 
     async def _look(self, batch: list[Held[Accept]], why: str) -> set[UUID] | None:
-        """The connection was lost on the way: what of the batch is stored?  None: unknown.
+        """The commit is in doubt: what of the batch is durable?  None: unknown.
 
         None found is unknown as well: the server may still be at work on the statement.
         """
@@ -230,6 +315,17 @@ class _Writer:
 def _alone(letter: Accept) -> bool:
     """Whether a letter has a statement to itself."""
     return len(letter.recipients) != 1 or len(letter.raw) > LARGE
+
+
+def _fits(room: Room, size: int) -> bool:
+    return (room.messages is None or room.messages >= 1) and (
+        room.bytes is None or room.bytes >= size
+    )
+
+
+def _may_be_full(letter: Accept) -> bool:
+    """Whether to ask for room at the last moment."""
+    return not letter.admitted or len(letter.raw) > LARGE
 
 
 def _ids(batch: Sequence[Held[Accept]]) -> list[UUID]:

@@ -3,38 +3,40 @@ the client may read it no more."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from typing import Any
 
 import trio
 
-from relay.http.operations import Refusal
+from relay.http.operations import Standing
 
 
 async def follow(
-    feed: AsyncIterable[Any], *, stop: trio.Event, quiet_after: float, refusal: Refusal
+    feed: AsyncIterable[Any], *, stop: trio.Event, quiet_after: float, standing: Standing
 ) -> AsyncGenerator[Any, None]:
     """Yield the items of `feed`, and None after each `quiet_after` seconds without one.
 
-    Ends with the feed, once `stop` is set, and once there is a `refusal`.  The feed's `__anext__`
-    must lose nothing when it is cancelled.
+    Ends with the feed, once `stop` is set, and once the caller would be refused.  The feed's
+    `__anext__` must lose nothing when it is cancelled.
     """
     source = aiter(feed)
-    while not stop.is_set():
-        item, ended = None, False
+    with standing.watched() as doubt:
+        while not stop.is_set():
+            item, ended = None, False
 
-        async def until_stop(nursery: trio.Nursery) -> None:
-            await stop.wait()
-            nursery.cancel_scope.cancel()
-
-        with trio.move_on_after(quiet_after):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(until_stop, nursery)
-                try:
-                    item = await anext(source)
-                except StopAsyncIteration:
-                    ended = True
+            async def until(wait: Callable[[], Awaitable[None]], nursery: trio.Nursery) -> None:
+                await wait()
                 nursery.cancel_scope.cancel()
-        if ended or await refusal() is not None:
-            return
-        yield item
+
+            with trio.move_on_after(quiet_after):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(until, stop.wait, nursery)
+                    nursery.start_soon(until, doubt, nursery)
+                    try:
+                        item = await anext(source)
+                    except StopAsyncIteration:
+                        ended = True
+                    nursery.cancel_scope.cancel()
+            if ended or await standing.refusal() is not None:
+                return
+            yield item

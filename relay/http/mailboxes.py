@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, Field, StringConstraints
 from quart import Response, request
 
+from relay.crypto import hash_source
 from relay.http.operations import (
     Access,
     Answer,
@@ -19,6 +21,8 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
+from relay.http.problems import mailbox_not_found
+from relay.http.rates import address_of
 
 if TYPE_CHECKING:
     from relay.http.app import Api
@@ -37,7 +41,10 @@ class NewMailbox(Form):
     local_part: Annotated[
         Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00-\x20/]+$")]
         | None,
-        Field(description="what stands before the @; random when left out"),
+        Field(
+            description="what stands before the @; random when left out. Without a credential of "
+            "a-z, 0-9, and . _ + - only"
+        ),
     ] = None
     domain: Annotated[
         Annotated[Text, StringConstraints(max_length=253)] | None,
@@ -66,8 +73,27 @@ class MailboxEntry(BaseModel):
     is_active: bool
     owner_type: str
     message_count: int
+    bytes: Annotated[int, Field(description="of the raw messages in it")]
+    max_messages: Annotated[
+        int | None,
+        Field(
+            description="what the plan allows; null: no limit. When it is reached, "
+            "mail for it is answered 452 4.2.2"
+        ),
+    ]
+    max_bytes: int | None
     plan: str
     created_at: str
+
+
+class AllowanceEntry(BaseModel):
+    """What the caller may have; null: no limit."""
+
+    plan: str
+    mailboxes: Annotated[int, Field(description="live ones, counted up to 100,000")]
+    max_mailboxes: int | None
+    max_messages: Annotated[int | None, Field(description="in one mailbox")]
+    max_bytes: Annotated[int | None, Field(description="of the raw messages in one mailbox")]
 
 
 class PageQuery(Query):
@@ -88,6 +114,14 @@ class MailboxQuery(PageQuery):
     """Which mailboxes."""
 
     q: Annotated[Text, Field(max_length=320, description="a part of the address")] = ""
+
+
+class PurgeQuery(Query):
+    """How thoroughly to delete."""
+
+    purge: Annotated[
+        bool, Field(description="true: raw mail, summaries and attachments are gone at once")
+    ] = False
 
 
 NOT_FOUND = Answer(404, "no such mailbox, or it is over, or it is not the caller's")
@@ -119,7 +153,19 @@ def register(api: Api) -> None:
             Access.OPTIONAL,
             (
                 Answer(201, "it accepts mail from now on", CreatedMailbox),
+                Answer(
+                    403,
+                    "the local part is a role name (postmaster, admin, noreply …; in any spelling) "
+                    "and the caller is not the administrator; or the key lacks the scope; or a "
+                    "foreign Host or Origin",
+                ),
                 Answer(409, "the local part is taken"),
+                Answer(
+                    429,
+                    "`quota`: the owner, or without a credential the address that calls (of IPv6 "
+                    "its /64), has as many live mailboxes as the plan allows; or more calls than "
+                    "this caller may make; see Retry-After",
+                ),
             ),
             scope="read",
             body_or_query=NewMailbox,
@@ -129,19 +175,39 @@ def register(api: Api) -> None:
     )
     async def create(call: Call) -> Response:
         wanted: NewMailbox = call.body
-        owner = {} if call.caller is None else {
-            "owner_id": call.caller.owner_id, "plan": call.caller.plan,
-        }  # fmt: skip
+        kind = {} if call.caller is None else {"owner_type": call.caller.kind}
         created = await api.committed(
             lambda: store.create(
                 ttl_minutes=wanted.ttl_minutes,
                 local_part=wanted.local_part,
                 domain=wanted.domain,
                 webhook_url=wanted.webhook_url,
-                **owner,
+                **_owner(call),
+                **kind,
             )
         )
         return json_response(created.as_json(), 201)
+
+    def _owner(call: Call) -> dict[str, Any]:
+        if call.caller is not None:
+            return {"owner_id": call.caller.owner_id, "plan": call.caller.plan}
+        address = address_of(request, api.deps.trusted_proxies)
+        return {"source": hash_source(api.deps.keyring.signing[0], address)}
+
+    @api.add(
+        "GET",
+        "/api/v1/quota",
+        Operation(
+            "Show how many mailboxes the caller has, and what the plan allows",
+            "mailboxes",
+            Access.OPTIONAL,
+            (Answer(200, "the quotas", AllowanceEntry),),
+            details="Without a credential: those of the address that calls (of IPv6, of its /64). "
+            "The administrator has no limits.",
+        ),
+    )
+    async def quota(call: Call) -> Response:
+        return json_response((await store.allowance(**_owner(call))).as_json())
 
     @api.add(
         "GET",
@@ -179,7 +245,10 @@ def register(api: Api) -> None:
         ),
     )
     async def show(call: Call) -> Response:
-        return json_response(call.mailbox.as_json())
+        usage = await store.usage(call.mailbox.id)
+        if usage is None:
+            raise mailbox_not_found()
+        return json_response(replace(call.mailbox, usage=usage).as_json())
 
     @api.add(
         "DELETE",
@@ -189,10 +258,14 @@ def register(api: Api) -> None:
             "mailboxes",
             Access.MAILBOX,
             (Answer(204, "it accepts and shows nothing from now on"), NOT_FOUND),
-            scope="read",
-            details="Its rows are reclaimed after the retention.",
+            scope="send",
+            query=PurgeQuery,
+            details="Its rows are reclaimed after the retention. With purge they are deleted "
+            "before the answer, and the address may be made again. One with very much mail is "
+            "closed, and what is left deleted by the reaper's next round (503).",
         ),
     )
     async def delete(call: Call) -> Response:
-        await api.committed(lambda: store.delete(call.mailbox.id))
+        end = store.purge if call.query.purge else store.delete
+        await api.committed(lambda: end(call.mailbox.id))
         return no_content()

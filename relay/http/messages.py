@@ -6,21 +6,26 @@ Promises
     and shares no origin with the relay's pages; an attachment is always a download, under a name
     that is only a name.
   * Attachments are taken apart in threads, a few at a time.
+  * A slow reader holds one piece of a message, or one attachment.  No owner (a key, or the address
+    of one without a key) holds more than a quarter of the memory that there is for them, or more
+    than some of the turns in which they are loaded; some of both is the administrator's.
 """
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
-import trio
 from pydantic import BaseModel, Field
-from quart import Response
+from quart import Response, request
 
-from relay.http.mailboxes import NEXT, NOT_FOUND, next_link
+from relay.errors import TemporaryFailure
+from relay.http.mailboxes import NEXT, NOT_FOUND, PurgeQuery, next_link
 from relay.http.operations import (
     Access,
     Answer,
@@ -36,6 +41,9 @@ from relay.http.problems import (
     message_not_found,
     unavailable,
 )
+from relay.http.session import PREVIEW
+from relay.http.shares import Crowded, Held, Shares, owner_of
+from relay.log import get_logger
 
 if TYPE_CHECKING:
     from relay.http.app import Api
@@ -107,7 +115,11 @@ class MessagesQuery(Query):
     ] = None
 
 
-_PIECE = 64 * 1024
+log = get_logger()
+
+_LOADED = 256 * 1024  # bytes of a message that are loaded at once
+_PIECE = 64 * 1024  # bytes that are written at once
+_LOADS, _LOADS_OF_ONE = 4, 2  # pieces that are being loaded: half of a small pool
 
 GONE = Answer(404, "no such message, or the mailbox is over or not the caller's")
 
@@ -115,8 +127,13 @@ GONE = Answer(404, "no such message, or the mailbox is over or not the caller's"
 def register(api: Api) -> None:
     """Declare the calls."""
     store = api.deps.store
-    parsing = trio.CapacityLimiter(api.deps.limits.attachments)
-    downloads = Downloads(api.deps.limits.download_bytes)
+    limits = api.deps.limits
+    parsing = Shares(limits.attachments, max(1, limits.attachments // 4), kept=1, waiting=16)
+    loading = Shares(_LOADS, _LOADS_OF_ONE, kept=1)
+    downloads = Downloads(limits.download_bytes)
+
+    def owner_by(call: Call) -> Hashable:
+        return owner_of(call.caller, request, api.deps.trusted_proxies)
 
     @api.add(
         "GET",
@@ -171,7 +188,9 @@ def register(api: Api) -> None:
             "messages",
             Access.MAILBOX,
             (Answer(204, "it is gone"), GONE),
-            scope="read",
+            scope="send",
+            query=PurgeQuery,
+            details="With purge or without: raw mail, summary and attachments go with the answer.",
         ),
     )
     async def delete(call: Call, message_id: str) -> Response:
@@ -188,14 +207,46 @@ def register(api: Api) -> None:
             Access.MAILBOX,
             (Answer(200, "the message", media_type="message/rfc822"), GONE),
             scope="read",
+            ticket=PREVIEW,
         ),
     )
     async def raw(call: Call, message_id: str) -> Response:
-        content = await store.raw(call.mailbox.id, message_id)
-        if content is None:
+        owner, mailbox_id = owner_by(call), call.mailbox.id
+        size = await store.raw_size(mailbox_id, message_id)
+        if size is None:
             raise message_not_found()
+        held = downloads.hold(owner, min(size, _LOADED))
+
+        async def piece(at: int) -> bytes | None:
+            async with loading.turn(owner):
+                return await store.raw_piece(mailbox_id, message_id, at, _LOADED)
+
+        try:
+            first = await piece(0)  # while the answer may still be another
+            if first is None:
+                raise message_not_found()  # noqa: TRY301 - what is held goes back below
+        except BaseException:
+            held.release()
+            raise
+
+        async def pieces(loaded: bytes | None) -> AsyncGenerator[bytes, None]:
+            at = 0
+            while loaded:
+                yield loaded
+                at += len(loaded)
+                loaded = None
+                if at >= size:
+                    return
+                # Less than was announced ends the connection, which tells its reader.
+                try:
+                    loaded = await piece(at)
+                except TemporaryFailure as error:
+                    log.warning("http.unavailable", error=str(error))
+
         return downloads.response(
-            content,
+            pieces(first),
+            size,
+            held,
             "message/rfc822",
             {"Content-Disposition": f'attachment; filename="{_plain(message_id)}.eml"'},
         )
@@ -210,6 +261,7 @@ def register(api: Api) -> None:
             (Answer(200, "a page that can do nothing", media_type="text/html"), GONE),
             scope="read",
             token_in_query=True,
+            ticket=PREVIEW,
             details='A message without HTML is shown as text. Frame it with sandbox="".',
         ),
     )
@@ -243,25 +295,40 @@ def register(api: Api) -> None:
                 Answer(503, "too many downloads at once; try again"),
             ),
             scope="read",
+            ticket=PREVIEW,
         ),
     )
     async def attachment(call: Call, message_id: str, index: str) -> Response:
-        content = await store.raw(call.mailbox.id, message_id)
-        if content is None:
+        owner = owner_by(call)
+        size = await store.raw_size(call.mailbox.id, message_id)
+        if size is None:
             raise message_not_found()
         found: tuple[str, str, bytes] | None = None
-        if re.fullmatch(r"[0-9]{1,6}", index, re.ASCII):
-            if parsing.statistics().tasks_waiting >= 10 * parsing.total_tokens:
-                raise unavailable("Too many attachments are being taken apart; try again.")
-            async with parsing:
-                found = await api.deps.attachment(content, int(index))
-        if found is None:
-            raise Problem(
-                404, "attachment-not-found", "The message has no attachment of this index.",
-                title="Attachment not found",
-            )  # fmt: skip
+        held = downloads.hold(owner, size)
+        try:
+            if re.fullmatch(r"[0-9]{1,6}", index, re.ASCII):
+                async with parsing.turn(owner):
+                    content = await store.raw(call.mailbox.id, message_id)
+                    if content is None:
+                        raise message_not_found()  # noqa: TRY301 - likewise
+                    found = await api.deps.attachment(content, int(index))
+                    del content
+            if found is None:
+                raise Problem(  # noqa: TRY301 - likewise
+                    404, "attachment-not-found", "The message has no attachment of this index.",
+                    title="Attachment not found",
+                )  # fmt: skip
+        except Crowded:
+            held.release()
+            raise unavailable("Too many attachments are being taken apart; try again.") from None
+        except BaseException:
+            held.release()
+            raise
+        held.shrink(len(found[2]))
         return downloads.response(
-            found[2],
+            _once(found[2]),
+            len(found[2]),
+            held,
             "application/octet-stream",
             {
                 "Content-Disposition": disposition(found[0] or f"attachment-{index}"),
@@ -270,31 +337,53 @@ def register(api: Api) -> None:
         )
 
 
+_BUSY = "Too many large messages are being read; try again."
+
+
+async def _once(content: bytes) -> AsyncGenerator[bytes, None]:
+    yield content
+
+
 class Downloads:
-    """Whole messages on their way to clients, written piece by piece within a memory budget."""
+    """What is on its way to clients, written piece by piece within a memory budget."""
 
     def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._held = 0
+        self._budget = Shares(budget, budget // 4, kept=budget // 8)
 
-    def response(self, content: bytes, content_type: str, headers: dict[str, str]) -> Response:
-        """Return `content` as a response; the 503 while too much is on its way to slow readers."""
-        if self._held and self._held + len(content) > self._budget:
-            raise unavailable("Too many large messages are being read; try again.")
+    def hold(self, owner: Hashable, size: int) -> Held:
+        """Reserve memory before anything is loaded; the 503 while there is none left."""
+        held = self._budget.take(owner, size)
+        if held is None:
+            raise unavailable(_BUSY)
+        return held
+
+    def response(
+        self,
+        contents: AsyncGenerator[bytes, None],
+        size: int,
+        held: Held,
+        content_type: str,
+        headers: dict[str, str],
+    ) -> Response:
+        """Return `contents` as a response of `size` bytes; `held` is given back at its end."""
 
         async def body() -> AsyncIterator[bytes]:
-            self._held += len(content)
             try:
-                view = memoryview(content)
-                for at in range(0, len(content), _PIECE):  # each write has its own deadline
-                    yield bytes(view[at : at + _PIECE])
+                async with aclosing(contents):
+                    async for content in contents:
+                        view = memoryview(content)
+                        for at in range(0, len(content), _PIECE):  # each write has its own deadline
+                            yield bytes(view[at : at + _PIECE])
             finally:
-                self._held -= len(content)
+                held.release()
 
+        written = body()
+        # A client that has gone before the first byte: the body is dropped without having begun.
+        weakref.finalize(written, held.release).atexit = False
         return Response(
-            body(),
+            written,
             content_type=content_type,
-            headers={"Content-Length": str(len(content)), **headers},
+            headers={"Content-Length": str(size), **headers},
         )
 
 

@@ -1,16 +1,16 @@
 """`POST /api/v1/ingest/sns`: mail that Amazon SES received, handed over by Amazon SNS.
 
 Promises
-  * The order is fixed: the addresses in the message are checked, then the signature, then the
-    topic against the allow-list, and only then is anything acted on.  A forged message causes
-    at most the fetch of a certificate from Amazon itself.
+  * The order is fixed: the topic against the allow-list, then the addresses in the message, then
+    the signature, and only then is anything acted on.  A forged message causes at most the fetch
+    of a certificate from Amazon itself, and only one that names an allowed topic.
+  * A certificate that has verified a message is kept as long as it is valid: no forgery takes it
+    away, so mail goes on whatever strangers post.  What they cause to be fetched beside it is
+    charged to their address.
   * 200 only after the commit; a store that does not answer is a 503, and SNS tries again.  The
     ids of the messages follow from the SNS MessageId, so a repetition is stored once.
   * Unknown and expired recipients are dropped: SNS would repeat a refusal for hours, and the
     sender was answered by SES long ago.
-
-Certificates are kept by address while they are valid, a few of them, so neither each message
-nor a flood of invented paths costs a fetch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING
 import trio
 from prometheus_client import Counter
 from pydantic import BaseModel
-from quart import Response
+from quart import Response, request
 
 from relay.errors import TemporaryFailure
+from relay.http.fetch import Unreadable
 from relay.http.operations import (
     MAX_BODY,
     Access,
@@ -37,6 +38,7 @@ from relay.http.operations import (
     read_body,
 )
 from relay.http.problems import Problem, unavailable
+from relay.http.rates import Rates, address_of
 from relay.log import get_logger
 from relay.mailboxes.address import canonical
 from relay.mailboxes.sns import (
@@ -45,11 +47,14 @@ from relay.mailboxes.sns import (
     ForgedNotification,
     MalformedNotification,
     Notification,
+    StoredObject,
     check_certificate_url,
     check_subscribe_url,
+    is_over,
     message_uuid,
     parse,
     received_mail,
+    region_of,
     verify,
 )
 from relay.metrics import registry
@@ -63,8 +68,11 @@ log = get_logger()
 POSTS = Counter(
     "relay_sns_posts", "What became of posts to the SNS call.", ["outcome"], registry=registry
 )
-_CERTIFICATES = 16
-_GOOD_FOR = 60.0  # s
+_PROVEN = 16  # certificates; Amazon has one or two a region
+_UNPROVEN = 4
+_GOOD_FOR = 60.0  # s; so long one that did not verify is not fetched again
+_FETCHES = 0.5  # a second that an address may cause, and five at once
+_LETTERS = 4  # that are fetched from S3 at once: each is in memory
 _PATIENCE = 15.0  # s; SNS itself waits as long
 
 
@@ -78,43 +86,55 @@ class Outcome(BaseModel):
 class Certificates:
     """Signing certificates by address, fetched once.
 
-    Anybody may post a forgery that names one of Amazon's: it takes none away that is in use, and
-    whoever waits behind fetches that strangers cause waits `_PATIENCE` seconds at most.
+    Anybody may post a forgery that names one of Amazon's.  Those that have verified a message are
+    kept apart from the others: nothing that strangers post takes one away or waits before it, and
+    whoever needs another waits `_PATIENCE` seconds at most behind fetches that strangers cause.
     """
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._proven: dict[str, float] = {}  # what has verified something, and since when
+        self._proven: OrderedDict[str, bytes] = OrderedDict()
+        self._others: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # and when fetched
         self._one = trio.Lock()  # a burst of first messages costs one fetch
+
+    def has(self, url: str) -> bool:
+        """Tell whether `get` answers without a fetch."""
+        return url in self._proven or self._fresh(url) is not None
 
     async def get(self, url: str) -> bytes:
         """Return the PEM at `url`, whose host and path were checked.  `TemporaryFailure`."""
-        if url not in self._kept:  # known ones never wait behind a fetch
-            with trio.move_on_after(_PATIENCE) as scope:
-                async with self._one:
-                    if url not in self._kept:
-                        self._kept[url] = await self._fetch(url)
-                        while len(self._kept) > _CERTIFICATES:
-                            self._forget(next(iter(self._kept)))
-            if scope.cancelled_caught:
-                raise TemporaryFailure("the certificate could not be fetched in time")
-        self._kept.move_to_end(url)
-        return self._kept[url]
+        if url in self._proven:  # known ones never wait behind a fetch
+            self._proven.move_to_end(url)
+            return self._proven[url]
+        with trio.move_on_after(_PATIENCE) as scope:
+            async with self._one:
+                known = self._fresh(url)
+                if known is None:
+                    known = await self._fetch(url)
+                    self._others.pop(url, None)
+                    self._others[url] = (known, trio.current_time())
+                    while len(self._others) > _UNPROVEN:
+                        self._others.popitem(last=False)
+        if scope.cancelled_caught:
+            raise TemporaryFailure("the certificate could not be fetched in time")
+        assert known is not None
+        return known
 
-    def prove(self, url: str) -> None:
-        """It has verified a message, so it is good for a while, whatever else it does not."""
-        if url in self._kept:
-            self._proven.setdefault(url, trio.current_time())
+    def prove(self, url: str, certificate: bytes) -> None:
+        """It has verified a message, so it is kept, whatever else it does not verify."""
+        self._others.pop(url, None)
+        self._proven[url] = certificate
+        while len(self._proven) > _PROVEN:
+            self._proven.popitem(last=False)
 
-    def doubt(self, url: str) -> None:
-        """It did not verify: fetch it anew next time, unless it is known to be good."""
-        if trio.current_time() - self._proven.get(url, -math.inf) >= _GOOD_FOR:
-            self._forget(url)
-
-    def _forget(self, url: str) -> None:
-        self._kept.pop(url, None)
+    def forget(self, url: str) -> None:
+        """It cannot be used any more."""
         self._proven.pop(url, None)
+        self._others.pop(url, None)
+
+    def _fresh(self, url: str) -> bytes | None:
+        certificate, at = self._others.get(url, (b"", -math.inf))
+        return certificate if trio.current_time() - at < _GOOD_FOR else None
 
 
 def register(api: Api) -> None:
@@ -122,6 +142,8 @@ def register(api: Api) -> None:
     deps = api.deps
     topics = frozenset(deps.sns_topics)
     certificates = None if deps.fetch is None else Certificates(deps.fetch)
+    strangers = Rates()
+    fetching = trio.CapacityLimiter(_LETTERS)
 
     operation = Operation(
         "Take mail from Amazon SES through SNS",
@@ -130,14 +152,17 @@ def register(api: Api) -> None:
         (
             Answer(200, "done; what is stored is durable", Outcome),
             Answer(400, "no SNS message"),
-            Answer(403, "not signed by Amazon, or of a topic that is not allowed"),
+            Answer(403, "not signed by Amazon, or of a topic or bucket that is not allowed"),
+            Answer(429, "this address has had certificates fetched that verified nothing"),
             Answer(503, "try again; SNS does"),
         ),
-        limited=False,  # who is no Amazon is told before anything is looked up
+        limited=False,  # what verifies may come as fast as it does; see `strangers`
         raw_body="text/plain",
         max_body=MAX_BODY,
-        details="Allowed topics are the setting ingest.sns_topics. The SES rule must use the "
-        "SNS action, which carries the content.",
+        stores=True,
+        details="Allowed topics are the setting ingest.sns_topics. The SES rule uses the SNS "
+        "action, which carries the content, or the S3 action with a topic: then the letter is "
+        "fetched from its bucket, which must be among ingest.s3_buckets.",
     )
 
     @api.add("POST", "/api/v1/ingest/sns", operation)
@@ -161,13 +186,13 @@ def register(api: Api) -> None:
 
     async def handle(body: bytes) -> Outcome:
         notification = parse(body)
-        await authenticate(notification)
         if notification.topic not in topics:
             POSTS.labels("refused").inc()
             log.warning("sns.topic_refused", topic=notification.topic)
             raise Problem(
                 403, "topic-not-allowed", "This topic is not in the setting ingest.sns_topics."
             )
+        await authenticate(notification)
         if notification.kind == SUBSCRIPTION:
             return await subscribe(notification)
         if notification.kind == NOTIFICATION:
@@ -177,18 +202,22 @@ def register(api: Api) -> None:
 
     async def authenticate(notification: Notification) -> None:
         url = notification.certificate_url
-        check_certificate_url(url)
+        check_certificate_url(url, notification.topic)
         if notification.subscribe_url is not None:
             check_subscribe_url(notification.subscribe_url)
         if certificates is None:
             raise ForgedNotification("This relay fetches no certificates.")
+        if not certificates.has(url):
+            strangers.charge(address_of(request, deps.trusted_proxies), _FETCHES)
         certificate = await certificates.get(url)
+        now = datetime.now(UTC)
         try:
-            verify(notification, certificate, datetime.now(UTC))
+            verify(notification, certificate, now)
         except ForgedNotification:
-            certificates.doubt(url)
+            if is_over(certificate, now):
+                certificates.forget(url)
             raise
-        certificates.prove(url)
+        certificates.prove(url, certificate)
 
     async def subscribe(notification: Notification) -> Outcome:
         if deps.fetch is None or notification.subscribe_url is None:
@@ -213,11 +242,34 @@ def register(api: Api) -> None:
         recipients = list(dict.fromkeys(recipients))
         if not recipients:
             return Outcome(status="stored")
+        try:
+            raw = await letter(notification, mail.raw)
+        except Unreadable as error:
+            # A refusal would be repeated for hours, and be no other then.
+            log.warning("sns.unreadable", reason=str(error))
+            return Outcome(status="ignored")
         stored = await api.committed(
-            lambda: deps.accept(_reverse_path(mail.reverse_path), recipients, mail.raw)
+            lambda: deps.accept(_reverse_path(mail.reverse_path), recipients, raw)
         )
-        log.info("sns.stored", recipients=len(recipients), stored=len(stored), size=len(mail.raw))
+        log.info("sns.stored", recipients=len(recipients), stored=len(stored), size=len(raw))
         return Outcome(status="stored", stored=len(stored))
+
+    async def letter(notification: Notification, raw: bytes | StoredObject) -> bytes:
+        if isinstance(raw, bytes):
+            return raw
+        if deps.buckets is None or deps.fetch_object is None:
+            raise MalformedNotification(
+                "The letter is in S3, and the setting ingest.s3_buckets names no bucket."
+            )
+        region = region_of(notification.topic)
+        url = deps.buckets.address(raw.bucket, raw.key, region, datetime.now(UTC))
+        if url is None:
+            log.warning("sns.bucket_refused", bucket=raw.bucket)
+            raise Problem(
+                403, "bucket-not-allowed", "This bucket is not in the setting ingest.s3_buckets."
+            )
+        async with fetching:
+            return await deps.fetch_object(url, deps.max_message_bytes)
 
 
 def _reverse_path(source: str) -> str:

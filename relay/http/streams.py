@@ -6,8 +6,10 @@ Promises
     are hints; an event stream also looks with every keep-alive.
   * Each message is sent once a stream, in the order in which messages became readable, also
     when one that came earlier took longer to parse.
-  * Everything here ends at the mailbox's end, and within two keep-alives of its key's: a wait
-    with the answer that a new one would get, a stream by closing.
+  * Everything here ends at the mailbox's end, at once when its page session does, and within two
+    keep-alives of its key's: a wait with the answer that a new one would get, a stream by closing.
+  * Nobody's waits use up the places of others: there are so many a mailbox and an address, and
+    some that only this machine's own and the administrator's calls get.
   * A slow reader costs one page of entries, not a queue: the next page is read from the
     database when the one before has been written.
 
@@ -18,9 +20,17 @@ look again, for mail and for their keys.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+)
 from contextlib import aclosing, contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
 import trio
@@ -40,12 +50,16 @@ from relay.http.operations import (
     Operation,
     Query,
     Refusal,
+    Standing,
     json_response,
     no_content,
 )
 from relay.http.problems import Problem, mailbox_not_found, unavailable
+from relay.http.rates import address_of
+from relay.http.session import STREAM
 from relay.mailboxes.store import Entry, Mailbox, Store, parse_after
 from relay.metrics import registry
+from relay.peers import Gate, Place, TurnedAway
 
 if TYPE_CHECKING:
     from relay.http.app import Api
@@ -72,6 +86,10 @@ class WaitQuery(Query):
     )
     after: Annotated[
         str | None, Field(max_length=64, description="a message id or a time, exclusive")
+    ] = None
+    empty: Annotated[
+        Literal["null"] | None,
+        Field(description="null: the time-out is 200 with the JSON null, not 204 with nothing"),
     ] = None
 
 
@@ -109,26 +127,52 @@ class Watch:
 
 
 @contextmanager
-def watching(hub: Hub, mailbox_id: UUID, draining: trio.Event) -> Iterator[Watch]:
-    """Hear of new summaries in a mailbox, of changes to it, and of the relay's stopping."""
+def watching(
+    hub: Hub, mailbox_id: UUID, draining: trio.Event, standing: Standing
+) -> Iterator[Watch]:
+    """Hear of new summaries in a mailbox, of changes to it, of the relay's stopping, and when the
+    caller's page session may be over."""
     key = str(mailbox_id)
     with (
+        standing.watched() as doubt,
         hub.subscribe("relay_summaries", key) as summaries,
         hub.subscribe("relay_mailboxes", key) as changes,
     ):
-        yield Watch((summaries.wait, changes.wait, draining.wait))
+        yield Watch((summaries.wait, changes.wait, draining.wait, doubt))
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """Who waits, on what: as it counts against the limits."""
+
+    mailbox_id: UUID
+    host: str
+    administrator: bool
+
+    @classmethod
+    def of(cls, call: Call, connection: Any, trusted: Collection[str]) -> Waiter:
+        """Return the waiter of a call; `trusted`: proxies whose word on the address counts."""
+        administrator = call.caller is not None and call.caller.key is None
+        return cls(call.mailbox.id, address_of(connection, trusted), administrator)
 
 
 class Slots:
-    """How many wait at once, on one mailbox and in all."""
+    """How many wait at once: on one mailbox, of one address, and in all.
 
-    def __init__(self, limits: Limits) -> None:
+    The administrator may take the last of them; strangers, and any one address, may not.
+    """
+
+    def __init__(self, limits: Limits, trusted: Collection[str] = ()) -> None:
         self._limits = limits
         self._held: dict[UUID, int] = {}
-        self._total = 0
+        self._gate = Gate("streams", limits.streams, max(1, limits.streams // 4), trusted=trusted)
 
-    def check(self, mailbox_id: UUID) -> None:
+    def check(self, waiter: Waiter) -> None:
         """Raise the 429 or the 503 when there is no room for one more."""
+        self._enter(waiter).leave()
+
+    def _enter(self, waiter: Waiter) -> Place:
+        mailbox_id = waiter.mailbox_id
         if self._held.get(mailbox_id, 0) >= self._limits.streams_per_mailbox:
             raise Problem(
                 429,
@@ -136,21 +180,30 @@ class Slots:
                 f"At most {self._limits.streams_per_mailbox} calls may wait on one mailbox.",
                 headers={"Retry-After": "5"},
             )
-        if self._total >= self._limits.streams:
+        place = self._gate.enter(waiter.host, trio.current_time(), privileged=waiter.administrator)
+        if place is TurnedAway.PEER:
+            raise Problem(
+                429,
+                "too-many-waits",
+                "Your address has as many calls waiting for mail as one may have.",
+                headers={"Retry-After": "5"},
+            )
+        if isinstance(place, TurnedAway):
             raise unavailable("Too many calls wait for mail; try again.", retry_after=5)
+        return place
 
     @contextmanager
-    def hold(self, mailbox_id: UUID, kind: str) -> Iterator[None]:
+    def hold(self, waiter: Waiter, kind: str) -> Iterator[None]:
         """Count one more for the block; `check` first."""
-        self.check(mailbox_id)
+        mailbox_id = waiter.mailbox_id
+        place = self._enter(waiter)
         self._held[mailbox_id] = self._held.get(mailbox_id, 0) + 1
-        self._total += 1
         STREAMS.labels(kind).inc()
         try:
             yield
         finally:
             STREAMS.labels(kind).dec()
-            self._total -= 1
+            place.leave()
             self._held[mailbox_id] -= 1
             if not self._held[mailbox_id]:
                 del self._held[mailbox_id]
@@ -207,8 +260,9 @@ def register(api: Api) -> None:
     """Declare the calls."""
     store, hub, limits = api.deps.store, api.deps.hub, api.deps.limits
     draining = api.deps.draining
-    slots = Slots(limits)
-    busy = Answer(429, "too many calls wait on this mailbox")
+    trusted = api.deps.trusted_proxies
+    slots = Slots(limits, trusted)
+    busy = Answer(429, "too many calls wait on this mailbox, or of this address")
 
     async def start(mailbox: Mailbox, last: str | None) -> int | None:
         """The cursor behind the message `last`; the present when none is given."""
@@ -227,7 +281,12 @@ def register(api: Api) -> None:
             "messages",
             Access.MAILBOX,
             (
-                Answer(200, "the oldest match; it is not marked read", WholeMessage),
+                Answer(
+                    200,
+                    "the oldest match; it is not marked read; null when none came in time and "
+                    "`empty=null` was said",
+                    WholeMessage | None,
+                ),
                 Answer(204, "none came in time"),
                 NOT_FOUND,
                 busy,
@@ -243,8 +302,12 @@ def register(api: Api) -> None:
         query: WaitQuery = call.query
         after = None if query.after is None else parse_after(query.after)
         mailbox_id = call.mailbox.id
+        waiter = Waiter.of(call, request, trusted)
         deadline = trio.current_time() + query.timeout
-        with slots.hold(mailbox_id, "wait"), watching(hub, mailbox_id, draining) as watch:
+        with (
+            slots.hold(waiter, "wait"),
+            watching(hub, mailbox_id, draining, call.standing) as watch,
+        ):
             while True:
                 found = await store.next_match(
                     mailbox_id, sender=query.sender, subject=query.subject, after=after
@@ -255,7 +318,7 @@ def register(api: Api) -> None:
                     return json_response(found.message.as_json())
                 left = deadline - trio.current_time()
                 if left <= 0:
-                    return no_content()
+                    return no_content() if query.empty is None else json_response(None)
                 if draining.is_set():
                     raise unavailable("The relay is stopping; ask again.", retry_after=1)
                 until = trio.current_time() + min(left, found.expires_in + _SLACK)
@@ -286,18 +349,20 @@ def register(api: Api) -> None:
             query=StreamQuery,
             stream=True,
             token_in_query=True,
+            ticket=STREAM,
             details="Begins at the present, or behind Last-Event-ID; ends with the mailbox, and "
             "soon after its key was revoked.",
         ),
     )
     async def events(call: Call) -> Response:
-        slots.check(call.mailbox.id)
+        waiter = Waiter.of(call, request, trusted)
+        slots.check(waiter)
         cursor = await start(call.mailbox, request.headers.get("Last-Event-ID", call.query.after))
 
         async def body() -> AsyncIterator[bytes]:
             with (
-                slots.hold(call.mailbox.id, "sse"),
-                watching(hub, call.mailbox.id, draining) as watch,
+                slots.hold(waiter, "sse"),
+                watching(hub, call.mailbox.id, draining, call.standing) as watch,
                 suppress(Problem),  # refused by now: all that is left to say is the end
             ):
                 yield b"retry: 1000\n\n"
@@ -320,13 +385,15 @@ def register(api: Api) -> None:
             stream=True,
             websocket=True,
             token_in_query=True,
+            ticket=STREAM,
             details="Begins at the present, or behind last_event_id; closes with 1000 at the "
             "mailbox's end, with 1001 when the relay stops, with 1008 soon after its key was "
             "revoked. What the client sends is ignored.",
         ),
     )
     async def socket(call: Call) -> None:
-        slots.check(call.mailbox.id)
+        waiter = Waiter.of(call, websocket, trusted)
+        slots.check(waiter)
         cursor = await start(call.mailbox, websocket.headers.get("Last-Event-ID", call.query.after))
 
         async def discard() -> None:
@@ -335,8 +402,8 @@ def register(api: Api) -> None:
                 await websocket.receive()
 
         with (
-            slots.hold(call.mailbox.id, "ws"),
-            watching(hub, call.mailbox.id, draining) as watch,
+            slots.hold(waiter, "ws"),
+            watching(hub, call.mailbox.id, draining, call.standing) as watch,
         ):
             await websocket.accept()
             refused = False

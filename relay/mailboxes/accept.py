@@ -1,7 +1,8 @@
 """How mail enters the database: who may receive, and the INSERT that many messages share.
 
 `Lookups` answers RCPT for all sessions, with one query for all that ask meanwhile.  `insert_many`
-and `insert_one` make messages durable; `stored_among` says which of them already are.
+and `insert_one` make messages durable; `stored_among` says which of them already are durable,
+`full_among` which mailboxes hold as much as their plan allows.
 
 Promises:
 - Whether a mailbox is live (`is_active AND expires_at > clock_timestamp()`) is decided by the
@@ -9,6 +10,10 @@ Promises:
 - Every statement is a transaction of its own (autocommit): when it has returned, its rows are
   durable.
 - Message ids come from the caller, so a statement repeated stores nothing twice.
+- What is found rather than stored now is durable, too, when a call has returned: visible is not
+  enough (`relay.db.doubt`).
+- What is stored is counted in the same statement: a row a mailbox is appended to
+  `relay.usage_changes`, which waits for nobody.  `fold` keeps that short where much arrives.
 - Nothing is announced (`relay.quiet`): the caller wakes the summariser of its own node.
 
 Fails with `DatabaseUnavailable` when nothing is known about the outcome, with psycopg's own
@@ -24,7 +29,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import UUID, SafeUUID
 
 import psycopg
@@ -33,8 +38,9 @@ import trio
 from relay.db.arrays import BYTEA, BYTEAS, TEXT, TEXTS, UUIDS, byteas, texts, uuids
 from relay.db.connection import Statement
 from relay.db.pool import Pool
-from relay.errors import DatabaseUnavailable, RelayError
+from relay.errors import DatabaseUnavailable, OverQuota, RelayError
 from relay.log import get_logger
+from relay.mailboxes.plans import LIMITED, USED
 
 log = get_logger()
 
@@ -86,34 +92,52 @@ class Row(NamedTuple):
 
 
 _INSERT = """
-    INSERT INTO relay.messages (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
-    SELECT o.id, m.id, clock_timestamp(), o.reverse_path, o.address, o.raw
-    FROM {source}
-    JOIN relay.mailboxes m ON m.address = o.address
-    CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet  -- until the commit
-    WHERE m.is_active
-      AND m.expires_at > clock_timestamp()
-    {conflict}
-    RETURNING id
+    WITH stored AS (
+        INSERT INTO relay.messages (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
+        SELECT o.id, m.id, clock_timestamp(), o.reverse_path, o.address, o.raw
+        FROM {source}
+        JOIN relay.mailboxes m ON m.address = o.address
+        CROSS JOIN (
+            SELECT set_config('relay.quiet', 'on', true),  -- until the commit
+                   set_config('relay.counted', 'on', true)
+        ) said
+        WHERE m.is_active
+          AND m.expires_at > clock_timestamp()
+        {conflict}
+        RETURNING id, mailbox_id, size
+    ), queued AS (
+        INSERT INTO relay.unsummarised (message_id, mailbox_id, size)
+        SELECT id, mailbox_id, size FROM stored
+        {requeue}
+    ), counted AS (
+        INSERT INTO relay.usage_changes (mailbox_id, messages, bytes)
+        SELECT mailbox_id, count(*), sum(size)
+        FROM stored
+        GROUP BY mailbox_id
+    )
+    SELECT id FROM stored
 """
 _MANY = "unnest($1, $2, $3, $4) AS o (id, address, reverse_path, raw)"
 _TYPES = (UUIDS, TEXTS, TEXTS, BYTEAS)
 _IGNORE = "ON CONFLICT (id) DO NOTHING"
+_REQUEUE = "ON CONFLICT (message_id) DO NOTHING"  # of a message of this id that was deleted
 # Looking for conflicts first costs each row a second walk of the index and a record in the log.
-_FRESH = Statement(_INSERT.format(source=_MANY, conflict=""), _TYPES)
-_AGAIN = Statement(_INSERT.format(source=_MANY, conflict=_IGNORE), _TYPES)
+_FRESH = Statement(_INSERT.format(source=_MANY, conflict="", requeue=""), _TYPES)
+_AGAIN = Statement(_INSERT.format(source=_MANY, conflict=_IGNORE, requeue=_REQUEUE), _TYPES)
 _ONE = Statement(
     _INSERT.format(
         source="(SELECT r.id, r.address, $1 AS reverse_path, $2 AS raw"
         " FROM unnest($3, $4) AS r (id, address)) AS o",
         conflict=_IGNORE,
+        requeue=_REQUEUE,
     ),
     (TEXT, BYTEA, UUIDS, TEXTS),
 )
 
 
 async def insert_many(pool: Pool, rows: Sequence[Row]) -> set[UUID]:
-    """Store rows whose mailboxes are live; return the ids stored now.
+    """Store rows whose mailboxes are live; return the ids stored now.  What was stored before
+    is durable as well.
 
     Keep them small together (`LARGE` each, a mebibyte in all): PostgreSQL spreads the arrays out
     in memory.
@@ -124,20 +148,25 @@ async def insert_many(pool: Pool, rows: Sequence[Row]) -> set[UUID]:
         texts([row.reverse_path for row in rows]).data,
         byteas([row.raw for row in rows]).data,
     )
+    again = False
     try:
         result = await pool.run(_FRESH, columns)
     except psycopg.errors.UniqueViolation:
+        again = True
         result = await pool.run(_AGAIN, columns)
     if result.ntuples == len(rows):
         return {row.id for row in rows}
     stored = {result.get_value(number, 0) for number in range(result.ntuples)}
+    if again:
+        await stored_among(pool, [row.id for row in rows if row.id.bytes not in stored])
     return {row.id for row in rows if row.id.bytes in stored}
 
 
 async def insert_one(
     pool: Pool, reverse_path: str, recipients: Sequence[tuple[UUID, str]], raw: bytes
 ) -> set[UUID]:
-    """Store one message for its live recipients; return the ids stored now.
+    """Store one message for its live recipients; return the ids stored now.  What was stored
+    before is durable as well.
 
     The text travels once, whatever the number of recipients.
     """
@@ -148,15 +177,14 @@ async def insert_one(
         texts([address for _, address in recipients]).data,
     )
     async with pool.connection() as conn:
-        with trio.move_on_after(pool.call_timeout) as scope:
-            result = await conn.run(_ONE, columns)
-            if len(raw) > _SHED:
-                await conn.close()
-            stored = {result.get_value(number, 0) for number in range(result.ntuples)}
-            return {identity for identity, _ in recipients if identity.bytes in stored}
-        if scope.cancelled_caught:
-            conn.abandon()
-        raise DatabaseUnavailable(f"PostgreSQL did not answer within {pool.call_timeout:g} s")
+        result = await conn.run(_ONE, columns)
+        if len(raw) > _SHED:
+            await conn.close()
+    stored = {result.get_value(number, 0) for number in range(result.ntuples)}
+    missing = [identity for identity, _ in recipients if identity.bytes not in stored]
+    if missing:  # no longer live, or stored before: nothing tells the two apart
+        await stored_among(pool, missing)
+    return {identity for identity, _ in recipients if identity.bytes in stored}
 
 
 async def stored_among(
@@ -165,55 +193,121 @@ async def stored_among(
     *,
     timeout: float = 5.0,  # noqa: ASYNC109 - past it the pool throws the connection away
 ) -> set[UUID]:
-    """Return which of these messages are stored.  `timeout` in seconds."""
-    found = await pool.fetch(
+    """Return which of these messages are stored, durably.
+
+    `timeout` in seconds (never above the pool's own); `DatabaseUnavailable` when they may be
+    there and nobody knows whether they stay.
+    """
+    found = await pool.fetch_durable(
         """
         SELECT id
         FROM relay.messages
         WHERE id = ANY(%b::uuid[])
         """,
         (list(ids),),
-        timeout=timeout,
+        timeout=min(timeout, pool.call_timeout),
     )
     return {stored for (stored,) in found}
 
 
-class Question:
-    """One session that waits to hear whether a mailbox is live."""
+async def fold(pool: Pool, addresses: Iterable[str]) -> None:
+    """Add to the counts of these mailboxes what was appended since they were folded last."""
+    await pool.fetch_value("SELECT relay.fold_usage(%s)", (list(addresses),))
 
-    __slots__ = ("_error", "_live", "_wake", "address", "settled")
+
+class Question:
+    """One session that waits to hear whether a mailbox takes mail."""
+
+    __slots__ = ("_error", "_full", "_wake", "_why_not", "address", "settled")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.settled = False
-        self._live = False
+        self._full = False
+        self._why_not: str | None = None
         self._error: str | None = None
         self._wake: Callable[[], None] | None = None
 
     def then(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 
-    def settle(self, live: bool, error: str | None = None) -> None:
-        self._live, self._error, self.settled = live, error, True
+    def settle(
+        self, why_not: str | None = None, *, error: str | None = None, full: bool = False
+    ) -> None:
+        self._why_not, self._error, self._full, self.settled = why_not, error, full, True
         if self._wake is not None:
             self._wake()
 
-    def result(self) -> bool:
+    def result(self) -> str | None:
         if self._error is not None:
             raise DatabaseUnavailable(self._error)
-        return self._live
+        if self._full:
+            raise OverQuota("the mailbox is full")
+        return self._why_not
 
 
-_LIVE = Statement(
-    """
-    SELECT address
-    FROM relay.mailboxes
-    WHERE address = ANY((SELECT $1)::text[])  -- of a length nobody can plan for: planned once
-      AND is_active
-      AND expires_at > clock_timestamp()
-    """,
+# The second column: whether it holds what its plan allows; null where it is over.  Who asks can
+# tell neither from the answer nor from its time whether a mailbox was there: of one that is over
+# no more is looked at than that.
+_FOUND = Statement(
+    f"""
+    SELECT b.address,
+           CASE WHEN b.is_active AND b.expires_at > clock_timestamp() THEN
+               {LIMITED} AND (
+                   SELECT used.messages >= p.max_messages OR used.bytes >= p.max_bytes
+                   FROM ({USED}) used
+               ) IS TRUE
+           END
+    FROM relay.mailboxes b
+    LEFT JOIN relay.plans p ON p.name = b.plan
+    WHERE b.address = ANY((SELECT $1)::text[])  -- of a length nobody can plan for: planned once
+    """,  # noqa: S608 - constants of our own
     (TEXTS,),
 )
+
+
+async def _found(pool: Pool, addresses: Iterable[str]) -> dict[bytes, bool | None]:
+    """The mailboxes among these, each with whether it is full; None: it is over."""
+    result = await pool.run(_FOUND, (texts(list(addresses)).data,))
+    value = result.get_value
+    return {
+        cast(bytes, value(number, 0)): None if (full := value(number, 1)) is None
+        else full == b"\x01"
+        for number in range(result.ntuples)
+    }  # fmt: skip
+
+
+async def full_among(pool: Pool, addresses: Iterable[str]) -> set[str]:
+    """Return which of these live mailboxes hold as much as their plan allows."""
+    return {address.decode() for address, full in (await _found(pool, addresses)).items() if full}
+
+
+class Room(NamedTuple):
+    """What a mailbox may still take by its plan; None: without limit."""
+
+    messages: int | None
+    bytes: int | None
+
+
+async def room_in(pool: Pool, addresses: Iterable[str]) -> dict[str, Room]:
+    """Return how much room is left in those of these live mailboxes that have a quota."""
+    rows = await pool.fetch(
+        f"""
+        SELECT b.address, p.max_messages - used.messages, p.max_bytes - used.bytes
+        FROM relay.mailboxes b
+        JOIN relay.plans p ON p.name = b.plan
+        CROSS JOIN LATERAL ({USED}) used
+        WHERE b.address = ANY (%s)
+          AND b.is_active
+          AND b.expires_at > clock_timestamp()
+          AND {LIMITED}
+        """,  # noqa: S608 - constants of our own
+        (list(addresses),),
+    )
+    return {
+        address: Room(*(None if left is None else int(left) for left in rest))
+        for address, *rest in rows
+    }
 
 
 class Lookups:
@@ -230,7 +324,10 @@ class Lookups:
         self._asked = trio.lowlevel.ParkingLot()
 
     def find(self, address: str) -> Question:
-        """Ask whether a live mailbox has this canonical address."""
+        """Ask why no mail is taken for this canonical address: unknown, expired; None: it is.
+
+        What is over includes what was deleted; of what is full the answer raises `OverQuota`.
+        """
         question = Question(address)
         self._questions.append(question)
         self._asked.unpark()
@@ -251,18 +348,22 @@ class Lookups:
         finally:
             for question in asked + self._questions:
                 if not question.settled:
-                    question.settle(False, "the relay is stopping")
+                    question.settle(error="the relay is stopping")
             self._questions = []
 
     async def _answer(self, asked: list[Question]) -> None:
         addresses = list({question.address for question in asked})
         try:
-            result = await self._pool.run(_LIVE, (texts(addresses).data,))
+            found = await _found(self._pool, addresses)
         except (RelayError, psycopg.Error) as error:
             log.warning("mailboxes.lookup_failed", error=str(error), waiting=len(asked))
             for question in asked:
-                question.settle(False, str(error))
+                question.settle(error=str(error))
             return
-        live = {result.get_value(number, 0) for number in range(result.ntuples)}
         for question in asked:
-            question.settle(question.address.encode() in live)
+            address = question.address.encode()
+            if address not in found:
+                question.settle("unknown")
+            else:
+                full = found[address]
+                question.settle("expired" if full is None else None, full=full is True)

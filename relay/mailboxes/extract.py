@@ -4,14 +4,17 @@ A code is a short number, or letters and digits in capitals, that stands near a 
 some language means "code".  Years, prices, telephone and order numbers are not codes.  When in
 doubt there is none: an agent that types a wrong code is worse off than one that has to read.
 
-All patterns are linear, and what they look at is bounded: neither text can cost more than a few
-milliseconds.
+Time is linear in the length of the texts, whatever they say: no pattern can begin again inside what
+it has just looked through, no loop measures a text anew for each character that it drops, and what
+is looked at around a candidate is of a fixed size.  `tests/mailboxes/test_linear.py` counts steps.
 """
 
 from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterator
+from itertools import chain
 
 _TEXT_LIMIT = 20_000  # characters looked at for a code
 _LINKS_LIMIT = 200
@@ -31,7 +34,8 @@ _CANDIDATE = re.compile(
     re.VERBOSE,
 )
 # After a colon a code may follow without a space ("Code:123456").
-_GLUED = re.compile(r"(?<=[:：是为])(?=[A-Z0-9])")
+_GLUE = ":：是为"
+_GLUED = re.compile(rf"(?<=[{_GLUE}])(?=[A-Z0-9])")
 
 _WORD = re.compile(
     r"""
@@ -85,6 +89,7 @@ _ANNOUNCED = re.compile(
         (?:[ ]now)? \s*[:=]?\s*[*_"'“]* | 是\s* | 为\s* | は\s* )$""",
     re.VERBOSE | re.IGNORECASE,
 )
+_DIGIT = re.compile(r"\d")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 _ZONE = re.compile(r"(?:\d[ .()-]{0,2}|\+)$")  # more of a longer number, on the left
 _ZONE_RIGHT = re.compile(r"[ .()-]{0,2}\d")
@@ -97,10 +102,12 @@ def find_code(subject: str, text: str) -> str | None:
     """
     best: tuple[float, str] | None = None
     for penalty, source in ((0.0, subject), (5.0, text[:_TEXT_LIMIT])):
-        if not any(map(str.isdigit, source)) and "-" not in source:
+        if _DIGIT.search(source) is None and "-" not in source:
             continue
         # Numbers inside a link are not for typing.
-        spaced = _GLUED.sub(" ", _URL.sub(" ", source))
+        spaced = _URL.sub(" ", source)
+        if any(character in spaced for character in _GLUE):
+            spaced = _GLUED.sub(" ", spaced)
         for number, match in enumerate(_CANDIDATE.finditer(spaced)):
             if number >= _CANDIDATES:
                 break
@@ -189,21 +196,49 @@ _ACTION = re.compile(
     r"bestaetig|aktivier|optin|opt-in|password|passwort|otp",
     re.IGNORECASE,
 )
+_BREAKS = re.compile(r"[\r\n\t]")
+_ENDS_A_SENTENCE = frozenset(".,;:!?*_~'\"»”’…。，")
+_MAY_BE_TRIMMED = _ENDS_A_SENTENCE | set(")]")
+# No character has a number of eight digits; zeros in front are nobody's spelling.
+_LONG_REFERENCE = re.compile(r"&#(?:[0-9]{8,}|[xX][0-9a-fA-F]{8,});?")
 _CHORE = re.compile(r"unsubscri|opt-?out|preferences|privacy|abmeld|desuscri|terms", re.IGNORECASE)
 
 
 def find_links(text: str, markup: str) -> list[str]:
     """The http and https links of a message, each once: those that look like an activation (or a
-    confirmation, a reset, a log-in) first, otherwise in the order of the message."""
+    confirmation, a reset, a log-in) first, otherwise in the order of the message.
+
+    At most `_LINKS_LIMIT` of at most `_LINK_LENGTH` characters; what follows is not looked at.
+    """
     found: dict[str, None] = {}
-    for match in _HREF.finditer(markup):
-        link = html.unescape(match[1] or match[2] or match[3]).strip()
-        link = re.sub(r"[\r\n\t]", "", link)
-        if link[:8].lower().startswith(("http://", "https://")):
-            _add(found, link)
-    for match in _URL.finditer(text):
-        _add(found, _trimmed(match[0]))
+    for link in chain(_hrefs(markup), map(_link_of, _URL.finditer(text))):
+        if len("https://") < len(link) <= _LINK_LENGTH:
+            found[link] = None
+            if len(found) == _LINKS_LIMIT:
+                break
     return sorted(found, key=lambda link: not is_action(link))  # stable: False before True
+
+
+def unescape(text: str) -> str:
+    """`text` with its character references resolved, as `html.unescape` does.
+
+    That raises on a number of thousands of digits, and is slow with one of hundreds.
+    """
+    return html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
+
+
+def _hrefs(markup: str) -> Iterator[str]:
+    for match in _HREF.finditer(markup):
+        written = match[1] or match[2] or match[3]
+        # Anything but http can be an image of a megabyte: the scheme is looked at first.
+        if _is_web(unescape(written[:100]).lstrip()):
+            link = _BREAKS.sub("", unescape(written).strip())
+            if _is_web(link):
+                yield link
+
+
+def _is_web(link: str) -> bool:
+    return _BREAKS.sub("", link[:32])[:8].lower().startswith(("http://", "https://"))
 
 
 def is_action(link: str) -> bool:
@@ -211,20 +246,27 @@ def is_action(link: str) -> bool:
     return _ACTION.search(link) is not None and _CHORE.search(link) is None
 
 
-def _add(found: dict[str, None], link: str) -> None:
-    if len(found) < _LINKS_LIMIT and len(link) <= _LINK_LENGTH and len(link) > len("https://"):
-        found[link] = None
+def _link_of(match: re.Match[str]) -> str:
+    return _trimmed(match[0])
 
 
 def _trimmed(link: str) -> str:
-    """A link without the punctuation of the sentence around it; balanced brackets stay."""
-    link = link[: _LINK_LENGTH + 1]
-    while link:
-        last = link[-1]
-        unbalanced = (last == ")" and link.count("(") < link.count(")")) or (
-            last == "]" and link.count("[") < link.count("]")
-        )
-        if last not in ".,;:!?*_~'\"»”’…。，" and not unbalanced:
+    """A link without the punctuation of the sentence around it; balanced brackets stay.
+
+    The brackets are counted once, and one that is dropped is taken off the count.
+    """
+    if link[-1] not in _MAY_BE_TRIMMED:
+        return link
+    surplus = {
+        ")": link.count(")") - link.count("("),
+        "]": link.count("]") - link.count("["),
+    }
+    end = len(link)
+    while end:
+        last = link[end - 1]
+        if surplus.get(last, 0) > 0:
+            surplus[last] -= 1
+        elif last not in _ENDS_A_SENTENCE:
             break
-        link = link[:-1]
-    return link
+        end -= 1
+    return link[:end]

@@ -3,9 +3,10 @@
 Promises
 - Nothing that a message contains takes time or memory of this process beyond its own bytes: the
   child has a deadline a message and limits of its own, and is killed and replaced past them.
-- Every message gets a summary.  For one that killed the child it is made here from the headers
-  alone, by the same linear code under a cap, with the reason in `error`; the others of its batch
-  are parsed by the next child.
+- Every message gets a summary.  For one that killed the child a fresh child makes it from the
+  headers alone, with the reason in `error`; for one that kills that child too it is the reason and
+  nothing else.  The others of its batch are parsed by the next child.
+- This process reads nothing of a message: no header, no character set, no pattern.
 - A call that is cancelled kills the child: half a conversation is worth nothing.
 
 Fails with `TemporaryFailure` when no child can be started (no process, no memory).
@@ -24,17 +25,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import trio
 
 import relay
+from relay import children
 from relay.errors import TemporaryFailure
 from relay.log import get_logger
-from relay.mailboxes.summary import fallback
+from relay.mailboxes.summary import MAX_HEADER_BYTES, Summary
 from relay.mailboxes.worker import (
     ATTACHMENT,
     FAILED,
+    FILTER,
+    FOLLOWS,
+    HEADERS,
+    LEFT,
     LENGTH,
     NOTHING,
     REPLY,
@@ -47,6 +53,13 @@ log = get_logger()
 _CHUNK = 256 * 1024
 _REAP = 1.0  # s; a killed child is gone within milliseconds
 _START = 30.0  # s; a first reply may include the start of the child on a busy machine
+
+
+class Parsed(NamedTuple):
+    """A message's summary, as the JSON object of `Summary.as_json`, and the CPU seconds it took."""
+
+    summary: bytes
+    seconds: float
 
 
 class Parser:
@@ -81,19 +94,34 @@ class Parser:
         """The child's process id, or None while there is none."""
         return self._process.pid if self._process else None
 
-    async def summarise(self, messages: Sequence[bytes]) -> list[bytes]:
-        """The summaries of `messages`, in order, each as the JSON object of `Summary.as_json`."""
-        done: list[bytes] = []
+    async def summarise(
+        self, messages: Sequence[bytes], *, budget: float = math.inf
+    ) -> list[Parsed]:
+        """Parse `messages` in order, as many of them as begin within `budget` seconds of CPU.
+
+        On a busy machine that is `STRETCH` times as many seconds.  At least one, if there are any;
+        those for which there was no time are not in the answer.
+        """
+        done: list[Parsed] = []
         async with self._lock:
             while len(done) < len(messages):
-                rest = messages[len(done) :]
+                first = 0 if budget == math.inf else max(1, math.ceil(budget * 1000))
                 replies, fault = await self._converse(
-                    [(REQUEST.pack(SUMMARISE, 0, len(raw)), raw) for raw in rest]
+                    [
+                        (REQUEST.pack(SUMMARISE, FOLLOWS if number else first, len(raw)), raw)
+                        for number, raw in enumerate(messages[len(done) :])
+                    ]
                 )
-                done += [payload for _, payload in replies]
+                done += [
+                    Parsed(payload, seconds)
+                    for status, seconds, payload in replies
+                    if status != LEFT
+                ]
                 if fault is not None:
                     # The first without an answer did it; those after it are innocent.
-                    done.append(self._given_up(messages[len(done)], fault))
+                    done.append(await self._given_up(messages[len(done)], fault))
+                if budget != math.inf:
+                    break  # a failure has taken more than anything is worth
         return done
 
     async def attachment(self, raw: bytes, index: int) -> tuple[str, str, bytes] | None:
@@ -107,12 +135,20 @@ class Parser:
             )
         if fault is not None:
             raise TemporaryFailure(f"the attachment could not be read: {fault}")
-        status, payload = replies[0]
+        status, _, payload = replies[0]
         if status == NOTHING:
             return None
         end = LENGTH.size + LENGTH.unpack_from(payload)[0]
         name, content_type = json.loads(payload[LENGTH.size : end])
         return name, content_type, payload[end:]
+
+    async def filter(self, text: bytes) -> bytes:
+        """The filter of some text in UTF-8 (`relay.mailboxes.grams`); `TemporaryFailure`."""
+        async with self._lock:
+            replies, fault = await self._converse([(REQUEST.pack(FILTER, 0, len(text)), text)])
+        if fault is not None:
+            raise TemporaryFailure(f"no filter could be made: {fault}")
+        return replies[0][2]
 
     def close(self) -> None:
         """Kill the child, if there is one.  Never waits; the next call starts another."""
@@ -132,19 +168,25 @@ class Parser:
             process._proc.wait(_REAP)
         process.poll()  # lets go of the process's descriptor
 
-    def _given_up(self, raw: bytes, fault: str) -> bytes:
+    async def _given_up(self, raw: bytes, fault: str) -> Parsed:
+        """What a fresh child finds in the headers of a message that ended the one before."""
         log.warning("summary.given_up", reason=fault, size=len(raw))
-        return fallback(raw, fault).as_json()
+        reason, front = fault.encode(), raw[:MAX_HEADER_BYTES]
+        head = REQUEST.pack(HEADERS, len(reason), len(reason) + len(front))
+        replies, again = await self._converse([(head, reason + front)])
+        if again is None:
+            return Parsed(replies[0][2], self.deadline)
+        return Parsed(Summary(error=fault).as_json(), 2 * self.deadline)
 
     async def _converse(
         self, requests: Sequence[tuple[bytes, bytes]]
-    ) -> tuple[list[tuple[int, bytes]], str | None]:
+    ) -> tuple[list[tuple[int, float, bytes]], str | None]:
         """Send the requests and collect replies until all are there or one fails.
 
         Returns the replies to the first of them, and what ended it (None: nothing).  After a
         failure there is no child.
         """
-        replies: list[tuple[int, bytes]] = []
+        replies: list[tuple[int, float, bytes]] = []
         fault: str | None = None
         process = await self._started()
         assert process.stdin is not None
@@ -163,7 +205,7 @@ class Parser:
                     elif reply is None:
                         fault = "the parser died of it"
                     elif reply[0] == FAILED:
-                        fault = reply[1].decode()
+                        fault = reply[2].decode()
                     else:
                         replies.append(reply)
                     if fault is not None:
@@ -189,7 +231,7 @@ class Parser:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
+                env=children.environment(PYTHONPATH=path),
                 start_new_session=True,  # the terminal's signals are for the parent
             )
         except OSError as error:
@@ -197,14 +239,14 @@ class Parser:
         self._fresh = True
         return self._process
 
-    async def _reply(self, process: trio.Process) -> tuple[int, bytes] | None:
-        """The next reply, or None when the child has gone."""
+    async def _reply(self, process: trio.Process) -> tuple[int, float, bytes] | None:
+        """The next reply (status, CPU seconds, payload), or None when the child has gone."""
         head = await self._read(process, REPLY.size)
         if head is None:
             return None
-        status, length = REPLY.unpack(head)
+        status, microseconds, length = REPLY.unpack(head)
         payload = await self._read(process, length)
-        return None if payload is None else (status, payload)
+        return None if payload is None else (status, microseconds / 1e6, payload)
 
     async def _read(self, process: trio.Process, length: int) -> bytes | None:
         assert process.stdout is not None

@@ -5,7 +5,8 @@ first) and gives it, and the time, to `verify`.
 
 Promises
   * Nothing of a message is to be acted on before `verify` returned: its URLs are checked by
-    host and path first, so a forged message cannot make the relay fetch from elsewhere.
+    host and path first, so a forged message cannot make the relay fetch from elsewhere; nor from
+    another region than the topic's.
   * The string that is signed is exact: the named members in their fixed order, each name and
     value ended by one newline, `Subject` only when present (the SNS developer guide,
     "Verifying the signatures of Amazon SNS messages").  Version 1 is SHA-1 with RSA, version
@@ -80,12 +81,20 @@ class Notification:
 
 
 @dataclass(frozen=True)
+class StoredObject:
+    """Where SES put a letter: an object in S3."""
+
+    bucket: str
+    key: str
+
+
+@dataclass(frozen=True)
 class ReceivedMail:
-    """An SES `Received` notification with its content: one letter, as SES accepted it."""
+    """An SES `Received` notification: one letter, as SES accepted it, or where it is."""
 
     reverse_path: str
     recipients: tuple[str, ...]
-    raw: bytes
+    raw: bytes | StoredObject
 
 
 def parse(body: bytes) -> Notification:
@@ -131,11 +140,28 @@ def canonical_string(notification: Notification) -> bytes:
     return ("\n".join(parts) + "\n").encode("utf-8", "surrogatepass")
 
 
-def check_certificate_url(url: str) -> None:
-    """Raise `ForgedNotification` unless `url` is where Amazon keeps its SNS certificates."""
+def check_certificate_url(url: str, topic: str) -> None:
+    """Raise `ForgedNotification` unless `url` is where Amazon keeps the certificates of SNS in the
+    region of `topic`, an ARN."""
     path, query = _amazon(url)
     if query or not _CERTIFICATE_PATH.fullmatch(path):
         raise ForgedNotification("SigningCertURL is not an address of an SNS certificate.")
+    if (urlsplit(url).hostname or "").split(".")[1] != region_of(topic):
+        raise ForgedNotification("SigningCertURL is of another region than the topic.")
+
+
+def region_of(topic: str) -> str:
+    """Return the region in a topic's ARN (`arn:aws:sns:REGION:ACCOUNT:NAME`), "" if it has none."""
+    parts = topic.split(":")
+    return parts[3] if len(parts) == 6 else ""
+
+
+def is_over(certificate: bytes, now: datetime) -> bool:
+    """Tell whether a PEM certificate cannot be used any more at `now`, or never could."""
+    try:
+        return now > x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+    except ValueError:
+        return True
 
 
 def check_subscribe_url(url: str) -> None:
@@ -207,17 +233,16 @@ def received_mail(notification: Notification) -> ReceivedMail | None:
     content = document.get("content")
     if not isinstance(mail, dict) or not isinstance(receipt, dict):
         raise MalformedNotification("The notification lacks mail or receipt.")
-    if not isinstance(content, str):
-        raise MalformedNotification(
-            "The notification carries no content: the rule must use the SNS action."
-        )
     recipients = receipt.get("recipients")
     source = mail.get("source")
     if not isinstance(recipients, list) or not all(isinstance(r, str) for r in recipients):
         raise MalformedNotification("receipt.recipients is not a list of addresses.")
     action = receipt.get("action")
     encoding = action.get("encoding") if isinstance(action, dict) else None
-    if isinstance(encoding, str) and encoding.upper() == "BASE64":
+    raw: bytes | StoredObject
+    if not isinstance(content, str):
+        raw = _stored(action)
+    elif isinstance(encoding, str) and encoding.upper() == "BASE64":
         try:
             raw = base64.b64decode(content, validate=True)
         except (binascii.Error, ValueError) as error:
@@ -228,6 +253,23 @@ def received_mail(notification: Notification) -> ReceivedMail | None:
         reverse_path=source if isinstance(source, str) else "",
         recipients=tuple(dict.fromkeys(recipients)),
         raw=raw,
+    )
+
+
+def _stored(action: object) -> StoredObject:
+    """The object that the S3 action of a rule wrote."""
+    if isinstance(action, dict) and action.get("type") == "S3":
+        bucket, key = action.get("bucketName"), action.get("objectKey")
+        if (
+            isinstance(bucket, str)
+            and isinstance(key, str)
+            and key.isprintable()
+            # Segments of dots would be folded away on the way, and lead to another bucket.
+            and {".", ".."}.isdisjoint(key.split("/"))
+        ):
+            return StoredObject(bucket, key)
+    raise MalformedNotification(
+        "The notification carries no content: the rule must use the SNS action, or the S3 action."
     )
 
 

@@ -18,18 +18,18 @@ Formats: RFC 5322 (headers), 2045 and 2046 (MIME), 2047 (encoded words), 2231 (p
 from __future__ import annotations
 
 import binascii
-import codecs
-import html
 import json
 import quopri
 import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from relay.mailboxes.extract import find_code, find_links
+from relay.mailboxes.charsets import decode
+from relay.mailboxes.extract import find_code, find_links, unescape
 
 MAX_HEADERS = 500
 MAX_HEADER_BYTES = 256 * 1024  # all of them
@@ -74,13 +74,15 @@ def summarise(raw: bytes) -> Summary:
     summary = reader.summary
     _head(summary, reader)
     texts: dict[str, list[str]] = {"text/plain": [], "text/html": []}
+    room = dict.fromkeys(texts, MAX_TEXT)
     for part in reader.leaves():
         if part.is_body:
             known = texts[part.content_type]
             if known and part.alternative:
                 continue
-            if sum(map(len, known)) <= MAX_TEXT:
+            if room[part.content_type] >= 0:
                 known.append(part.text())
+                room[part.content_type] -= len(known[-1])
         elif len(summary.attachments) < MAX_ATTACHMENTS:
             summary.attachments.append(part.describe(len(summary.attachments)))
         else:
@@ -183,7 +185,7 @@ class _Part:
         # Four bytes a character is the longest there is; the rest would be cut off anyway.
         content = self.content()[: 4 * MAX_TEXT + 4]
         charset = self.parameters.get("charset", "")
-        return clean(_text(content, charset).replace("\r\n", "\n"))
+        return clean(decode(content, charset).replace("\r\n", "\n"))
 
     def describe(self, index: int) -> dict[str, Any]:
         return {
@@ -376,10 +378,6 @@ _NOT_BASE64 = bytes(
     for c in range(256)
     if c not in b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 )
-# Codecs of Python that are no character sets of mail, or cost more than linear time.
-_NO_CHARSET = {"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined", "mbcs"}
-# As browsers do: the names under which supersets travel.
-_SUPERSETS = {"iso8859-1": "cp1252", "gb2312": "gb18030", "gbk": "gb18030"}
 
 
 def _base64(body: bytes) -> bytes:
@@ -390,37 +388,10 @@ def _base64(body: bytes) -> bytes:
     return binascii.a2b_base64(body + b"=" * (-len(body) % 4))
 
 
-def _codec(charset: str) -> str | None:
-    """The name under which Python knows `charset`, or None."""
-    try:
-        info = codecs.lookup(charset.strip().strip("'\""))
-    except (LookupError, ValueError):
-        return None
-    if not info._is_text_encoding or info.name.replace("-", "_") in _NO_CHARSET:
-        return None
-    return _SUPERSETS.get(info.name, info.name)
-
-
-def _text(data: bytes, charset: str) -> str:
-    """Decode with the declared character set; without a usable one, UTF-8, else Windows-1252."""
-    codec = _codec(charset) if charset else None
-    if codec is not None and codec not in ("ascii", "utf-8"):
-        try:
-            return data.decode(codec, "replace")
-        except (UnicodeError, ValueError):
-            pass  # a few codecs refuse to replace
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        if codec == "utf-8":
-            return data.decode("utf-8", "replace")
-        return data.decode("cp1252", "replace")
-
-
 def _wire_text(value: bytes) -> str:
     if value.isascii():
         return value.decode("ascii")
-    return _text(value, "")
+    return decode(value, "")
 
 
 # Headers -----------------------------------------------------------------------------------------
@@ -442,7 +413,7 @@ def _decoded(value: str) -> str:
 
     def flush() -> None:
         if pending:
-            pieces.append(_text(b"".join(pending), pending_charset))
+            pieces.append(decode(b"".join(pending), pending_charset))
             pending.clear()
 
     for match in _ENCODED_WORD.finditer(value):
@@ -467,7 +438,8 @@ def _decoded(value: str) -> str:
 
 
 _BRACKETED = re.compile(r"<([^<>]*)>")
-_BARE = re.compile(r"[^\s,;:@]{1,200}@[^\s,;:@]{1,255}")
+_WORD = re.compile(r"[^\s,;:]+")
+_MAX_LOCAL, _MAX_DOMAIN = 200, 255
 
 
 def _address(value: str) -> str | None:
@@ -497,10 +469,22 @@ def _address(value: str) -> str | None:
     if match is not None and match[1].strip():
         found = value[match.start(1) : match.end(1)]
     else:
-        match = _BARE.search(masked)
-        found = value[match.start() : match.end()] if match else ""
+        found = _bare_address(value, masked)
     found = clean(re.sub(r"[\x00-\x1f\x7f]", "", found).strip())
     return found[:_MAX_ADDRESS] or None
+
+
+def _bare_address(value: str, masked: str) -> str:
+    """The first `local@domain` without brackets, "" if there is none."""
+    for word in _WORD.finditer(masked):
+        pieces = word[0].split("@")
+        at = word.start() - 1  # of each @ in turn
+        for local, domain in pairwise(pieces):
+            at += len(local) + 1
+            if local and domain:
+                begin = at - min(len(local), _MAX_LOCAL)
+                return value[begin : at + 1 + min(len(domain), _MAX_DOMAIN)]
+    return ""
 
 
 _PARAMETER = re.compile(
@@ -547,14 +531,14 @@ def _parse_parameters(value: str) -> tuple[str, dict[str, str]]:
 def _joined(sections: dict[int, tuple[str, bool]]) -> str:
     """The value of a parameter that RFC 2231 cut into pieces, escaped, or both."""
     charset = ""
-    data = b""
+    data: list[bytes] = []
     for order, number in enumerate(sorted(sections)):
         text, extended = sections[number]
         if extended and order == 0 and text.count("'") >= 2:
             charset, _, text = text.split("'", 2)
         raw = text.encode("utf-8", "surrogateescape")
-        data += unquote_to_bytes(raw) if extended else raw
-    return _text(data, charset)
+        data.append(unquote_to_bytes(raw) if extended else raw)
+    return decode(b"".join(data), charset)
 
 
 # Names and text ----------------------------------------------------------------------------------
@@ -607,7 +591,7 @@ def _text_of(markup: str) -> str:
     """Roughly what a reader of `markup` sees: enough to look for a code in it."""
     for tag in ("style", "script", "head"):
         markup = _without(markup, tag)
-    text = html.unescape(_TAG.sub(" ", _INLINE.sub("", _BLOCK.sub("\n", markup))))
+    text = unescape(_TAG.sub(" ", _INLINE.sub("", _BLOCK.sub("\n", markup))))
     return "\n".join(line for line in map(str.strip, _SPACES.sub(" ", text).split("\n")) if line)
 
 

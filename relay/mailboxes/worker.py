@@ -6,31 +6,44 @@ side.  It gives way to everybody else (nice 10), and limits itself in memory, an
 request: whatever a message does to it, the relay loses one child that it starts again.
 
 Wire, big-endian:
-    request   kind u8 (1 summarise, 2 attachment), index u32, length u32, raw message
-    reply     status u8 (0 done, 1 nothing there, 2 failed), length u32, payload
+    request   kind u8 (1 summarise, 2 attachment, 3 headers, 4 filter), argument u32, length u32,
+              payload
+    reply     status u8 (0 done, 1 nothing there, 2 failed, 3 left), microseconds of CPU u32,
+              length u32, payload
+The argument of the first summary of a batch is what the batch may take in milliseconds of CPU (0:
+no limit), or `STRETCH` times that where the machine is busy; that of the others is `FOLLOWS`: those
+that have not begun when the time is over are left, each answered at once.  The argument of an
+attachment is its index; of headers (the fallback), how much of the payload's front is the reason
+that goes into the summary.
 The payload of a summary is the JSON object of `Summary.as_json`; of an attachment, the length u32
 of a JSON array [file name, content type], that array, and the bytes; of a failure, its reason.
+A filter is made of text in UTF-8 (`relay.mailboxes.grams`).
 
-Imports the standard library and two pure modules only, so that it starts in a moment.
+Imports the standard library and pure modules only, so that it starts in a moment.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
 import struct
 import sys
-from typing import BinaryIO
+import time
 
-from relay.mailboxes.summary import extract_attachment, summarise
+from relay.mailboxes.grams import make_filter, runs
+from relay.mailboxes.summary import extract_attachment, fallback, summarise
 
 REQUEST = struct.Struct(">BII")
-REPLY = struct.Struct(">BI")
+REPLY = struct.Struct(">BII")
 LENGTH = struct.Struct(">I")
-SUMMARISE, ATTACHMENT = 1, 2
-DONE, NOTHING, FAILED = 0, 1, 2
+SUMMARISE, ATTACHMENT, HEADERS, FILTER = 1, 2, 3, 4
+DONE, NOTHING, FAILED, LEFT = 0, 1, 2, 3
+FOLLOWS = 0xFFFFFFFF
+STRETCH = 4
+"""How much longer a batch may take than its CPU time: one cut into single messages costs more."""
 
 _NICE = 10
 
@@ -44,28 +57,42 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests = os.fdopen(0, "rb", buffering=1 << 18)
+    cpu_until = until = math.inf
     while True:
         head = requests.read(REQUEST.size)
         if len(head) < REQUEST.size:
             return
-        kind, index, length = REQUEST.unpack(head)
+        kind, argument, length = REQUEST.unpack(head)
         used = resource.getrusage(resource.RUSAGE_SELF)
         spent = int(used.ru_utime + used.ru_stime)
         resource.setrlimit(resource.RLIMIT_CPU, (spent + seconds + 1, resource.RLIM_INFINITY))
+        began = time.process_time_ns()
         try:
-            status, payload = _answer(requests, kind, index, length)
+            payload = requests.read(length)
+            if kind == SUMMARISE and argument != FOLLOWS:
+                budget = argument / 1000 if argument else math.inf
+                cpu_until, until = began / 1e9 + budget, time.monotonic() + STRETCH * budget
+            over = began / 1e9 >= cpu_until or time.monotonic() >= until
+            if kind == SUMMARISE and argument == FOLLOWS and over:
+                status, answer = LEFT, b""
+            else:
+                status, answer = _answer(kind, argument, payload)
+            del payload
         except MemoryError:
             # The message may not have been read to its end, so the next request is out of reach.
-            _write(FAILED, b"too large to parse")
+            _write(FAILED, 0, b"too large to parse")
             return
-        _write(status, payload)
+        _write(status, (time.process_time_ns() - began) // 1000, answer)
 
 
-def _answer(requests: BinaryIO, kind: int, index: int, length: int) -> tuple[int, bytes]:
-    raw = requests.read(length)
+def _answer(kind: int, argument: int, payload: bytes) -> tuple[int, bytes]:
     if kind == SUMMARISE:
-        return DONE, summarise(raw).as_json()
-    found = extract_attachment(raw, index)
+        return DONE, summarise(payload).as_json()
+    if kind == HEADERS:
+        return DONE, fallback(payload[argument:], payload[:argument].decode()).as_json()
+    if kind == FILTER:
+        return DONE, make_filter(runs(payload.decode()))
+    found = extract_attachment(payload, argument)
     if found is None:
         return NOTHING, b""
     name, content_type, content = found
@@ -73,8 +100,8 @@ def _answer(requests: BinaryIO, kind: int, index: int, length: int) -> tuple[int
     return DONE, LENGTH.pack(len(described)) + described + content
 
 
-def _write(status: int, payload: bytes) -> None:
-    view = memoryview(REPLY.pack(status, len(payload)) + payload)
+def _write(status: int, microseconds: int, payload: bytes) -> None:
+    view = memoryview(REPLY.pack(status, min(microseconds, 0xFFFFFFFF), len(payload)) + payload)
     while view:
         view = view[os.write(1, view) :]
 

@@ -3,19 +3,32 @@
 import json
 import os
 import signal
+from typing import Any
 from uuid import UUID
 
+import pytest
 import trio
 
 from actors import summariser
 from actors.letters import Wake
 from relay.db.pool import Pool
+from relay.mailboxes import search
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.store import Store
-from tests.actors.running import becomes, make_mailbox, running
+from relay.metrics import registry
+from supervisor import Mailbox
+from tests.actors.running import becomes, make_mailbox, running, undisturbed
 
 LEFT = "SELECT count(*) FROM relay.unsummarised"
 MESSAGE = b"From: a@b.example\r\nSubject: %d\r\n\r\nYour code is 123456\r\n"
+HOSTILE = MESSAGE % 0 + (b"https://" + b")" * 4080 + b"\r\n") * 15
+
+
+def _context() -> Any:
+    """A context that nobody drains or writes to."""
+    context = undisturbed()
+    context.inbox = Mailbox("actor")
+    return context
 
 
 async def _accept(pool: Pool, mailbox: UUID, *messages: bytes) -> list[UUID]:
@@ -111,10 +124,185 @@ async def test_takes_from_both_ends_under_a_backlog(pool):
     ids = sorted(await _accept(pool, mailbox, *[MESSAGE % n for n in range(150)]))
     async with Parser() as parser:
         one = summariser.Summariser(pool, parser)
-        assert await one.round() == 64
-        assert await one.round(newest=True) == 64
+        assert await one.round() == (64, True)
+        assert await one.round(newest=True) == (64, True)
     stored = {row[0] for row in await pool.fetch("SELECT message_id FROM relay.summaries")}
     assert stored == {*ids[:64], *ids[-64:]}
+
+
+async def test_mail_for_another_mailbox_is_in_the_next_group(pool):
+    """However much waits for one mailbox, what comes for another is not behind it."""
+    busy, quiet = await make_mailbox(pool), await make_mailbox(pool)
+    await _accept(pool, busy, *[HOSTILE] * 12)
+    async with Parser() as parser:
+        one = summariser.Summariser(pool, parser)
+        assert await one.round() == (2, True), "a group is of 128 kB"
+        (message,) = await _accept(pool, quiet, MESSAGE % 1)
+        await one.round()
+    assert await pool.fetch_value(
+        "SELECT count(*) FROM relay.summaries WHERE message_id = %s", (message,)
+    )
+
+
+async def test_mail_in_the_middle_of_a_long_backlog_is_found(pool):
+    """Mail at neither end of what waits comes first, if little waits for its mailbox."""
+    busy, quiet = await make_mailbox(pool), await make_mailbox(pool)
+    fill = """
+        INSERT INTO relay.messages (mailbox_id, raw_email)
+        SELECT %s, convert_to(E'Subject: x\\r\\n\\r\\ny', 'UTF8') FROM generate_series(1, 600)
+        """
+    await pool.execute(fill, (busy,))
+    (message,) = await _accept(pool, quiet, MESSAGE % 1)
+    await pool.execute(fill, (busy,))
+    async with Parser() as parser:
+        one = summariser.Summariser(pool, parser)
+        await one.round()
+        await one.round(newest=True)
+        await one.round()
+    assert await pool.fetch_value(
+        "SELECT count(*) FROM relay.summaries WHERE message_id = %s", (message,)
+    )
+
+
+async def test_a_group_is_cut_and_stored_when_its_time_is_over(pool):
+    """What is parsed of a group is readable; the rest waits for the next, unharmed."""
+    mailbox = await make_mailbox(pool)
+    await _accept(pool, mailbox, *[MESSAGE % n for n in range(64)])
+    async with Parser() as parser:
+        one = summariser.Summariser(pool, parser, slice_for=0.001)
+        assert await one.round() == (64, True)
+        stored = await pool.fetch_value("SELECT count(*) FROM relay.summaries")
+        assert 1 <= stored < 64
+        assert await pool.fetch_value(LEFT) == 64 - stored
+
+
+async def test_a_burst_of_large_mail_is_parsed_in_one_go(pool):
+    """Large messages do not wait for the sweep, two at a time."""
+    mailbox = await make_mailbox(pool)
+    await _accept(pool, mailbox, *[MESSAGE % n + b"word " * 32_000 for n in range(18)])
+    async with running(summariser.run, pool=pool, sweep_every=3600.0):
+        await becomes(pool, LEFT, 0)
+
+
+async def test_a_letter_slows_down_one_round_and_no_more(pool):
+    """What announces mail is taken while a backlog is worked off: it rests once for it."""
+    mailbox = await make_mailbox(pool)
+    async with running(summariser.run, pool=pool, sweep_every=3600.0) as (_, inbox):
+        await _accept(pool, mailbox, *[MESSAGE % n + b"word " * 26_000 for n in range(40)])
+        await inbox.send(Wake())
+        while await pool.fetch_value(LEFT) == 40:
+            await trio.sleep(0.001)
+        await inbox.send(Wake())
+        while inbox.statistics().depth:
+            await trio.sleep(0.001)
+        assert await pool.fetch_value(LEFT) > 0
+        await becomes(pool, LEFT, 0)
+
+
+async def test_a_second_parser_goes_on_when_one_is_busy(pool):
+    """While one message holds the parser, mail for other mailboxes is parsed; no large mail, and
+    none for the same mailbox."""
+    stuck, quiet = await make_mailbox(pool), await make_mailbox(pool)
+    async with Parser() as parser, Parser() as second, trio.open_nursery() as nursery:
+        await parser.summarise([b""])
+        assert parser.pid is not None
+        os.kill(parser.pid, signal.SIGSTOP)
+        one = summariser.Summariser(pool, parser, second, help_after=0.05)
+        nursery.start_soon(one.assist)
+        await _accept(pool, stuck, MESSAGE % 1)
+        nursery.start_soon(one.turn, _context())
+        while not await pool.fetch_value(
+            "SELECT count(*) FROM pg_locks WHERE mode = 'RowShareLock'"
+        ):
+            await trio.sleep(0.01)
+        (small,) = await _accept(pool, quiet, MESSAGE % 2)
+        await _accept(pool, quiet, MESSAGE % 3 + b"x" * 100_000)
+        await _accept(pool, stuck, MESSAGE % 4)
+        await becomes(pool, "SELECT array_agg(message_id) FROM relay.summaries", [small])
+        assert parser.restarts == 0
+        os.kill(parser.pid, signal.SIGCONT)
+        await becomes(pool, "SELECT count(*) FROM relay.summaries WHERE subject = '1'", 1)
+        await one.turn(_context())
+        await becomes(pool, LEFT, 0)
+        nursery.cancel_scope.cancel()
+    subjects = await pool.fetch("SELECT subject FROM relay.summaries")
+    assert sorted(subjects) == [("1",), ("2",), ("3",), ("4",)]
+
+
+async def test_a_second_parser_takes_what_is_smaller_than_what_holds_the_first(pool):
+    """Mail above 64 kB does not wait for a message that is larger still."""
+    stuck, quiet = await make_mailbox(pool), await make_mailbox(pool)
+    async with Parser() as parser, Parser() as second, trio.open_nursery() as nursery:
+        await parser.summarise([b""])
+        assert parser.pid is not None
+        os.kill(parser.pid, signal.SIGSTOP)
+        one = summariser.Summariser(pool, parser, second, help_after=0.05)
+        nursery.start_soon(one.assist)
+        await _accept(pool, stuck, MESSAGE % 1 + b"x" * 300_000)
+        nursery.start_soon(one.turn, _context())
+        while not await pool.fetch_value(
+            "SELECT count(*) FROM pg_locks WHERE mode = 'RowShareLock'"
+        ):
+            await trio.sleep(0.01)
+        await _accept(pool, quiet, MESSAGE % 3 + b"x" * 400_000)
+        (medium,) = await _accept(pool, quiet, MESSAGE % 2 + b"x" * 200_000)
+        await becomes(pool, "SELECT array_agg(message_id) FROM relay.summaries", [medium])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_second_parser_helps_with_what_waits_behind_many_short_groups(pool):
+    """It begins by the age of what waits, however short each group of the first is."""
+    for mailbox in [await make_mailbox(pool) for _ in range(10)]:
+        await _accept(pool, mailbox, *[HOSTILE] * 8)
+    async with Parser() as parser, Parser() as second, trio.open_nursery() as nursery:
+        await parser.summarise([b""])  # its start is not part of a group
+        one = summariser.Summariser(pool, parser, second, slice_for=0.001, help_after=0.2)
+        nursery.start_soon(one.assist)
+        await one.turn(_context())
+        assert second.pid is not None
+        nursery.cancel_scope.cancel()
+
+
+def test_rests_no_longer_than_what_waits_can_bear():
+    """A rest is for what arrives, and ends before anything has waited for a tenth of a second."""
+    assert summariser.rest(10.0, 10.01) == pytest.approx(0.03)
+    assert summariser.rest(10.0, 10.05) == pytest.approx(0.05)
+    assert summariser.rest(10.0, 10.01, oldest=9.92) == pytest.approx(0.01)
+    assert summariser.rest(10.0, 10.01, oldest=9.0) == 0.0
+    assert summariser.rest(10.0, 10.2) == 0.0
+
+
+async def test_large_mailboxes_get_chunks_when_nothing_waits(pool):
+    """So that a search that finds nothing reads next to nothing; small ones get none."""
+    large, small = await make_mailbox(pool), await make_mailbox(pool)
+    for mailbox, messages in ((large, search.LEAST + 10), (small, search.SIZE + 1)):
+        await pool.execute(
+            """
+            WITH filled AS (
+                INSERT INTO relay.messages (mailbox_id, raw_email)
+                SELECT %s, 'x' FROM generate_series(1, %s)
+                RETURNING id, mailbox_id
+            )
+            INSERT INTO relay.summaries (message_id, mailbox_id) SELECT id, mailbox_id FROM filled
+            """,
+            (mailbox, messages),
+        )
+    await pool.execute("DELETE FROM relay.unsummarised")
+    await pool.fetch_value("SELECT relay.fold_usage()")
+    chunks = "SELECT array_agg(DISTINCT mailbox_id), count(*) FROM relay.search_chunks"
+    async with running(summariser.run, pool=pool):
+        await becomes(pool, chunks.replace("array_agg(DISTINCT mailbox_id), ", ""), 8)
+    assert await pool.fetch_row(chunks) == ([large], search.LEAST // search.SIZE)
+
+
+async def test_counts_what_it_parses(pool):
+    """The metric of summaries moves."""
+    before = registry.get_sample_value("relay_messages_summarised_total") or 0.0
+    mailbox = await make_mailbox(pool)
+    await _accept(pool, mailbox, *[MESSAGE % n for n in range(3)])
+    async with running(summariser.run, pool=pool):
+        await becomes(pool, LEFT, 0)
+    assert registry.get_sample_value("relay_messages_summarised_total") == before + 3
 
 
 async def test_a_message_that_kills_the_parser_is_not_retried(pool):

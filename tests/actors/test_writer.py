@@ -19,6 +19,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.mailboxes import accept
 from relay.mailboxes.accept import message_id
+from relay.metrics import registry
 from supervisor import Backoff, ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
 from tests.db.cluster import Cluster, binaries
 
@@ -68,6 +69,11 @@ def letter(raw: bytes = b"x\r\n", *addresses: str) -> Accept:
     """One message for bob, or for those named."""
     recipients = tuple((message_id(), address) for address in addresses or (BOB,))
     return Accept("a@b.example", recipients, raw)
+
+
+def failures() -> float:
+    """Letters that could not be stored, as the metric counts them."""
+    return registry.get_sample_value("relay_writer_failed_letters_total") or 0.0
 
 
 async def stored(pool: Pool) -> dict[UUID, bytes]:
@@ -143,6 +149,7 @@ async def test_a_poisonous_letter_fails_alone(pool):
     sent = [letter(b"1"), letter(b"2"), letter(b"3")]
     poison = Accept("nul\x00byte", sent[1].recipients, b"p")
     worse = Accept("half\ud800", letter().recipients, b"p")  # nor can it be sent there
+    failed = failures()
     async with writing(pool, attempts=1) as (letters, boss):
         boss.pause("writer")
         for one in (sent[0], poison, worse, sent[2]):
@@ -153,6 +160,7 @@ async def test_a_poisonous_letter_fails_alone(pool):
         assert (await worse.reply.wait()).error
         assert (await sent[2].reply.wait()).stored
     assert sorted((await stored(pool)).values()) == [b"1", b"3"]
+    assert failures() == failed + 2
 
 
 async def test_a_letter_in_hand_when_the_writer_dies_is_stored_once(pool, monkeypatch):
@@ -179,6 +187,7 @@ async def test_a_letter_in_hand_when_the_writer_dies_is_stored_once(pool, monkey
 async def test_a_letter_that_kills_every_writer_is_answered(pool, monkeypatch):
     """After its attempts it is dead, and its sender hears an error."""
     await make(pool, BOB)
+    failed = failures()
 
     async def crash(*args):
         raise RuntimeError("every time")
@@ -189,6 +198,7 @@ async def test_a_letter_that_kills_every_writer_is_answered(pool, monkeypatch):
             one = letter()
             await letters.send(one)
             assert (await one.reply.wait()).error == "the message could not be stored"
+    assert failures() == failed + 1
 
 
 async def test_a_restart_in_mid_commit_loses_nothing(pool):
@@ -294,3 +304,31 @@ async def test_a_terminated_backend_is_an_error_and_no_more(pool, database_url):
         assert (await again.reply.wait()).stored
     with psycopg.connect(database_url) as conn:
         assert conn.execute("SELECT count(*) FROM relay.messages").fetchone() == (1,)
+
+
+async def test_what_does_not_fit_a_mailbox_with_all_before_it_is_refused_whole(pool):
+    """Its own size counts, and that of what came with it; a companion with room gets nothing."""
+    await make(pool, BOB, EVE)
+    await pool.execute("UPDATE relay.plans SET max_bytes = 1000000, max_messages = 3")
+    await pool.execute("UPDATE relay.mailboxes SET owner_id = NULL, owner_type = 'anonymous'")
+    await pool.execute("UPDATE relay.plans SET max_bytes = NULL WHERE name <> 'free'")
+    await pool.execute("UPDATE relay.mailboxes SET plan = 'pro' WHERE address = %s", (EVE,))
+    large, small = b"x" * 600_000, b"x" * 300_000
+    both = letter(large, EVE, BOB)
+    sent = [letter(large), both, letter(small), letter(b"x" * 1_100_000)]
+    async with writing(pool) as (letters, _):
+        answers = []
+        for one in sent:
+            await letters.send(one)
+            answers.append(await one.reply.wait())
+        together = [letter(b"y") for _ in range(4)]
+        for one in together:
+            await letters.send(one)
+        last = [await one.reply.wait() for one in together]
+    assert [set(answer.stored) for answer in answers] == [{BOB}, set(), {BOB}, set()]
+    assert [answer.full for answer in answers] == [
+        frozenset(), frozenset({BOB}), frozenset(), frozenset({BOB}),
+    ]  # fmt: skip
+    # One more message fits, of four that came at once.
+    assert sorted(len(answer.stored) for answer in last) == [0, 0, 0, 1]
+    assert await pool.fetch_value("SELECT count(*) FROM relay.messages") == 3

@@ -58,3 +58,59 @@ async def test_refuses_bad_values(pool, owner, scopes, plan):
     """Unknown scopes and plans, and owners that cannot be shown, are refused."""
     with pytest.raises(Invalid):
         await Keys(pool).create(owner, scopes, plan)
+
+
+async def test_who_may_all_is_not_limited_in_what_it_sends_from(pool):
+    """Such a key could make itself another without the limit, so there is none."""
+    with pytest.raises(Invalid, match="admin"):
+        await Keys(pool).create("x", ["send", "admin"], senders=["@example.org"])
+
+
+async def test_a_key_with_an_end_lives_while_it_is_renewed(pool):
+    """It opens nothing from its end on, may be renewed after it, and revoking it deletes it."""
+    keys = Keys(pool)
+    key, token = await keys.create("program", ["read"], kind="mcp", expires_in=600)
+    assert (key.kind, key.expires_at is not None) == ("mcp", True)
+    assert await keys.authenticate(hash_token(token)) == key
+    await pool.execute("UPDATE relay.api_keys SET expires_at = now()")
+    assert await keys.authenticate(hash_token(token)) is None
+    renewed = await keys.renew(key.id, 600)
+    assert renewed is not None
+    assert await keys.authenticate(hash_token(token)) == renewed
+    assert await keys.revoke(key.id)
+    assert not await keys.revoke(key.id)
+    assert await keys.renew(key.id, 600) is None
+    assert await keys.list() == []
+
+
+async def test_keys_that_ended_long_ago_go_with_the_next(pool):
+    """What a program that was killed left behind does not gather; other keys stay."""
+    keys = Keys(pool)
+    for _ in range(3):
+        await keys.create("program", ["read"], expires_in=600)
+    await pool.execute("UPDATE relay.api_keys SET expires_at = now() - interval '25 hours'")
+    kept, _ = await keys.create("team", ["read"])
+    assert await keys.renew(kept.id, 600) is None, "one without an end has none to move"
+    assert [key.id for key in await keys.list()] == [kept.id]
+
+
+async def test_a_key_may_be_limited_in_what_it_sends_from(pool, store):
+    """By address, by domain, and by the mailboxes that it has; without a limit by nothing."""
+    keys = Keys(pool)
+    free, _ = await keys.create("a", ["send"])
+    assert await keys.may_send_from(free, "any@where.example")
+    some, _ = await keys.create("b", ["send"], senders=["@Shop.example", "ADA@b.example"])
+    for address in ("x@shop.example", "ada@B.example"):
+        assert await keys.may_send_from(some, address)
+    for address in ("x@mail.shop.example", "bob@b.example", "x@notshop.example", "nonsense"):
+        assert not await keys.may_send_from(some, address)
+    own, _ = await keys.create("c", ["send"], senders=["own"])
+    mine = await store.create(owner_id=own.id, owner_type=own.kind)
+    theirs = await store.create(owner_id=some.id)
+    assert await keys.may_send_from(own, mine.mailbox.address.upper())
+    assert not await keys.may_send_from(own, theirs.mailbox.address)
+    await pool.execute("UPDATE relay.mailboxes SET expires_at = now()")
+    assert not await keys.may_send_from(own, mine.mailbox.address)
+    for wrong in ([], ["shop.example"], ["@"], ["*"], ["@a b"], ["own"] * 51):
+        with pytest.raises(Invalid):
+            await keys.create("d", ["send"], senders=wrong)

@@ -1,5 +1,6 @@
 """The child process that parses: batches, deadlines, deaths, and no orphans."""
 
+import encodings
 import json
 import os
 import signal
@@ -12,13 +13,17 @@ import trio
 import trio.testing
 
 from relay.errors import TemporaryFailure
-from relay.mailboxes.parser import Parser
+from relay.mailboxes.parser import Parsed, Parser
 
 SMALL = b"From: a@b.example\r\nSubject: %d\r\n\r\nhello\r\n"
 
 
-def _subjects(found: list[bytes]) -> list[str]:
-    return [json.loads(summary)["subject"] for summary in found]
+def _subjects(found: list[Parsed]) -> list[str]:
+    return [json.loads(parsed.summary)["subject"] for parsed in found]
+
+
+def _errors(found: list[Parsed]) -> list[str | None]:
+    return [json.loads(parsed.summary)["error"] for parsed in found]
 
 
 async def test_answers_a_batch_in_order():
@@ -50,7 +55,7 @@ async def test_a_message_that_kills_the_child_costs_nobody_else():
         assert pid is not None
         # Stopped, it answers nothing; killed in the middle of the batch, it has answered nobody.
         os.kill(pid, signal.SIGSTOP)
-        found: list[bytes] = []
+        found: list[Parsed] = []
 
         async def parse() -> None:
             found.extend(await parser.summarise([SMALL % n for n in range(5)]))
@@ -60,8 +65,7 @@ async def test_a_message_that_kills_the_child_costs_nobody_else():
             await trio.testing.wait_all_tasks_blocked(0.05)
             os.kill(pid, signal.SIGKILL)
         assert _subjects(found) == ["0", "1", "2", "3", "4"]
-        errors = [json.loads(summary)["error"] for summary in found]
-        assert errors == ["the parser died of it", None, None, None, None]
+        assert _errors(found) == ["the parser died of it", None, None, None, None]
         assert parser.pid != pid
 
 
@@ -73,9 +77,9 @@ async def test_a_message_over_the_deadline_is_given_up():
         pid = parser.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        (summary,) = await parser.summarise([SMALL % 1])
-        assert _subjects([summary]) == ["1"]
-        assert json.loads(summary)["error"] == "not parsed within 0.2 s"
+        found = await parser.summarise([SMALL % 1])
+        assert _subjects(found) == ["1"]
+        assert _errors(found) == ["not parsed within 0.2 s"]
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -86,7 +90,7 @@ async def test_a_message_over_the_memory_is_given_up():
         huge = SMALL % 1 + b"x" * 250_000_000
         found = await parser.summarise([SMALL % 0, huge, SMALL % 2])
         assert _subjects(found) == ["0", "1", "2"]
-        assert [json.loads(summary)["error"] for summary in found] == [
+        assert _errors(found) == [
             None,
             "too large to parse",
             None,
@@ -108,6 +112,33 @@ async def test_a_cancelled_call_leaves_no_child_and_no_mixed_answers():
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         assert _subjects(await parser.summarise([SMALL % 2])) == ["2"]
+
+
+async def test_what_does_not_begin_in_time_is_left():
+    """A batch ends with the message in hand once its budget is used up; the rest is left."""
+    large = b"\r\n" + b"https://x.example/a b " * 40_000
+    async with Parser() as parser:
+        found = await parser.summarise([large] * 200, budget=0.02)
+        assert 1 <= len(found) < 200
+        assert all(parsed.seconds > 0 for parsed in found)
+        assert parser.restarts == 0
+        assert _subjects(await parser.summarise([SMALL % 1], budget=0.02)) == ["1"]
+        assert len(await parser.summarise([SMALL % n for n in range(5)])) == 5
+
+
+async def test_character_sets_that_a_mail_names_are_not_looked_up_here():
+    """The summary of a message that was given up is made by a child: this process reads none of
+    its headers, and keeps none of the names in it."""
+    names = [f"x-hostile-{number}" for number in range(300)]
+    raw = b"".join(b"X-A: =?%s?q?a?=\r\n" % name.encode() for name in names) + b"Subject: s\r\n\r\n"
+    async with Parser() as parser:
+        await parser.summarise([b""])
+        parser.deadline = 0.2
+        assert parser.pid is not None
+        os.kill(parser.pid, signal.SIGSTOP)
+        found = await parser.summarise([raw])
+    assert _subjects(found) == ["s"]
+    assert not [name for name in encodings._cache if "hostile" in name]
 
 
 def test_the_child_ends_with_its_parent():

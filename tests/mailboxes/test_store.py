@@ -274,7 +274,7 @@ async def test_shows_a_message_that_is_not_parsed_yet(pool, store):
     }
     shown = await store.message(mailbox, str(message))
     assert shown.as_json()["to"] == created.mailbox.address
-    assert (await store.find(created.mailbox.address, ADMIN)).message_count == 1
+    assert (await store.usage(created.mailbox.id)).messages == 1
     assert (await store.next_match(mailbox)).message is None
 
 
@@ -298,6 +298,27 @@ async def test_a_message_belongs_to_its_mailbox(pool, store):
         assert not await store.delete_message(other, wanted)
     assert await store.delete_message(mine, message)
     assert await store.message(mine, message) is None
+
+
+async def test_a_purged_mailbox_leaves_nothing(pool, store):
+    """Raw mail, summaries, counts and the address go at once, other mailboxes stay; once."""
+    gone, stays = await store.create(local_part="gone"), await store.create()
+    for box in (gone, stays):
+        for _ in range(3):
+            await _deliver(pool, box.mailbox.id, "x")
+    await pool.execute(
+        "INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%s, %s)",
+        (gone.mailbox.id, b"y" * 3_000_000),
+    )
+    assert await store.purge(gone.mailbox.id)
+    assert not await store.purge(gone.mailbox.id)
+    for table in ("messages", "summaries"):
+        assert await pool.fetch_row(
+            f"SELECT count(*), count(*) FILTER (WHERE mailbox_id = %s) FROM relay.{table}",
+            (gone.mailbox.id,),
+        ) == (3, 0)
+    assert await pool.fetch_value("SELECT sum(messages) FROM relay.usage_changes") == 3
+    assert (await store.create(local_part="gone")).mailbox.id != gone.mailbox.id
 
 
 async def test_returns_the_raw_bytes(pool, store):

@@ -1,0 +1,107 @@
+"""Filters that tell which runs of messages cannot hold a sub-string.  Pure.
+
+A filter is a Bloom filter (Bloom, 1970) of the runs of one to four bytes that occur in some texts,
+once their case is folded.  Whoever looks for a needle asks for the needle's own runs: where one is
+missing no text holds the needle, and none has to be read.
+
+Promises
+- No text that matches is passed over: what `ILIKE` takes for equal, under whatever locale, `folded`
+  takes for equal, too.
+- Of texts without the needle about one filter in a hundred says "perhaps", for a needle of four
+  bytes; one in ten thousand for eight; more where the parts of the needle occur apart.
+
+Cost: 0.2 ms a 2 kB text for its runs, 20 ms for a filter of 20,000 different ones (60 kB).
+
+Why bytes in fours: `memoryview.cast` makes numbers of them at the speed of C.  Shorter runs are
+their beginnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+MOST_PROBED = 8
+"""Runs of a needle that are asked for; more would cost more than they tell."""
+
+_BITS = 14  # a run
+_SMALLEST, _LARGEST = 1024, 256 * 1024  # bytes of a filter
+_END = "\n\n\n"  # behind a text, so that each of its bytes begins a run of four
+
+
+class _Fold(dict[int, str]):
+    """A character to one that stands for all that may be its other cases."""
+
+    def __missing__(self, code: int) -> str:
+        plain = chr(code).casefold()[0]
+        self[code] = plain
+        return plain
+
+
+# Dotless i is an i to Turkish servers.
+_FOLD = _Fold({0x131: "i"})
+
+
+def folded(text: str) -> bytes:
+    """Return a text without case, character by character, as UTF-8."""
+    if text.isascii():
+        return text.lower().encode()
+    return text.translate(_FOLD).encode("utf-8", "replace")
+
+
+def runs(text: str) -> set[int]:
+    """Return the runs of four bytes in a text and behind its end, as numbers."""
+    data = folded(text + _END)
+    found: set[int] = set()
+    for start in range(4):
+        end = start + (len(data) - start) // 4 * 4
+        found.update(memoryview(data[start:end]).cast("I"))
+    return found
+
+
+def make_filter(fours: Set[int]) -> bytes:
+    """Return the filter of these runs of four bytes, and of all that they begin with."""
+    keys = {4 << 32 | run for run in fours}
+    for length in (3, 2, 1):
+        mask = (1 << 8 * length) - 1
+        keys |= {length << 32 | run & mask for run in fours}
+    size = min(max(_SMALLEST, len(keys) * _BITS // 8), _LARGEST)
+    bits, count = bytearray(size), 8 * size
+    for key in keys:
+        for place in _places(key):
+            place %= count
+            bits[place >> 3] |= 1 << (place & 7)
+    return bytes(bits)
+
+
+def probes(*needles: str | None) -> list[int]:
+    """Return what to ask of a filter: all of these bits (modulo its size) are set, or no text of
+    its holds all the needles.  None and an empty one ask for nothing.
+    """
+    asked: list[int] = []
+    for needle in needles:
+        data = folded(needle or "")
+        length = min(4, len(data))
+        found = [
+            length << 32 | int.from_bytes(data[at : at + length], "little")
+            for at in range(len(data) - length + 1)
+            if length
+        ]
+        step = max(1, len(found) // MOST_PROBED)
+        # From the end: what begins alike (ids made together) differs there.
+        for key in list(dict.fromkeys(found[::-step]))[:MOST_PROBED]:
+            asked += _places(key)
+    return asked
+
+
+def holds(made: bytes, asked: Iterable[int]) -> bool:
+    """Whether a filter may hold what was asked for; `relay.search_chunks` are asked so in SQL."""
+    count = 8 * len(made)
+    return all(made[place % count >> 3] >> (place % count & 7) & 1 for place in asked)
+
+
+def _places(key: int) -> tuple[int, int, int]:
+    # Fibonacci hashing, then three places out of two (Kirsch and Mitzenmacher, 2006).
+    mixed = key * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+    mixed ^= mixed >> 29
+    one, two = mixed & 0xFFFFFFFF, mixed >> 32
+    return one, one + two, one + 2 * two

@@ -1,0 +1,229 @@
+"""Chunks: what spares a search in a large mailbox the reading of nearly all its messages.
+
+A chunk is a run of a mailbox's messages, in the order in which they became readable, with a filter
+(`relay.mailboxes.grams`) of their senders, subjects and bodies.  `grow` makes the next one;
+`candidates` gives those that may hold what is looked for.  What is in no chunk yet, the tail, is
+read as ever.
+
+Promises
+- Every message that is in no chunk has a `seq` above `mark`, or no summary yet.
+- Small mailboxes (below `LEAST` messages) have no chunks and cost nothing.
+- Two nodes that grow the same mailbox do it twice, and nothing worse.
+
+Fails with `DatabaseUnavailable` from the pool, `TemporaryFailure` when no filter could be made.
+
+Why not an index of PostgreSQL's: substrings need pg_trgm, an extension that not every server lets
+one have, and keeping its index costs each message more than all the rest of its summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from relay.db.pool import Pool
+
+LEAST = 512
+"""Messages from which a mailbox has chunks."""
+SIZE = 64
+"""Messages of a chunk."""
+_BYTES = 512 * 1024  # of text in a chunk, unless it is one message's
+
+MakeFilter = Callable[[bytes], Awaitable[bytes]]
+"""The filter of texts in UTF-8; raises `TemporaryFailure`."""
+
+
+# The first bit by itself: it says no to most filters, for a tenth of what the function costs.
+_HOLDS = """
+    (%(first)s::bigint IS NULL
+     OR get_bit(
+         substr(c.filter, (%(first)s %% (8 * octet_length(c.filter)) >> 3)::integer + 1, 1),
+         %(first)s %% (8 * octet_length(c.filter)) & 7) = 1)
+    AND relay.filter_holds(c.filter, %(asked)s::bigint[])"""
+
+
+class Chunk(NamedTuple):
+    """Where a chunk lies: `seq` above `after_seq` and up to `last_seq`; when its newest came."""
+
+    after_seq: int
+    last_seq: int
+    newest_at: datetime
+
+
+async def mark(pool: Pool, mailbox_id: UUID) -> int:
+    """Return the `seq` up to which everything of a mailbox is in chunks; 0: it has none."""
+    found: int = await pool.fetch_value(
+        "SELECT coalesce(max(last_seq), 0) FROM relay.search_chunks WHERE mailbox_id = %s",
+        (mailbox_id,),
+    )
+    return found
+
+
+async def candidates_backwards(
+    pool: Pool,
+    mailbox_id: UUID,
+    asked: Sequence[int],
+    *,
+    below: Chunk | None,
+    before: datetime | None,
+    most: int,
+) -> list[Chunk]:
+    """Return the next chunks that may hold what is `asked` (`grams.probes`), newest mail first.
+
+    `below`: behind this one; `before`: with mail from then or earlier.
+    """
+    rows = await pool.fetch(
+        # OFFSET 0: sorted first, without the filters, of which no more are asked than are needed.
+        f"""
+        SELECT sorted.after_seq, sorted.last_seq, sorted.newest_at
+        FROM (
+            SELECT after_seq, last_seq, newest_at
+            FROM relay.search_chunks
+            WHERE mailbox_id = %(mailbox)s
+              AND (%(newest)s::timestamptz IS NULL
+                   OR (newest_at, last_seq) < (%(newest)s::timestamptz, %(last)s::bigint))
+              AND (%(before)s::timestamptz IS NULL OR oldest_at <= %(before)s)
+            ORDER BY newest_at DESC, last_seq DESC
+            OFFSET 0
+        ) sorted
+        CROSS JOIN LATERAL (
+            SELECT filter
+            FROM relay.search_chunks
+            WHERE mailbox_id = %(mailbox)s AND last_seq = sorted.last_seq
+            OFFSET 0
+        ) c
+        WHERE {_HOLDS}
+        LIMIT %(most)s
+        """,  # noqa: S608 - a constant of this module
+        {
+            "mailbox": mailbox_id,
+            "newest": below.newest_at if below else None,
+            "last": below.last_seq if below else None,
+            "before": before,
+            "first": asked[0] if asked else None,
+            "asked": list(asked),
+            "most": most,
+        },
+    )
+    return [Chunk(*row) for row in rows]
+
+
+async def candidates(
+    pool: Pool,
+    mailbox_id: UUID,
+    asked: Sequence[int],
+    *,
+    above: int,
+    since: datetime | None,
+    most: int,
+) -> list[Chunk]:
+    """Return the next chunks that may hold what is `asked`, by `seq` from beyond `above`.
+
+    `since`: with mail that came after that.
+    """
+    rows = await pool.fetch(
+        f"""
+        SELECT sorted.after_seq, sorted.last_seq, sorted.newest_at
+        FROM (
+            SELECT after_seq, last_seq, newest_at
+            FROM relay.search_chunks
+            WHERE mailbox_id = %(mailbox)s
+              AND last_seq > %(above)s
+              AND (%(since)s::timestamptz IS NULL OR newest_at > %(since)s)
+            ORDER BY last_seq
+            OFFSET 0
+        ) sorted
+        CROSS JOIN LATERAL (
+            SELECT filter
+            FROM relay.search_chunks
+            WHERE mailbox_id = %(mailbox)s AND last_seq = sorted.last_seq
+            OFFSET 0
+        ) c
+        WHERE {_HOLDS}
+        LIMIT %(most)s
+        """,  # noqa: S608 - a constant of this module
+        {
+            "mailbox": mailbox_id,
+            "above": above,
+            "since": since,
+            "first": asked[0] if asked else None,
+            "asked": list(asked),
+            "most": most,
+        },
+    )
+    return [Chunk(*row) for row in rows]
+
+
+async def lagging(pool: Pool, *, least: int = LEAST, size: int = SIZE) -> list[UUID]:
+    """Return mailboxes that have a chunk to make."""
+    rows = await pool.fetch(
+        # mailbox_usage has rows of mailboxes that were busy, so it is short.
+        """
+        SELECT u.mailbox_id
+        FROM relay.mailbox_usage u
+        CROSS JOIN LATERAL (
+            SELECT coalesce(max(last_seq), 0) AS mark
+            FROM relay.search_chunks c
+            WHERE c.mailbox_id = u.mailbox_id
+        ) c
+        WHERE u.messages >= %s
+          AND (SELECT count(*)
+               FROM (SELECT FROM relay.summaries s
+                     WHERE s.mailbox_id = u.mailbox_id AND s.seq > c.mark
+                     LIMIT %s) waiting) = %s
+        """,
+        (least, size, size),
+    )
+    return [row[0] for row in rows]
+
+
+async def grow(pool: Pool, mailbox_id: UUID, make: MakeFilter, *, size: int = SIZE) -> bool:
+    """Make the next chunk of a mailbox.  False when there are too few messages for one."""
+    after = await mark(pool, mailbox_id)
+    rows = await pool.fetch(
+        """
+        SELECT seq, received_at, text, waiting
+        FROM (
+            SELECT s.seq, m.received_at, count(*) OVER () AS waiting,
+                   concat_ws(E'\\n\\n\\n', coalesce(s.from_address, m.reverse_path), s.subject,
+                             coalesce(s.body_text, s.body_html)) AS text,
+                   sum(octet_length(coalesce(s.body_text, s.body_html, '')))
+                       OVER (ORDER BY s.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+                       AS before
+            FROM (
+                SELECT *
+                FROM relay.summaries
+                WHERE mailbox_id = %s AND seq > %s
+                ORDER BY seq
+                LIMIT %s
+            ) s
+            JOIN relay.messages m ON m.id = s.message_id
+        ) counted
+        WHERE coalesce(before, 0) < %s
+        ORDER BY seq
+        """,
+        (mailbox_id, after, size, _BYTES),
+    )
+    if not rows or rows[0][3] < size:
+        return False
+    made = await make("\n\n\n".join(row[2] for row in rows).encode("utf-8", "replace"))
+    times = [row[1] for row in rows]
+    try:
+        await pool.execute(
+            """
+            INSERT INTO relay.search_chunks
+                (mailbox_id, last_seq, after_seq, oldest_at, newest_at, filter)
+            SELECT b.id, %s, %s, %s, %s, %s
+            FROM relay.mailboxes b
+            WHERE b.id = %s
+            ON CONFLICT (mailbox_id, last_seq) DO NOTHING
+            """,
+            (rows[-1][0], after, min(times), max(times), made, mailbox_id),
+        )
+    except psycopg.errors.ForeignKeyViolation:
+        return False  # the mailbox was deleted at this moment
+    return True

@@ -1,0 +1,152 @@
+"""Counts of what mailboxes hold: exact in every snapshot, and in nobody's way."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import psycopg
+import pytest
+import trio
+
+from relay.db.pool import Pool
+from relay.mailboxes.accept import Row, fold, full_among, insert_many, insert_one, message_id
+from relay.mailboxes.store import ADMINISTRATOR_ID, Created, Store
+
+COUNTED = """
+    SELECT (SELECT coalesce(sum(messages), 0)::integer FROM relay.mailbox_usage),
+           (SELECT coalesce(sum(messages), 0)::integer FROM relay.usage_changes)
+    """
+
+
+async def held(store: Store, mailbox: UUID) -> tuple[int, int]:
+    """Messages and bytes, as they are counted."""
+    usage = await store.usage(mailbox)
+    assert usage is not None
+    return usage.messages, usage.bytes
+
+
+async def really(pool: Pool, mailbox: UUID) -> tuple[int, int]:
+    """Messages and bytes, as they are."""
+    row = await pool.fetch_row(
+        "SELECT count(*), coalesce(sum(octet_length(raw_email)), 0)::bigint FROM relay.messages"
+        " WHERE mailbox_id = %s",
+        (mailbox,),
+    )
+    assert row is not None
+    return row[0], row[1]
+
+
+async def deliver(pool: Pool, *boxes: Created, raw: bytes = b"x" * 100) -> None:
+    """Store a message for each, in one statement."""
+    rows = [Row(message_id(), box.mailbox.address, "a@b.example", raw) for box in boxes]
+    assert len(await insert_many(pool, rows)) == len(boxes)
+
+
+async def test_counts_follow_whoever_changes_messages(pool: Pool, store: Store):
+    """The writer, SQL that inserts, updates, deletes and moves; a rollback changes nothing."""
+    one, other = await store.create(), await store.create()
+    boxes = [each.mailbox.id for each in (one, other)]
+    await deliver(pool, one, one, other)
+    # A large one for two; repeated, it is stored and counted once.
+    both = [(message_id(), each.mailbox.address) for each in (one, other)]
+    for _ in range(2):
+        await insert_one(pool, "a@b.example", both, b"y" * 300_000)
+    statements = """
+        INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%(one)s, 'sql'), (%(one)s, 'sql')
+        UPDATE relay.messages SET raw_email = 'longer than it was' WHERE raw_email = 'sql'
+        UPDATE relay.messages SET is_read = true
+        UPDATE relay.messages SET mailbox_id = %(other)s WHERE size = 100
+        DELETE FROM relay.messages WHERE mailbox_id = %(one)s AND size > 1000
+        SELECT relay.fold_usage(NULL, 1)
+        DELETE FROM relay.messages WHERE mailbox_id = %(other)s
+    """.strip().splitlines()  # fmt: skip
+    for statement in statements:
+        with pytest.raises(ZeroDivisionError):
+            async with pool.transaction() as connection:
+                await connection.execute(statement, {"one": boxes[0], "other": boxes[1]})
+                raise ZeroDivisionError
+        for box in boxes:
+            assert await held(store, box) == await really(pool, box), statement
+        await pool.execute(statement, {"one": boxes[0], "other": boxes[1]})
+        for box in boxes:
+            assert await held(store, box) == await really(pool, box), statement
+    assert await held(store, boxes[1]) == (0, 0)
+    await pool.execute("TRUNCATE relay.messages CASCADE")
+    assert await held(store, boxes[0]) == (0, 0)
+
+
+async def test_a_mailbox_that_is_deleted_leaves_no_count(pool: Pool, store: Store):
+    """Folded or not, whether its messages went before or with it."""
+    for folded in (False, True):
+        box = await store.create()
+        await deliver(pool, box, box)
+        if folded:
+            await fold(pool, [box.mailbox.address])
+        await pool.execute("DELETE FROM relay.mailboxes")
+        assert await pool.fetch_row(COUNTED) == (0, 0)
+
+
+async def test_folding_leaves_alone_what_it_would_wait_for(pool: Pool, store: Store):
+    """A mailbox that somebody is deleting is folded later; nobody waits for that."""
+    held_up, free = await store.create(), await store.create()
+    await deliver(pool, held_up, free, free)
+    async with pool.transaction() as connection:
+        await connection.execute(
+            "DELETE FROM relay.messages WHERE mailbox_id = %s", (free.mailbox.id,)
+        )
+        await connection.execute(
+            "SELECT FROM relay.mailboxes WHERE id = %s FOR UPDATE", (held_up.mailbox.id,)
+        )
+        with trio.fail_after(10):
+            await deliver(pool, free)
+            await fold(pool, [held_up.mailbox.address, free.mailbox.address])
+        assert await pool.fetch_row(COUNTED) == (3, 1)
+        assert await held(store, free.mailbox.id) == (3, 300)
+    assert await held(store, free.mailbox.id) == await really(pool, free.mailbox.id) == (1, 100)
+    await pool.fetch_value("SELECT relay.fold_usage(NULL, 1)")
+    assert await pool.fetch_row(COUNTED) == (2, 0)
+
+
+async def test_a_full_mailbox_is_known_at_once(pool: Pool, store: Store):
+    """By messages or by bytes, of whatever plan; the administrator's are never full."""
+    await pool.execute("UPDATE relay.plans SET max_messages = 2 WHERE name = 'free'")
+    await pool.execute("UPDATE relay.plans SET max_bytes = 150 WHERE name = 'pro'")
+    boxes = {
+        "few": await store.create(),
+        "small": await store.create(plan="pro"),
+        "boundless": await store.create(owner_id=ADMINISTRATOR_ID, plan="free"),
+    }
+    addresses = {each.mailbox.address: name for name, each in boxes.items()}
+
+    async def full() -> set[str]:
+        return {addresses[each] for each in await full_among(pool, addresses)}
+
+    await deliver(pool, *boxes.values())
+    assert await full() == set()
+    await deliver(pool, *boxes.values())
+    assert await full() == {"few", "small"}
+    await fold(pool, addresses)
+    assert await full() == {"few", "small"}
+    await pool.execute(
+        "DELETE FROM relay.messages WHERE mailbox_id = %s", (boxes["few"].mailbox.id,)
+    )
+    assert await full() == {"small"}
+    await pool.execute("UPDATE relay.plans SET max_bytes = NULL WHERE name = 'pro'")
+    assert await full() == set()
+
+
+async def test_an_older_relays_statement_is_counted_and_queued(pool: Pool, store: Store):
+    """While nodes are upgraded one by one: it says relay.quiet, and nothing of counting."""
+    box = await store.create()
+    await pool.execute(
+        "INSERT INTO relay.messages (mailbox_id, raw_email) SELECT id, 'x' FROM relay.mailboxes"
+        " CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet"
+    )
+    assert await held(store, box.mailbox.id) == (1, 1)
+    assert await pool.fetch_value("SELECT count(*) FROM relay.unsummarised") == 1
+
+
+async def test_limits_are_not_negative(pool: Pool):
+    """A plan says how many, or nothing."""
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await pool.execute("UPDATE relay.plans SET max_bytes = -1")
