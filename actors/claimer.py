@@ -1,7 +1,9 @@
 """The claimer: leases what is due, as much as the sender has room for and no more.
 
 Demand flows backwards: the sender says `Room`, the claimer claims at most that much and hands it
-on as one `Deliver`.  A claim that was filled to the brim is followed by the next at once.
+on as one `Deliver`.  A claim that was filled to the brim is followed by the next at once, but
+letters are read in between.  Part of the room is kept for high priority, so that what a backlog of
+other mail has taken is never in the way of a one-time code.
 
 It looks again when something says so: a notification (another node, or `relay.send` in somebody's
 transaction), a `Due` letter (this node queued or deferred something), the next due time known,
@@ -31,11 +33,12 @@ from typing import Any
 import trio
 from prometheus_client import Counter, Histogram
 
-from actors.letters import Claiming, Deliver, Due, Room, SweepNow, Wake
+from actors.letters import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
 from actors.turns import next_turn
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.outbound.enqueue import FLUSH, HIGH
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import LaneBook
 from relay.outbound.queue import Batch, Claimed, Outcome, Queue
@@ -48,6 +51,7 @@ log = get_logger()
 _MOST = 500  # messages a claim; more only makes its transaction long
 _ANNOUNCE_EVERY = 0.03  # s; NOTIFY takes a lock that all commits share
 _REST = 3  # a survey is followed by so many times its duration without one
+_SHORT_REST = 1  # the same where high mail was announced
 
 _CLAIMED = Counter("relay_outbound_claimed", "Messages leased.", registry=registry)
 _LOST = Counter(
@@ -61,6 +65,11 @@ _PUT_BACK = Counter(
 )
 _SUPPRESSED = Counter(
     "relay_outbound_suppressed", "Messages cancelled at their turn.", registry=registry
+)
+_EXPIRED = Counter(
+    "relay_outbound_expired",
+    "Messages cancelled for their deadline, or their token's.",
+    registry=registry,
 )
 _BATCH = Histogram(
     "relay_outbound_claim_rows",
@@ -84,7 +93,7 @@ async def run(
     gates: Gates,
     rates: Rates | None = None,
     upstream: str = "loop:",
-    announce: Callable[[], Any] | None = None,
+    announce: Callable[[str], Any] | None = None,
     sweep_every: float = 4.0,
     rng: random.Random | None = None,
 ) -> None:
@@ -92,8 +101,8 @@ async def run(
 
     `sender`: the mailbox that `Deliver` and `Claiming` go to; `rates`: None for no limits at all;
     `upstream`: the URL, without credentials, of the route of mail without a sender of its own;
-    `announce`: tells other nodes that something is due (an async function); `sweep_every`:
-    seconds, a quarter more or less.
+    `announce`: tells other nodes that something is due, high mail where it is given `HIGH`
+    (an async function); `sweep_every`: seconds, a quarter more or less.
     """
     rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
     claimer = _Claimer(ctx, queue, sender, gates, rates, upstream, sweep_every, rng)
@@ -127,20 +136,25 @@ class _Claimer:
         self._rates = rates
         self._upstream = upstream
         self._limited = rates is not None  # until the first sweep says otherwise
+        self._shared = () if rates is None else rates.shared
         self._meter = Meter()
         self._routes: dict[int, str] = {}  # key of the route that a lane's mail took last
         self._sweep_every = sweep_every
         self._rng = rng
         self._book = LaneBook()
         self._room = 0
+        self._kept = 0  # of the room, for high priority
+        self._high_due = False  # somebody said so, and what was claimed since had none
         self._look = True  # a survey is wanted
         self._recover = True  # what an incarnation before this one claimed in vain, too
-        self._rested_at = -math.inf  # not before
+        self._survey_ended_at = -math.inf
+        self._survey_took = 0.0
         self._swept_at = -math.inf
         self._clock_at = trio.current_time()
         self._clock: datetime | None = None
         self._due_at: datetime | None = None  # the earliest known of what is due later
         self._unannounced = trio.Event()
+        self._announces_high = False
 
     # Letters --------------------------------------------------------------------------------------
 
@@ -148,6 +162,8 @@ class _Claimer:
         """Wait for a reason, look, claim; until drained."""
         seconds = 0.0
         while True:
+            if self._ctx.inbox.statistics().depth:
+                seconds = 1.0  # none of it: letters are there, and are read before more is claimed
             for letter in await next_turn(self._ctx, seconds):
                 self._read(letter)
             try:
@@ -160,27 +176,37 @@ class _Claimer:
 
     def _read(self, letter: Any) -> None:
         match letter:
-            case Room(count, fresh):
+            case Room(count, fresh, kept):
                 self._room = count if fresh else self._room + count
+                if kept is not None:
+                    self._kept = kept
                 if fresh:
                     self._gates.start_afresh()
             case Due(strips, announce):
                 self._look = self._look or not strips
                 for strip in strips:
                     self._book.wake(strip.lane, strip.priority, strip.due_at, strip.domain)
+                    self._high_due = self._high_due or strip.priority == 0
                 if announce:
+                    self._announces_high = self._announces_high or self._high_due
                     self._unannounced.set()
-            case Wake() | SweepNow():
+            case Wake(reason=reason):
+                self._look = True
+                self._high_due = self._high_due or reason == HIGH
+                if reason == FLUSH:
+                    self._gates.reopen()
+            case SweepNow():
                 self._look = True
 
-    async def announce_for_all(self, announce: Callable[[], Any]) -> None:
+    async def announce_for_all(self, announce: Callable[[str], Any]) -> None:
         """Tell other nodes what this one queued, once for all that came meanwhile."""
         while True:
             await self._unannounced.wait()
             await trio.sleep(_ANNOUNCE_EVERY)
             self._unannounced = trio.Event()
+            high, self._announces_high = self._announces_high, False
             try:
-                await announce()
+                await announce(HIGH if high else "")
             except DatabaseUnavailable as error:
                 log.info("claimer.not_announced", reason=str(error))  # their sweeps find it
 
@@ -193,6 +219,9 @@ class _Claimer:
             self._look = True
             self._swept_at = now + self._sweep_every * self._rng.uniform(-0.25, 0.25)
             self._recover = True
+            if expired := await self._queue.expire():
+                _EXPIRED.inc(expired)
+                log.info("outbound.expired", messages=expired)
             if self._rates is not None:
                 self._limited = await self._rates.limited()
         if self._recover:
@@ -206,38 +235,53 @@ class _Claimer:
             # too soon, the strip would be taken for empty.
             self._look = True
             self._due_at = None
-        if self._look and (now >= self._rested_at or self._room <= 0):
+        if self._look and (now >= self._rests_until or self._room <= 0):
             if self._room <= 0:
+                await self._nothing_high()
                 return self._swept_at + self._sweep_every - now  # `Room` will come first
             await self._survey()
-        while self._room > 0 and not self._ctx.paused and not self._ctx.draining.is_set():
+        if self._room > 0 and not self._ctx.paused and not self._ctx.draining.is_set():
             at = self._now()
-            if at is None:
-                break
-            if self._limited:
-                await self._lease(at)
-            plan = self._book.plan(min(self._room, _MOST), at, self._allowance())
-            if not plan:
-                break
-            began = trio.current_time()
-            batch = await self._queue.claim(plan)
-            _SECONDS.observe(trio.current_time() - began)
-            self._book.took(plan, batch.claimed)
-            self._count(batch)
-            if self._limited:
-                try:
-                    await self._put_back(batch)
-                except DatabaseUnavailable:
-                    self._queue.disown(batch)
-                    raise
-            if batch.messages:
-                self._room -= len(batch.messages)
-                if self._gates:
-                    for message in batch.messages:
-                        self._gates.claimed(message.lane)
-                await self._sender.send(Deliver(batch, self._epoch))
-            self._ctx.beat()
+            if at is not None and await self._claim(at):
+                return 0.0  # there may be more; but letters first, which may be of higher priority
+        await self._nothing_high()
         return self._until_next_turn()
+
+    async def _claim(self, at: datetime) -> bool:
+        """Claim once and hand it on; False if there was nothing to ask for."""
+        if self._limited:
+            await self._lease(at)
+        room = min(self._room, _MOST)
+        kept = max(self._kept - (self._room - room), 0)
+        plan = self._book.plan(room, at, self._allowance(), kept=kept)
+        if not plan:
+            return False
+        began = trio.current_time()
+        batch = await self._queue.claim(plan)
+        _SECONDS.observe(trio.current_time() - began)
+        self._book.took(plan, batch.claimed)
+        self._count(batch)
+        if self._limited:
+            try:
+                await self._put_back(batch)
+            except DatabaseUnavailable:
+                self._queue.disown(batch)
+                raise
+        if batch.messages:
+            self._room -= len(batch.messages)
+            if self._gates:
+                for message in batch.messages:
+                    self._gates.claimed(message.lane)
+            if any(not message.priority for message in batch.messages):
+                self._high_due = False  # the sender sees that it has come
+            await self._sender.send(Deliver(batch, self._epoch))
+        return True
+
+    async def _nothing_high(self) -> None:
+        """High mail that was announced is not here, or may not go: nobody has to wait for it."""
+        if self._high_due:
+            self._high_due = False
+            await self._sender.send(NothingHigh())
 
     def _allowance(self) -> Callable[[int, str], int | None] | None:
         """How much of a lane its gate and its rates let through; None: nothing is limited."""
@@ -261,7 +305,8 @@ class _Claimer:
     def _keys(self, lane: int, domain: str) -> tuple[str, ...]:
         """The rates that a lane falls under, as far as is known before its mail was seen."""
         route = self._routes.get(lane)
-        return (domain_key(domain),) if route is None else (domain_key(domain), route)
+        keys = (*self._shared, domain_key(domain))
+        return keys if route is None else (*keys, route)
 
     async def _lease(self, at: datetime) -> None:
         """Lease what the lanes that are due need, so that they may be shared out."""
@@ -283,7 +328,8 @@ class _Claimer:
 
     async def _ask(self, wants: Mapping[str, int], now: float) -> None:
         assert self._rates is not None  # else nothing is limited
-        self._meter.leased(wants, await self._rates.lease(wants), now)
+        grants = await self._rates.lease(wants, self._meter.unspent(wants))
+        self._meter.leased(wants, grants, now)
 
     async def _put_back(self, batch: Batch) -> None:
         """Keep of what was claimed what the rates allow; the rest waits until they do.
@@ -317,7 +363,7 @@ class _Claimer:
     def _keys_of(self, message: Claimed) -> tuple[str, ...]:
         route = route_key(message.upstream or self._upstream)
         self._routes[message.lane] = route
-        return domain_key(message.domain), route
+        return (*self._shared, domain_key(message.domain), route)
 
     async def _survey(self) -> None:
         self._look = False
@@ -326,19 +372,25 @@ class _Claimer:
         strips, at = await self._queue.survey()
         self._clock_at = trio.current_time()
         self._clock = at
-        self._rested_at = self._clock_at + _REST * (self._clock_at - began)
+        self._survey_ended_at, self._survey_took = self._clock_at, self._clock_at - began
         self._book.learn(strips, mark)
         if self._limited:
             self._meter.forget(self._clock_at)
             known = {strip.lane for strip in strips}
             self._routes = {lane: key for lane, key in self._routes.items() if lane in known}
 
+    @property
+    def _rests_until(self) -> float:
+        """No survey before."""
+        rest = _SHORT_REST if self._high_due else _REST
+        return self._survey_ended_at + rest * self._survey_took
+
     def _until_next_turn(self) -> float:
         now = trio.current_time()
         instants = [self._swept_at + self._sweep_every]
         if self._room > 0:
             if self._look:
-                instants.append(self._rested_at)
+                instants.append(self._rests_until)
             at = self._now()
             if at is not None:
                 self._due_at = self._book.next_due(at)
@@ -383,6 +435,9 @@ class _Claimer:
         if batch.suppressed:
             _SUPPRESSED.inc(len(batch.suppressed))
             log.info("outbound.suppressed", messages=len(batch.suppressed))
+        if batch.expired:
+            _EXPIRED.inc(len(batch.expired))
+            log.info("outbound.expired", messages=len(batch.expired), ids=_some(batch.expired))
 
 
 def _some(ids: list[Any]) -> list[str]:

@@ -1,8 +1,9 @@
 """The sender: delivers what was claimed, over connections that are kept, and has it recorded.
 
 `Deliver` letters bring claimed messages.  Each goes into the line of its route; up to
-`concurrency` workers take from the lines, each with a connection of its own.  While mail waits in
-a line, a worker announces the next with the final dot of the one before: one round trip a mail.
+`concurrency` workers take from the lines, each with a connection of its own.  Who is next, and how
+wide a line is, `relay.outbound.dispatch` says.  While mail waits in a line, a worker announces the
+next with the final dot of the one before: one round trip a mail.
 Outcomes go to the finaliser, and only what it has recorded makes room for more.
 
 Promises
@@ -14,6 +15,9 @@ Promises
   from recording, is not begun a second time: the new lease goes to the delivery that there is.
 - One message's failure is no other's.  A route that cannot be used defers what it was tried with,
   and is left alone for a while; a destination that answers 421 or 4xx is slowed by itself.
+- A delivery that hangs holds up nobody: what was announced behind it is given to another, its
+  line widens, and a destination that fills the lines with such is narrowed to half of the places.
+- High mail does not wait behind what was claimed before it.
 - What is stored or logged of a peer's words is redacted.
 
 Fails: an outage of the database is waited out with the outcomes in hand.  When cancelled, it has
@@ -30,9 +34,9 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -40,7 +44,7 @@ import psycopg
 import trio
 from prometheus_client import Counter, Gauge
 
-from actors.letters import Accept, Claiming, Deliver, Due, Room
+from actors.letters import Accept, Claiming, Deliver, Due, NothingHigh, Room
 from relay.crypto import Unreadable, Vault
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, PermanentFailure
@@ -49,6 +53,8 @@ from relay.mailboxes.accept import stored_among
 from relay.mailboxes.address import canonical
 from relay.metrics import Tally, registry
 from relay.outbound.backoff import retry_delay
+from relay.outbound.demand import Demand
+from relay.outbound.dispatch import Dispatch, Line, Place, RightOfWay
 from relay.outbound.finaliser import Done, Finaliser
 from relay.outbound.gates import Gate, Gates
 from relay.outbound.lanes import Strip
@@ -62,6 +68,7 @@ from relay.outbound.steps import pack
 from relay.redact import redact
 from relay.smtp.client import Mail, Outcome, Phase, Step, Verdict
 from relay.smtp.connection import Connection, Deadlines, OpenFailed, Route
+from relay.storage import AMPLE, REFUSED, Space
 from supervisor import Context, Drained, Mailbox
 
 log = get_logger()
@@ -71,10 +78,9 @@ GRACE = 4.0
 
 _TICK = 0.1  # s; how often demand is reckoned anew
 _RESTING_TICK = 0.5  # s; the same while nothing is under way
-_AHEAD = 0.15  # s; so much work is claimed beyond what is being delivered
-_MOST_AHEAD = 1000  # messages
+_FRESH = 1.0  # s; for so long a letter that was claimed is taken for wanted
 _LARGE_AT_ONCE = 4  # messages of over a megabyte that are in memory
-_FIRST_WIDTH = 4  # connections that a route begins with
+_WHEN_SHORT = 0.25  # retry units, after which the loop tries again while the disk is nearly full
 _IDLE_TICKS = 10  # between two looks at idle connections and gates
 
 _DELIVERY = Tally(
@@ -91,6 +97,7 @@ _UNKNOWN = Counter(
 _STRIKES = Counter(
     "relay_outbound_pauses", "Pauses of a route or a destination.", ["what"], registry=registry
 )
+_NO_SPACE = REFUSED.labels("delivery")
 _HELD = Gauge("relay_outbound_held", "Claimed messages in this process.", registry=registry)
 
 _JUDGED = {
@@ -107,18 +114,28 @@ class _Job:
     """A claimed message that is held here."""
 
     __slots__ = (
+        "asked_at",
+        "began_at",
         "connection",
         "content",
+        "domain",
         "ended",
+        "following",
         "gate",
         "leased_until",
         "lost",
         "mail",
         "message",
+        "owner",
+        "priority",
+        "withdrawn",
     )
 
     def __init__(self, message: Claimed, content: Content | None, leased_until: float) -> None:
         self.message = message
+        self.priority = message.priority
+        self.domain = message.domain
+        self.owner: Hashable = message.owner
         self.content = content
         self.leased_until = leased_until
         self.mail: Mail | None = None
@@ -126,21 +143,14 @@ class _Job:
         self.gate: Gate | None = None
         self.connection: Connection | None = None  # while it is being delivered
         self.lost = False
+        self.asked_at = trio.current_time()  # when it was known to be wanted still
+        self.began_at = 0.0
+        self.following: _Job | None = None  # what was announced behind it
+        self.withdrawn = False  # that was taken back: the connection must not go on
 
 
-class _Line:
-    """What waits for one route, and who works on it."""
-
-    __slots__ = ("connections", "key", "preparing", "queue", "ready", "width", "workers")
-
-    def __init__(self, key: Any, connections: Connections | None) -> None:
-        self.key = key
-        self.connections = connections  # None: the loop
-        self.queue: deque[_Job] = deque()
-        self.ready = False  # stands in the sender's round
-        self.workers = 0
-        self.preparing = 0  # large messages that will come into the queue
-        self.width = _FIRST_WIDTH
+_Line = Line[_Job, Connections | None]  # its way: None is the loop
+_Place = Place[_Job, Connections | None]
 
 
 async def run(
@@ -160,7 +170,9 @@ async def run(
     concurrency: int = 32,
     route_connections: int = 0,
     retry_unit: float = 60.0,
+    right_of_way: RightOfWay | None = None,
     rng: random.Random | None = None,
+    space: Space = AMPLE,
 ) -> None:
     """Deliver until drained.
 
@@ -168,7 +180,9 @@ async def run(
     `upstream`: for mail without a sender of its own; `domains`: this relay's own, the first of
     which it greets with; `context`: from `client_tls`; `private_upstreams`: whether
     every sender's upstream may lie inside this network; `concurrency`: deliveries at once;
-    `route_connections`: of them through one route, 0 for any; `retry_unit`: seconds of back-off.
+    `route_connections`: of them through one route, 0 for any; `retry_unit`: seconds of back-off;
+    `right_of_way`: that of high mail, which whoever queues it asks for; without `space` on the disk
+    the loop, which stores mail here, waits.
     """
     sender = _Sender(
         ctx,
@@ -186,7 +200,9 @@ async def run(
         concurrency,
         min(concurrency, route_connections or concurrency),
         retry_unit,
+        right_of_way or RightOfWay(),
         rng or random.Random(),  # noqa: S311 - jitter, not a secret
+        space,
     )
     async with trio.open_nursery() as recording:
         recording.start_soon(sender.record)
@@ -222,7 +238,9 @@ class _Sender:
         concurrency: int,
         full_width: int,
         retry_unit: float,
+        right_of_way: RightOfWay,
         rng: random.Random,
+        space: Space,
     ) -> None:
         self._ctx = ctx
         self._pool = pool
@@ -238,9 +256,9 @@ class _Sender:
         self._context = context
         self._private_upstreams = private_upstreams
         self._concurrency = concurrency
-        self._full_width = full_width  # connections that a route may have
         self._unit = retry_unit
         self._rng = rng
+        self._space = space
         lease = queue.lease_timeout
         self._margin = min(lease / 10, 5.0)  # of a lease, for the commit
         self._deadlines = Deadlines().within(lease - self._margin)
@@ -248,14 +266,16 @@ class _Sender:
         self._finaliser = Finaliser(queue, self._recorded)
         self._recording = trio.CancelScope(shield=True)
         self._jobs: dict[UUID, _Job] = {}
-        self._lines: dict[Any, _Line] = {}
-        self._round: deque[_Line] = deque()  # lines with mail waiting, in turn
-        self._workers = 0
-        self._granted = 0  # room that the claimer has and has not used
+        self._dispatch: Dispatch[_Job, Connections | None] = Dispatch(
+            concurrency, full_width, right_of_way, self._bound
+        )
+        self._right_of_way = right_of_way
+        self._way_is_free = trio.lowlevel.ParkingLot()
+        self._begun: dict[_Place, _Job] = {}  # what is on a connection
+        self._demand = Demand(concurrency)
         self._said: list[Room | Due] = []
         self._to_say = trio.lowlevel.ParkingLot()
         self._ended = 0  # deliveries, since the last tick
-        self._ahead = 0
         self._epoch = 0.0
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
         self._leaving = False
@@ -276,27 +296,25 @@ class _Sender:
                     held.done()
                     if isinstance(letter, Claiming):
                         self._grant(fresh=True)
+                    elif isinstance(letter, NothingHigh):
+                        if self._right_of_way.nothing(trio.current_time()):
+                            self._go_on()
                     elif isinstance(letter, Deliver) and not again:
                         self._accept(letter)
         except Drained:
             self._leaving = True
-            for line in self._lines.values():
-                while line.queue:
-                    self._release(line.queue.popleft())
+            for line in self._dispatch.lines.values():
+                for job in self._dispatch.remove(line):
+                    self._release(job)
 
     def _grant(self, *, fresh: bool = False) -> None:
         """Tell the claimer of room, if there is enough of it to be worth a letter."""
         if self._leaving:
             return
         held = len(self._jobs) + len(self._finaliser)
-        target = self._concurrency + self._ahead
-        if fresh:
-            self._granted = 0
-        room = target - held - self._granted
-        if fresh or (room > 0 and (room >= target // 4 or held == 0)):
-            room = max(room, 0)
-            self._granted += room
-            self._say(Room(room, fresh))
+        said = self._demand.grant(held, fresh=fresh)
+        if said is not None:
+            self._say(Room(said.room, fresh, said.kept))
 
     def _say(self, letter: Room | Due) -> None:
         self._said.append(letter)
@@ -321,10 +339,13 @@ class _Sender:
         while True:
             await trio.sleep(_TICK if self._jobs or self._ended else _RESTING_TICK)
             ticks += 1
-            self._ahead = min(int(self._ended / _TICK * _AHEAD), _MOST_AHEAD)
+            self._demand.reckon(self._ended, _TICK)
             self._ended = 0
             self._grant()
             now = trio.current_time()
+            self._look_for_stalls(now)
+            if self._dispatch.widen(now) or self._begun:
+                self._spread()
             if self._jobs and now >= renewed_at + self._lease / 20:
                 renewed_at = now
                 await self._renew(now)
@@ -332,15 +353,48 @@ class _Sender:
                 _HELD.set(len(self._jobs))
                 self._gates.forget(now)
                 self._forget_lines()
-                for line in list(self._lines.values()):
-                    if line.connections is not None and len(line.connections):
-                        await line.connections.tidy()
+                for line in list(self._dispatch.lines.values()):
+                    if line.way is not None and len(line.way):
+                        await line.way.tidy()
 
     def _forget_lines(self) -> None:
-        for key, line in list(self._lines.items()):
-            idle = line.connections is None or not len(line.connections)
-            if idle and not (line.workers or line.queue or line.preparing):
-                del self._lines[key]
+        for key, line in list(self._dispatch.lines.items()):
+            if line.way is None or not len(line.way):
+                self._dispatch.forget(key)
+
+    def _look_for_stalls(self, now: float) -> None:
+        """Take back what was announced behind deliveries that hang, and keep those few."""
+        for place, job in list(self._begun.items()):
+            line = place.line
+            if now < job.began_at + line.stalled_after:
+                continue
+            following, job.following = job.following, None
+            if following is not None:
+                job.withdrawn = True
+                self._dispatch.put_back(place, following, job)
+            if line.busy(job.domain) + line.waiting(job.domain) > self._concurrency // 2:
+                self._narrow(line, job.domain, now)
+
+    def _narrow(self, line: _Line, domain: str, now: float) -> None:
+        """Give a destination half of the places, and nothing of the room beyond that."""
+        half = max(self._concurrency // 2, 1)
+        gate = self._gates.make(("route", (line.key, domain)), destination=True)
+        gate.narrow(half, now)
+        for place, job in self._begun.items():
+            if place.line is line and job.domain == domain:
+                self._let_through(gate, job)
+        for job in self._dispatch.remove(line, domain):
+            self._gates.before(job.message.lane, gate)
+            if job.gate is None and gate.room(now) < 1:
+                self._release(job, gate.wait(now))
+            else:
+                self._let_through(gate, job)
+                self._dispatch.put(line, job)
+
+    def _let_through(self, gate: Gate, job: _Job) -> None:
+        if job.gate is None:
+            job.gate = gate
+            gate.busy += 1
 
     async def _renew(self, now: float) -> None:
         """Renew leases of which less than two thirds are left; break off what has none."""
@@ -372,13 +426,15 @@ class _Sender:
     def _accept(self, letter: Deliver) -> None:
         batch = letter.batch
         self._epoch = letter.epoch
-        self._granted = max(self._granted - len(batch.messages), 0)
+        self._demand.claimed(len(batch.messages))
         for message in batch.messages:
             self._gates.arrived(message.lane)
             if self._in_hand(message, batch.leased_until):
                 continue
             job = _Job(message, batch.contents.get(message.content_id), batch.leased_until)
             self._jobs[message.id] = job
+            if not job.priority:
+                self._right_of_way.arrived(message.id, trio.current_time())
             try:
                 line = self._line(message)
             except (Unreadable, ValueError) as error:
@@ -387,15 +443,11 @@ class _Sender:
             if self._gates and self._held_back(line, job):
                 continue
             if job.content is None and self.delivering is not None:
-                line.preparing += 1
+                line.coming += 1
                 self.delivering.start_soon(self._prepare, line, job)
             else:
-                self._put_in(line, job)
+                self._dispatch.put(line, job)
         self._spread()
-
-    def _put_in(self, line: _Line, job: _Job) -> None:
-        line.queue.append(job)
-        self._join_round(line)
 
     async def _prepare(self, line: _Line, job: _Job) -> None:
         """Fetch and compose a large message, and have it delivered.
@@ -407,7 +459,7 @@ class _Sender:
             async with self._large:
                 await self._fetch_and_compose(line, job)
         finally:
-            line.preparing -= 1
+            line.coming -= 1
 
     async def _fetch_and_compose(self, line: _Line, job: _Job) -> None:
         if self._leaving:
@@ -435,7 +487,7 @@ class _Sender:
             self._release(job)
             return
         job.ended = trio.Event()
-        self._put_in(line, job)
+        self._dispatch.put(line, job)
         self._spread()
         await job.ended.wait()
 
@@ -461,7 +513,7 @@ class _Sender:
         key = None
         if message.upstream is not None:
             key = (message.sender_id, message.upstream, message.username, message.password)
-        line = self._lines.get(key)
+        line = self._dispatch.lines.get(key)
         if line is None:
             upstream = self._upstream
             if message.upstream is not None:
@@ -471,7 +523,10 @@ class _Sender:
                 upstream = Upstream(message.upstream, message.username, password)
             public_only = message.private is False and not self._private_upstreams
             route = route_of(upstream, self._local_name, public_only=public_only)
-            line = self._lines[key] = _Line(key, None if route is None else self._open_to(route))
+            if route is None:
+                line = self._dispatch.add(key, None, width=self._concurrency)
+            else:
+                line = self._dispatch.add(key, self._open_to(route))
         return line
 
     def _open_to(self, route: Route) -> Connections:
@@ -503,46 +558,40 @@ class _Sender:
         return False
 
     def _spread(self) -> None:
-        """Give waiting mail to workers, line by line in turn, as far as they go."""
-        if self.delivering is None:
+        """Give waiting mail to workers, as far as there are places."""
+        if self.delivering is None or self._leaving:
             return
-        stuck = 0
-        while self._round and self._workers < self._concurrency and stuck < len(self._round):
-            line = self._round.popleft()
-            if not line.queue:
-                line.ready = False
-                continue
-            self._round.append(line)
-            if line.workers >= self._width(line):
-                stuck += 1
-                continue
-            stuck = 0
-            self._workers += 1
-            line.workers += 1
-            self.delivering.start_soon(self._work, line, line.queue.popleft())
+        for place, job in self._dispatch.start(trio.current_time()):
+            self.delivering.start_soon(self._work, place, job)
 
-    def _width(self, line: _Line) -> int:
-        """Connections that a line may have now."""
-        if line.connections is None:
-            return self._concurrency
-        if self._gates and (gate := self._gates.find(("route", line.key))) is not None:
-            if trio.current_time() < gate.opens_at:
-                return 0
-            return min(line.width, self._full_width, int(gate.window))
-        return min(line.width, self._full_width)
+    def _bound(self, line: _Line) -> int | None:
+        """Connections that the route's gate lets through; None: there is none."""
+        if not self._gates or line.way is None:
+            return None
+        gate = self._gates.find(("route", line.key))
+        if gate is None:
+            return None
+        return 0 if trio.current_time() < gate.opens_at else int(gate.window)
+
+    def _go_on(self) -> None:
+        """High mail is delivered: what it held up is begun."""
+        self._way_is_free.unpark_all()
+        self._spread()
 
     # Working --------------------------------------------------------------------------------------
 
-    async def _work(self, line: _Line, job: _Job | None) -> None:
+    async def _work(self, place: _Place, job: _Job | None) -> None:
         """Deliver the job and what follows it in its line, until there is nothing more."""
         connection: Connection | None = None
+        way = place.line.way
         try:
             while job is not None:
-                if line.connections is None:
-                    await self._loop(line, job)
-                    job = self._next(line)
+                if way is None:
+                    await self._give_way(job, trio.current_time())
+                    await self._loop(job)
+                    job = self._next(place)
                 else:
-                    connection, job = await self._send(line, line.connections, job, connection)
+                    connection, job = await self._send(place, way, job, connection)
         except trio.Cancelled:
             raise
         except Exception as error:
@@ -550,11 +599,18 @@ class _Sender:
                 connection.abort()
             self._crashed(job, error)
         finally:
-            line.workers -= 1
-            self._workers -= 1
-            if connection is not None and line.connections is not None:
-                line.connections.give_back(connection)
+            self._dispatch.leave(place)
+            if connection is not None and way is not None:
+                way.give_back(connection)
         self._spread()
+
+    async def _give_way(self, job: _Job, now: float) -> float:
+        """Wait while high mail has the right of way; return what time it is then."""
+        if not job.priority or now >= self._right_of_way.until:
+            return now
+        with trio.move_on_at(self._right_of_way.until):
+            await self._way_is_free.park()
+        return trio.current_time()
 
     def _crashed(self, job: _Job | None, error: Exception) -> None:
         """A delivery met what nobody foresaw: it must not take the others with it.
@@ -570,42 +626,41 @@ class _Sender:
             outcome = _ours(Verdict.DEFERRED, Phase.DATA, "an internal error of the relay")
             self._settle(job, outcome, trio.current_time(), ())
 
-    def _next(self, line: _Line) -> _Job | None:
-        """The next job of a line, if this worker may go on with it."""
-        if not line.queue:
-            return None
-        if line.workers > self._width(line):
-            return None  # the route is left alone
-        if len(self._round) > 1 and self._workers >= self._concurrency:
-            return None  # other routes wait: `_spread` gives them their turn
-        return line.queue.popleft()
+    def _next(self, place: _Place) -> _Job | None:
+        """The job that a worker goes on with."""
+        return self._dispatch.next(place, trio.current_time())
 
     async def _send(
-        self, line: _Line, connections: Connections, job: _Job, connection: Connection | None
+        self, place: _Place, connections: Connections, job: _Job, connection: Connection | None
     ) -> tuple[Connection | None, _Job | None]:
         """Deliver one message; returns the connection to go on with, and the next job."""
+        line = place.line
         mail = self._composed(job)
         if mail is None:
-            return connection, self._next(line)
-        began_at = trio.current_time()
-        if job.lost or job.message.hold_unknown or began_at > job.leased_until - self._lease / 2:
+            return connection, self._next(place)
+        began_at = await self._give_way(job, trio.current_time())
+        late = began_at > job.leased_until - self._lease / 2
+        if job.lost or late or job.message.hold_unknown or self._is_stale(job, began_at):
             if not await self._may_begin(job):
-                return connection, self._next(line)
+                return connection, self._next(place)
             began_at = trio.current_time()
         if connection is None or connection.closed:
             connection = connections.take()
             if connection is None:
                 connection = await self._open(line, connections, job, began_at)
                 if connection is None:
-                    return None, self._next(line)
+                    return None, self._next(place)
+                if self._is_stale(job, trio.current_time()) and not await self._may_begin(job):
+                    return connection, self._next(place)
         last = connection.delivered + 1 >= MOST_MAILS
-        following = None if last else self._announced(line, began_at)
         job.connection = connection
+        job.began_at = began_at
+        self._begun[place] = job
         first = connection.trace if connection.delivered == 0 else ()
         try:
             outcomes: Sequence[Outcome] | None = await connection.deliver(
                 mail,
-                None if following is None else following.mail,
+                None if last else partial(self._announce, place, job),
                 deadline=job.leased_until - self._margin,
             )
         except trio.ClosedResourceError:
@@ -616,57 +671,50 @@ class _Sender:
             raise
         except Exception:
             connection.abort()
-            if following is not None:
-                self._put_back(line, following)
+            if job.following is not None:
+                self._dispatch.put_back(place, job.following, None)
             raise
         finally:
             job.connection = None
+            del self._begun[place]
+        following, job.following = job.following, None
+        if job.withdrawn:
+            connection.abort()  # it is told of a mail that comes another way
         outcome = outcomes[0] if outcomes else _ours(Verdict.DEFERRED, Phase.MAIL, "broken off")
         if outcome.stale:
             # The peer had hung up while the connection was idle: nothing was tried.
             if following is not None:
-                self._put_back(line, following)
+                self._dispatch.put_back(place, following, job)
             return None, job
         if job.lost and outcome.verdict is Verdict.DEFERRED:
             self._drop(job)  # whoever has its lease now delivers it; no peer is to blame
         else:
             self._settle(job, outcome, began_at, first, line)
         if following is not None:
-            if line.queue:
-                self._join_round(line)
             return connection, following
         if last:
             await connection.quit()
-        return connection, self._next(line)
+        return connection, self._next(place)
 
-    def _announced(self, line: _Line, now: float) -> _Job | None:
-        """Take the job that this worker delivers next, if that can be promised by now."""
-        job = self._next(line)
-        if job is None:
+    def _announce(self, place: _Place, job: _Job, now: float) -> Mail | None:
+        """Take the job that comes next on a job's connection, if that can be promised by now."""
+        following = self._dispatch.next(place, now)
+        if following is None:
             return None
         try:
-            job.mail = self._composed(job)
+            following.mail = self._composed(following)
         except Exception as error:  # its own fault, and not that of the one before it
-            self._crashed(job, error)
+            self._crashed(following, error)
+        if following.mail is None:
+            self._dispatch.counts_for(place, job)
             return None
-        if job.mail is None:
+        in_time = now < following.leased_until - self._lease / 2
+        asks = following.message.hold_unknown or self._is_stale(following, now)
+        if following.lost or not in_time or asks:
+            self._dispatch.put_back(place, following, job)
             return None
-        in_time = now < job.leased_until - self._lease / 2
-        if job.lost or not in_time or job.message.hold_unknown:
-            self._put_back(line, job)
-            return None
-        return job
-
-    def _put_back(self, line: _Line, job: _Job) -> None:
-        """A job that was announced waits again, as the first."""
-        line.queue.appendleft(job)
-        self._join_round(line)
-
-    def _join_round(self, line: _Line) -> None:
-        """What waits in a line is given to workers when its turn comes."""
-        if not line.ready:
-            line.ready = True
-            self._round.append(line)
+        job.following = following
+        return following.mail
 
     async def _open(
         self, line: _Line, connections: Connections, job: _Job, began_at: float
@@ -705,8 +753,11 @@ class _Sender:
         if job.lost:
             self._drop(job)
             return False
-        if trio.current_time() > job.leased_until - self._lease / 2:
+        now = trio.current_time()
+        if now > job.leased_until - self._lease / 2:
             self._release(job)  # could not be renewed for long: the database was away
+            return False
+        if self._is_stale(job, now) and not await self._is_wanted(job, now):
             return False
         if not job.message.hold_unknown:
             return True
@@ -720,6 +771,35 @@ class _Sender:
         self._drop(job)  # somebody else has it
         return False
 
+    def _is_stale(self, job: _Job, now: float) -> bool:
+        """Whether a message with a deadline may have passed it since it was claimed.
+
+        A letter's token can be used or deleted at any time: what has waited here is asked about.
+        """
+        not_after = job.message.not_after
+        if not_after is None:
+            return False
+        if now + self._epoch >= not_after.timestamp():
+            return True
+        return job.message.letter_of is not None and now > job.asked_at + _FRESH
+
+    async def _is_wanted(self, job: _Job, now: float) -> bool:
+        """Whether a stale job is to be delivered all the same; if not, it is given back.
+
+        The claim that finds it again cancels it, or lets it wait.
+        """
+        letter_of = job.message.letter_of
+        try:
+            wanted = letter_of is not None and await self._queue.is_wanted(letter_of)
+        except DatabaseUnavailable:
+            self._release(job, self._unit / 16)
+            return False
+        if wanted:
+            job.asked_at = now
+        else:
+            self._release(job)
+        return wanted
+
     def _drop(self, job: _Job) -> bool:
         """Hold a job no more.  False if it was not held."""
         if job.gate is not None:
@@ -727,6 +807,8 @@ class _Sender:
             job.gate = None
             if not self._leaving and Room(0) not in self._said:
                 self._say(Room(0))  # its lane may be claimed from again
+        if not job.priority and self._right_of_way.ended(job.message.id, trio.current_time()):
+            self._go_on()
         if job.ended is not None:
             job.ended.set()
         if self._jobs.get(job.message.id) is not job:
@@ -734,9 +816,14 @@ class _Sender:
         del self._jobs[job.message.id]
         return True
 
-    async def _loop(self, line: _Line, job: _Job) -> None:
+    async def _loop(self, job: _Job) -> None:
         """Deliver into a mailbox of this relay."""
         message = job.message
+        if self._space.short():
+            # Not begun, so it counts as no attempt: it waits for as long as that takes.
+            _NO_SPACE.inc()
+            self._release(job, _WHEN_SHORT * self._unit * self._rng.uniform(0.75, 1.25))
+            return
         mail = self._composed(job)
         if mail is None or not await self._may_begin(job):
             return
@@ -758,19 +845,25 @@ class _Sender:
             if accepted.error is not None:
                 text = accepted.error
                 outcome = _said(Verdict.DEFERRED, Phase.DOT, 451, "4.3.0", text)
-            elif address in accepted.stored or await self._stored(message.id):
+            elif (stored := address in accepted.stored or await self._stored(message.id)) is None:
+                text = "whether it is stored is not known"
+                outcome = _said(Verdict.DEFERRED, Phase.DOT, 451, "4.3.0", text)
+            elif stored:
                 outcome = _said(Verdict.DELIVERED, Phase.DOT, 250, "2.0.0", "stored")
+            elif address in accepted.full:
+                text = "the mailbox is full"
+                outcome = _said(Verdict.DEFERRED, Phase.RCPT, 452, "4.2.2", text)
             else:
                 text = "there is no such mailbox here"
                 outcome = _said(Verdict.BOUNCED, Phase.RCPT, 550, "5.1.1", text)
         self._settle(job, outcome, began_at, ())
 
-    async def _stored(self, message_id: UUID) -> bool:
-        """Whether an attempt before this one stored it."""
+    async def _stored(self, message_id: UUID) -> bool | None:
+        """Whether an attempt before this one stored it; None: that cannot be told now."""
         try:
             return message_id in await stored_among(self._pool, [message_id])
         except (DatabaseUnavailable, psycopg.Error):
-            return False
+            return None
 
     # Outcomes -------------------------------------------------------------------------------------
 
@@ -786,10 +879,11 @@ class _Sender:
         message = job.message
         now = trio.current_time()
         delivered = outcome.verdict is Verdict.DELIVERED
-        if line is not None and not (
-            delivered and not self._gates and line.width >= self._full_width
-        ):
-            self._learn(line, job, outcome, now)
+        if line is not None:
+            if delivered:
+                line.took(now - began_at)
+            if not (delivered and not self._gates and line.width >= self._dispatch.full):
+                self._learn(line, job, outcome, now)
         self._drop(job)
         error: str | None = None
         delay = 0.0
@@ -867,8 +961,7 @@ class _Sender:
         domain = job.message.domain
         if outcome.verdict is not Verdict.DEFERRED and outcome.verdict is not Verdict.UNKNOWN:
             # It answered, whatever it said.
-            if line.width < self._full_width:
-                line.width += 1
+            if self._dispatch.answered(line, now):
                 self._spread()
             for key in (line.key, (line.key, domain)):
                 gate = self._gates.find(("route", key))
@@ -892,24 +985,19 @@ class _Sender:
             code=outcome.code,
         )
         if opening:
-            line.width = _FIRST_WIDTH
-        kept: deque[_Job] = deque()
-        for waiting in line.queue:
-            if opening or waiting.message.domain == domain:
-                self._gates.before(waiting.message.lane, gate)
-                self._release(waiting, gate.wait(now))
-            else:
-                kept.append(waiting)
-        line.queue = kept
+            self._dispatch.troubled(line)
+        for waiting in self._dispatch.remove(line, None if opening else domain):
+            self._gates.before(waiting.message.lane, gate)
+            self._release(waiting, gate.wait(now))
 
     def _redacted(self, message: Claimed, outcome: Outcome, line: _Line | None) -> str:
         """An outcome as it may be stored."""
         words = [str(outcome.code) if outcome.code else "", outcome.enhanced or "", outcome.text]
         known = [message.recipient, message.sender, message.subject]
         known += [message.recipient_name or "", message.sender_name or ""]
-        if line is not None and line.connections is not None:
-            known += line.connections.route.spellings
-        return redact(" ".join(word for word in words if word), self._redact_key, known)
+        secrets = () if line is None or line.way is None else line.way.route.spellings
+        text = " ".join(word for word in words if word)
+        return redact(text, self._redact_key, known, secrets=secrets)
 
     def _recorded(self, batch: Sequence[Done], fenced: set[UUID]) -> None:
         """A commit of the finaliser: there is room again."""
@@ -931,15 +1019,18 @@ class _Sender:
         self._leaving = True
         for job in list(self._jobs.values()):
             self._release(job)
+        for line in self._dispatch.lines.values():
+            if line.way is not None:
+                line.way.abort()  # unless goodbye was said
         self._finaliser.close()
         self._recording.deadline = trio.current_time() + GRACE
 
     async def hang_up(self) -> None:
         """Say goodbye on every connection."""
         async with trio.open_nursery() as nursery:
-            for line in self._lines.values():
-                if line.connections is not None:
-                    nursery.start_soon(line.connections.close)
+            for line in self._dispatch.lines.values():
+                if line.way is not None:
+                    nursery.start_soon(line.way.close)
 
 
 def _ours(verdict: Verdict, phase: Phase, text: str) -> Outcome:

@@ -7,6 +7,8 @@ Promises
 - Lists are read by keyset from whichever table has few rows of the kind, so a page costs the same
   with five million finished messages behind it.
 
+- A refusal rests on a state that is durable, as a change does.
+
 Fails with `Forbidden` (409) for what the law forbids and `DatabaseUnavailable` from the pool.
 
 Error texts here are redacted when stored; recipient and subject are for the owner's eyes.
@@ -20,17 +22,17 @@ from uuid import UUID
 
 from relay.db.pool import Pool
 from relay.errors import Bug
-from relay.outbound.enqueue import announce
+from relay.outbound.enqueue import FLUSH, announce
 from relay.outbound.lanes import PRIORITIES
-from relay.outbound.states import FINISHED, Cause, State, next_state
+from relay.outbound.states import FINISHED, Cause, Forbidden, State, next_state
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The queue at one moment.
 
-    `oldest_due` in seconds; `waiting` what is unfinished, by priority; `finished` of the last hour,
-    by status, counted up to `COUNTED`.
+    `oldest_due` in seconds; `waiting` what is `queued`, by priority; `finished` of the last hour,
+    by status, counted up to `COUNTED`.  One statement counts all that is unfinished.
     """
 
     paused: bool
@@ -61,6 +63,11 @@ class Stats:
 SIFTED = 5000
 """Messages that a page looks at when it is asked for by what has no index."""
 
+FLUSHED_AT_ONCE = 5000
+"""Messages that one statement of a flush makes due."""
+
+_FLUSH_TIMEOUT = 60.0  # s; it looks through all that waits
+
 COUNTED = 10_000
 """Messages of the last hour that are counted, at most; those that failed or bounced first."""
 
@@ -84,15 +91,7 @@ class Desk:
 
     async def state(self, message_id: UUID, owner: UUID | None = None) -> State | None:
         """The state of a message, or None when there is none (or it is not `owner`'s)."""
-        status = await self._pool.fetch_value(
-            """
-            SELECT status
-            FROM relay.outbound_messages
-            WHERE id = %(id)s
-              AND (%(owner)s::uuid IS NULL OR owner = %(owner)s)
-            """,
-            {"id": message_id, "owner": owner},
-        )
+        status = await self._pool.fetch_value(_STATE, {"id": message_id, "owner": owner})
         return State(status) if status else None
 
     async def cancel(self, message_id: UUID, owner: UUID | None = None) -> State | None:
@@ -104,9 +103,10 @@ class Desk:
         return await self._by_hand(message_id, owner, Cause.HELD)
 
     async def retry(self, message_id: UUID, owner: UUID | None = None) -> State | None:
-        """Queue a held, failed or bounced message again, due now, with a fresh set of attempts.
+        """Queue a held, failed, bounced or deferred message, due now, with a fresh set of attempts.
 
-        All nodes are told.  None and `Forbidden` as in `cancel`.
+        What was held before its first attempt keeps its `send_at`.  All nodes are told.  None and
+        `Forbidden` as in `cancel`.
         """
         after = await self._by_hand(message_id, owner, Cause.RETRIED)
         if after is not None:
@@ -118,7 +118,21 @@ class Desk:
             before = await self.state(message_id, owner)
             if before is None:
                 return None
-            after = next_state(before, cause)
+            refusal: Forbidden | None = None
+            try:
+                after = next_state(before, cause)
+            except Forbidden as error:
+                refusal = error
+            if refusal is None and cause is Cause.RETRIED and before is State.QUEUED:
+                row = await self.show(message_id, owner)
+                if row is not None and row["status"] == State.QUEUED and not row["attempts"]:
+                    refusal = Forbidden(before, cause)  # it waits for its turn, or its send_at
+            if refusal is not None:
+                # It says what became of the message, perhaps to the caller whose doing that was.
+                rows = await self._pool.fetch_durable(_STATE, {"id": message_id, "owner": owner})
+                if [(str(before),)] == rows:
+                    raise refusal
+                continue
             changed = await self._pool.fetch(
                 _BY_HAND[before in FINISHED, cause], {"id": message_id}
             )
@@ -126,6 +140,54 @@ class Desk:
                 return after
             # Somebody was quicker: look again, and ask the law again.
         raise Bug(f"message {message_id} changes too fast to be {cause}")
+
+    async def flush(self, domain: str | None = None, route: str | None = None) -> int:
+        """Make deferred messages due now, and end the pauses of routes and destinations.
+
+        Only those to `domain`, only those that leave by `route` (the upstream of their sender, as
+        `GET /queue/destinations` names it; `default`: the relay's own).  What was not tried yet
+        waits for its time.  Returns how many there were; all nodes are told.
+        """
+        flushed = 0
+        while True:
+            rows = await self._pool.fetch(
+                """
+                UPDATE relay.outbound_due d
+                SET run_at = clock_timestamp()
+                WHERE d.id = ANY (ARRAY(
+                    SELECT p.id
+                    FROM relay.outbound_due p
+                    JOIN relay.outbound_letters l ON l.id = p.id
+                    WHERE p.node IS NULL
+                      AND p.held_until IS NULL
+                      AND isfinite(p.run_at)
+                      AND p.run_at > clock_timestamp()
+                      AND p.attempt > 0
+                      AND (%(domain)s::text IS NULL OR l.domain = %(domain)s)
+                      AND (%(route)s::text IS NULL OR %(route)s = COALESCE(
+                            (SELECT s.upstream
+                             FROM relay.outbound_contents c
+                             JOIN relay.senders s
+                               ON s.owner = l.owner AND s.address = lower(c.sender)
+                             WHERE c.id = l.content_id),
+                            'default'))
+                    LIMIT %(limit)s
+                    FOR NO KEY UPDATE OF p SKIP LOCKED
+                ))
+                RETURNING d.id
+                """,
+                {
+                    "domain": None if domain is None else domain.lower(),
+                    "route": route,
+                    "limit": FLUSHED_AT_ONCE,
+                },
+                timeout=_FLUSH_TIMEOUT,
+            )
+            flushed += len(rows)
+            if len(rows) < FLUSHED_AT_ONCE:
+                break
+        await announce(self._pool, FLUSH)
+        return flushed
 
     async def pause(self) -> None:
         """Hold claims on all nodes until `resume`; what is under way is finished."""
@@ -140,9 +202,9 @@ class Desk:
         await self._pool.execute(
             """
             UPDATE relay.outbound_control
-            SET paused = %(paused)s, paused_at = CASE WHEN %(paused)s THEN now() END
-            WHERE paused <> %(paused)s
-            """,
+            SET paused = %(paused)s,
+                paused_at = CASE WHEN %(paused)s THEN COALESCE(paused_at, now()) END
+            """,  # also if it is so already: the commit makes it durable whoever did it
             {"paused": paused},
         )
 
@@ -151,19 +213,21 @@ class Desk:
         row = await self._pool.fetch_row(
             """
             SELECT (SELECT paused FROM relay.outbound_control),
-                   count(*) FILTER (WHERE node IS NULL AND isfinite(run_at)
-                                       OR node IS NOT NULL AND run_at <= now()),
+                   count(*) FILTER (WHERE waits),
                    count(*) FILTER (WHERE run_at <= now()),
                    count(*) FILTER (WHERE node IS NOT NULL AND run_at > now()),
                    count(*) FILTER (WHERE node IS NULL AND NOT isfinite(run_at)),
                    count(*) FILTER (WHERE node IS NOT NULL AND run_at <= now()),
                    extract(epoch FROM now() - min(run_at) FILTER (WHERE run_at <= now()))::float8,
-                   jsonb_build_object('high', count(*) FILTER (WHERE priority = 0),
-                                      'normal', count(*) FILTER (WHERE priority = 1),
-                                      'bulk', count(*) FILTER (WHERE priority = 2)),
+                   jsonb_build_object('high', count(*) FILTER (WHERE waits AND priority = 0),
+                                      'normal', count(*) FILTER (WHERE waits AND priority = 1),
+                                      'bulk', count(*) FILTER (WHERE waits AND priority = 2)),
                    (SELECT COALESCE(jsonb_object_agg(status, n), '{}')
                     FROM relay.outbound_recent('1 hour', %s) f)
             FROM relay.outbound_due
+            CROSS JOIN LATERAL (
+                SELECT node IS NULL AND isfinite(run_at) OR node IS NOT NULL AND run_at <= now()
+            ) AS one (waits)
             """,
             (COUNTED,),
         )
@@ -315,6 +379,13 @@ class Desk:
         return found
 
 
+_STATE = """
+    SELECT status
+    FROM relay.outbound_messages
+    WHERE id = %(id)s
+      AND (%(owner)s::uuid IS NULL OR owner = %(owner)s)
+    """
+
 _NAMES = (
     "id",
     "sender",
@@ -329,6 +400,7 @@ _NAMES = (
     "sent_at",
     "error_log",
     "owner",
+    "not_after",
 )
 _COLUMNS = ", ".join(_NAMES)
 
@@ -352,7 +424,8 @@ _BY_HAND: dict[tuple[bool, Cause], str] = {
         """,
     (False, Cause.HELD): """
         UPDATE relay.outbound_due
-        SET run_at = 'infinity', node = NULL, token = token + 1
+        SET run_at = 'infinity', node = NULL, token = token + 1,
+            send_at = CASE WHEN attempt = 0 THEN LEAST(run_at, '9998-12-31Z') END
         WHERE id = %(id)s
           AND isfinite(run_at)
           AND (node IS NULL OR run_at <= now())
@@ -360,10 +433,12 @@ _BY_HAND: dict[tuple[bool, Cause], str] = {
         """,
     (False, Cause.RETRIED): """
         UPDATE relay.outbound_due
-        SET run_at = clock_timestamp(), token = token + 1, base = attempt, losses = 0
+        SET run_at = LEAST(run_at, GREATEST(send_at, clock_timestamp())), send_at = NULL,
+            token = token + 1, base = attempt, losses = 0
         WHERE id = %(id)s
           AND node IS NULL
-          AND NOT isfinite(run_at)
+          AND held_until IS NULL
+          AND (NOT isfinite(run_at) OR attempt > 0)
         RETURNING id
         """,
     (True, Cause.RETRIED): """
@@ -379,9 +454,9 @@ _BY_HAND: dict[tuple[bool, Cause], str] = {
                    enhanced, error, steps
             FROM gone
         )
-        INSERT INTO relay.outbound_due (id, lane, token, run_at, priority, attempt, base)
+        INSERT INTO relay.outbound_due (id, lane, token, run_at, priority, attempt, base, not_after)
         SELECT g.id, relay.outbound_lane(l.owner, l.domain), g.token + 1, clock_timestamp(),
-               l.priority, g.attempt, g.attempt
+               l.priority, g.attempt, g.attempt, l.not_after
         FROM gone g
         JOIN relay.outbound_letters l ON l.id = g.id
         RETURNING id

@@ -9,7 +9,8 @@ Promises
 - A recipient on the suppression list refuses the whole call.
 
 Fails with `Invalid`, `Suppressed` and `KeyConflict` (permanent, nothing stored) and with
-`DatabaseUnavailable` (then it is unknown whether it was stored).
+`DatabaseUnavailable` (then it is unknown whether it was stored, or, of a repeated call, whether it
+is there to stay).
 
 Why nothing is announced in the statement: NOTIFY takes a lock at commit that all writers share
 (sixteen writers fell to 0.34 of their speed).  The caller tells its own claimer at once, and
@@ -37,13 +38,19 @@ NOBODY = UUID(int=0)
 """The owner of what the administrator and `relay.send` queue."""
 
 CHANNEL = "relay_outbound"
-"""The channel on which "something may be due" is announced; the payload is empty."""
+"""The channel on which "something may be due" is announced, with no payload or one of these."""
+
+FLUSH = "flush"
+"""Announced by an operator: what was deferred is due, and no pause holds it back."""
+HIGH = "high"
+"""Some of what is due has high priority."""
 
 KEY_LIFETIME = 24 * 3600.0
 """Seconds for which an idempotency key is remembered."""
 
 _MAX_KEY = 255  # bytes
-_TIMEOUT = 120.0  # s; ten thousand letters, or one of 26 MB, over a slow network
+# What a call may take on top of the pool's own deadline: a slow network, and a busy server.
+_BYTES_A_SECOND, _LETTERS_A_SECOND = 256 * 1024, 100
 
 
 class Invalid(PermanentFailure):
@@ -84,7 +91,9 @@ class Message:
     """What is to be sent to whom: becomes one queued message a recipient.
 
     The caller has checked addresses and header values (relay.outbound.compose); `send_at` None
-    means now, `hold_unknown` that an unknown outcome is held instead of tried again.
+    means now, `not_after` that it is cancelled instead of delivered from then on, `token` that it
+    is the letter of that token and ends with it, `hold_unknown` that an unknown outcome is held
+    instead of tried again.
     """
 
     sender: str
@@ -97,6 +106,8 @@ class Message:
     attachments: Sequence[Attachment] = ()
     priority: str = "normal"
     send_at: datetime | None = None
+    not_after: datetime | None = None
+    token: int | None = None
     hold_unknown: bool = False
     owner: UUID = NOBODY
 
@@ -192,20 +203,21 @@ _ENQUEUE = f"""
                 %(m_id)b::uuid[], %(m_content)b::uuid[], %(m_owner)b::uuid[],
                 %(m_recipient)s::text[], %(m_name)s::text[], %(m_address)s::text[],
                 %(m_domain)s::text[], %(m_priority)s::smallint[], %(m_hold)s::boolean[],
-                %(m_lane)s::bigint[], %(m_send_at)s::timestamptz[])
+                %(m_lane)s::bigint[], %(m_send_at)s::timestamptz[],
+                %(m_not_after)s::timestamptz[], %(m_token)s::bigint[])
             WITH ORDINALITY AS m (id, content_id, owner, recipient, name, address, domain, priority,
-                                  hold, lane, send_at, place)
+                                  hold, lane, send_at, not_after, token, place)
     ), letters AS (
         INSERT INTO relay.outbound_letters (id, content_id, owner, recipient, recipient_name,
-            address, domain, priority, hold_unknown, created_at)
+            address, domain, priority, hold_unknown, created_at, not_after, token)
         SELECT g.id, g.content_id, g.owner, g.recipient, g.name, g.address, g.domain, g.priority,
-               g.hold, CASE WHEN g.send_at IS NULL THEN g.run_at ELSE g.at END
+               g.hold, CASE WHEN g.send_at IS NULL THEN g.run_at ELSE g.at END, g.not_after, g.token
         FROM given g
         ON CONFLICT (id) DO NOTHING
         RETURNING id
     ), due AS (
-        INSERT INTO relay.outbound_due (id, lane, run_at, priority)
-        SELECT g.id, g.lane, g.run_at, g.priority
+        INSERT INTO relay.outbound_due (id, lane, run_at, priority, not_after)
+        SELECT g.id, g.lane, g.run_at, g.priority, g.not_after
         FROM given g
         JOIN letters l ON l.id = g.id
     )
@@ -240,11 +252,16 @@ async def enqueue(
             raise Invalid(f"an idempotency key has 1 to {_MAX_KEY} bytes")
         if key_hash is None or any(m.owner != owner for m in messages):
             raise Bug("an idempotency key needs a body hash and one owner")
+    repeated = ids is not None  # or perhaps: then what is stored may only be found
     rows, params = _arrays(messages, ids)
     if not rows:
         return Enqueued([])
     params |= {"key": key, "key_hash": key_hash, "key_owner": owner}
-    refused, stored, due_at = await _row(pool, _ENQUEUE, params, conn)
+    size = sum(params["c_size"])
+    timeout = pool.call_timeout + size / _BYTES_A_SECOND + len(rows) / _LETTERS_A_SECOND
+    refused, stored, due_at = await _row(
+        pool, _ENQUEUE, params, conn, durable=repeated, timeout=timeout
+    )
     if refused:
         raise Suppressed(sorted(refused))
     if stored:
@@ -255,6 +272,7 @@ async def enqueue(
 async def _replay(
     pool: Pool, owner: UUID, key: str, key_hash: bytes | None, conn: Connection | None
 ) -> Enqueued:
+    # The first call may have ended in doubt: what it stored is promised after a commit of our own.
     row = await _row(
         pool,
         """
@@ -268,6 +286,7 @@ async def _replay(
         """,
         {"owner": owner, "key": key, "hash": key_hash},
         conn,
+        durable=True,
     )
     if row is None or not row[0]:
         # None: it ran out between two statements, and whoever took it over said something else.
@@ -282,20 +301,32 @@ async def _replay(
     )
 
 
-async def _row(pool: Pool, sql: str, params: dict[str, Any], conn: Connection | None) -> Any:
+async def _row(
+    pool: Pool,
+    sql: str,
+    params: dict[str, Any],
+    conn: Connection | None,
+    *,
+    durable: bool = False,
+    timeout: float | None = None,  # noqa: ASYNC109 - the pool's
+) -> Any:
     if conn is None:
-        return await pool.fetch_row(sql, params, timeout=_TIMEOUT)
+        if durable:
+            rows = await pool.fetch_durable(sql, params, timeout=timeout)
+            return rows[0] if rows else None
+        return await pool.fetch_row(sql, params, timeout=timeout)
+    # The caller's commit is one of its own: taking the key locks its row, which the log records.
     cursor = await conn.execute(sql, params)
     return await cursor.fetchone()
 
 
-async def announce(pool: Pool) -> None:
-    """Tell all nodes that something may be due.
+async def announce(pool: Pool, payload: str = "") -> None:
+    """Tell all nodes that something may be due; `FLUSH`: and that pauses end; `HIGH`: high mail.
 
     Never in the transaction of an insert: NOTIFY takes a lock at commit that all writers
     share.  Call it afterwards, at most every 20 to 50 ms whatever was inserted.
     """
-    await pool.execute("SELECT pg_notify(%s, '')", (CHANNEL,))
+    await pool.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
 
 
 def domain_of(address: str) -> str:
@@ -349,6 +380,8 @@ def _arrays(
                     message.hold_unknown,
                     lane,
                     message.send_at,
+                    message.not_after,
+                    message.token,
                 )
             )
     params: dict[str, Any] = {"count": count}
@@ -382,6 +415,8 @@ _LETTER_COLUMNS = (
     "hold",
     "lane",
     "send_at",
+    "not_after",
+    "token",
 )
 
 

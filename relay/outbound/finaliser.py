@@ -7,7 +7,8 @@ this is the end of the window in which a crash means a second copy.
 Promises
 - An outcome is tried until it is recorded: through an outage of the database, and past the end of
   its lease too, as the token alone decides whether it still counts.
-- Repeating one whose answer was lost changes nothing.
+- Repeating one whose commit is in doubt changes nothing; it is repeated until a commit has
+  succeeded, though the outcome can be seen (`relay.db.doubt`).
 - `adopt` gives an outcome that is not recorded yet the token of a later claim by the same node.
 - A value that the database refuses costs that one outcome; its message's lease runs out.
 
@@ -57,7 +58,19 @@ _FENCED = Counter(
 _REFUSED = Counter(
     "relay_outbound_unrecordable", "Outcomes that the database refused.", registry=registry
 )
-_COUNTED = {cause: _OUTCOMES.labels(cause) for cause in Cause}
+# Those that a worker reports.  What a claim, the reaper or a person writes is counted by them.
+_COUNTED = {
+    cause: _OUTCOMES.labels(cause)
+    for cause in (
+        Cause.DELIVERED,
+        Cause.DEFERRED,
+        Cause.EXHAUSTED,
+        Cause.REJECTED,
+        Cause.REFUSED,
+        Cause.UNCERTAIN,
+        Cause.RELEASED,
+    )
+}
 
 
 class Done(NamedTuple):
@@ -154,19 +167,19 @@ class Finaliser:
             self._count(batch, fenced)
             self._recorded(batch, fenced)
 
-    async def _record(self, batch: list[Done]) -> set[UUID]:
+    async def _record(self, batch: list[Done], *, repeated: bool = False) -> set[UUID]:
         """Commit a batch, however long it takes; returns those that no longer counted."""
         pause = _AGAIN_AFTER
-        repeated = False
         while True:
             try:
-                recorded = await self._queue.finalise(_outcomes(batch))
+                recorded = await self._queue.finalise(_outcomes(batch), again=repeated)
             except DatabaseUnavailable as error:
                 log.warning("sender.waits_for_database", outcomes=len(batch), reason=str(error))
                 await trio.sleep(pause)
                 pause = min(2 * pause, _AGAIN_AT_MOST)
                 repeated = True
             except psycopg.Error as error:
+                # Refused, and with it the barrier of a repeat: each by itself repeats it.
                 if len(batch) == 1:
                     # Its text could hold the value that was refused.
                     log.error("sender.outcome_refused", error=type(error).__name__)  # noqa: TRY400
@@ -174,7 +187,7 @@ class Finaliser:
                     return set()
                 fenced: set[UUID] = set()
                 for done in batch:
-                    fenced |= await self._record([done])
+                    fenced |= await self._record([done], repeated=repeated)
                 return fenced
             else:
                 if repeated:

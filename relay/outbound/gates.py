@@ -11,6 +11,7 @@ Promises
   `backoff.pause`, which grows with each strike in a row and never exceeds ten units.
 - After a pause a single delivery probes; its success opens the gate, its failure strikes again.
 - What is in one gate's way is in no other's: gates are kept by route, and by route and domain.
+- A destination that hangs and would take all places is narrowed, which is no strike.
 - What was not met for long after its pause is forgotten: domains that nobody writes to any more
   cost nothing.
 - Where deliveries to a domain are capped, its gate stands while there are any, and is never wider.
@@ -97,6 +98,11 @@ class Gate:
         self.strikes = 0
         self.window = min(self.window + 1.0, float(self._full))
 
+    def narrow(self, width: int, now: float) -> None:
+        """Nothing failed, but what is under way does not end: no more than `width` at once."""
+        self.window = min(self.window, float(width))
+        self.trouble_until = max(self.trouble_until, now)
+
     def bad(self, now: float, *, plain: bool) -> bool:
         """A delivery met trouble; `plain` trouble strikes at once.  True if this was a strike."""
         if now < self.opens_at:
@@ -172,6 +178,11 @@ class Gates:
         for lane, gate in list(self._lanes.items()):
             if gate.gone or id(gate) in dropped:
                 del self._lanes[lane]
+
+    def reopen(self) -> None:
+        """End every pause: the next delivery probes at once."""
+        for gate in self._gates.values():
+            gate.opens_at = -float("inf")
 
     def before(self, lane: int, gate: Gate) -> None:
         """Note that mail of this lane met this gate last."""

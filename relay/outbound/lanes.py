@@ -128,11 +128,18 @@ class LaneBook:
             entry.woken = self._wakes
 
     def plan(
-        self, capacity: int, at: datetime, allowance: Callable[[int, str], int | None] | None = None
+        self,
+        capacity: int,
+        at: datetime,
+        allowance: Callable[[int, str], int | None] | None = None,
+        *,
+        kept: int = 0,
     ) -> list[Ask]:
         """Say what to claim with room for `capacity` messages, at `at` of the database's clock.
 
         `allowance(lane, domain)` says how many more messages a lane may be given now (None: any).
+        `kept`: so much of the room is for high priority; of it the others get what they are
+        guaranteed while there is any, and nothing else.
         """
         if capacity < 1:
             return []
@@ -141,6 +148,10 @@ class LaneBook:
         present = [priority for priority, turn in enumerate(turns) if turn]
         if not present:
             return []
+        if present[0] != 0:
+            capacity -= kept
+            if capacity < 1:
+                return []
         # What the lower ones are guaranteed; the highest that is there gets the rest.
         quotas = dict.fromkeys(present, 0)
         left = capacity
@@ -158,6 +169,8 @@ class LaneBook:
                     asked += ask.limit
                     plan.append(ask)
             spare = quotas[priority] - asked
+            if priority == 0:
+                spare = max(spare - kept, 0)
             if spare and (below := [p for p in present if p > priority]):
                 quotas[below[0]] += spare  # destinations with a limit leave room for others
         return plan

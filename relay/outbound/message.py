@@ -121,6 +121,8 @@ def _address(text: str, name: str) -> str:
     quoted = _QUOTED.fullmatch(local)
     if quoted is not None:
         bare = re.sub(r"\\(.)", r"\1", quoted[1])
+        if "<" in bare or ">" in bare:  # a careless server takes it for the end of the path
+            raise MalformedMessage(name, "has an angle bracket in its local part")
         local = (
             bare
             if _DOT_ATOM.fullmatch(bare)

@@ -30,7 +30,8 @@ Crash safety: which rows exist in which state, and what a kill leaves
     moves due to log (finalise, cancel), one moves it back (retry by hand).
 
 Fails with `DatabaseUnavailable` from the pool.  Whether the statement took effect is then unknown:
-a claim that did is given back by `recover`, and a `finalise` may be repeated with the same tokens.
+a claim that did is given back by `recover`, and a `finalise` may be repeated with the same tokens
+(`again`: that nothing was left to record is no proof, see `relay.db.doubt`).
 
 Why SQL functions for claim and finalise: see migration 0002 (plans made while the queue is empty).
 """
@@ -54,6 +55,8 @@ from relay.outbound.states import NOT_BEGUN, OUTCOMES, Cause
 
 _FETCH_TIMEOUT = 60.0  # s; the largest message over a slow network
 _LOOKED_FOR = 60.0  # s; how long a claim may still be running whose connection broke
+_PARKED_FOR = 5.0  # s; a suspension that ends is noticed as soon
+_EXPIRED_AT_ONCE = 1000  # messages that one statement cancels
 _INLINE = 1 << 20  # bytes; what is larger is fetched by its sender alone, when it is its turn
 
 
@@ -64,7 +67,9 @@ class Claimed(NamedTuple):
     by hand (for back-off).  `has_body` False: another message of this claim with the same
     `content_id` brought the body (it is in `Batch.contents`), or it is large and `Queue.content`
     fetches it.  `password` is encrypted; `upstream` None means the default route;
-    `private`: whether the upstream may lie inside this network.
+    `private`: whether the upstream may lie inside this network.  `letter_of` is the token whose
+    letter this is: `expired` if it may not be used any more, `parked` while its account's status
+    does not fit.
     """
 
     id: UUID
@@ -77,12 +82,16 @@ class Claimed(NamedTuple):
     lost: bool
     quarantined: bool
     suppressed: bool
+    expired: bool
+    parked: bool
+    letter_of: int | None
     owner: UUID
     recipient: str
     recipient_name: str | None
     domain: str
     hold_unknown: bool
     created_at: datetime
+    not_after: datetime | None
     content_id: UUID
     sender: str
     sender_name: str | None
@@ -137,7 +146,8 @@ class Batch:
     its name in the database.
     `contents` are the bodies, by content id; `claimed` is for `LaneBook.took`.  `lost` are the
     messages whose former lease had run out, `quarantined` those of them that were set aside,
-    `suppressed` those cancelled because of the suppression list.
+    `suppressed` those cancelled because of the suppression list, `expired` those cancelled for
+    their deadline.
     """
 
     messages: list[Claimed]
@@ -148,6 +158,7 @@ class Batch:
     lost: list[UUID] = field(default_factory=list)
     quarantined: list[UUID] = field(default_factory=list)
     suppressed: list[UUID] = field(default_factory=list)
+    expired: list[UUID] = field(default_factory=list)
 
 
 class Outcome(NamedTuple):
@@ -170,6 +181,11 @@ class Outcome(NamedTuple):
     enhanced: str | None = None
     error: str | None = None
     steps: bytes | None = None
+
+
+def expired(message: Claimed) -> Outcome:
+    """The outcome of a claimed message that may not be delivered any more."""
+    return Outcome(message.id, message.token, Cause.EXPIRED, error="expired")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +238,8 @@ class Queue:
     async def claim(self, asks: Sequence[Ask]) -> Batch:
         """Lease what `asks` name, committed, and return all that delivering it needs.
 
-        Nothing is claimed while the queue is paused.  Suppressed messages are cancelled here.
+        Nothing is claimed while the queue is paused.  Suppressed and expired messages are
+        cancelled here; a letter whose account is suspended is given back.
         """
         leased_until = trio.current_time() + self.lease_timeout
         if not asks:
@@ -271,14 +288,34 @@ class Queue:
                 skipped.append(
                     Outcome(message.id, message.token, Cause.SUPPRESSED, error="suppressed")
                 )
+            elif message.expired:
+                skipped.append(expired(message))
+            elif message.parked:
+                skipped.append(
+                    Outcome(message.id, message.token, Cause.RELEASED, delay=_PARKED_FOR)
+                )
             else:
                 batch.messages.append(message)
         try:
-            batch.suppressed.extend(await self.finalise(skipped))
+            recorded = await self.finalise(skipped)
         except DatabaseUnavailable:
             # These are lost leases then; the others are claimed and must not be lost with them.
             return batch
+        for outcome in skipped:
+            if outcome.id in recorded and outcome.cause is Cause.SUPPRESSED:
+                batch.suppressed.append(outcome.id)
+            elif outcome.id in recorded and outcome.cause is Cause.EXPIRED:
+                batch.expired.append(outcome.id)
         return batch
+
+    async def expire(self) -> int:
+        """Cancel what waits past its deadline and no claim meets; returns how many there were."""
+        cancelled = 0
+        while True:
+            rows = await self._pool.fetch("SELECT relay.outbound_expire(%s)", (_EXPIRED_AT_ONCE,))
+            cancelled += len(rows)
+            if len(rows) < _EXPIRED_AT_ONCE:
+                return cancelled
 
     def disown(self, batch: Batch) -> None:
         """Say that nobody will deliver a batch: `recover` gives it back."""
@@ -324,6 +361,25 @@ class Queue:
         )
         return Content._make(row) if row else None
 
+    async def is_wanted(self, token: int) -> bool:
+        """Whether a letter's token may be used now, so that the letter may be delivered."""
+        found: bool = await self._pool.fetch_value(
+            """
+            SELECT EXISTS (
+                SELECT
+                FROM relay.tokens t
+                JOIN relay.accounts a ON a.id = t.account
+                WHERE t.id = %s
+                  AND t.consumed_at IS NULL
+                  AND t.expires_at > extract(epoch FROM clock_timestamp())
+                  AND a.status = CASE t.action WHEN 'activation' THEN 'provisioned'
+                                               ELSE 'active' END::relay.account_status
+            )
+            """,
+            (token,),
+        )
+        return found
+
     async def begin_data(self, held: Iterable[tuple[UUID, int]]) -> set[UUID]:
         """Record, for messages with `hold_unknown`, that the dot may follow; return which may.
 
@@ -368,11 +424,12 @@ class Queue:
         )
         return {row[0] for row in rows}
 
-    async def finalise(self, outcomes: Sequence[Outcome]) -> set[UUID]:
+    async def finalise(self, outcomes: Sequence[Outcome], *, again: bool = False) -> set[UUID]:
         """Record outcomes in one statement; return the ids that were recorded.
 
         The others had been claimed by somebody else since, or finalised already: nothing was
-        changed for them.
+        changed for them.  `again`: an earlier call ended in doubt; what that one recorded is
+        durable once this one returns.
         """
         if not outcomes:
             return set()
@@ -380,10 +437,7 @@ class Queue:
             *outcomes, strict=True
         )
         rows = await self._pool.fetch(
-            """
-            SELECT id
-            FROM relay.outbound_finalise(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b)
-            """,
+            _FINALISE_AGAIN if again else _FINALISE,
             (
                 arrays.uuids(ids),
                 arrays.bigints(tokens),
@@ -475,6 +529,22 @@ class Queue:
             "SELECT relay.outbound_roll(make_interval(secs => %s))", (keep,)
         )
         return dropped
+
+
+_FINALISE = """
+    SELECT id
+    FROM relay.outbound_finalise(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b)
+    """
+# What the first try recorded is only found: this commit must be one of its own, though it may have
+# nothing to record.
+_FINALISE_AGAIN = (
+    _FINALISE
+    + """
+    UNION ALL
+    SELECT NULL
+    WHERE pg_logical_emit_message(true, 'relay', '') IS NULL
+    """
+)
 
 
 def _pairs(held: Iterable[tuple[UUID, int]]) -> tuple[list[UUID], list[int]]:

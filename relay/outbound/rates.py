@@ -10,6 +10,8 @@ Promises
   seconds, by the database's clock.  What a node was granted and did not spend within a slice is
   lost: a limit errs on the side of too little.
 - Two nodes that lease several keys at once take the rows in one order and cannot deadlock.
+- A budget that covers all mail is one more key, under which every lane falls; what a node leased
+  of it and did not spend it gives back with its next lease, for money does not come again.
 - Where nothing is limited, nothing is asked but once a sweep whether that is still so.
 
 Fails with `DatabaseUnavailable` from the pool; the meter then allows nothing of a limited key
@@ -24,7 +26,7 @@ enough: what it leases in vain, no other node has.  `grant` is pure and is the s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,6 +44,13 @@ class Grant(NamedTuple):
 
     granted: int
     wait: float
+
+
+BUDGET = "budget"
+"""The key of the budget, where it covers all mail."""
+
+LeaseBudget = Callable[[int, int], Awaitable[Grant]]
+"""Take up to so many messages out of the budget, having put back so many."""
 
 
 def route_key(url: str) -> str:
@@ -74,29 +83,49 @@ def grant(tat: float, now: float, rate: float, burst: float, want: int) -> tuple
 class Rates:
     """The limits in `relay.outbound_rates`, and those that every route and domain has."""
 
-    def __init__(self, pool: Pool, *, route: float = 0.0, domain: float = 0.0) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        route: float = 0.0,
+        domain: float = 0.0,
+        budget: LeaseBudget | None = None,
+    ) -> None:
         """`route`, `domain`: messages a second where the table says nothing else; 0: no limit.
 
-        Their burst is one second's worth.
+        Their burst is one second's worth.  `budget` pays for all mail, if there is one.
         """
         self._pool = pool
+        self._budget = budget
         self._defaults = {"route": route or None, "domain": domain or None}
 
     async def limited(self) -> bool:
         """Whether anything has a limit."""
-        if any(self._defaults.values()):
+        if self._budget is not None or any(self._defaults.values()):
             return True
         return bool(
             await self._pool.fetch_value("SELECT EXISTS (SELECT FROM relay.outbound_rates)")
         )
 
-    async def lease(self, wants: Mapping[str, int]) -> dict[str, Grant]:
-        """Take up to so many messages of each key.
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The keys that every message falls under."""
+        return () if self._budget is None else (BUDGET,)
+
+    async def lease(
+        self, wants: Mapping[str, int], unspent: Mapping[str, int] | None = None
+    ) -> dict[str, Grant]:
+        """Take up to so many messages of each key; `unspent`: what is left of the last lease.
 
         A key that is missing in the answer has no limit.
         """
+        wants = dict(wants)
+        grants: dict[str, Grant] = {}
+        if BUDGET in wants and self._budget is not None:
+            left = (unspent or {}).get(BUDGET, 0)
+            grants[BUDGET] = await self._budget(wants.pop(BUDGET), left)
         if not wants:
-            return {}
+            return grants
         rows = await self._pool.fetch(
             """
             SELECT key, granted, wait
@@ -109,7 +138,8 @@ class Rates:
                 SLICE / 2,
             ),
         )
-        return {key: Grant(granted, wait) for key, granted, wait in rows}
+        grants |= {key: Grant(granted, wait) for key, granted, wait in rows}
+        return grants
 
 
 @dataclass(slots=True)
@@ -212,6 +242,11 @@ class Meter:
             for account in limited:
                 account.reserved += room
         return room
+
+    def unspent(self, keys: Iterable[str]) -> dict[str, int]:
+        """What is left of the last lease of each of `keys` that has something left."""
+        accounts = ((key, self._accounts[key]) for key in keys if key in self._accounts)
+        return {key: account.left for key, account in accounts if account.left}
 
     def unknown(self, keys: Iterable[str]) -> bool:
         """Whether any of `keys` was never leased."""

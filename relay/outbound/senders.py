@@ -188,7 +188,7 @@ class Senders:
 
         Its queued mail goes through the relay's own upstream from then on.
         """
-        removed = await self._pool.execute(
+        removed = await self._pool.execute_durable(
             "DELETE FROM relay.senders WHERE address = %s AND owner = %s",
             (plain_address(address), owner),
         )
@@ -215,7 +215,8 @@ class Senders:
         moved = unreadable = 0
         after = UUID(int=0)
         while True:
-            rows = await self._pool.fetch(
+            # Durable: that none is left is what older keys are thrown away on.
+            rows = await self._pool.fetch_durable(
                 """
                 SELECT id, password
                 FROM relay.senders

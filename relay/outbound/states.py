@@ -7,8 +7,12 @@ the queue's statements, the HTTP calls and the sender ask it, and nothing else d
        ^ ^                  │ │ └─REJECTED, EXHAUSTED──> failed ───┐
        │ └DEFERRED,RELEASED─┘ ├─REFUSED──────────────> bounced ────┤
        │  LEASE_LOST          ├─SUPPRESSED───────────> cancelled   │
+       │                      │  EXPIRED ────────────────^         │
        │                      └─UNCERTAIN, QUARANTINED> held ──────┤
        └────────────────────────RETRIED────────────────────────────┘
+
+A queued message also becomes cancelled (CANCELLED, EXPIRED) or held (HELD), and a held one
+cancelled; RETRIED of one that was deferred makes it due at once.
 
 Fails with `Forbidden` for what the law does not have (an operator's cancel of a message that is
 being delivered: it may be gone already, so "cancelled" could be a lie).
@@ -52,6 +56,7 @@ class Cause(enum.StrEnum):
     LEASE_LOST = "lease_lost"  # its worker vanished; due again
     QUARANTINED = "quarantined"  # its workers vanished too often, or in its last attempt
     SUPPRESSED = "suppressed"  # its recipient was put on the suppression list meanwhile
+    EXPIRED = "expired"  # its deadline has passed, or its token is of no use any more
     CANCELLED = "cancelled"  # by hand
     HELD = "held"  # by hand
     RETRIED = "retried"  # by hand
@@ -71,7 +76,9 @@ class Verdict(enum.StrEnum):
 TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.QUEUED, Cause.CLAIMED): State.PROCESSING,
     (State.QUEUED, Cause.CANCELLED): State.CANCELLED,
+    (State.QUEUED, Cause.EXPIRED): State.CANCELLED,
     (State.QUEUED, Cause.HELD): State.HELD,
+    (State.QUEUED, Cause.RETRIED): State.QUEUED,  # where it was deferred; not before its send_at
     (State.PROCESSING, Cause.DELIVERED): State.SENT,
     (State.PROCESSING, Cause.DEFERRED): State.QUEUED,
     (State.PROCESSING, Cause.RELEASED): State.QUEUED,
@@ -80,9 +87,11 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.PROCESSING, Cause.REJECTED): State.FAILED,
     (State.PROCESSING, Cause.REFUSED): State.BOUNCED,
     (State.PROCESSING, Cause.SUPPRESSED): State.CANCELLED,
+    (State.PROCESSING, Cause.EXPIRED): State.CANCELLED,
     (State.PROCESSING, Cause.UNCERTAIN): State.HELD,
     (State.PROCESSING, Cause.QUARANTINED): State.HELD,
     (State.HELD, Cause.CANCELLED): State.CANCELLED,
+    (State.HELD, Cause.EXPIRED): State.CANCELLED,
     (State.HELD, Cause.RETRIED): State.QUEUED,
     (State.FAILED, Cause.RETRIED): State.QUEUED,
     (State.BOUNCED, Cause.RETRIED): State.QUEUED,
@@ -97,7 +106,7 @@ OUTCOMES = {
 }
 """What a worker may report of a message that it holds, and what follows from it."""
 
-NOT_BEGUN = frozenset({Cause.RELEASED, Cause.SUPPRESSED})
+NOT_BEGUN = frozenset({Cause.RELEASED, Cause.SUPPRESSED, Cause.EXPIRED})
 """Outcomes of a claim after which no delivery was begun, so that it does not count as one."""
 
 _ROUTE = frozenset({"connect", "tls", "ehlo", "auth"})

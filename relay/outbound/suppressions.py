@@ -82,7 +82,7 @@ class Suppressions:
 
     async def remove(self, owner: UUID, address: str) -> bool:
         """Remove an entry of the owner's; False if there was none."""
-        removed = await self._pool.execute(
+        removed = await self._pool.execute_durable(
             "DELETE FROM relay.suppressions WHERE address = %s AND owner = %s",
             (plain_address(address), owner),
         )

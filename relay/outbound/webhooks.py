@@ -32,8 +32,16 @@ from relay.errors import Bug
 CHANNEL = "relay_webhooks"
 """The channel on which new events are announced; the payload is empty."""
 
-KINDS = ("message.delivered", "message.failed", "message.bounced")
-"""What the owner of outbound mail may ask to be told; mailboxes are told `message.arrived`."""
+KINDS = (
+    "message.delivered",
+    "message.failed",
+    "message.bounced",
+    "message.expired",
+    "account.activated",
+    "account.recovered",
+)
+"""What the owner of outbound mail and of accounts may ask to be told; mailboxes are told
+`message.arrived`."""
 
 ARRIVED = "message.arrived"
 
@@ -61,7 +69,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Where an owner is told which events of his outbound mail."""
+    """Where an owner is told which events of his outbound mail and accounts."""
 
     id: UUID
     url: str
@@ -150,7 +158,7 @@ class Webhooks:
 
     async def remove(self, owner: UUID, webhook_id: UUID) -> bool:
         """Tell it nothing more, not even what is due; False if there was none."""
-        removed = await self._pool.execute(
+        removed = await self._pool.execute_durable(
             """
             WITH gone AS (
                 DELETE FROM relay.webhooks
@@ -263,7 +271,12 @@ class Webhooks:
 
         The same event gives the same body each time: what it tells of does not change.
         """
-        data = await (self._arrived(event) if event.kind == ARRIVED else self._outcome(event))
+        if event.kind == ARRIVED:
+            data = await self._arrived(event)
+        elif event.kind.startswith("account."):
+            data = await self._account(event)
+        else:
+            data = await self._outcome(event)
         if data is None:
             return None
         return json.dumps(
@@ -297,6 +310,16 @@ class Webhooks:
             "priority": priority,
             **event.detail,
         }
+
+    async def _account(self, event: Event) -> dict[str, Any] | None:
+        number = event.subject_id.int
+        row = await self._pool.fetch_row(
+            "SELECT email, login, status FROM relay.accounts WHERE id = %s", (number,)
+        )
+        if row is None:
+            return None
+        email, login, status = row
+        return {"id": str(number), "email": email, "login": login, "status": status}
 
     async def _arrived(self, event: Event) -> dict[str, Any] | None:
         row = await self._pool.fetch_row(
@@ -382,7 +405,7 @@ class Webhooks:
 
     async def retry(self, owner: UUID, event_id: UUID) -> bool:
         """Post an event of the owner's again that was given up; False if there is none."""
-        changed = await self._pool.execute(
+        changed = await self._pool.execute_durable(
             """
             WITH again AS (
                 UPDATE relay.webhook_events

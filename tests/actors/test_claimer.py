@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from actors import claimer
-from actors.letters import Claiming, Deliver, Due, Room, Wake
+from actors.letters import Claiming, Deliver, Due, NothingHigh, Room, Wake
 from relay.db.pool import Pool
 from relay.outbound.enqueue import NOBODY, Message, Recipient, announce, enqueue
 from relay.outbound.gates import Gates
@@ -35,6 +35,7 @@ class Claims:
         self.gates = Gates(8, 1.0, random.Random(1))
         self.batches: list[list[Claimed]] = []
         self.hellos = 0
+        self.nothing_high = 0
         self.supervisor = Supervisor()
 
     async def collect(self, ctx: Context) -> None:
@@ -43,6 +44,8 @@ class Claims:
         async for letter in ctx.inbox:
             if isinstance(letter, Claiming):
                 self.hellos += 1
+            elif isinstance(letter, NothingHigh):
+                self.nothing_high += 1
             elif isinstance(letter, Deliver):
                 self.batches.append(letter.batch.messages)
 
@@ -107,6 +110,32 @@ async def test_nothing_is_claimed_without_room(pool):
     assert len({message.id for message in claims.claimed}) == 6
 
 
+async def test_room_kept_for_high_mail_is_there_when_it_comes(pool):
+    """Bulk has taken all the other room; the code is claimed at once all the same."""
+    await put(pool, *(f"u{number}@a.example" for number in range(20)), priority="bulk")
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Room(9, kept=4))
+        await claims.get(5)
+        await claims.rest()
+        assert len(claims.claimed) == 5
+        await put(pool, "code@b.example", priority="high")
+        claims.box.send_nowait(Wake(reason="high"))
+        await claims.get(6)
+        await claims.rest()
+    assert claims.claimed[5].recipient == "code@b.example"
+    assert len(claims.claimed) == 6
+
+
+async def test_who_waits_for_high_mail_hears_that_there_is_none(pool):
+    """Another node has taken it, or its destination is in trouble."""
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Room(8))
+        claims.box.send_nowait(Wake(reason="high"))
+        while not claims.nothing_high:
+            await trio.sleep(0.002)
+        assert not claims.claimed
+
+
 async def test_a_full_batch_is_followed_by_the_next_at_once(pool):
     """What one claim cannot hold is claimed by the next, without another reason."""
     await put(pool, *(f"u{number}@a.example" for number in range(1200)))
@@ -167,19 +196,21 @@ async def test_the_sweep_finds_what_nobody_announced(pool):
             await claims.get(1)
 
 
-async def test_what_was_queued_here_is_announced_to_other_nodes(pool):
-    """Many letters are one notification, soon afterwards."""
+@pytest.mark.parametrize("priority", [0, 1])
+async def test_what_was_queued_here_is_announced_to_other_nodes(pool, priority):
+    """Many letters are one notification, soon afterwards; one of high mail says so."""
     heard = []
+    strip = Strip(1, priority, datetime.now(UTC), "a.example")
     async with pool.connection() as conn:
         await conn.execute("LISTEN relay_outbound")
         async with claiming(pool) as claims:
             for _ in range(20):
-                claims.box.send_nowait(Due((), announce=True))
+                claims.box.send_nowait(Due((strip,), announce=True))
             await claims.rest()
         async for notification in conn.notifies(timeout=0.2):
-            heard.append(notification.channel)
+            heard.append((notification.channel, notification.payload))
         await conn.execute("UNLISTEN *")
-    assert heard == ["relay_outbound"]
+    assert heard == [("relay_outbound", "" if priority else "high")]
 
 
 async def test_a_lane_before_a_shut_gate_is_left_alone(pool):

@@ -1,5 +1,8 @@
 """The control actor under a real supervisor: start, restart by crash, hand-over to the writer."""
 
+from collections.abc import Mapping
+from uuid import UUID
+
 import httpx
 import pytest
 import trio
@@ -7,7 +10,7 @@ import trio
 from actors.control import _Acceptor
 from actors.letters import Accept, Accepted
 from relay.db.pool import Pool
-from relay.errors import DatabaseUnavailable
+from relay.errors import DatabaseUnavailable, OverQuota
 from relay.mailboxes.accept import message_id
 from supervisor import Mailbox
 from tests.http.conftest import open_house
@@ -44,10 +47,16 @@ class _Writer(Mailbox[Accept]):
         letter.reply.settle(self._outcome)
 
 
-async def test_mail_for_the_writer_is_stored_or_a_temporary_failure():
+async def test_mail_for_the_writer_is_stored_or_a_temporary_failure(pool: Pool):
     """What the writer says becomes the answer: the ids by address, or try again."""
     wanted = message_id()
-    stored = await _Acceptor(_Writer(Accepted({"a@b": wanted}))).accept("", [(wanted, "a@b")], b"x")
+
+    async def accept(outcome: Accepted) -> Mapping[str, UUID]:
+        return await _Acceptor(_Writer(outcome), pool).accept("", [(wanted, "a@b")], b"x")
+
+    stored = await accept(Accepted({"a@b": wanted}))
     assert stored == {"a@b": wanted}
     with pytest.raises(DatabaseUnavailable):
-        await _Acceptor(_Writer(Accepted({}, "no database"))).accept("", [(wanted, "a@b")], b"x")
+        await accept(Accepted({}, "no database"))
+    with pytest.raises(OverQuota):
+        await accept(Accepted({}, full=frozenset({"a@b"})))

@@ -19,7 +19,7 @@ from relay.devices.noise import KeyPair
 from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
 from relay.errors import ConfigError
-from relay.metrics import render
+from relay.metrics import registry, render
 from supervisor import ChildSpec, Mailbox, NotRunning, Supervisor, SupervisorSpec
 from tests.devices import peer as wire
 from tests.devices.peer import Peer, key_pair
@@ -206,6 +206,24 @@ async def test_the_store_comes_and_goes_under_open_sessions(tmp_path):
         acknowledged = [answer for answer in answers if answer.kind == wire.ACK]
         assert found[0] == b"before"
         assert len(acknowledged) <= len(found) - 1 <= len(answers)
+
+
+def waiting() -> float:
+    """Calls that wait for the store, as the metric counts them."""
+    return registry.get_sample_value("relay_devices_store_waiting", {"store": "sqlite"}) or 0.0
+
+
+async def test_what_waits_for_the_store_is_counted(tmp_path):
+    """While hundreds of puts are open the metric says so, and some time later that none is."""
+    _, public = key_pair()
+    async with house(tmp_path) as here:
+        async with trio.open_nursery() as nursery:
+            for _ in range(600):
+                nursery.start_soon(here.store.put, public, b"x")
+            while waiting() < 2:  # the keeper has one call at a time
+                await trio.lowlevel.checkpoint()
+        while waiting() > 0:
+            await trio.lowlevel.checkpoint()
 
 
 async def test_the_keeper_reaps_when_told(tmp_path):

@@ -38,27 +38,30 @@ async def test_paused_it_refuses_new_sessions_and_finishes_open_ones(pool):
 
 
 async def test_draining_ends_the_idle_and_lets_the_busy_finish(pool):
-    """An idle session hears 421 4.3.2 at once; a DATA that is arriving may finish and is answered;
-    a transaction that has begun may go on to its end."""
+    """A DATA that is arriving may finish and is answered; all others hear 421 4.3.2 at once: who
+    said nothing yet, who began a mail, who named a recipient, who is in the middle of a command."""
     async with serving(pool) as service:
         bob = await service.mailbox()
-        async with service.client() as idle, service.client() as busy, service.client() as begun:
+        async with (
+            service.client() as idle,
+            service.client() as begun,
+            service.client() as named,
+            service.client() as typing,
+            service.client() as busy,
+        ):
             await busy.begin(bob)
             await busy.send(b"one\r\n")
-            assert (await begun.ask("MAIL FROM:<c@d.example>"))[:3] == "250"
+            for client in (begun, named):
+                assert (await client.ask("MAIL FROM:<c@d.example>"))[:3] == "250"
+            assert (await named.ask(f"RCPT TO:<{bob}>"))[:3] == "250"
+            await typing.send(b"MAIL FROM:<c@d.exam")
             service.supervisor.shutdown()
-            assert [reply[:9] for reply in await idle.replies()] == ["421 4.3.2"]
-            assert (await begun.ask(f"RCPT TO:<{bob}>"))[:3] == "250"
-            assert (await begun.ask("DATA"))[:3] == "354"
+            for client in (idle, begun, named, typing):
+                assert [reply[:9] for reply in await client.replies()] == ["421 4.3.2"]
             await trio.sleep(0.2)  # real time, in which the message goes on arriving
             assert (await busy.ask(b"two\r\n."))[:3] == "250"
-            assert (await begun.ask(b"three\r\n."))[:3] == "250"
-            for client in (busy, begun):
-                assert [reply[:9] for reply in await client.replies()] == ["421 4.3.2"]
-        assert sorted(raw for _, _, raw in await service.stored()) == [
-            b"one\r\ntwo\r\n",
-            b"three\r\n",
-        ]
+            assert [reply[:9] for reply in await busy.replies()] == ["421 4.3.2"]
+        assert [raw for _, _, raw in await service.stored()] == [b"one\r\ntwo\r\n"]
 
 
 async def test_a_drain_that_takes_too_long_says_so(pool):
@@ -126,6 +129,36 @@ async def test_a_database_that_is_away_is_451_and_comes_back():
         await pool.close()
     finally:
         cluster.remove()
+
+
+async def test_a_full_mailbox_is_452_and_takes_mail_again_when_something_went(pool):
+    """452 4.2.2 at RCPT, and at the dot of a large message whose mailboxes filled up meanwhile."""
+    await pool.execute("UPDATE relay.plans SET max_messages = 2 WHERE name = 'free'")
+    async with serving(pool) as service:
+        bob, eve = await service.mailbox(), await service.mailbox("eve@relay.localhost")
+        async with service.client() as client, service.client() as other:
+            await other.begin(bob)
+            for _ in range(2):
+                assert (await client.deliver(b"x\r\n", bob))[:3] == "250"
+            assert (await client.ask("MAIL FROM:<a@b.example>"))[:3] == "250"
+            assert (await client.ask(f"RCPT TO:<{bob}>"))[:9] == "452 4.2.2"
+            assert (await client.ask(f"RCPT TO:<{eve}>"))[:3] == "250"
+            assert (await other.ask(b"let in before\r\n."))[:3] == "250"
+            await other.begin(eve)  # another transaction of the same mailboxes …
+            assert (await client.ask(f"RCPT TO:<{bob}>"))[:9] == "452 4.2.2"
+            await pool.execute("DELETE FROM relay.messages")
+            assert (await client.ask(f"RCPT TO:<{bob}>"))[:3] == "250"
+            for _ in range(2):
+                await service.pool.execute(
+                    "INSERT INTO relay.messages (mailbox_id, raw_email)"
+                    " SELECT id, 'x' FROM relay.mailboxes"
+                )
+            # … which is full by now: a large message is asked for at the last moment,
+            lines = b"x" * 998 + b"\r\n"
+            assert (await other.ask(lines * 300 + b"."))[:9] == "452 4.2.2"
+            # a small one that was let in is stored.
+            assert (await client.ask("DATA"))[:3] == "354"
+            assert (await client.ask(b"small\r\n."))[:3] == "250"
 
 
 async def test_a_peer_that_leaves_before_its_reply_has_left_its_message(pool):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
+from uuid import uuid4
 
 import pytest
 import trio
@@ -11,6 +13,8 @@ from cryptography.fernet import Fernet
 
 from relay.crypto import Vault
 from relay.db.pool import Pool
+from relay.lifecycle.budget import Budget
+from relay.lifecycle.purse import lease
 from relay.outbound.enqueue import NOBODY
 from relay.outbound.rates import Rates
 from relay.outbound.senders import Senders
@@ -100,7 +104,7 @@ async def test_no_more_at_once_than_the_caps_allow(pool: Pool):
         return None
 
     await put(pool, *to("one.example", 40))
-    await put(pool, *to("two.example", 40))
+    await put(pool, *to("two.example", 40), owner=uuid4())  # one alone leaves room for others
     async with (
         running_sink(script) as sink,
         running_outbound(
@@ -150,3 +154,35 @@ async def test_a_destination_that_throttles_is_slowed_by_itself_and_recovers(
         await sink.gets(260)
         for message in await outbound.pool.fetch("SELECT status FROM relay.outbound_log"):
             assert message == ("sent",)
+
+
+async def test_a_budget_may_cover_all_mail(pool: Pool):
+    """What is saved goes out and no more, on two nodes together; what they did not need is kept."""
+    budget = Budget(monthly=3.0, per_thousand=1.0)  # 3,000 a month: one in quarter of an hour
+    await pool.execute("UPDATE relay.token_budget SET at = now(), letters = 7, spent = 40")
+    await put(pool, *to("x.example", 12), *to("y.example", 12))
+    async with running_sink() as sink, AsyncExitStack() as nodes:
+        for _ in range(2):
+            rates = Rates(pool, budget=partial(lease, pool, budget))
+            await nodes.enter_async_context(running_outbound(pool, sink.url, rates=rates))
+        await sink.gets(7)
+        left = await pool.fetch_row("SELECT floor(letters), spent FROM relay.token_budget")
+        assert left == (0, 47)
+        waiting = "SELECT count(*) FROM relay.outbound_due WHERE node IS NULL"
+        assert await pool.fetch_value(waiting) == 17
+    assert len(sink.received) == 7
+
+
+async def test_what_a_lease_did_not_need_is_put_back(pool: Pool):
+    """The next lease returns it; into a new month nothing is carried over."""
+    budget = Budget(monthly=3.0, per_thousand=1.0)
+    await pool.execute("UPDATE relay.token_budget SET at = now(), letters = 20, spent = 40")
+    assert (await lease(pool, budget, 8, 0)).granted == 8
+    assert (await lease(pool, budget, 8, 7)).granted == 8
+    state = "SELECT floor(letters), spent FROM relay.token_budget"
+    assert await pool.fetch_row(state) == (11, 49)
+    await pool.execute("UPDATE relay.token_budget SET at = now() - interval '40 days'")
+    granted = await lease(pool, budget, 100_000, 5)
+    row = await pool.fetch_row(state)
+    assert row == (0, granted.granted)
+    assert granted.wait > 0

@@ -2,10 +2,13 @@
 
 from uuid import UUID, uuid4
 
+import trio
+
 from actors import reaper
 from actors.letters import SweepNow
 from relay.db import leases
 from relay.db.pool import Pool
+from relay.mailboxes.store import Store
 from relay.outbound.queue import Queue
 from tests.actors.running import becomes, make_mailbox, running, undisturbed
 from tests.outbound.node import Node, lose, put, status
@@ -52,6 +55,21 @@ async def test_retention_counts_from_the_close(pool):
     assert await reaper.Reaper(pool, retention=3600).round(undisturbed())
     assert await pool.fetch_value(MAILBOXES) == 1
     assert await reaper.Reaper(pool, retention=0).round(undisturbed())
+    assert await pool.fetch_value(MAILBOXES) == 0
+
+
+async def test_a_purge_that_broke_off_is_finished(pool):
+    """A mailbox closed at the beginning of time goes whatever the retention."""
+    mailbox = await make_mailbox(pool, 3600)
+    await _fill(pool, mailbox, 3)
+    async with pool.transaction() as busy:
+        # The purge closes the mailbox, and is cut off while it waits for a message.
+        await busy.execute("SELECT FROM relay.messages FOR UPDATE")
+        with trio.move_on_after(0.5) as cut:
+            await Store(pool, ["relay.localhost"]).purge(mailbox)
+        assert cut.cancelled_caught
+    assert await pool.fetch_value(MAILBOXES) == 1
+    assert await reaper.Reaper(pool, retention=86400 * 365).round(undisturbed())
     assert await pool.fetch_value(MAILBOXES) == 0
 
 

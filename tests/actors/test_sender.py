@@ -3,18 +3,19 @@
 import threading
 from itertools import pairwise
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import trio
 
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.metrics import registry
 from relay.outbound.enqueue import Attachment, Message, Recipient, enqueue
 from relay.outbound.queue import Queue
 from tests.actors.running import make_mailbox
 from tests.outbound.node import put
-from tests.outbound.running import running_outbound
+from tests.outbound.running import Outbound, running_outbound
 from tests.outbound.sink import HangUp, Script, Session, running_sink
 
 
@@ -55,6 +56,53 @@ async def test_delivers_and_records(pool):
         ("dot", 250),
     ]
     assert sink.sessions[0].said[-1] == "QUIT"
+
+
+async def test_an_outcome_that_the_database_refuses_is_counted_and_holds_up_no_other(pool):
+    """Somebody's own constraint refuses one outcome: the rest of its batch is recorded."""
+    await pool.execute("ALTER TABLE relay.outbound_log ADD CONSTRAINT whim CHECK (code <> 554)")
+    counted = "relay_outbound_unrecordable_total"
+    before = registry.get_sample_value(counted) or 0.0
+    script = answering("dot", b"554 5.7.1 no\r\n", "odd@example.net")
+    async with running_sink(script) as sink, running_outbound(pool, sink.url) as outbound:
+        _, *others = await ids(pool, "odd@example.net", "a@example.net", "b@example.net")
+        outbound.wake()
+        for other in others:
+            await outbound.becomes(other, "sent")
+        with trio.fail_after(20):
+            while (registry.get_sample_value(counted) or 0.0) != before + 1:
+                await trio.sleep(0.01)
+
+
+async def test_what_hangs_of_one_owner_stops_no_high_mail_of_others(pool):
+    """Whatever the destinations at which one owner's mail of high priority hangs.
+
+    As long as it leaves room to claim: twelve messages here, eight to deliver and four ahead.
+    """
+    released = trio.Event()
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "RCPT" and "mallory" in line:
+            await released.wait()
+        return None
+
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, concurrency=8, route_connections=8) as outbound,
+    ):
+        addresses = [f"u@h{number}.mallory.example" for number in range(10)]
+        mallory = await ids(pool, *addresses, owner=uuid4(), priority="high")
+        outbound.wake()
+        while sum("RCPT" in session.said for session in sink.sessions) < 7:
+            await trio.sleep(0.005)
+        for number in range(3):
+            (code,) = await ids(pool, f"a@bank{number}.example", owner=uuid4(), priority="high")
+            outbound.wake()
+            await outbound.becomes(code, "sent", 1)
+        assert not any("mallory" in mail.recipient for mail in sink.received)
+        released.set()
+        for each in mallory:
+            await outbound.becomes(each, "sent")
 
 
 async def test_keeps_connections(pool):
@@ -464,10 +512,10 @@ async def test_what_the_reaper_freed_before_it_was_recorded_is_not_sent_again(po
     back = False
     finalise = Queue.finalise
 
-    async def away(self, outcomes):
+    async def away(self, outcomes, **how):
         if not back:
             raise DatabaseUnavailable("away")
-        return await finalise(self, outcomes)
+        return await finalise(self, outcomes, **how)
 
     monkeypatch.setattr(Queue, "finalise", away)
     async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
@@ -495,15 +543,21 @@ async def test_what_the_reaper_freed_before_it_was_recorded_is_not_sent_again(po
 async def test_draining_finishes_what_has_begun_and_gives_back_the_rest(pool):
     """At a stop the message on the wire is finished, those that wait are queued unchanged."""
     begun = trio.Event()
+    pair: list[Outbound] = []
 
     async def script(session: Session, verb: str, line: str) -> bytes | None:
         if verb == "dot":
             begun.set()
-            await trio.sleep(0.2)  # the supervisor drains meanwhile
+            with trio.fail_after(20):  # answered once the sender is told to end
+                while ("sender", "draining") not in [
+                    (child.name, str(child.state)) for child in pair[0].supervisor.tree().children
+                ]:
+                    await trio.sleep(0.01)
         return None
 
     async with running_sink(script) as sink:
         async with running_outbound(pool, sink.url, concurrency=1) as outbound:
+            pair.append(outbound)
             first = await ids(pool, "a@example.net", "b@example.net", "c@example.net")
             outbound.wake()
             await begun.wait()

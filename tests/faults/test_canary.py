@@ -3,7 +3,8 @@
 A canary address, subject, name, user, password and tokens go in by SMTP, HTTP and SQL; mail goes
 out to upstreams that repeat all of it in every refusal there is, into the loop, and to webhooks.
 None of it may come out in a log line, a metric, an error, an event or an answer, but for what an
-owner reads of his own messages: recipient and subject.
+owner reads of his own messages: recipient and subject.  The canary's local part is no plain word,
+as one is a word wherever it does not stand as an address would (tests/test_redact.py).
 """
 
 from __future__ import annotations

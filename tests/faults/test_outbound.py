@@ -267,8 +267,8 @@ async def test_a_finalise_that_is_repeated_changes_nothing(pool):
         queue: Any = outbound.queue
         finalise, failures = queue.finalise, iter([True, True])
 
-        async def losing_the_answer(outcomes: Any) -> Any:
-            recorded = await finalise(outcomes)
+        async def losing_the_answer(outcomes: Any, **options: Any) -> Any:
+            recorded = await finalise(outcomes, **options)
             if outcomes and next(failures, None):
                 raise DatabaseUnavailable("the answer was lost")
             return recorded

@@ -56,6 +56,7 @@ async def put(
     owner: UUID = NOBODY,
     priority: str = "normal",
     send_at: datetime | None = None,
+    not_after: datetime | None = None,
     hold_unknown: bool = False,
     key: str | None = None,
     key_hash: bytes | None = None,
@@ -69,6 +70,7 @@ async def put(
         owner=owner,
         priority=priority,
         send_at=send_at,
+        not_after=not_after,
         hold_unknown=hold_unknown,
     )
     return (await enqueue(pool, [message], key=key, key_hash=key_hash)).messages

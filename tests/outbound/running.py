@@ -11,9 +11,10 @@ import trio
 from cryptography.fernet import Fernet
 
 from actors import claimer, sender, writer
-from actors.letters import Due
+from actors.letters import Due, Wake
 from relay.crypto import Vault
 from relay.db.pool import Pool
+from relay.outbound.enqueue import FLUSH
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import Strip
 from relay.outbound.queue import Queue
@@ -39,6 +40,10 @@ class Outbound:
     def wake(self, *strips: Strip) -> None:
         """Say that something is due."""
         self.claimer.send_nowait(Due(strips))
+
+    def flush(self) -> None:
+        """Say that an operator flushed the queue, as the listener does."""
+        self.claimer.send_nowait(Wake(None, FLUSH))
 
     async def row(self, message_id: UUID) -> tuple[Any, ...]:
         """Status, attempts, seconds to the next attempt and error of a message."""

@@ -176,6 +176,19 @@ FIELDS = (
 )
 
 
+@pytest.mark.parametrize("local", ['"a>b"', '"a<b"', '"a\\>b"', '"> SIZE=1 <"'])
+def test_an_angle_bracket_in_quotes_is_refused(local: str):
+    """A server that does not read quotes would find the end of the path in it."""
+    address = f"{local}@example.org"
+    for message in (
+        replace(PLAIN, sender=address),
+        replace(PLAIN, to=(address,)),
+        replace(PLAIN, to=(f"Ada <{address}>",)),
+    ):
+        with pytest.raises(MalformedMessage):
+            compose(message)
+
+
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("bad", INJECTIONS)
 def test_line_breaks_and_controls_are_refused_in_every_field(field, bad: str):

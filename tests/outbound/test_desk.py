@@ -85,6 +85,34 @@ async def test_retry_while_it_is_queued_is_forbidden(node: Node, desk: Desk):
         await desk.retry(queued.id)
 
 
+async def test_what_is_held_before_its_time_keeps_it(node: Node, desk: Desk):
+    """Queued again it is scheduled as before; a time that has passed meanwhile is now."""
+    at = datetime.now(UTC) + timedelta(days=365)
+    (later,) = await put(node.pool, "a@x.example", send_at=at)
+    (soon,) = await put(node.pool, "b@x.example")
+    for queued in (later, soon):
+        assert await desk.hold(queued.id) is State.HELD
+        assert await desk.retry(queued.id) is State.QUEUED
+    row = await desk.show(later.id)
+    assert row is not None
+    assert row["next_retry_at"] == at
+    assert [message.recipient for message in await node.claim()] == ["b@x.example"]
+    with pytest.raises(Forbidden):
+        await desk.retry(later.id)
+
+
+async def test_what_is_held_after_an_attempt_is_due_at_once_when_queued_again(
+    node: Node, desk: Desk
+):
+    """Its time was that of the back-off, which a retry by hand ends."""
+    (queued,) = await put(node.pool, "a@x.example")
+    (first,) = await node.claim()
+    await node.finish([first], Cause.DEFERRED, phase="rcpt", code=450, delay=3600.0)
+    assert await desk.hold(queued.id) is State.HELD
+    assert await desk.retry(queued.id) is State.QUEUED
+    assert [message.attempt for message in await node.claim()] == [2]
+
+
 async def test_to_a_stranger_a_message_is_not_there(node: Node, desk: Desk):
     """Not to look at, not to touch; to its owner it is."""
     mine, yours = uuid4(), uuid4()

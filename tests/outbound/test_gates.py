@@ -67,6 +67,17 @@ def test_no_pause_exceeds_ten_units(answers, unit):
         assert one.wait(now) <= LONGEST_PAUSE * unit * 1.01 + unit / 16
 
 
+def test_a_destination_that_hangs_is_narrowed_and_not_struck():
+    """It gets fewer at once, at once; each that ends well widens it."""
+    one = gate(8)
+    one.narrow(4, 0.0)
+    one.narrow(6, 0.0)
+    assert (one.room(0.0), one.strikes) == (4, 0)
+    for _ in range(4):
+        one.good()
+    assert one.gone
+
+
 def test_gates_stand_before_the_lanes_that_met_them_only():
     """An unknown lane may have anything; one whose gate is gone, too."""
     gates = Gates(4, 1.0, random.Random(1))

@@ -97,6 +97,19 @@ def test_room_that_a_limited_high_lane_cannot_use_goes_to_normal():
     assert {ask.lane: ask.limit for ask in plan} == {1: 5, 2: 95}
 
 
+def test_room_kept_for_high_is_filled_by_nothing_else():
+    """Bulk gets what is beyond it; high gets all, less what the others are guaranteed."""
+    book = book_of((1, 2))
+    assert [ask.limit for ask in book.plan(30, T0, kept=20)] == [10]
+    assert book.plan(20, T0, kept=20) == []
+    book.wake(2, 0, T0, "d2.example")
+    served = serve(book, 100, 20, kept=20)
+    assert served[2, 0] >= 100 * 18
+    assert served[1, 2] >= 100 * 20 // 20 - 1
+    some = book.plan(40, T0, kept=20, allowance=lambda lane, _: 5 if lane == 2 else 10**6)
+    assert sum(ask.limit for ask in some if ask.lane == 1) <= 20
+
+
 def test_the_floor_follows_what_was_claimed_and_a_short_claim_ends_the_strip():
     """The next claim begins where the last one ended; an empty strip is not asked for again."""
     book = book_of((1, 1))

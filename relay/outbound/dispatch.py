@@ -1,0 +1,573 @@
+"""Which held message is begun next, and over how many connections: lines, priorities, places.
+
+A line is what waits for one route.  A place is the right to be delivering; there are so many in
+all (`RELAY_OUTBOUND__CONCURRENCY`), and a line has the width that it has earned.
+
+Promises
+- High goes before normal, normal before bulk; a lower priority that waits gets at least one
+  delivery in twenty.  Lines take turns, and so do the destinations of a line.
+- While others wait in its line, no destination gets more than half of the line's connections,
+  high mail included.
+- No owner's deliveries that hang take a line, whatever their priority and to however many
+  destinations.  One who has half of a line's connections does not get the last four of 32 when
+  others are there and the last two when not, for high mail the last two and the last one.  And one
+  whose stalled deliveries have half of them begins nothing more while mail of others waits.
+- Some places are kept.  Of 32, a destination that has half of its line already does not get the
+  last four, a line that has half of all not the last two, and the last is for high priority alone.
+  So what hangs cannot take all, as long as it is one destination or one route.
+- A line widens by one with each answer, and, where mail waits behind deliveries that do not end,
+  with time: it doubles after each `STILL` seconds in which nothing ended.  What hangs is neither
+  success nor failure.  Where a gate holds the route back nothing widens.
+- High mail has the right of way: from when it is known to be due until it is delivered, nothing
+  lower is begun, for at most `RightOfWay.MOST` seconds and half of the time.
+
+Fails: never.  As many deliveries to different destinations as one owner may have places, all of
+which hang and were begun at once, stop what is not of high priority until their deadlines.
+
+Pure: instants are handed in; what a job is, and where a line leads, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Hashable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from relay.outbound.lanes import GUARANTEE, PRIORITIES
+
+FIRST_WIDTH = 4
+"""Connections that a line begins with."""
+
+STILL = 0.15
+"""Seconds without an end of any delivery after which a line in which mail waits is widened."""
+
+_HIGH = 0
+_LEAST_SLOW, _MOST_SLOW = 0.25, 10.0  # s; when a delivery counts as stalled, whatever is usual
+_USUAL = 4  # times as long as usual is stalled
+
+
+class Job(Protocol):
+    """What is dispatched: `priority` is a position in `lanes.PRIORITIES`."""
+
+    priority: int
+    domain: str
+    owner: Hashable
+
+
+J = TypeVar("J", bound=Job)
+W = TypeVar("W")
+
+
+def kept(places: int) -> int:
+    """How many of so many places one destination may not have: an eighth.
+
+    Half of them one line may not have, and a quarter of them is for high priority alone.
+    """
+    return max(places // 8, 1) if places > 2 else 0
+
+
+def _half_of(count: int) -> int:
+    return (count + 1) // 2
+
+
+class Line(Generic[J, W]):
+    """What waits for one route (`way`), and how much of it is under way."""
+
+    __slots__ = (
+        "_begun",
+        "_busy",
+        "_owners",
+        "_passed",
+        "_wait_for",
+        "_waiting",
+        "coming",
+        "key",
+        "moved_at",
+        "ready",
+        "seconds",
+        "waits",
+        "way",
+        "width",
+        "workers",
+    )
+
+    def __init__(self, key: Hashable, way: W, width: int) -> None:
+        self.key = key
+        self.way = way
+        self.width = width
+        """Connections that it may have by what it has earned."""
+        self.workers = 0
+        self.waits = 0
+        """Jobs that wait."""
+        self.coming = 0
+        """Jobs that will be put in, and are being prepared."""
+        self.seconds = 0.0
+        """How long a delivery takes, as it was lately; 0: not known."""
+        self.moved_at = -math.inf
+        """When a delivery ended last, or the first began."""
+        self.ready = False  # stands in the round
+        self._waiting: tuple[OrderedDict[str, deque[J]], ...] = tuple(
+            OrderedDict() for _ in PRIORITIES
+        )
+        self._passed = [0] * len(PRIORITIES)  # how often others went before what waits
+        self._busy: dict[str, int] = {}
+        self._owners: dict[Hashable, int] = {}  # places that each has
+        self._wait_for: dict[Hashable, int] = {}  # jobs of each that wait
+        self._begun: dict[Place[J, W], float] = {}  # since when its job is begun; oldest first
+
+    def busy(self, domain: str) -> int:
+        """Places that a destination has."""
+        return self._busy.get(domain, 0)
+
+    def waiting(self, domain: str) -> int:
+        """Jobs that wait for a destination."""
+        return sum(len(strip[domain]) for strip in self._waiting if domain in strip)
+
+    def jobs(self, domain: str | None = None) -> Iterator[J]:
+        """What waits: all of it, or what is for one destination."""
+        for strip in self._waiting:
+            if domain is None:
+                for queue in strip.values():
+                    yield from queue
+            else:
+                yield from strip.get(domain, ())
+
+    @property
+    def urgent(self) -> bool:
+        """Whether high mail waits."""
+        return bool(self._waiting[_HIGH])
+
+    @property
+    def stalled_after(self) -> float:
+        """Seconds after which a delivery has lasted longer than they do here."""
+        return min(max(_USUAL * self.seconds, _LEAST_SLOW), _MOST_SLOW)
+
+    def took(self, seconds: float) -> None:
+        """A delivery was answered after so long."""
+        self.seconds += (seconds - self.seconds) / 8 if self.seconds else seconds
+
+    def _put(self, job: J, *, first: bool) -> None:
+        strip = self._waiting[job.priority]
+        queue = strip.get(job.domain)
+        if queue is None:
+            queue = strip[job.domain] = deque()
+        if first:
+            queue.appendleft(job)
+            strip.move_to_end(job.domain, last=False)
+        else:
+            queue.append(job)
+        self.waits += 1
+        _add(self._wait_for, job.owner, 1)
+
+    def _remove(self, domain: str | None) -> list[J]:
+        """Take out what waits, in whole or for one destination."""
+        found = list(self.jobs(domain))
+        for strip in self._waiting:
+            if domain is None:
+                strip.clear()
+            else:
+                strip.pop(domain, None)
+        self.waits -= len(found)
+        for job in found:
+            _add(self._wait_for, job.owner, -1)
+        return found
+
+    def _others_wait(self, domain: str) -> bool:
+        """Whether anything waits for another destination."""
+        return any(len(strip) > (domain in strip) for strip in self._waiting)
+
+    def _others_of_owner_wait(self, owner: Hashable) -> bool:
+        """Whether anything of another owner waits."""
+        return len(self._wait_for) > (owner in self._wait_for)
+
+    def _stalled(self, owner: Hashable, now: float) -> int:
+        """How many of an owner's deliveries have stalled."""
+        count, latest = 0, now - self.stalled_after
+        for place, began_at in self._begun.items():
+            if began_at > latest:
+                break  # the oldest come first: it costs nothing while nothing has stalled
+            count += place.owner == owner
+        return count
+
+    def _order(self) -> tuple[int, ...]:
+        """The priorities in the order of their claims to the next place."""
+        passed = self._passed
+        if passed[2] >= GUARANTEE - 1 and self._waiting[2]:
+            return (2, 0, 1)
+        if passed[1] >= GUARANTEE - 1 and self._waiting[1]:
+            return (1, 0, 2)
+        return (0, 1, 2)
+
+    def _pop(
+        self, priority: int, may: Callable[[str], bool], barred: Collection[Hashable]
+    ) -> J | None:
+        """Take the next job of a priority whose destination and owner may have a place."""
+        strip = self._waiting[priority]
+        for domain, queue in strip.items():
+            if not may(domain):
+                continue
+            if not barred:
+                job = queue.popleft()
+            else:
+                number = next((n for n, j in enumerate(queue) if j.owner not in barred), None)
+                if number is None:
+                    continue
+                job = queue[number]
+                del queue[number]
+            if queue:
+                strip.move_to_end(domain)
+            else:
+                del strip[domain]
+            self.waits -= 1
+            _add(self._wait_for, job.owner, -1)
+            passed = self._passed
+            passed[priority] = 0
+            for lower in range(priority + 1, len(passed)):
+                if self._waiting[lower]:
+                    passed[lower] += 1
+            return job
+        return None
+
+    def _count(self, domain: str, owner: Hashable, by: int) -> None:
+        _add(self._busy, domain, by)
+        _add(self._owners, owner, by)
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def _add(counts: dict[K, int], key: K, by: int) -> None:
+    left = counts.get(key, 0) + by
+    if left:
+        counts[key] = left
+    else:
+        del counts[key]
+
+
+class Place(Generic[J, W]):
+    """The right to be delivering: who has one may go on in its line, job after job."""
+
+    __slots__ = ("domain", "line", "owner")
+
+    def __init__(self, line: Line[J, W]) -> None:
+        self.line = line
+        self.domain: str | None = None
+        """The destination that it counts for: that of the job which comes next, once known."""
+        self.owner: Hashable = None
+        """The owner of that job."""
+
+
+class Dispatch(Generic[J, W]):
+    """The lines of one sender and its places."""
+
+    def __init__(
+        self,
+        places: int,
+        full: int,
+        right_of_way: RightOfWay,
+        bound: Callable[[Line[J, W]], int | None] = lambda _: None,
+    ) -> None:
+        """`places` in all, `full` of them through one line at most.
+
+        `bound(line)`: connections that a gate before the route lets through; None: there is none.
+        """
+        self.places = places
+        self.full = full
+        self.workers = 0
+        """Places that are taken."""
+        self.lines: dict[Hashable, Line[J, W]] = {}
+        self.right_of_way = right_of_way
+        self._of_destination = kept(full)
+        self._of_owner = kept(full)
+        self._of_line = kept(places) // 2
+        self._for_high = kept(places) // 4
+        self._bound = bound
+        self._round: deque[Line[J, W]] = deque()  # lines in which something waits, in turn
+
+    # Lines ----------------------------------------------------------------------------------------
+
+    def add(self, key: Hashable, way: W, *, width: int = FIRST_WIDTH) -> Line[J, W]:
+        """Make the line of a route."""
+        line = self.lines[key] = Line(key, way, min(width, self.full))
+        return line
+
+    def forget(self, key: Hashable) -> bool:
+        """Drop a line, unless something of it is under way or waits."""
+        line = self.lines[key]
+        if line.workers or line.waits or line.coming:
+            return False
+        del self.lines[key]
+        return True
+
+    def put(self, line: Line[J, W], job: J) -> None:
+        """A job waits in its line."""
+        line._put(job, first=False)
+        self._join(line)
+
+    def remove(self, line: Line[J, W], domain: str | None = None) -> list[J]:
+        """Take out what waits in a line, or of it for one destination."""
+        return line._remove(domain)
+
+    def answered(self, line: Line[J, W], now: float) -> bool:
+        """A peer has answered, whatever it said.  True if the line is wider now."""
+        line.moved_at = now
+        if line.width >= self.full:
+            return False
+        line.width += 1
+        return True
+
+    def troubled(self, line: Line[J, W]) -> None:
+        """The route itself has failed: it begins as a new one does."""
+        line.width = min(FIRST_WIDTH, self.full)
+
+    def widen(self, now: float) -> bool:
+        """Widen the lines in which mail waits and nothing has ended lately; True if there were."""
+        found = False
+        for line in self._round:
+            if (
+                line.waits
+                and line.workers
+                and line.width < self.full
+                and now >= line.moved_at + STILL
+                and self._bound(line) is None
+            ):
+                line.width = min(2 * line.width, self.full)
+                line.moved_at = now
+                found = True
+        return found
+
+    def _join(self, line: Line[J, W]) -> None:
+        if not line.ready:
+            line.ready = True
+            self._round.append(line)
+
+    # Places ---------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[tuple[Place[J, W], J]]:
+        """Give places to what waits, line by line in turn, high mail first, as far as they go."""
+        started: list[tuple[Place[J, W], J]] = []
+        if not self._round:
+            return started
+        if any(line.urgent for line in self._round):
+            self._start(started, now, urgent=True)
+        if self.workers < self.places - self._for_high and not self.right_of_way.held(now):
+            self._start(started, now, urgent=False)
+        return started
+
+    def _start(self, started: list[tuple[Place[J, W], J]], now: float, *, urgent: bool) -> None:
+        stuck = 0
+        while self._round and self.workers < self.places and stuck < len(self._round):
+            line = self._round.popleft()
+            if not line.waits:
+                line.ready = False
+                continue
+            self._round.append(line)
+            job = self._pick(line, now, urgent=urgent)
+            if job is None:
+                stuck += 1
+                continue
+            stuck = 0
+            if not line.workers:
+                line.moved_at = now
+            line.workers += 1
+            self.workers += 1
+            place = Place(line)
+            self.counts_for(place, job)
+            line._begun[place] = now
+            started.append((place, job))
+
+    def next(self, place: Place[J, W], now: float) -> J | None:
+        """The job with which a place goes on after the one in hand; None: with none.
+
+        May be asked before the one in hand has ended: what is returned then comes next here.
+        """
+        line = place.line
+        if not line.waits:
+            return None
+        # As if it were free already.
+        line.workers -= 1
+        self.workers -= 1
+        domain, owner = place.domain, place.owner
+        self.counts_for(place, None)
+        job = None
+        if not (len(self._round) > 1 and self._wanted_elsewhere(line)):
+            job = self._pick(line, now, urgent=False)
+        line.workers += 1
+        self.workers += 1
+        self._set(place, *((domain, owner) if job is None else (job.domain, job.owner)))
+        if job is not None:
+            del line._begun[place]
+            line._begun[place] = now  # the last of them
+        return job
+
+    def put_back(self, place: Place[J, W], job: J, in_hand: J | None) -> None:
+        """A job that `next` gave to a place waits again, as the first.
+
+        `in_hand`: what the place counts for now, None once its job in hand has ended.
+        """
+        line = place.line
+        line._put(job, first=True)
+        self._join(line)
+        self.counts_for(place, in_hand)
+
+    def leave(self, place: Place[J, W]) -> None:
+        """A place is free."""
+        self.counts_for(place, None)
+        del place.line._begun[place]
+        place.line.workers -= 1
+        self.workers -= 1
+
+    def counts_for(self, place: Place[J, W], job: J | None) -> None:
+        """What was taken by `next` does not come: say what the place is for instead."""
+        if job is None:
+            self._set(place, None, None)
+        else:
+            self._set(place, job.domain, job.owner)
+
+    def _set(self, place: Place[J, W], domain: str | None, owner: Hashable) -> None:
+        if place.domain is not None:
+            place.line._count(place.domain, place.owner, -1)
+        if domain is not None:
+            place.line._count(domain, owner, 1)
+        place.domain, place.owner = domain, owner
+
+    def _wanted_elsewhere(self, line: Line[J, W]) -> bool:
+        """Whether the place that is about to be free is another line's by turn."""
+        if self.workers + 1 < self.places - self._for_high:
+            return False
+        if line.urgent:
+            return any(other.urgent for other in self._round if other is not line)
+        return True
+
+    def _pick(self, line: Line[J, W], now: float, *, urgent: bool) -> J | None:
+        """Take a job out of a line, if one may have one more place."""
+        bound = self._bound(line)
+        full = self.full if bound is None else min(self.full, bound)
+        if self.workers >= self.places or line.workers >= full:
+            return None
+        urgent = urgent or self.right_of_way.held(now)
+        for priority in (_HIGH,) if urgent else line._order():
+            if not line._waiting[priority]:
+                continue
+            barred = self._barred(line, full, now, priority)
+            if barred and line._wait_for.keys() <= barred:
+                continue
+            if priority == _HIGH:
+                # Beyond the width, too: places are kept for it.
+                width = line.width + kept(self.full)
+                job = None
+                if line.workers < width:
+                    job = line._pop(_HIGH, self._half(line, min(width, full)), barred)
+            else:
+                job = self._pick_lower(line, priority, full, barred)
+            if job is not None:
+                return job
+        return None
+
+    def _barred(self, line: Line[J, W], full: int, now: float, priority: int) -> set[Hashable]:
+        """The owners who get no more of a line's connections for mail of a priority now."""
+        barred: set[Hashable] = set()
+        if 2 * line.workers < full:
+            return barred
+        for owner, busy in line._owners.items():
+            if 2 * busy < full:
+                continue
+            others = line._others_of_owner_wait(owner)
+            spare = self._of_owner if others or len(line._owners) > 1 else _half_of(self._of_owner)
+            if priority == _HIGH:
+                spare = _half_of(spare)
+            kept_for_others = full == self.full and line.workers >= full - spare
+            if kept_for_others or (others and 2 * line._stalled(owner, now) >= full):
+                barred.add(owner)
+        return barred
+
+    def _pick_lower(
+        self, line: Line[J, W], priority: int, full: int, barred: Collection[Hashable]
+    ) -> J | None:
+        width = min(line.width, full)
+        if line.workers >= width:
+            return None
+        # Who has half already leaves room for others.
+        spare = self._of_line if 2 * line.workers >= self.places else self._for_high
+        if self.workers >= self.places - spare:
+            return None
+
+        return line._pop(priority, self._half(line, width), barred)
+
+    def _half(self, line: Line[J, W], width: int) -> Callable[[str], bool]:
+        """Whether a destination may have one more of so many connections."""
+
+        def may(domain: str) -> bool:
+            busy = line._busy.get(domain, 0)
+            if 2 * busy >= self.full and line.workers >= self.full - self._of_destination:
+                return False
+            return busy < max(width // 2, 1) or not line._others_wait(domain)
+
+        return may
+
+
+class RightOfWay:
+    """Whether what is not high has to wait, because something high is on its way.
+
+    It is held from when high mail is known to be due until it is delivered, no longer than `MOST`
+    seconds; then others go for at least as long as they were held up.
+    """
+
+    MOST = 0.25
+    """Seconds that the rest is held up at most."""
+
+    __slots__ = ("_began", "_expected", "_rests_until", "_under_way", "until")
+
+    def __init__(self) -> None:
+        self.until = -math.inf
+        """When the rest may go on at the latest."""
+        self._began = -math.inf
+        self._expected = False
+        self._rests_until = -math.inf
+        self._under_way: set[Hashable] = set()
+
+    def held(self, now: float) -> bool:
+        """Whether nothing lower may be begun."""
+        return now < self.until
+
+    def expect(self, now: float) -> None:
+        """High mail is being queued, or is due and being claimed."""
+        if self._hold(now):
+            self._expected = True
+
+    def nothing(self, now: float) -> bool:
+        """What was expected does not come.  True if the rest may go on."""
+        self._expected = False
+        return self._release(now)
+
+    def arrived(self, job: Hashable, now: float) -> None:
+        """A high job is in hand."""
+        if self._hold(now):
+            self._expected = False
+            self._under_way.add(job)
+
+    def ended(self, job: Hashable, now: float) -> bool:
+        """A high job has ended.  True if the rest may go on."""
+        self._under_way.discard(job)
+        return self._release(now)
+
+    def _hold(self, now: float) -> bool:
+        """Whether it is held now, from now on if need be."""
+        if now < self.until:
+            return True
+        if self.until > self._began:  # what was on its way took too long
+            self._rests_until = self.until + self.MOST
+            self._under_way.clear()
+        self._began = self.until = now
+        if now < self._rests_until:
+            return False
+        self.until = now + self.MOST
+        return True
+
+    def _release(self, now: float) -> bool:
+        if now >= self.until or self._expected or self._under_way:
+            return False
+        self._rests_until = now + (now - self._began)
+        self._began = self.until = now
+        return True

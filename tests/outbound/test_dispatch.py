@@ -1,0 +1,365 @@
+"""Dispatch: priorities, shares and widths, without a clock or a connection."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay.outbound.dispatch import STILL, Dispatch, Line, Place, RightOfWay
+
+HIGH, NORMAL, BULK = range(3)
+
+
+@dataclass(eq=False)
+class Mail:
+    """A job."""
+
+    domain: str
+    priority: int = NORMAL
+    number: int = 0
+    owner: Hashable = "one"
+
+
+Found = list[tuple[Place[Mail, None], Mail]]
+
+
+def dispatch(
+    places: int = 32, full: int = 32, *, width: int = 32, bound: int | None = None
+) -> tuple[Dispatch[Mail, None], Line[Mail, None]]:
+    """A dispatch with one line."""
+    one: Dispatch[Mail, None] = Dispatch(places, full, RightOfWay(), lambda _: bound)
+    return one, one.add("route", None, width=width)
+
+
+def put(
+    one: Dispatch[Mail, None], line: Line[Mail, None], count: int, domain: str, priority: int = 1
+) -> None:
+    """So many jobs for a destination; `#` in its name is their number."""
+    for number in range(count):
+        one.put(line, Mail(domain.replace("#", str(number)), priority, number))
+
+
+def domains(started: Found) -> Counter[str]:
+    """How many of each destination were begun."""
+    return Counter(job.domain for _, job in started)
+
+
+def test_a_route_begins_with_four():
+    """It has not shown yet what it can take."""
+    one, line = dispatch(width=4)
+    put(one, line, 20, "d#.example")
+    assert len(one.start(0.0)) == 4
+    assert one.start(0.0) == []
+
+
+def test_each_answer_widens_by_one():
+    """Whatever the answer says: who answers is there."""
+    one, line = dispatch(width=4)
+    put(one, line, 60, "d#.example")
+    one.start(0.0)
+    for _ in range(4):
+        assert one.answered(line, 0.0)
+    assert len(one.start(0.0)) == 4
+
+
+def test_a_line_behind_deliveries_that_hang_widens_with_time():
+    """It doubles with each spell in which nothing ended, up to what a route may have."""
+    one, line = dispatch(width=4)
+    put(one, line, 60, "d#.example")
+    taken = [len(one.start(0.0))]
+    for spell in range(1, 6):
+        assert not one.widen((spell - 0.1) * STILL)
+        one.widen((spell + 0.001) * STILL)
+        taken.append(len(one.start(spell * STILL)))
+    assert taken == [4, 4, 8, 14, 0, 0]  # the last two are kept
+
+
+def test_nothing_widens_with_time_while_something_ends_or_a_gate_is_there():
+    """Success widens what succeeds; a route in trouble opens by slow start alone."""
+    one, line = dispatch(width=4)
+    put(one, line, 60, "d#.example")
+    one.start(0.0)
+    one.answered(line, STILL)
+    assert not one.widen(STILL + 0.01)
+    one, line = dispatch(width=4, bound=2)
+    put(one, line, 60, "d#.example")
+    assert len(one.start(0.0)) == 2
+    assert not one.widen(9.0)
+
+
+def test_a_route_that_failed_begins_anew():
+    """What it had earned is gone."""
+    one, line = dispatch(width=32)
+    one.troubled(line)
+    put(one, line, 20, "d#.example")
+    assert len(one.start(0.0)) == 4
+
+
+def test_no_destination_has_more_than_half_while_others_wait():
+    """However much there is for it and however early that came."""
+    one, line = dispatch(width=16)
+    put(one, line, 50, "many.example")
+    put(one, line, 50, "few.example")
+    assert domains(one.start(0.0)) == {"many.example": 8, "few.example": 8}
+
+
+def test_a_destination_alone_leaves_room_for_others():
+    """What comes later finds places, also when all that was before hangs."""
+    one, line = dispatch()
+    put(one, line, 100, "hangs.example")
+    hanging = one.start(0.0)
+    assert len(hanging) == 28
+    put(one, line, 30, "d#.example")
+    others = one.start(0.0)
+    assert len(others) == 2
+    done = 0
+    while others:
+        place, job = others.pop()
+        assert job.domain != "hangs.example"
+        done += 1
+        following = one.next(place, 0.0)
+        if following is not None:
+            others.append((place, following))
+    assert done == 30
+
+
+def test_a_line_alone_leaves_room_for_other_lines():
+    """A route that hangs is no other route's trouble."""
+    one, line = dispatch()
+    put(one, line, 100, "d#.example")
+    assert len(one.start(0.0)) == 30
+    other = one.add("other", None)
+    put(one, other, 10, "e#.example")
+    assert [place.line for place, _ in one.start(0.0)] == [other]
+
+
+def test_high_has_places_when_all_others_are_taken():
+    """And goes through a line that is full."""
+    one, line = dispatch(width=8)
+    put(one, line, 40, "d#.example", BULK)
+    assert len(one.start(0.0)) == 8
+    put(one, line, 6, "code.example", HIGH)
+    assert domains(one.start(0.0)) == {"code.example": 4}
+    one, line = dispatch()
+    other = one.add("other", None, width=32)
+    put(one, line, 100, "d#.example", BULK)
+    put(one, other, 100, "e#.example", NORMAL)
+    assert len(one.start(0.0)) == 31
+    put(one, line, 6, "code.example", HIGH)
+    assert domains(one.start(0.0)) == {"code.example": 1}
+
+
+def test_a_place_that_high_mail_had_does_not_go_on_with_bulk():
+    """Else the next code would find none."""
+    one, line = dispatch()
+    put(one, line, 100, "d#.example", BULK)
+    one.start(0.0)
+    put(one, line, 1, "code.example", HIGH)
+    ((place, _),) = one.start(0.0)
+    assert one.next(place, 0.0) is None
+    one.leave(place)
+    assert one.start(0.0) == []
+
+
+@given(st.integers(0, 400))
+@settings(deadline=None, max_examples=20)
+def test_high_goes_first_and_bulk_one_in_twenty(ahead: int):
+    """Whatever was there before."""
+    one, line = dispatch(1, 1, width=1)
+    put(one, line, 1000, "a.example", HIGH)
+    put(one, line, ahead + 60, "b.example", BULK)
+    ((place, job),) = one.start(0.0)
+    served = [job.priority]
+    while len(served) < 800:
+        following = one.next(place, 0.0)
+        assert following is not None
+        served.append(following.priority)
+    assert served[:19] == [HIGH] * 19
+    assert served.count(BULK) == 800 // 20
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=60), st.data())
+@settings(deadline=None, max_examples=60)
+def test_every_job_is_begun_once_and_every_place_is_counted(jobs, data):
+    """Whatever the order of ends, announcements and withdrawals."""
+    one, line = dispatch(6, 6, width=2)
+    for number, (domain, priority) in enumerate(jobs):
+        one.put(line, Mail(domain, priority, number))
+    begun: list[int] = []
+    under_way: list[tuple[Place[Mail, None], Mail]] = []
+    now = 0.0
+    while len(begun) < len(jobs):
+        now += STILL
+        for place, job in one.start(now):
+            begun.append(job.number)
+            under_way.append((place, job))
+        assert one.workers == line.workers == len(under_way) <= 6
+        assert sum(line.busy(domain) for domain in "abc") == len(under_way)
+        if not under_way:
+            continue
+        place, job = under_way.pop(data.draw(st.integers(0, len(under_way) - 1)))
+        following = one.next(place, now)
+        if following is not None and data.draw(st.booleans()):
+            one.put_back(place, following, job)
+            following = None
+        if following is None:
+            one.leave(place)
+        else:
+            begun.append(following.number)
+            under_way.append((place, following))
+        one.answered(line, now)
+    assert sorted(begun) == list(range(len(jobs)))
+
+
+def put_for(
+    one: Dispatch[Mail, None], line: Line[Mail, None], owner: str, count: int, domain: str
+) -> None:
+    """So many high jobs of an owner."""
+    for number in range(count):
+        one.put(line, Mail(domain.replace("#", str(number)), HIGH, number, owner))
+
+
+def owners(started: Found) -> Counter[Hashable]:
+    """How many of each owner were begun."""
+    return Counter(job.owner for _, job in started)
+
+
+def test_high_mail_keeps_to_its_destination_s_half():
+    """A destination that hangs does not take a line through its priority."""
+    one, line = dispatch()
+    put(one, line, 100, "hangs.example", HIGH)
+    assert len(one.start(0.0)) == 28
+    put(one, line, 100, "hangs.example", HIGH)
+    put(one, line, 2, "code.example", HIGH)
+    assert domains(one.start(0.0)) == {"code.example": 2}
+
+
+def test_no_owner_takes_a_line_whatever_the_priority_and_the_destinations():
+    """Places are kept for others, more of them when others are there, and high mail of one's own
+    finds one beside what is lower."""
+    one, line = dispatch()
+    put_for(one, line, "mallory", 60, "d#.example")
+    assert len(one.start(0.0)) == 31
+    put_for(one, line, "other", 3, "bank.example")
+    ((place, job),) = one.start(0.0)
+    done = 0
+    while job is not None:
+        assert job.owner == "other"
+        done += 1
+        following = one.next(place, 0.1)
+        if following is None:
+            break
+        job = following
+    assert done == 3
+    one, line = dispatch()
+    put_for(one, line, "other", 1, "bank.example")
+    put_for(one, line, "mallory", 60, "d#.example")
+    assert owners(one.start(0.0)) == {"other": 1, "mallory": 29}
+
+
+def test_an_owner_whose_deliveries_stall_gets_no_more_than_half_while_others_wait():
+    """What ends goes to others then, and to him again once nothing of theirs waits."""
+    one, line = dispatch()
+    put_for(one, line, "mallory", 16, "h#.example")
+    one.start(0.0)
+    put_for(one, line, "mallory", 40, "i#.example")
+    put_for(one, line, "other", 20, "d#.example")
+    others = one.start(line.stalled_after + 0.01)
+    assert owners(others) == {"other": 16}
+    begun = []
+    for place, _ in others:
+        following = one.next(place, line.stalled_after + 0.02)
+        begun.append(None if following is None else following.owner)
+        if following is None:
+            one.leave(place)
+    assert begun == ["other"] * 4 + [None] * 2 + ["mallory"] * 10
+
+
+def test_an_owner_alone_has_all_that_there_was_however_much_stalls():
+    """Nobody else is there to be kept a place for, but for the last."""
+    one, line = dispatch()
+    put_for(one, line, "one", 16, "h#.example")
+    one.start(0.0)
+    put_for(one, line, "one", 40, "i#.example")
+    assert len(one.start(9.0)) == 15
+    one, line = dispatch()
+    put(one, line, 60, "d#.example")
+    assert len(one.start(0.0)) == 30
+
+
+def test_lines_take_turns():
+    """The one with more mail has no more of the places."""
+    one, line = dispatch(8, 8)
+    other = one.add("other", None, width=8)
+    put(one, line, 100, "a#.example")
+    put(one, other, 100, "b#.example")
+    started = Counter(place.line.key for place, _ in one.start(0.0))
+    assert started == {"route": 4, "other": 4}
+
+
+def test_a_place_goes_on_in_its_line_unless_another_line_waits():
+    """Its connection is open."""
+    one, line = dispatch(1, 1, width=1)
+    put(one, line, 5, "a.example")
+    ((place, _),) = one.start(0.0)
+    assert one.next(place, 0.0) is not None
+    other = one.add("other", None, width=1)
+    put(one, other, 2, "b.example")
+    turns = []
+    for _ in range(4):
+        assert one.next(place, 0.0) is None
+        one.leave(place)
+        ((place, _),) = one.start(0.0)
+        turns.append(place.line.key)
+    assert turns == ["route", "other", "route", "other"]
+
+
+def test_what_stalls_is_known_by_what_is_usual():
+    """A quarter of a second where nothing is known, four times as long as usual where it is."""
+    _, line = dispatch()
+    assert line.stalled_after == 0.25
+    for _ in range(50):
+        line.took(1.0)
+    assert 3.9 < line.stalled_after <= 4.0
+
+
+def test_nothing_lower_is_begun_while_high_mail_comes():
+    """From when it is announced until it has ended; then the rest goes on."""
+    one, line = dispatch()
+    put(one, line, 50, "d#.example", BULK)
+    way = one.right_of_way
+    way.expect(0.0)
+    assert one.start(0.0) == []
+    one.put(line, Mail("code.example", HIGH))
+    way.arrived("code", 0.01)
+    ((place, job),) = one.start(0.01)
+    assert job.priority == HIGH
+    assert one.next(place, 0.02) is None
+    assert way.ended("code", 0.03)
+    assert len(one.start(0.03)) > 20
+
+
+def test_the_right_of_way_ends_by_itself_and_is_held_half_of_the_time_at_most():
+    """High mail that hangs, or comes without end, stops nobody else."""
+    way = RightOfWay()
+    most = RightOfWay.MOST
+    way.expect(0.0)
+    assert way.held(0.9 * most)
+    assert not way.held(1.01 * most)
+    way.expect(1.1 * most)  # within the rest
+    assert not way.held(1.1 * most)
+    way.expect(2.1 * most)
+    assert way.held(2.1 * most)
+    assert way.nothing(2.2 * most)
+    assert not way.held(2.2 * most)
+    held = 0
+    for step in range(1000):
+        now = 10 * most + step / 1000
+        way.arrived(step, now)
+        held += way.held(now)
+        way.ended(step, now + 0.0009)
+    assert held <= 520
