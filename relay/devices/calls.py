@@ -34,6 +34,7 @@ REFUSED = Counter(
     "relay_devices_refused_blobs", "Blobs that were not stored.", ["reason"], registry=registry
 )
 FULL, UNAVAILABLE = REFUSED.labels("full"), REFUSED.labels("unavailable")
+STORE_FULL = REFUSED.labels("store_full")
 
 
 class Call(Generic[T]):
@@ -80,12 +81,14 @@ class Call(Generic[T]):
 class Put(Call[Stored | None]):
     """A blob to be stored; answered with None where the inbox is full."""
 
-    __slots__ = ("envelope", "recipient")
+    __slots__ = ("envelope", "recipient", "ttl")
 
-    def __init__(self, recipient: bytes, envelope: bytes) -> None:
+    def __init__(self, recipient: bytes, envelope: bytes, ttl: float) -> None:
+        """`ttl` in seconds."""
         super().__init__()
         self.recipient = recipient
         self.envelope = envelope
+        self.ttl = ttl
 
 
 class Delete(Call[None]):

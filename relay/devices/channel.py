@@ -74,6 +74,14 @@ class Channel:
         self._pending = b""  # sealed, not yet the kernel's
         self._writing: trio.Event | None = None  # set when the task that writes has ended
 
+    @property
+    def host(self) -> str:
+        """The peer's address; empty when it has gone already."""
+        try:
+            return str(self.sock.getpeername()[0])
+        except (OSError, IndexError):  # the latter: a pair of sockets, as tests use
+            return ""
+
     async def accept(self, pattern: Pattern, key: KeyPair) -> bytes | None:
         """Shake hands as the holder of `key`; return the key that the peer has proven, if any."""
         handshake = Handshake(pattern, initiator=False, static=key)

@@ -32,24 +32,12 @@ class DeviceLimits:
     rescan_every: float = 300.0
     """How often an idle session looks into the store though nothing was announced."""
     max_push_sessions: int = 4096
-    """Connections on the push port; more are closed at once."""
+    """Connections on the push port, where there are file descriptors for so many."""
     max_receive_sessions: int = 50_000
     """Connections on the receive port, likewise."""
+    idle_patience: float = 2.0
+    """How long a push session may be idle before it gives its place to a newcomer without one."""
     linger: float = 2.0
     """How long a session that the relay ends waits for the peer to read the last frames."""
     drain: float = 10.0
     """How long pushes in hand may take to finish after SIGTERM."""
-
-    @classmethod
-    def fitting(cls, open_files: int) -> DeviceLimits:
-        """Return the limits of a process that may open so many files (below 0: any number).
-
-        Each session is one; a quarter stays for mail, HTTP and the database, which strangers on
-        these ports must not be able to starve.
-        """
-        if open_files < 0:
-            return cls()
-        return cls(
-            max_push_sessions=min(cls.max_push_sessions, open_files // 5),
-            max_receive_sessions=min(cls.max_receive_sessions, open_files * 11 // 20),
-        )

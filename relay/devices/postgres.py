@@ -7,8 +7,11 @@ How: calls of one kind that come while a transaction of that kind is under way s
 Puts as well as Deletes; each transaction is one call of a function.  New blobs are announced on
 the channel `CHANNEL` within it, to every node, this one included: one way for all.
 
+What all inboxes together hold is added up every ten seconds or so; between two sums a node reckons
+with what it has put since, and other nodes' Puts come on top.
+
 Fails: while the database is away each call is `StoreUnavailable`, after the pool's deadlines; the
-next one tries again.  A transaction whose answer was lost may have been committed.  Two that
+next one tries again.  A transaction in doubt (`relay.db.doubt`) may have been committed.  Two that
 deadlock all the same (by an operator's own SQL) are done again.
 """
 
@@ -23,18 +26,30 @@ from typing import Any, Generic, TypeVar
 import psycopg
 import trio
 
-from relay.db.arrays import bigints, byteas
+from relay.db.arrays import bigints, byteas, doubles
 from relay.db.listen import Hub
 from relay.db.pool import Pool
-from relay.devices.calls import COMMITTED, FULL, UNAVAILABLE, Call, Calls, Delete, Put, Relief
+from relay.devices.calls import (
+    COMMITTED,
+    FULL,
+    STORE_FULL,
+    UNAVAILABLE,
+    Call,
+    Calls,
+    Delete,
+    Put,
+    Relief,
+)
 from relay.devices.store import (
     MAX_BLOBS,
     MAX_BYTES,
+    OVERHEAD,
     Blob,
     Fullness,
     InboxFull,
     Missed,
     Stored,
+    StoreFull,
     StoreStatistics,
     StoreUnavailable,
     Wakeups,
@@ -58,7 +73,7 @@ _EXPIRE = 256  # blobs a transaction
 _TRIES = 3  # of a transaction that deadlocked
 _STOP_TIMEOUT = 5.0  # s
 _LOOK_AFTER, _LOOK_AT_MOST = 0.1, 2.0  # s, doubling
-_STATISTICS_EVERY = 10.0  # s; or a hundred times what they take
+_STATISTICS_EVERY = 10.0  # s; or a hundred times what they take, if that is more
 
 _C = TypeVar("_C", Put, Delete)
 
@@ -66,7 +81,8 @@ _C = TypeVar("_C", Put, Delete)
 class PostgresStore:
     """An `InboxStore` in the relay's own database.
 
-    `hub` is the one that the listener publishes to; `ttl` and `call_timeout` in seconds.
+    `hub` is the one that the listener publishes to; `ttl`, `call_timeout` and `statistics_every` in
+    seconds, `max_total` in bytes of all inboxes together (None: any number).
     """
 
     def __init__(
@@ -77,13 +93,19 @@ class PostgresStore:
         ttl: float,
         max_blobs: int = MAX_BLOBS,
         max_bytes: int = MAX_BYTES,
+        max_total: int | None = None,
         call_timeout: float = 25.0,  # the pool's own deadlines come first
+        statistics_every: float = _STATISTICS_EVERY,
     ) -> None:
         self._pool = pool
         self._hub = hub
         self._ttl = ttl
         self._max_blobs = max_blobs
         self._max_bytes = max_bytes
+        self._max_total = max_total
+        self._taken = 0  # bytes, as they were last added up
+        self._since = 0  # bytes put since that began
+        self._statistics_every = statistics_every
         self._call_timeout = call_timeout
         self._calls = Calls(timeout=call_timeout, most=_MOST_WAITING)
         self._readers = trio.CapacityLimiter(_READERS)
@@ -135,14 +157,20 @@ class PostgresStore:
 
     # The calls -----------------------------------------------------------------------------------
 
-    async def put(self, recipient: bytes, envelope: bytes) -> Stored:
-        """Make a blob durable.  `InboxFull`, `StoreUnavailable`."""
+    async def put(self, recipient: bytes, envelope: bytes, ttl: float | None = None) -> Stored:
+        """Make a blob durable.  `InboxFull`, `StoreFull`, `StoreUnavailable`."""
         checked_key(recipient)
+        seconds = self._ttl if ttl is None else min(ttl, self._ttl)
+        size = len(envelope) + OVERHEAD
+        if self._max_total is not None and self._taken + self._since + size > self._max_total:
+            STORE_FULL.inc()
+            raise StoreFull("all inboxes together hold all they may")
+        self._since += size
         try:
-            stored = await self._put(Put(recipient, envelope))
+            stored = await self._put(Put(recipient, envelope, seconds))
             if stored is None and self._relief.worth(recipient):
                 await self._read(_REAP, (recipient, _EXPIRE))
-                stored = await self._put(Put(recipient, envelope))
+                stored = await self._put(Put(recipient, envelope, seconds))
         except StoreUnavailable:
             UNAVAILABLE.inc()
             raise
@@ -228,10 +256,13 @@ class PostgresStore:
 
     async def _refresh(self) -> None:
         while True:
-            began = trio.current_time()
+            began, counted = trio.current_time(), self._since
             with suppress(StoreUnavailable):
-                self._statistics = await self._add_up()
-            await trio.sleep(max(_STATISTICS_EVERY, 100 * (trio.current_time() - began)))
+                self._statistics = found = await self._add_up()
+                self._taken = found.bytes + OVERHEAD * found.blobs
+                self._since -= counted
+            took = trio.current_time() - began
+            await trio.sleep(max(self._statistics_every, 100 * took))
 
     async def _add_up(self) -> StoreStatistics:
         """A walk over all inboxes."""
@@ -316,7 +347,7 @@ class PostgresStore:
             (
                 byteas([put.recipient for put in group]),
                 byteas([put.envelope for put in group]),
-                self._ttl,
+                doubles([put.ttl for put in group]),
                 self._max_blobs,
                 self._max_bytes,
             ),
@@ -329,8 +360,9 @@ class PostgresStore:
 
     async def _delete_group(self, group: list[Delete]) -> None:
         pairs = [(delete.recipient, number) for delete in group for number in delete.ids]
+        # The message in the log: what an earlier call in doubt deleted is gone for good, too.
         await self._pool.execute(
-            "SELECT relay.device_delete(%b, %b)",
+            "SELECT relay.device_delete(%b, %b), pg_logical_emit_message(true, 'relay', '')",
             (byteas([recipient for recipient, _ in pairs]), bigints([id_ for _, id_ in pairs])),
         )
         for delete in group:

@@ -33,6 +33,7 @@ from relay.devices.wire import (
     Refused,
     decode,
 )
+from relay.peers import peer_key
 
 Blob = tuple[bytes, bytes]
 """Recipient and envelope."""
@@ -41,14 +42,18 @@ Blob = tuple[bytes, bytes]
 class PushSession:
     """One session, after its handshake.  `run` in a task of its own."""
 
-    __slots__ = ("_busy", "_channel", "_draining", "_intake", "_limits", "_scope")
+    __slots__ = (
+        "_began", "_busy", "_channel", "_draining", "_intake", "_limits", "_scope", "_source",
+    )  # fmt: skip
 
     def __init__(self, channel: Channel, intake: Intake, limits: DeviceLimits) -> None:
         self._channel = channel
         self._intake = intake
+        self._source = peer_key(channel.host)
         self._limits = limits
         self._scope = trio.CancelScope()
         self._busy = self._draining = False
+        self._began = trio.current_time()
 
     def drain(self) -> None:
         """End when nothing is in hand, or half received, any more."""
@@ -59,6 +64,13 @@ class PushSession:
     @property
     def _free(self) -> bool:
         return not self._busy and not self._channel.mid_message
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when nothing has come and nothing is owed; None while something is."""
+        if not self._free:
+            return None
+        return max(self._began, self._scope.deadline - self._limits.push_idle)
 
     async def run(self) -> None:
         """Serve until the client has gone, is silent for too long, or breaks the protocol.
@@ -118,7 +130,7 @@ class PushSession:
         if kind != PUSH:
             raise self._intake.refused(Reason.MALFORMED)
         blob = body[:KEY_SIZE], body[KEY_SIZE:]
-        self._intake.admit(*blob)
+        self._intake.admit(*blob, self._source)
         return blob
 
     async def _put(self, blobs: list[tuple[int, Blob]], answers: list[bytes]) -> None:

@@ -2,8 +2,9 @@
 
 Promises
   * One peer's failure, of whatever kind, ends its own session and nothing else.
-  * A connection that has not shaken hands after `handshake` seconds is closed; those above the
-    caps are closed at once, which costs no task.
+  * A connection that has not shaken hands after `handshake` seconds is closed.
+  * Where a port is full, one that has not shaken hands, or a push session that is idle, gives way
+    to whoever comes (`relay.peers`); where none is, the newcomer is closed, which costs no task.
   * Out of file descriptors or memory, accepting waits for sessions to end.
   * `drain`: receive sessions end, push sessions answer what is in hand.
   * Nothing of who a peer is, address or key, reaches a log or a metric.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import math
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from relay.devices.receive import ReceiveSession, Roster
 from relay.devices.store import InboxStore
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.peers import Gate, Place, TurnedAway
 
 log = get_logger()
 
@@ -64,6 +67,26 @@ class SessionStatistics:
     bytes_in_hand: int
 
 
+class _Attended:
+    """A connection as its port's gate sees it."""
+
+    __slots__ = ("scope", "session")
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.session: PushSession | ReceiveSession | None = None  # once hands were shaken
+
+    def idle_since(self) -> float | None:
+        """A device that has proven its key stays; a pusher while something is in hand."""
+        if self.session is None:
+            return -math.inf
+        return self.session.idle_since if isinstance(self.session, PushSession) else None
+
+    def give_way(self) -> None:
+        """Another connection has the place."""
+        self.scope.cancel()
+
+
 class DeviceServer:
     """Push and receive sessions over sockets that the caller listens on."""
 
@@ -82,6 +105,13 @@ class DeviceServer:
         self._roster = Roster(self.limits)
         self._memory = Memory()
         self._open = dict.fromkeys(Kind, 0)
+        self._gates = {
+            kind: Gate(kind.value, cap, max(1, cap // 4), patience=self.limits.idle_patience)
+            for kind, cap in (
+                (Kind.PUSH, self.limits.max_push_sessions),
+                (Kind.RECEIVE, self.limits.max_receive_sessions),
+            )
+        }
         self._sessions: set[PushSession | ReceiveSession] = set()
         self._shaking: set[trio.CancelScope] = set()
         self._draining = False
@@ -109,16 +139,19 @@ class DeviceServer:
 
         `listener` listens and does not block.  While `paused` connections are closed at once.
         """
-        limits = self.limits
-        cap = limits.max_push_sessions if kind is Kind.PUSH else limits.max_receive_sessions
+        gate = self._gates[kind]
         while True:
-            for sock in await self._accept(listener):
-                if paused() or self._open[kind] >= cap:
+            for sock, host in await self._accept(listener):
+                place: Place | TurnedAway = TurnedAway.FULL
+                if not paused():
+                    place = gate.enter(host, trio.current_time())
+                if isinstance(place, TurnedAway):
                     sock.close()
                     _ENDED.labels(kind.value, "not_let_in").inc()
                 else:
                     self._open[kind] += 1
-                    nursery.start_soon(self._attend, kind, sock)
+                    place.guest = attended = _Attended()
+                    nursery.start_soon(self._attend, kind, sock, place, attended)
 
     def open(self) -> None:
         """Let sessions in (again): the opposite of `drain`."""
@@ -132,13 +165,13 @@ class DeviceServer:
         for session in tuple(self._sessions):
             session.drain()
 
-    async def _accept(self, listener: socket.socket) -> list[socket.socket]:
-        """Wait for connections and return them."""
+    async def _accept(self, listener: socket.socket) -> list[tuple[socket.socket, str]]:
+        """Wait for connections and return them, each with its peer's address."""
         await wait_readable(listener)
-        found: list[socket.socket] = []
+        found: list[tuple[socket.socket, str]] = []
         for _ in range(_ACCEPT_BURST):
             try:
-                sock, _address = listener.accept()
+                sock, address = listener.accept()
             except BlockingIOError:
                 break
             except OSError as error:
@@ -153,7 +186,7 @@ class DeviceServer:
             except OSError:
                 sock.close()
             else:
-                found.append(sock)
+                found.append((sock, str(address[0])))
         return found
 
     def _complain(self, error: OSError) -> None:
@@ -162,14 +195,19 @@ class DeviceServer:
             self._complained_at = now
             log.error("device.accept_failed", error=str(error))
 
-    async def _attend(self, kind: Kind, sock: socket.socket) -> None:
+    async def _attend(
+        self, kind: Kind, sock: socket.socket, place: Place, attended: _Attended
+    ) -> None:
         channel = Channel(sock, self._memory)
         how = "no_handshake"
         try:
-            peer = await self._shake_hands(kind, channel)
-            if peer is not None:
-                how = "ended"
-                await self._serve(kind, channel, peer)
+            with attended.scope:
+                peer = await self._shake_hands(kind, channel)
+                if peer is not None:
+                    how = "ended"
+                    await self._serve(kind, channel, peer, attended)
+            if attended.scope.cancelled_caught:
+                how = "gave_way"
         except* (Ended, HandshakeFailed):
             pass
         except* Undecryptable:
@@ -179,6 +217,7 @@ class DeviceServer:
             log.exception("device.session_failed", kind=kind.value)
         finally:
             channel.close()
+            place.leave()
             self._open[kind] -= 1
             _ENDED.labels(kind.value, how).inc()
 
@@ -192,12 +231,13 @@ class DeviceServer:
                 self._shaking.discard(scope)
         return None
 
-    async def _serve(self, kind: Kind, channel: Channel, peer: bytes) -> None:
+    async def _serve(self, kind: Kind, channel: Channel, peer: bytes, attended: _Attended) -> None:
         session: PushSession | ReceiveSession
         if kind is Kind.PUSH:
             session = PushSession(channel, self._intake, self.limits)
         else:
             session = ReceiveSession(channel, peer, self._store, self._roster, self.limits)
+        attended.session = session
         if self._draining:
             return
         self._sessions.add(session)

@@ -37,9 +37,21 @@ from typing import Any, TypeVar
 
 import trio
 
+from relay import children
 from relay.db.listen import Hub
-from relay.devices.calls import COMMITTED, FULL, UNAVAILABLE, Call, Calls, Delete, Put, Relief
+from relay.devices.calls import (
+    COMMITTED,
+    FULL,
+    STORE_FULL,
+    UNAVAILABLE,
+    Call,
+    Calls,
+    Delete,
+    Put,
+    Relief,
+)
 from relay.devices.sqlite_file import MOST_ROWS, InboxFile, Row
+from relay.devices.sqlite_file import STORE_FULL as NO_ROOM
 from relay.devices.store import (
     MAX_BLOBS,
     MAX_BYTES,
@@ -48,12 +60,14 @@ from relay.devices.store import (
     InboxFull,
     Missed,
     Stored,
+    StoreFull,
     StoreStatistics,
     StoreUnavailable,
     Wakeups,
     checked_key,
 )
 from relay.log import get_logger
+from relay.storage import AMPLE, Space
 
 log = get_logger()
 
@@ -95,7 +109,9 @@ class _Work(Call[T]):
 class SqliteStore:
     """An `InboxStore` in the file `path`.  May be built before Trio runs; nothing is opened.
 
-    `ttl` and `call_timeout` in seconds; `clock` gives Unix seconds.
+    `ttl` and `call_timeout` in seconds, `max_total` in bytes of all inboxes together (None: any
+    number), `statistics_every` in seconds; while the disk has no `space` the file gives back what
+    it does not use; `clock` gives Unix seconds.
     """
 
     def __init__(
@@ -105,14 +121,21 @@ class SqliteStore:
         ttl: float,
         max_blobs: int = MAX_BLOBS,
         max_bytes: int = MAX_BYTES,
+        max_total: int | None = None,
         call_timeout: float = 10.0,
+        space: Space = AMPLE,
+        statistics_every: float = _STATISTICS_EVERY,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
         self._copying = trio.Lock()
-        self._open = partial(InboxFile, path, max_blobs=max_blobs, max_bytes=max_bytes)
+        self._open = partial(
+            InboxFile, path, max_blobs=max_blobs, max_bytes=max_bytes, max_total=max_total
+        )
         self._ttl = ttl
         self._clock = clock
+        self._space = space
+        self._statistics_every = statistics_every
         self._calls = Calls(timeout=call_timeout, most=_MOST_WAITING)
         self._queue: SimpleQueue[Call[Any] | None] = SimpleQueue()
         self._relief = Relief()
@@ -165,14 +188,24 @@ class SqliteStore:
 
     # The calls -----------------------------------------------------------------------------------
 
-    async def put(self, recipient: bytes, envelope: bytes) -> Stored:
-        """Make a blob durable.  `InboxFull`, `StoreUnavailable`."""
+    async def put(self, recipient: bytes, envelope: bytes, ttl: float | None = None) -> Stored:
+        """Make a blob durable.  `InboxFull`, `StoreFull`, `StoreUnavailable`."""
         checked_key(recipient)
+        seconds = self._ttl if ttl is None else min(ttl, self._ttl)
         try:
-            stored = await self._ask(Put(recipient, envelope))
+            try:
+                stored = await self._ask(Put(recipient, envelope, seconds))
+            except StoreFull:
+                if not self._relief.worth(b""):
+                    raise
+                await self._work(lambda file: file.reap(self._clock(), _EXPIRE))
+                stored = await self._ask(Put(recipient, envelope, seconds))
             if stored is None and self._relief.worth(recipient):
                 await self._work(lambda file: file.expire(recipient, self._clock(), _EXPIRE))
-                stored = await self._ask(Put(recipient, envelope))
+                stored = await self._ask(Put(recipient, envelope, seconds))
+        except StoreFull:
+            STORE_FULL.inc()
+            raise
         except StoreUnavailable:
             UNAVAILABLE.inc()
             raise
@@ -266,7 +299,17 @@ class SqliteStore:
         while True:
             self._statistics = await self._add_up(rest)
             rest = _STATISTICS_REST
-            await trio.sleep(_STATISTICS_EVERY)
+            if self._space.short():
+                await self._shrink()
+            await trio.sleep(self._statistics_every)
+
+    async def _shrink(self) -> None:
+        """Deleting makes room in the file, which the disk does not see without this."""
+        spare = self._space.free
+        with suppress(StoreUnavailable):
+            given = await self._work(lambda file: file.shrink(spare))
+            if given:
+                log.info("devices.shrunk", bytes=given)
 
     async def _add_up(self, rest: float) -> StoreStatistics:
         inboxes = blobs = size = 0
@@ -301,17 +344,19 @@ class SqliteStore:
         self,
         puts: Sequence[Put],
         ids: Sequence[int | None],
-        expires_at: float,
+        rows: Sequence[Row],
         deletes: Sequence[Delete],
     ) -> None:
         self._calls.alive()
         self._disk_full = False
         stored = set()
-        for put, number in zip(puts, ids, strict=True):
+        for put, number, row in zip(puts, ids, rows, strict=True):
             if number is None:
                 put.answer(None)
+            elif number == NO_ROOM:
+                put.fail(StoreFull("all inboxes together hold all they may"))
             else:
-                put.answer(Stored(number, expires_at))
+                put.answer(Stored(number, row.expires_at))
                 stored.add(put.recipient.hex())
         for delete in deletes:
             delete.answer(None)
@@ -440,12 +485,12 @@ class _Writer(threading.Thread):
         return puts, deletes
 
     def _commit(self, file: InboxFile, puts: list[Put], deletes: list[Delete]) -> None:
-        expires_at = round(self._store._clock() + self._store._ttl, 3)
-        rows = [Row(put.recipient, put.envelope, expires_at) for put in puts]
+        now = self._store._clock()
+        rows = [Row(put.recipient, put.envelope, round(now + put.ttl, 3)) for put in puts]
         pairs = [(delete.recipient, number) for delete in deletes for number in delete.ids]
         ids = self._guarded(partial(file.write, rows, pairs), [*puts, *deletes])
         if ids is not None:
-            self._post(self._store._committed, puts, ids, expires_at, deletes)
+            self._post(self._store._committed, puts, ids, rows, deletes)
 
     def _do(self, file: InboxFile, work: _Work[Any]) -> None:
         self._guarded(lambda: self._post(self._store._done, work, work.do(file)), [work])
@@ -498,7 +543,11 @@ async def _copy(source: Path, target: Path) -> None:
     """
     private = _made(target)
     try:
-        await trio.run_process(["cp", "--", str(source), str(target)], capture_stderr=True)
+        await trio.run_process(
+            ["cp", "--", str(source), str(target)],
+            capture_stderr=True,
+            env=children.environment(),
+        )
         await trio.to_thread.run_sync(os.fsync, private)
     except subprocess.CalledProcessError as error:
         why = error.stderr.decode("utf-8", "replace").strip()

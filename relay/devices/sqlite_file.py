@@ -14,6 +14,9 @@ Promises
   asked, and then in memory, for the file is ours alone.  So it is true whoever changed the rows
   before, and a Put writes no page for it.
 
+- The pages in use stay below `max_total`, but for what one commit puts beside the blobs; the WAL
+  comes on top.
+
 Fails with `sqlite3.Error`, and with `StoreUnavailable` where another process holds the file.
 
 Why one INSERT for all the Puts of a group: Python's sqlite3 gives the interpreter lock away for
@@ -25,6 +28,7 @@ seventh cheaper for 64 rows than executemany.  Most of what a row costs are the 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 from collections import Counter
@@ -32,7 +36,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relay.devices.store import Blob, Fullness, Missed, StoreUnavailable
+from relay.devices.store import OVERHEAD, Blob, Fullness, Missed, StoreUnavailable
 from relay.errors import ConfigError
 
 APPLICATION_ID = 0x52446576
@@ -93,6 +97,12 @@ _UPGRADES = {
 _TALLY_INBOXES, _TALLY_BLOBS = 1000, 10_000  # that are added up at once, about
 _AUTOCHECKPOINT = 16_000  # pages
 _CACHE_KIB = 16 * 1024
+_WORTH_SHRINKING = 16 << 20  # bytes
+_COPIED = 256 << 20  # bytes; some seconds' work, while Puts wait
+
+
+STORE_FULL = 0
+"""What `write` returns for a blob for which all inboxes together have no room."""
 
 
 class Row(NamedTuple):
@@ -106,8 +116,13 @@ class Row(NamedTuple):
 class InboxFile:
     """The open file.  Every method blocks, and belongs to the thread that made it."""
 
-    def __init__(self, path: Path, *, max_blobs: int, max_bytes: int) -> None:
-        """Open `path`, or make it.  `ConfigError`, `StoreUnavailable`, `sqlite3.Error`."""
+    def __init__(
+        self, path: Path, *, max_blobs: int, max_bytes: int, max_total: int | None = None
+    ) -> None:
+        """Open `path`, or make it.  `ConfigError`, `StoreUnavailable`, `sqlite3.Error`.
+
+        `max_blobs` and `max_bytes` are of one inbox, `max_total` of all (None: any number).
+        """
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise ConfigError(
                 f"SQLite is {sqlite3.sqlite_version}, and the device store needs"
@@ -117,6 +132,8 @@ class InboxFile:
         _make(path)
         self._path = path
         self._max_blobs, self._max_bytes = max_blobs, max_bytes
+        self._max_total = max_total
+        self._room: float = 0  # bytes that may come before what is there is measured again
         self._counts: dict[bytes, list[int]] = {}  # blobs and bytes
         self._held = False
         self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
@@ -125,6 +142,7 @@ class InboxFile:
         except BaseException:
             self._connection.close()
             raise
+        (self._page_size,) = self._row("PRAGMA page_size")
         (self._last_id,) = self._row("SELECT COALESCE(max(seq), 0) FROM sqlite_sequence")
 
     def close(self) -> None:
@@ -138,7 +156,8 @@ class InboxFile:
     ) -> list[int | None]:
         """Store and delete (recipient, id) in one transaction; on disk when this returns.
 
-        Returns the id of each put, None where its inbox is full.  At most `MOST_ROWS` puts.
+        Returns the id of each put, None where its inbox is full, `STORE_FULL` where there is no
+        room for anybody's.  At most `MOST_ROWS` puts.
         """
         try:
             return self._write(puts, deletes)
@@ -162,22 +181,40 @@ class InboxFile:
             self._counts.clear()
         ids: list[int | None] = []
         values: list[Any] = []
+        room = self._room_for(puts)
         for recipient, envelope, expires_at in puts:
+            if len(envelope) + OVERHEAD > room:
+                ids.append(STORE_FULL)
+                continue
             counts = self._counts.get(recipient) or self._counted(recipient)
             size = counts[1] + len(envelope)
             if counts[0] >= self._max_blobs or size > self._max_bytes:
                 ids.append(None)
                 continue
+            room -= len(envelope) + OVERHEAD
             counts[0] += 1
             counts[1] = size
             self._last_id += 1
             ids.append(self._last_id)
             values += (self._last_id, recipient, expires_at, len(envelope), envelope)
+        self._room = room
         if values:
             rows = len(values) // 5
             sql = _PUT_ONE if rows == 1 else _put_sql(_padded(values, rows, 5))
             self._connection.execute(sql, values)
         return ids
+
+    def _room_for(self, puts: Sequence[Row]) -> float:
+        """Return how many bytes may come, looked up anew if these blobs do not fit what is known.
+
+        What is deleted is noticed then: its pages are free.
+        """
+        if self._max_total is None:
+            return math.inf
+        if sum([len(put.envelope) for put in puts]) + OVERHEAD * len(puts) > self._room:
+            (pages,), (free,) = self._row("PRAGMA page_count"), self._row("PRAGMA freelist_count")
+            self._room = self._max_total - (pages - free) * self._page_size
+        return self._room
 
     def _counted(self, recipient: bytes) -> list[int]:
         """Count what an inbox holds, for as long as nobody else can change it."""
@@ -325,6 +362,25 @@ class InboxFile:
         """Move what the WAL holds into the database, so that the WAL begins anew; unless held."""
         if not self._held:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def shrink(self, spare: int) -> int:
+        """Give the disk back what the file has and does not use; return how many bytes.
+
+        What is in use is copied for that, so it is done only where it is worth while: where much is
+        unused, and what is used is little, and fits the `spare` bytes of the disk twice.
+        """
+        (pages,), (free,) = self._row("PRAGMA page_count"), self._row("PRAGMA freelist_count")
+        used = (pages - free) * self._page_size
+        if (
+            self._held
+            or free * self._page_size < _WORTH_SHRINKING
+            or 2 * used > min(spare, _COPIED)
+        ):
+            return 0
+        self._connection.execute("VACUUM")
+        self._row("PRAGMA wal_checkpoint(TRUNCATE)")
+        (left,) = self._row("PRAGMA page_count")
+        return int((pages - left) * self._page_size)
 
     def hold(self) -> InboxFile:
         """Bring the database up to date, and from then on write to the WAL alone.

@@ -8,6 +8,9 @@ Promises
 - Put: the blob is durable, byte for byte, before `put` returns.  The same envelope put twice is
   two blobs: de-duplication is the recipient's.  An inbox holds at most `MAX_BLOBS` blobs and
   `MAX_BYTES` bytes; one more is `InboxFull`.
+- All inboxes together take about `max_total` bytes at most, `OVERHEAD` a blob included; one more
+  blob is `StoreFull`, whosever it is.  What is free again is known within seconds.
+- A blob may have a time to live of its own, which is not above the store's.
 - Flush: first in, first out for one recipient, in pages; nothing is removed, and nothing that has
   expired is returned.  Ids rise within an inbox *in the order of commits* and are never given
   twice, so who asks for what comes after the last id it saw misses nothing and is given nothing
@@ -37,7 +40,7 @@ Fails
 - `StoreUnavailable`: the store is not running, its disk or database refuses, or no answer came in
   time.  Temporary.  What became of a Put that ended so is unknown: it may be stored, and sending
   it again is allowed.  Nothing is ever acknowledged that is not durable.
-- `InboxFull`: temporary too; nothing was stored.
+- `InboxFull`, `StoreFull`: temporary too; nothing was stored.
 - `ConfigError`, from `run` alone: the file or the schema is of a newer relay, or not ours.
 - `ValueError` for a key that is not 32 bytes: the caller's bug.
 
@@ -61,6 +64,9 @@ MAX_BLOBS = 10_000
 MAX_BYTES = 256 * 2**20
 """Bytes of envelopes in one inbox at most."""
 
+OVERHEAD = 256
+"""Bytes that a blob takes beside its envelope, about: its row, and its place in each index."""
+
 FULL_RETRY_AFTER = 300.0
 """Seconds after which a full inbox is worth another try: its device may have come meanwhile."""
 UNAVAILABLE_RETRY_AFTER = 5.0
@@ -75,6 +81,12 @@ class StoreUnavailable(TemporaryFailure):
 
 class InboxFull(TemporaryFailure):
     """The recipient's inbox holds all it may; nothing was stored.  `retry_after` in seconds."""
+
+    retry_after = FULL_RETRY_AFTER
+
+
+class StoreFull(TemporaryFailure):
+    """All inboxes together hold all they may; nothing was stored.  `retry_after` in seconds."""
 
     retry_after = FULL_RETRY_AFTER
 
@@ -115,7 +127,8 @@ class Fullness:
 class StoreStatistics:
     """A store as it was some seconds ago (a minute, of a million inboxes); `waiting` as of now.
 
-    `oldest_age` is in seconds, reckoned from the time to live; 0 when nothing waits.  `fullest`
+    `oldest_age` is in seconds, reckoned from the store's time to live (so too high where a blob had
+    a shorter one of its own); 0 when nothing waits.  `fullest`
     are the inboxes with the most bytes, at most five: keys are for an operator's eyes, never for
     labels.
     """
@@ -150,8 +163,11 @@ class InboxStore(Protocol):
         call while nobody runs this.
         """
 
-    async def put(self, recipient: bytes, envelope: bytes) -> Stored:
-        """Make a blob durable.  `InboxFull`, `StoreUnavailable`."""
+    async def put(self, recipient: bytes, envelope: bytes, ttl: float | None = None) -> Stored:
+        """Make a blob durable, for `ttl` seconds if that is less than the store's own.
+
+        `InboxFull`, `StoreFull`, `StoreUnavailable`.
+        """
 
     async def flush(
         self, recipient: bytes, after: int = 0, *, limit: int = 64, max_bytes: int = 2**20

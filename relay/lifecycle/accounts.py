@@ -14,6 +14,7 @@ Fails with `MalformedMessage` (email or login cannot be used), `Taken`, `WrongSt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -53,6 +54,16 @@ class Account:
     activated_at: datetime | None
     suspended_at: datetime | None
     unsuspended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A mail to an account: `message` is its id in the outbound queue, `at` when it was queued."""
+
+    action: Action
+    message: UUID
+    status: str
+    at: datetime
 
 
 class Taken(PermanentFailure):
@@ -104,6 +115,10 @@ class Accounts:
             )
         except psycopg.errors.UniqueViolation as error:
             named = error.diag.constraint_name or ""
+            # It is there, the caller hears, who may have made it in a call that ended in doubt.
+            await self._pool.fetch_durable(
+                "SELECT FROM relay.accounts WHERE email = %s OR login = %s", (box.address, login)
+            )
             raise Taken("login" if "login" in named else "email") from error
         except (psycopg.errors.CheckViolation, psycopg.errors.StringDataRightTruncation) as error:
             field = "login" if "login" in (error.diag.constraint_name or "") else "email"
@@ -124,6 +139,30 @@ class Accounts:
             {"id": account, "owner": owner},
         )
         return _account(rows[0]) if rows else None
+
+    async def letters(self, account: int) -> Sequence[Letter]:
+        """Return the mails to an account whose tokens are kept still, newest first (at most 50)."""
+        rows = await self._pool.fetch(
+            """
+            SELECT t.action, l.id, m.status, l.created_at
+            FROM relay.tokens t
+            JOIN relay.outbound_letters l ON l.token = t.id
+            CROSS JOIN LATERAL (
+                SELECT o.status
+                FROM relay.outbound_messages o
+                WHERE o.id = l.id
+                OFFSET 0
+            ) m
+            WHERE t.account = %s
+            ORDER BY l.id DESC
+            LIMIT 50
+            """,
+            (account,),
+        )
+        return [
+            Letter(Action[action.upper()], message, status, at)
+            for action, message, status, at in rows
+        ]
 
     async def list(
         self, owner: UUID | None, *, limit: int, before: int | None = None
@@ -178,7 +217,7 @@ class Accounts:
     async def _change(
         self, account: int, owner: UUID | None, status: Status, where: str
     ) -> Account | None:
-        await self._pool.execute(
+        await self._pool.execute_durable(
             _query(
                 """
                 UPDATE relay.accounts a

@@ -21,10 +21,13 @@ Fails: never; a batch that finds nothing is a batch of none.  Pure.
 from __future__ import annotations
 
 import math
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 Reason = Literal["limit", "timeout", "drain"]
-"""Why a batch went out: it was full, its time had come, or it was queued before we connected."""
+"""Why a batch went out: it was full, its time had come, or it was handed over at once as all that
+waited: what was queued before we connected, or arrived while there was nothing to wait for."""
+
+REASONS: tuple[Reason, ...] = get_args(Reason)
 
 LINGER = 0.01
 """Seconds, at most, that `Adaptive` waits for company under load."""
@@ -37,6 +40,7 @@ class Batching(Protocol):
     """What the two laws have in common.  Instants are of the caller's clock, in seconds."""
 
     limit: int
+    timeout: float
     counts: bool
     """Whether `decide` needs to know how many rows wait."""
 
@@ -134,8 +138,11 @@ class Adaptive:
 
     def __init__(self, limit: int, timeout: float) -> None:
         self.limit = limit
+        self.timeout = timeout
         self._linger = min(LINGER, timeout)
         self._draining = False
+        self._drains = False  # with the batch that was decided on
+        self._lingers = False  # for company
         self._awaits = False  # something was announced and not looked for yet
         self._load = 0.0  # rows lately
         self._sent_at = -math.inf
@@ -153,23 +160,26 @@ class Adaptive:
 
     def decide(self, at: float, waiting: int = 0) -> Reason | None:
         """See `Batching.decide`."""
+        self._drains = self._draining
         if self._draining:
             return "drain"
-        return "timeout" if self._awaits and at >= self._next_at else None
+        if not self._awaits or at < self._next_at:
+            return None
+        return "timeout" if self._lingers else "drain"
 
     def sent(self, rows: int, at: float, reason: Reason) -> Reason:
         """See `Batching.sent`.  A full batch is followed by the next at once."""
         self._load = self._load * math.exp((self._sent_at - at) / _MEMORY) + rows
         self._sent_at = at
         full = rows >= self.limit
-        if reason == "drain":
+        if self._drains:
             self._draining = full
             return reason
         self._awaits = full
         rate = self._load / _MEMORY
-        loaded = not full and rate * self._linger >= 2
-        self._next_at = at + min(self._linger, self.limit / rate) if loaded else at
-        return "limit" if full else "timeout"
+        self._lingers = not full and rate * self._linger >= 2
+        self._next_at = at + min(self._linger, self.limit / rate) if self._lingers else at
+        return "limit" if full else reason
 
     @property
     def next_at(self) -> float:

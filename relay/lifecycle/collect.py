@@ -45,10 +45,12 @@ import psycopg
 import trio
 
 from relay.db.connection import Connection, connect
+from relay.db.doubt import BARRIER
+from relay.db.hosts import Hosts
 from relay.db.listen import Reconnected, notifications
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle import purse, queue
-from relay.lifecycle.batching import Batching, Reason
+from relay.lifecycle.batching import Adaptive, Batching, Reason
 from relay.lifecycle.budget import Budget, allowance, spend, wait
 from relay.lifecycle.lines import Printer, Raw, faults
 from relay.lifecycle.pipe import Closed, Pipe
@@ -107,6 +109,7 @@ class Collect:
         rng: random.Random | None = None,
     ) -> None:
         self._dsn = dsn
+        self._hosts = Hosts()
         self._pipe = pipe
         self._batching = batching
         self._rhythm = Rhythm(batching, SWEEP_EVERY, rng or random.Random())  # noqa: S311 - jitter
@@ -147,6 +150,15 @@ class Collect:
 
     async def follow(self) -> None:
         """Write out what is queued, and what comes, until stopped or the reader has gone."""
+        law = self._batching
+        log.info(
+            "collector.configured",
+            channel=queue.CHANNEL,
+            limit=law.limit,
+            timeout=law.timeout,
+            adaptive=isinstance(law, Adaptive),
+            health_check=SWEEP_EVERY,
+        )
         try:
             await self._connection()
             async with trio.open_nursery() as nursery:
@@ -165,7 +177,7 @@ class Collect:
     # What happens meanwhile -----------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        async with aclosing(notifications(self._dsn, [queue.CHANNEL])) as heard:
+        async with aclosing(notifications(self._dsn, [queue.CHANNEL], hosts=self._hosts)) as heard:
             async for event in heard:
                 if isinstance(event, Reconnected):
                     log.info("collector.listening")
@@ -378,14 +390,16 @@ class Collect:
                 async with connection.transaction():
                     saved = await purse.take_out(connection, self._budget)
                     await purse.put_back(connection, spend(saved, len(keys)))
-            await connection.execute(
-                """
-                DELETE FROM relay.token_queue q
-                USING unnest(%s::bigint[], %s::bigint[]) AS r (token, account)
-                WHERE q.account = r.account AND q.token = r.token
-                """,
-                ([token for token, _ in keys], [account for _, account in keys]),
-            )
+            async with connection.transaction():
+                await connection.execute(
+                    """
+                    DELETE FROM relay.token_queue q
+                    USING unnest(%s::bigint[], %s::bigint[]) AS r (token, account)
+                    WHERE q.account = r.account AND q.token = r.token
+                    """,
+                    ([token for token, _ in keys], [account for _, account in keys]),
+                )
+                await connection.execute(BARRIER)  # a commit in doubt may have deleted them
 
     def _note(self, rows: int, reason: Reason) -> None:
         self._recovered()
@@ -415,7 +429,10 @@ class Collect:
         if self._plain is None:
             try:
                 self._plain = await connect(
-                    self._dsn, application_name="relay-collect", connect_timeout=TIMEOUT
+                    self._dsn,
+                    application_name="relay-collect",
+                    connect_timeout=TIMEOUT,
+                    hosts=self._hosts,
                 )
             except psycopg.OperationalError as error:
                 raise DatabaseUnavailable(f"no connection to PostgreSQL: {error}") from error
@@ -423,7 +440,7 @@ class Collect:
 
     async def _taker(self, place: int) -> Taker:
         while len(self._takers) <= place:
-            self._takers.append(await open_taker(self._dsn))
+            self._takers.append(await open_taker(self._dsn, self._hosts))
         return self._takers[place]
 
     def _hang_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Using a token, once.
+"""Using a token, once; whether a link is still of use, and another mail for one that is not.
 
 Promises
 - Of any number of callers who use one token at once, on any number of nodes, one succeeds: the
@@ -12,7 +12,12 @@ Promises
   `GUESS_EVERY` seconds, so at most 79 of the 100,000 in its 15 minutes (a node).  What comes
   faster is refused unseen, a right code too; nothing is burnt, and after the pause it is taken.
 
-Fails with `DatabaseUnavailable`: whether the token was used is then unknown.
+- A link that is of no use any more mails its account another, if it was one of ours that ended
+  within a day: whoever asks learns nothing, and the account gets at most five in 15 minutes.
+
+Fails with `DatabaseUnavailable`: whether the token was used is then unknown.  That one is used is
+said only when it is durable: the click before this one may have ended in doubt (`relay.db.doubt`),
+and after a failover its token is good again.
 
 The guesses are counted in memory: written to the token's row, they would let whoever holds a link
 fill the log of the database, and tell by the time taken which links are real.
@@ -22,8 +27,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from uuid import UUID
 
 import psycopg
 import trio
@@ -31,7 +38,7 @@ from prometheus_client import Counter
 
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle.tokens import Action, Verified, verify
+from relay.lifecycle.tokens import Action, Verified, secret_of, verify
 from relay.metrics import registry
 
 FREE_GUESSES = 20
@@ -39,6 +46,10 @@ GUESS_EVERY = 15.0
 """Seconds after which one more wrong code is listened to."""
 REMEMBERED = 100_000
 """How many used tokens, and how many guessed ones, are remembered at once."""
+RESEND_WITHIN = 86_400.0
+"""Seconds after its expiry for which a link may still ask for another mail."""
+
+_FITTING = {Action.ACTIVATION: "provisioned", Action.PASSWORD_RECOVERY: "active"}
 
 _ANSWERS = Counter(
     "relay_tokens_consumed",
@@ -52,12 +63,16 @@ _ANSWERS = Counter(
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """A token that was used just now, and its account as it is after that."""
+    """A token that was used just now, and its account as it is after that.
+
+    `owner` made the account: an api_keys.id, or the nil uuid for the administrator and for SQL.
+    """
 
     action: Action
     account: int
     login: str
     status: str
+    owner: UUID
 
 
 class Consumption:
@@ -105,20 +120,83 @@ class Consumption:
             # Somebody's SQL locks token and account the other way round; nothing has changed.
             raise DatabaseUnavailable("the token was locked by somebody else") from error
         if row is None:
+            await self._confirm(verified.secret)
             return "state", None
-        account, login, seconds_left = row
+        account, login, owner, seconds_left = row
         self._remember(verified.secret, seconds_left)
         # Either way: consuming an activation makes it so (trigger), a recovery asks for it.
-        return "consumed", Consumed(verified.action, account, login, "active")
+        return "consumed", Consumed(verified.action, account, login, "active", owner)
 
-    async def _use(self, verified: Verified, code: str | None) -> tuple[int, str, float] | None:
-        """Mark the token used; return account, login and the seconds until it would expire."""
+    async def usable(self, token: str, action: Action) -> bool:
+        """Whether a link may still be used; changes nothing.
+
+        The signature of a recovery covers its code, which the link does not hold: that it is a
+        token of ours is told by its secret, which nobody can guess.
+        """
+        secret = self._secret(token, action)
+        if secret is None:
+            return False
+        found: bool = await self._pool.fetch_value(
+            """
+            SELECT EXISTS (
+                SELECT
+                FROM relay.tokens t
+                JOIN relay.accounts a ON a.id = t.account
+                WHERE t.secret = %(secret)s
+                  AND t.action = %(action)s::relay.token_action
+                  AND t.consumed_at IS NULL
+                  AND t.expires_at > extract(epoch FROM clock_timestamp())
+                  AND a.status = %(status)s::relay.account_status
+            )
+            """,
+            {"secret": secret, "action": action.label, "status": _FITTING[action]},
+        )
+        return found
+
+    async def resend(self, token: str, action: Action) -> None:
+        """Mail the account of a link that ended within a day another one; else do nothing."""
+        secret = self._secret(token, action)
+        if secret is None:
+            return
+        row = await self._pool.fetch_row(
+            """
+            SELECT t.account
+            FROM relay.tokens t
+            WHERE t.secret = %(secret)s
+              AND t.action = %(action)s::relay.token_action
+              AND t.expires_at > extract(epoch FROM clock_timestamp()) - %(recent)s
+            """,
+            {"secret": secret, "action": action.label, "recent": RESEND_WITHIN},
+        )
+        if row is None:
+            return
+        # What the account is, and how often it was mailed, is not for whoever asks.
+        with suppress(
+            psycopg.errors.NoDataFound,
+            psycopg.errors.ObjectNotInPrerequisiteState,
+            psycopg.errors.ProgramLimitExceeded,
+        ):
+            await self._pool.execute(
+                "SELECT relay.new_token(%s, %s::relay.token_action)", (row[0], action.label)
+            )
+
+    def _secret(self, token: str, action: Action) -> bytes | None:
+        if action is Action.PASSWORD_RECOVERY:
+            return secret_of(token)
+        verified = verify(self._signing(), token)
+        return verified.secret if verified is not None and verified.action is action else None
+
+    async def _use(
+        self, verified: Verified, code: str | None
+    ) -> tuple[int, str, UUID, float] | None:
+        """Mark the token used; return account, login, owner and the seconds until it expires."""
         row = await self._pool.fetch_row(
             # The account first, and locked: were it suspended between the two, the token would be
             # used up for nothing.  Of two at once the second waits there, then finds it used.
             """
             WITH fit AS MATERIALIZED (
-                SELECT t.id, a.login
+                SELECT t.id, a.login,
+                       COALESCE(a.owner, '00000000-0000-0000-0000-000000000000') AS owner
                 FROM relay.tokens t
                 JOIN relay.accounts a ON a.id = t.account
                 WHERE t.secret = %(secret)s
@@ -135,7 +213,7 @@ class Consumption:
             WHERE t.id = fit.id
               AND t.consumed_at IS NULL
               AND t.expires_at > extract(epoch FROM clock_timestamp())
-            RETURNING t.account, fit.login,
+            RETURNING t.account, fit.login, fit.owner,
                       (t.expires_at - extract(epoch FROM clock_timestamp()))::double precision
             """,
             {
@@ -143,10 +221,17 @@ class Consumption:
                 "action": verified.action.label,
                 # Five digits, having been verified; beside an activation it may be anything.
                 "code": code if verified.action is Action.PASSWORD_RECOVERY else None,
-                "status": "provisioned" if verified.action is Action.ACTIVATION else "active",
+                "status": _FITTING[verified.action],
             },
         )
-        return None if row is None else (row[0], row[1], row[2])
+        return None if row is None else (row[0], row[1], row[2], row[3])
+
+    async def _confirm(self, secret: bytes) -> None:
+        """If a token was refused for having been used, make sure that it stays so."""
+        if await self._pool.fetch(_USED, (secret,)):
+            rows = await self._pool.fetch_durable(_USED, (secret,))
+            if rows:
+                self._remember(secret, rows[0][0])
 
     def _remember(self, secret: bytes, seconds: float) -> None:
         now = trio.current_time()
@@ -156,6 +241,14 @@ class Consumption:
         ):
             self._used.popitem(last=False)
         self._used[secret] = now + seconds
+
+
+_USED = """
+    SELECT (expires_at - extract(epoch FROM clock_timestamp()))::double precision
+    FROM relay.tokens
+    WHERE secret = %s
+      AND consumed_at IS NOT NULL
+    """
 
 
 class Guesses:

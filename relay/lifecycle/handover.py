@@ -3,18 +3,21 @@
 Promises
 - Taken, queued and paid for together or not at all: whatever dies in between, a token has exactly
   one letter.
+- A letter ends with its token: expired, consumed or deleted, it is cancelled where it waits.
 - A token whose letter can never be written or sent (the recipient is suppressed, an address that
   is none, a template that fails on it) is taken and reported, so it holds up no other.
 
 Fails with `DatabaseUnavailable`.  If only the answer of the COMMIT was lost, the letters are there
-and nobody was told; the claimer's sweep finds them.
+and nobody was told; the claimer's sweep finds them.  A failover that undoes a commit in doubt
+undoes letters and taking together.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import trio
 
@@ -69,17 +72,14 @@ class Desk:
     async def hand_over(self, key: bytes) -> Handed:
         """Take a batch and queue its letters, signed with `key`; commit."""
         with trio.move_on_after(_TIMEOUT) as patience:
-            async with self.pool.transaction() as connection:
+            async with self.pool.transaction(patience=_TIMEOUT) as connection:
                 return await self._batch(connection, key, patience)
         raise DatabaseUnavailable(f"PostgreSQL did not answer within {_TIMEOUT:g} s")
 
     async def waiting(self) -> int:
         """How many tokens wait, counted up to the limit."""
-        async with self.pool.connection() as connection:
-            with trio.move_on_after(_TIMEOUT):
-                return await queue.waiting(connection, self.limit)
-            connection.abandon()
-            raise DatabaseUnavailable(f"PostgreSQL did not answer within {_TIMEOUT:g} s")
+        async with self.pool.connection(patience=_TIMEOUT) as connection:
+            return await queue.waiting(connection, self.limit)
 
     async def _batch(
         self, connection: Connection, key: bytes, patience: trio.CancelScope
@@ -119,7 +119,7 @@ class Desk:
         for row in rows:
             action = Action(row.action)
             try:
-                messages[row.id] = self.letters.write(
+                letter = self.letters.write(
                     action=action,
                     email=row.email,
                     login=row.login,
@@ -129,6 +129,9 @@ class Desk:
                 )
             except Unwritable as error:
                 refused.append(Refused(row.id, str(error)))
+                continue
+            until = datetime.fromtimestamp(row.expires_at, UTC)
+            messages[row.id] = replace(letter, token=row.id, not_after=until)
         return messages
 
     async def _enqueue(

@@ -33,7 +33,7 @@ import jinja2
 from relay.errors import ConfigError, PermanentFailure
 from relay.lifecycle.tokens import TOKEN_LENGTH, Action
 from relay.outbound.enqueue import Message, Recipient
-from relay.outbound.message import MalformedMessage, check_text, parse_mailbox
+from relay.outbound.message import Mailbox, MalformedMessage, check_text, parse_mailbox
 from relay.settings import Settings
 
 BUILT_IN = Path(__file__).with_name("templates")
@@ -69,12 +69,7 @@ class Letters:
 
     def __init__(self, *, sender: str, base: str, directory: Path | None = None) -> None:
         """Read and try all templates, those of `directory` before the built-in ones."""
-        try:
-            mailbox = parse_mailbox(sender, "it")
-        except MalformedMessage as error:
-            raise ConfigError(
-                f"RELAY_COLLECTOR__SENDER is {sender!r}, which is not usable: {error}."
-            ) from error
+        mailbox = _mailbox(sender)
         self._sender, self._sender_name = mailbox.address, mailbox.name or None
         self._base = base.rstrip("/")
         places = [BUILT_IN]
@@ -169,14 +164,32 @@ class Letters:
                     )
 
 
+def sender_of(settings: Settings) -> str:
+    """Return the address that the letters of the settings come from."""
+    return _mailbox(_sender(settings)).address
+
+
 def letters_of(settings: Settings, base: str) -> Letters:
     """Return the letters that the settings describe, with links below `base`."""
     collector = settings.collector
     return Letters(
-        sender=collector.sender or f"no-reply@{settings.smtp.domains[0]}",
+        sender=_sender(settings),
         base=base,
         directory=Path(collector.templates) if collector.templates else None,
     )
+
+
+def _sender(settings: Settings) -> str:
+    return settings.collector.sender or f"no-reply@{settings.smtp.domains[0]}"
+
+
+def _mailbox(sender: str) -> Mailbox:
+    try:
+        return parse_mailbox(sender, "it")
+    except MalformedMessage as error:
+        raise ConfigError(
+            f"RELAY_COLLECTOR__SENDER is {sender!r}, which is not usable: {error}."
+        ) from error
 
 
 def _load(environment: jinja2.Environment, file: str) -> jinja2.Template:

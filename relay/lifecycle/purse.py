@@ -1,18 +1,24 @@
-"""The budget's state: one row of the database, which all collectors lock and share.
+"""The budget's state: one row of the database, which all who spend lock and share.
+
+The collectors do, or, where the budget covers all mail, the claimers (`lease`).
 
 Promises: what is spent is written in the transaction that takes the tokens, so a rollback, a kill
 or a failover spends nothing, and two nodes never spend the same letter.  Time is the database's.
 
 Fails with `psycopg.Error` from the connection; the caller's transaction is then over.
 
-Why a lock around the whole hand-over: a budget is a few letters a second at most, a hand-over
-takes milliseconds, and leasing slices to nodes would strand what a dead node held.
+Why a lock around the whole hand-over of a collector: a budget is a few letters a second at most,
+a hand-over takes milliseconds, and leasing slices to nodes would strand what a dead node held. A
+claimer leases all the same, about a second's worth, for it must know before it claims; it gives
+back what it did not spend, and a node that dies strands that much.
 """
 
 from __future__ import annotations
 
 from relay.db.connection import Connection
-from relay.lifecycle.budget import Budget, Saved, advance
+from relay.db.pool import Pool
+from relay.lifecycle.budget import Budget, Saved, advance, allowance, spend, wait
+from relay.outbound.rates import SLICE, Grant
 
 
 async def take_out(connection: Connection, budget: Budget) -> Saved:
@@ -37,3 +43,16 @@ async def put_back(connection: Connection, saved: Saved) -> None:
         "UPDATE relay.token_budget SET at = to_timestamp(%s), letters = %s, spent = %s",
         (saved.at, saved.letters, saved.spent),
     )
+
+
+async def lease(pool: Pool, budget: Budget, want: int, unspent: int) -> Grant:
+    """Put `unspent` messages back and take up to `want` out, in a transaction of its own."""
+    async with pool.transaction() as connection:
+        saved = await take_out(connection, budget)
+        saved = spend(saved, -min(unspent, saved.spent))  # a new month owes the old one nothing
+        granted = min(want, allowance(budget, saved))
+        left = spend(saved, granted)
+        await put_back(connection, left)
+    if granted == want:
+        return Grant(granted, 0.0)
+    return Grant(granted, wait(budget, left, limit=want - granted, timeout=SLICE))

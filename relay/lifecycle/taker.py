@@ -6,7 +6,8 @@ prepared statements, binary results), and texts stay the bytes that they arrived
 Promises: rows are out of the queue once `commit` has returned, or `start` was called again and its
 rows have arrived; before that, `close` or the loss of the connection gives them back.
 
-Fails with `DatabaseUnavailable` when the connection broke or did not answer in time, with other
+Fails with `DatabaseUnavailable` when the connection broke, did not answer in time or did not wait
+for a synchronous standby (`relay.db.doubt`), with other
 `psycopg.Error` for what the server refused.  Either way the taker is of no use any more: `close`.
 
 Why below psycopg's cursors: at ten rows a batch, preparing a call and converting its rows cost as
@@ -22,6 +23,7 @@ import trio
 from psycopg import pq
 
 from relay.db.connection import Connection, connect
+from relay.db.hosts import Hosts
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle.lines import Raw
 
@@ -129,6 +131,7 @@ class Taker:
             elif status == _SYNC:
                 if refused is not None:
                     raise refused
+                self._connection.refuse_doubt()
                 return rows
             elif status != _DONE and refused is None:
                 refused = psycopg.errors.error_from_result(result)
@@ -136,11 +139,15 @@ class Taker:
                     raise refused
 
 
-async def open_taker(dsn: str) -> Taker:
-    """Connect a taker, or raise `DatabaseUnavailable`."""
+async def open_taker(dsn: str, hosts: Hosts | None = None) -> Taker:
+    """Connect a taker, or raise `DatabaseUnavailable`; `hosts`: what is known of the servers."""
     try:
         connection = await connect(
-            dsn, application_name="relay-collect", connect_timeout=TIMEOUT, autocommit=True
+            dsn,
+            application_name="relay-collect",
+            connect_timeout=TIMEOUT,
+            autocommit=True,
+            hosts=hosts,
         )
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(f"no connection to PostgreSQL: {error}".rstrip()) from error

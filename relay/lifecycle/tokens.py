@@ -92,6 +92,20 @@ def verify(keys: Iterable[bytes], token: str, code: str | None = None) -> Verifi
     return None if found is None else Verified(found, secret)
 
 
+def secret_of(token: str) -> bytes | None:
+    """Return the secret that `token` spells, whoever signed it, or None for what spells none.
+
+    Not a proof: for looking up what only its holder can know (32 random bytes), where the code that
+    the signature covers is not there yet.
+    """
+    if not _TOKEN.fullmatch(token):
+        return None
+    raw = base64.urlsafe_b64decode(token + "==")
+    if base64.urlsafe_b64encode(raw)[:-2].decode("ascii") != token:
+        return None
+    return raw[:SECRET_BYTES]
+
+
 def _message(action: Action, secret: bytes, code: str) -> bytes:
     if action == Action.ACTIVATION:
         return b"/activate" + secret

@@ -67,15 +67,15 @@ class Peer:
         self.relay_key = b""
 
     @classmethod
-    async def open(cls, address: str) -> Peer:
-        """Connect, without a handshake."""
+    async def open(cls, address: str, source: str | None = None) -> Peer:
+        """Connect, from the address `source` if one is given, without a handshake."""
         host, _, port = address.rpartition(":")
-        return cls(await trio.open_tcp_stream(host, int(port)))
+        return cls(await trio.open_tcp_stream(host, int(port), local_address=source))
 
     @classmethod
-    async def pusher(cls, address: str, relay_key: bytes) -> Peer:
+    async def pusher(cls, address: str, relay_key: bytes, source: str | None = None) -> Peer:
         """Open a push session with the relay of that key."""
-        peer = await cls.open(address)
+        peer = await cls.open(address, source)
         peer.noise = NoiseConnection.from_name(b"Noise_NK_25519_ChaChaPoly_BLAKE2s")
         peer.noise.set_as_initiator()
         peer.noise.set_keypair_from_public_bytes(Keypair.REMOTE_STATIC, relay_key)

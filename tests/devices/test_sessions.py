@@ -530,15 +530,6 @@ async def test_draining_answers_what_is_in_hand_and_ends_receives(tmp_path):
         await here.until_sessions(push=0, receive=0)
 
 
-def test_limits_leave_files_for_others():
-    """Where few files may be open the caps shrink; ten thousand devices fit into 20,000."""
-    for open_files in (256, 1024, 20_000, 2**20):
-        limits = DeviceLimits.fitting(open_files)
-        assert limits.max_push_sessions + limits.max_receive_sessions <= open_files * 3 // 4
-    assert DeviceLimits.fitting(20_000).max_receive_sessions >= 10_000
-    assert DeviceLimits.fitting(-1) == DeviceLimits.fitting(2**20) == DeviceLimits()
-
-
 # --- rates ----------------------------------------------------------------------------------------
 
 

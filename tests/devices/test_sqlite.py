@@ -22,6 +22,7 @@ from relay.devices.sqlite_file import (
 from relay.devices.store import MAX_BLOBS, MAX_BYTES, InboxStore, Missed, StoreUnavailable
 from relay.errors import ConfigError
 from relay.metrics import registry
+from relay.storage import Disk, Space
 from tests.devices.stores import running
 
 A = bytes(range(32))
@@ -422,3 +423,57 @@ def described(database: sqlite3.Connection) -> list[object]:
 def limit(file: InboxFile, pages: int) -> None:
     """Let the database have so many pages: SQLite then fails as on a full disk."""
     file._connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+
+
+def test_a_file_shrinks_only_where_that_is_cheap(tmp_path):
+    """Not for a little, not where what is in use would not fit the disk twice, not while held."""
+    path = tmp_path / "devices.db"
+    with closing(opened(path)) as file:
+        file.write([Row(A, bytes(60_000), 2e9)])
+        assert file.shrink(1 << 40) == 0
+        last = 0
+        for number in range(40):
+            key = bytes([number]) * 32
+            ids = file.write([Row(key, bytes(60_000), 2e9) for _ in range(10)])
+            last = max(each or 0 for each in ids)
+            file.write([], [(key, each or 0) for each in ids])
+            file.write([Row(B, bytes(60_000), 2e9) for _ in range(10)])
+        file.write([], [(B, each) for each in range(1, last + 1)])
+        file.checkpoint()
+        before = path.stat().st_size
+        assert before > 16 << 20
+        assert file.shrink(100_000) == 0
+        file.hold()
+        assert file.shrink(1 << 40) == 0
+        file.let_go()
+        assert file.shrink(1 << 40) > 16 << 20
+        assert path.stat().st_size < 2 << 20
+        assert [blob.id for blob in file.flush(A, 0, 0.0, 10, 10**9)] == [1]
+        assert (file.write([Row(A, b"x", 2e9)])[0] or 0) > last
+
+
+async def test_below_the_floor_the_disk_is_given_back_what_the_file_does_not_use(tmp_path):
+    """Blobs that were fetched leave room in the file; while the disk is short of it, it shrinks."""
+    path = tmp_path / "devices.db"
+    async with running(SqliteStore(path, ttl=1000.0)) as store:
+        for number in range(400):
+            key = bytes([number % 40]) * 32
+            stored = await store.put(key, bytes(60_000))
+            if number > 20:
+                await store.delete(key, [stored.id])
+            elif number == 0:
+                kept = key
+        for _ in range(400):
+            await store.put(B, bytes(60_000))
+        await store.delete(
+            B, [blob.id for blob in await store.flush(B, limit=1000, max_bytes=1 << 30)]
+        )
+    before = path.stat().st_size
+    assert before > 16 << 20
+    space = Space(lambda: Disk(1 << 40, 64 << 20), lambda total: 1 << 30)
+    space.look()
+    async with running(SqliteStore(path, ttl=1000.0, space=space)) as store:
+        with trio.fail_after(30):
+            while path.stat().st_size > before // 4:
+                await trio.sleep(0.02)
+        assert len(await store.flush(kept)) == 1

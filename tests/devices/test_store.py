@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from relay.devices.store import Blob, InboxFull, InboxStore, StoreUnavailable
+from relay.devices.store import Blob, InboxFull, InboxStore, StoreFull, StoreUnavailable
 from tests.conftest import TEMPLATE, Clusters
 from tests.devices.stores import TTL, House, PostgresHouse, SqliteHouse, running
 
@@ -428,3 +428,68 @@ class TestRunning:
             await store.put(b"short", b"x")
         with pytest.raises(ValueError, match="32 bytes"):
             await store.flush(b"short")
+
+
+class TestLifetimesOfTheirOwn:
+    async def test_a_blob_may_expire_before_the_others(self, house):
+        """Put side by side, each has its own; none is delivered past it, and it is counted."""
+        async with running(house.store()) as store:
+            async with trio.open_nursery() as nursery:
+                for ttl in (None, TTL / 10, TTL / 2, 10 * TTL):
+                    nursery.start_soon(store.put, A, repr(ttl).encode(), ttl)
+            assert len(await envelopes(store, A)) == 4
+            await house.age(TTL / 5)
+            left = {repr(ttl).encode() for ttl in (None, TTL / 2, 10 * TTL)}
+            assert set(await envelopes(store, A)) == left
+            assert (await store.missed(A)).count == 1
+
+    async def test_none_is_longer_than_the_stores(self, store):
+        """What was asked for beyond it is cut, and Put says so."""
+        usual, long, brief = [await store.put(A, b"x", ttl) for ttl in (None, 9 * TTL, TTL / 2)]
+        assert long.expires_at == pytest.approx(usual.expires_at, abs=60)
+        assert brief.expires_at == pytest.approx(usual.expires_at - TTL / 2, abs=60)
+
+
+class TestAllInboxesTogether:
+    async def test_invented_keys_fill_no_more_than_there_is_for_all(self, house):
+        """However many keys, all together keep to their bytes; what is there can be fetched, and
+        makes room."""
+        options = {} if isinstance(house, SqliteHouse) else {"statistics_every": 0.05}
+        async with running(house.store(max_total=4 << 20, **options)) as store:
+            kept = []
+            with pytest.raises(StoreFull):
+                for number in range(1000):
+                    key = number.to_bytes(32, "big")
+                    await store.put(key, bytes(60_000))
+                    kept.append(key)
+            assert 50 < len(kept) < 72
+            with pytest.raises(StoreFull):
+                await store.put(B, bytes(60_000))
+            for key in kept[:10]:
+                (blob,) = await store.flush(key)
+                await store.delete(key, [blob.id])
+            more = 0
+            with trio.move_on_after(20):
+                while more < 5:
+                    try:
+                        await store.put(B, bytes(60_000))
+                    except StoreFull:
+                        await trio.sleep(0.02)
+                    else:
+                        more += 1
+            assert more == 5
+            with pytest.raises(StoreFull):
+                for _ in range(20):
+                    await store.put(A, bytes(60_000))
+
+    async def test_a_store_that_was_full_is_full_when_it_runs_again(self, house):
+        """What is there counts, whoever put it and when."""
+        options = {} if isinstance(house, SqliteHouse) else {"statistics_every": 0.05}
+        async with running(house.store()) as store:
+            for number in range(20):
+                await store.put(number.to_bytes(32, "big"), bytes(60_000))
+        async with running(house.store(max_total=1 << 20, **options)) as store:
+            with pytest.raises(StoreFull), trio.fail_after(20):
+                while True:
+                    await store.put(A, b"")
+                    await trio.sleep(0.01)

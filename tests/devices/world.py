@@ -10,7 +10,7 @@ from pathlib import Path
 
 import trio
 
-from relay.devices.intake import Intake, Rates
+from relay.devices.intake import Intake, Rates, Sources
 from relay.devices.limits import DeviceLimits
 from relay.devices.noise import KeyPair
 from relay.devices.server import DeviceServer, Kind
@@ -45,9 +45,9 @@ class World:
         self.storing.cancel()
         await self.stopped.wait()
 
-    async def pusher(self) -> Peer:
-        """Open a push session."""
-        return await Peer.pusher(self.push_address, self.key.public)
+    async def pusher(self, source: str | None = None) -> Peer:
+        """Open a push session, from an address of this machine."""
+        return await Peer.pusher(self.push_address, self.key.public, source)
 
     async def device(self, private: bytes) -> Peer:
         """Open a receive session."""
@@ -68,12 +68,13 @@ async def world(
     *,
     limits: DeviceLimits | None = None,
     rates: Rates | None = None,
+    sources: Sources | None = None,
     **settings: object,
 ) -> AsyncIterator[World]:
     """Run a store in `path` (with these settings) and sessions on it."""
     store = SqliteStore(path / "devices.db", **{"ttl": TTL, **settings})  # type: ignore[arg-type]
     key = KeyPair.generate()
-    server = DeviceServer(key, store, Intake(store, rates), limits)
+    server = DeviceServer(key, store, Intake(store, rates, sources=sources), limits)
     with listening() as push, listening() as receive:
         async with trio.open_nursery() as outer:
             storing, stopped = trio.CancelScope(), trio.Event()

@@ -169,7 +169,7 @@ def test_adaptive_is_immediate_when_idle():
         table.run_until(step * 0.05)
         table.insert(1)
     assert [at for at, _, _ in table.out] == [round(step * 0.05, 6) for step in range(100)]
-    assert {reason for _, _, reason in table.out} == {"timeout"}
+    assert {reason for _, _, reason in table.out} == {"drain"}
 
 
 def test_adaptive_batches_grow_to_the_limit_under_load():
@@ -180,6 +180,7 @@ def test_adaptive_batches_grow_to_the_limit_under_load():
         table.insert(1)
     late = table.out[len(table.out) // 2 :]
     assert sum(rows for _, rows, _ in late) / len(late) >= 9
+    assert {reason for _, _, reason in late} >= {"limit", "timeout"}  # they waited for company
     gaps = [after[0] - before[0] for before, after in itertools.pairwise(late)]
     assert max(gaps) <= LINGER + 1e-6
 
@@ -205,3 +206,16 @@ def test_adaptive_goes_on_at_once_after_a_full_batch():
     table.run_until(1.0)
     table.insert(1000)
     assert table.out == [(1.0, 10, "limit")] * 100
+
+
+def test_what_arrives_after_a_full_batch_is_not_the_drain_of_a_start():
+    """Handed over at once under the same name, it leaves the start's drain as it was."""
+    law = Adaptive(2, 5.0)
+    law.woken(1.0)
+    assert law.decide(1.0) == "drain"
+    law.connected()  # again, while that batch is under way
+    assert law.sent(1, 1.0, "drain") == "drain"
+    assert law.decide(1.0) == "drain"
+    assert law.next_at == -math.inf
+    assert law.sent(0, 1.0, "drain") == "drain"
+    assert law.decide(2.0) is None

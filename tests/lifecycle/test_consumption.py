@@ -11,6 +11,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle.consumption import FREE_GUESSES, GUESS_EVERY, Consumed, Consumption, Guesses
 from relay.lifecycle.tokens import Action, sign
+from relay.outbound.enqueue import NOBODY
 from tests.lifecycle.people import account, insert, set_status, tokens
 
 KEY = bytes(range(32))
@@ -51,7 +52,9 @@ async def test_an_activation_is_used_once_and_activates(any_pool: Pool):
     made = await account(any_pool, number)
     token, _ = await signed(any_pool, number)
     uses = consumption(any_pool)
-    assert await uses.consume(token) == Consumed(Action.ACTIVATION, number, made["login"], "active")
+    assert await uses.consume(token) == Consumed(
+        Action.ACTIVATION, number, made["login"], "active", NOBODY
+    )
     assert (await account(any_pool, number))["status"] == "active"
     for again in (uses, consumption(any_pool)):  # this process, and one that does not remember
         assert await again.consume(token) is None

@@ -309,6 +309,54 @@ async def test_any_search_path_and_a_role_that_may_only_insert_will_do(
     assert await any_pool.fetch_value(WAITING) == 4
 
 
+async def test_a_role_that_may_only_insert_makes_no_active_account_and_no_odd_token(
+    any_pool: Pool, any_database_url: str
+):
+    """What it could not change afterwards it cannot set: status, owner, what tokens count by."""
+    role = f"clerk_{(await any_pool.fetch_value('SELECT current_database()'))}"
+    ways = """
+        accounts (email, login, status) VALUES ('a@example.org', 'a', 'active')
+        accounts (email, login, status) VALUES ('a@example.org', 'a', 'suspended')
+        accounts (email, login, activated_at) VALUES ('a@example.org', 'a', 1)
+        accounts (email, login, suspended_at) VALUES ('a@example.org', 'a', 1)
+        accounts (email, login, status_changed_at) VALUES ('a@example.org', 'a', 1)
+        accounts (email, login, owner) VALUES ('a@example.org', 'a', gen_random_uuid())
+        tokens (account, action, consumed_at) VALUES (1, 'activation', 1)
+        tokens (account, action, expires_at) VALUES (1, 'activation', 2147483647)
+        tokens (account, action, created_at) VALUES (1, 'activation', 1)
+    """.strip().splitlines()
+    (number,) = await insert(any_pool)
+    async with await connect(any_database_url) as connection:
+        await connection.execute(f"CREATE ROLE {role}")
+        try:
+            await connection.execute(f"GRANT USAGE ON SCHEMA relay TO {role}")
+            await connection.execute(f"GRANT INSERT ON relay.accounts, relay.tokens TO {role}")
+            await connection.execute(f"SET SESSION AUTHORIZATION {role}")
+            for way in ways:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not insert"):
+                    await connection.execute(f"INSERT INTO relay.{way}")
+            await connection.execute(
+                "INSERT INTO relay.accounts (email, login) VALUES ('b@example.org', 'b')"
+            )
+            await connection.execute(
+                f"INSERT INTO relay.tokens (account, action) VALUES ({number}, 'activation')"
+            )
+            await connection.execute("RESET SESSION AUTHORIZATION")
+            # Who may change it may set it; so may the owner, whose role this is now.
+            await connection.execute(f"GRANT UPDATE (status) ON relay.accounts TO {role}")
+            for who in (role, "DEFAULT"):
+                await connection.execute(f"SET SESSION AUTHORIZATION {who}")
+                await connection.execute(
+                    "INSERT INTO relay.accounts (email, login, status) VALUES (%s, %s, 'active')",
+                    (f"{who}@example.org", who),
+                )
+        finally:
+            await connection.execute("RESET SESSION AUTHORIZATION")
+            await connection.execute(f"DROP OWNED BY {role}")
+            await connection.execute(f"DROP ROLE {role}")
+    assert await any_pool.fetch_value("SELECT count(*) FROM relay.accounts") == 4
+
+
 async def test_recover_account_makes_a_token_for_active_accounts_only(pool: Pool):
     """It names the status that is in the way, and stops at five within 15 minutes."""
     (number,) = await insert(pool)
