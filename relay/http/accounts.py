@@ -52,6 +52,21 @@ class AccountEntry(BaseModel):
     unsuspended_at: str | None
 
 
+class LetterEntry(BaseModel):
+    """A mail to an account; `message_id` is that of /api/v1/outbound, `at` when it was queued."""
+
+    action: str
+    message_id: str
+    status: str
+    at: str
+
+
+class AccountWithLetters(AccountEntry):
+    """One account, and the mails to it whose tokens are kept still, newest first."""
+
+    letters: list[LetterEntry]
+
+
 _NONE = Answer(404, "there is no such account, or it is not the caller's")
 _MAILED = Answer(429, "it was mailed five times within 15 minutes, or the caller calls too often")
 
@@ -71,7 +86,7 @@ def register(api: Api) -> None:
                 Answer(201, "it is provisioned, and its mail is on its way", AccountEntry),
                 Answer(409, "another account, whoever made it, has this email or this login"),
             ),
-            scope="send",
+            scope="accounts",
             body=NewAccount,
             details="The link in the mail is good once, for 15 minutes.",
         ),
@@ -96,7 +111,7 @@ def register(api: Api) -> None:
             "accounts",
             Access.SCOPE,
             (Answer(200, "a page of them", list[AccountEntry], headers=NEXT),),
-            scope="send",
+            scope="accounts",
             query=PageQuery,
             details="The administrator sees everybody's.",
         ),
@@ -117,12 +132,25 @@ def register(api: Api) -> None:
             "Show an account",
             "accounts",
             Access.SCOPE,
-            (Answer(200, "the account", AccountEntry), _NONE),
-            scope="send",
+            (Answer(200, "the account, and what it was mailed", AccountWithLetters), _NONE),
+            scope="accounts",
         ),
     )
     async def show(call: Call, account_id: str) -> Response:
-        return await _answer(accounts.get, call.caller, account_id)
+        number = _number(account_id)
+        found = None if number is None else await accounts.get(number, _owner(call.caller))
+        if found is None:
+            raise _not_found()
+        letters = [
+            {
+                "action": letter.action.label,
+                "message_id": str(letter.message),
+                "status": letter.status,
+                "at": rfc3339(letter.at),
+            }
+            for letter in await accounts.letters(found.id)
+        ]
+        return json_response({**_shown(found), "letters": letters})
 
     @api.add(
         "POST",
@@ -133,11 +161,11 @@ def register(api: Api) -> None:
             Access.SCOPE,
             (Answer(200, "it is suspended; its mail waits, its links open nothing", AccountEntry),
              _NONE),
-            scope="send",
+            scope="accounts",
         ),
     )  # fmt: skip
     async def suspend(call: Call, account_id: str) -> Response:
-        return await _answer(accounts.suspend, call.caller, account_id, change=True)
+        return await _answer(accounts.suspend, call.caller, account_id)
 
     @api.add(
         "POST",
@@ -147,12 +175,12 @@ def register(api: Api) -> None:
             "accounts",
             Access.SCOPE,
             (Answer(200, "it is what it was before: active, or provisioned", AccountEntry), _NONE),
-            scope="send",
+            scope="accounts",
             details="Mail that waited is sent, if it has not expired.",
         ),
     )
     async def unsuspend(call: Call, account_id: str) -> Response:
-        return await _answer(accounts.unsuspend, call.caller, account_id, change=True)
+        return await _answer(accounts.unsuspend, call.caller, account_id)
 
     @api.add(
         "POST",
@@ -167,7 +195,7 @@ def register(api: Api) -> None:
                 Answer(409, "the account is not active"),
                 _MAILED,
             ),
-            scope="send",
+            scope="accounts",
             details="Its link is good once, for 15 minutes, together with the code beside it.",
         ),
     )
@@ -187,7 +215,7 @@ def register(api: Api) -> None:
                 Answer(409, "the account is not provisioned"),
                 _MAILED,
             ),
-            scope="send",
+            scope="accounts",
         ),
     )
     async def resend(call: Call, account_id: str) -> Response:
@@ -198,7 +226,7 @@ def register(api: Api) -> None:
             return await accounts.mail(number, owner, action)
 
         try:
-            return await _answer(change, call.caller, account_id, status=202, change=True)
+            return await _answer(change, call.caller, account_id, status=202)
         except WrongStatus as error:
             raise Problem(409, "wrong-status", f"{error}.".capitalize()) from error
         except TooManyMails as error:
@@ -212,17 +240,18 @@ def register(api: Api) -> None:
         account_id: str,
         *,
         status: int = 200,
-        change: bool = False,
     ) -> Response:
         number, owner = _number(account_id), _owner(caller)
         found = None
         if number is not None:
-            found = await (
-                api.committed(lambda: what(number, owner)) if change else what(number, owner)
-            )
+            found = await api.committed(lambda: what(number, owner))
         if found is None:
-            raise Problem(404, "account-not-found", "There is no such account, or not of yours.")
+            raise _not_found()
         return json_response(_shown(found), status)
+
+
+def _not_found() -> Problem:
+    return Problem(404, "account-not-found", "There is no such account, or not of yours.")
 
 
 def _owner(caller: Caller) -> UUID | None:

@@ -5,7 +5,7 @@ operations of the resource modules.
 
 Promises
   * Each request passes, in this order: Host and Origin; routing; credential and permission;
-    body size and time; validation; the handler.
+    names of parameters; body size and time; validation; the handler.
   * Each refusal is a problem document (`problems.py`).  An unexpected exception is a 500 that
     says nothing, and one log line that says everything; a database outage is a 503 with
     `Retry-After`.
@@ -16,7 +16,7 @@ Promises
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from quart.globals import request_ctx, websocket_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from relay.errors import DatabaseUnavailable, TemporaryFailure
+from relay.errors import DatabaseUnavailable, OverQuota, TemporaryFailure
 from relay.http import (
     accounts,
     collector,
@@ -53,16 +53,32 @@ from relay.http import (
     tokens,
     webhooks,
 )
-from relay.http.auth import Admission, Caller, Hosts, authorise, payer
+from relay.http.auth import Admission, Admitted, Authorisation, Hosts
 from relay.http.bodies import Connection, Request, Uploads
 from relay.http.deps import Deps
-from relay.http.operations import Call, Handler, Operation, read_values
-from relay.http.problems import Problem, from_status, unavailable
+from relay.http.operations import (
+    Call,
+    Handler,
+    Operation,
+    check_names,
+    parameters,
+    read_values,
+)
+from relay.http.problems import (
+    Problem,
+    from_status,
+    no_space,
+    over_quota,
+    reserved_name,
+    unavailable,
+)
 from relay.http.rates import Rates, address_of
+from relay.http.shares import owner_of
 from relay.log import get_logger
 from relay.mailboxes.plans import Invalid
-from relay.mailboxes.store import AddressTaken, Mailbox
+from relay.mailboxes.store import AddressTaken, ReservedName
 from relay.metrics import registry
+from relay.storage import REFUSED
 
 T = TypeVar("T")
 
@@ -160,35 +176,41 @@ def create_app(deps: Deps) -> QuartTrio:
     uploads, rates = Uploads(deps.limits), Rates()
     for route in api.routes:
         _mount(app, deps, uploads, rates, route)
-    _guard(app, Hosts(deps.public_url))
+    anywhere = {_endpoint(route) for route in api.routes if route.operation.any_host}
+    _guard(app, Hosts(deps.urls), anywhere)
     app.register_error_handler(Exception, _answer_error)
     app.after_request(_finish)
     return app
 
 
 def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: Rates, route: Route) -> None:
-    operation = route.operation
+    operation, known = route.operation, parameters(route.operation)
 
     async def view(**path: str) -> Any:
         # Themselves, not Quart's proxies: a stream is looked at again when its context is gone.
         connection = websocket_ctx.websocket if operation.websocket else request_ctx.request
         if operation.stream and not operation.websocket and request.method == "HEAD":
             raise MethodNotAllowed(valid_methods=["GET"])
-        address = path.pop("address", None)
-        caller, mailbox = await _admit(deps, rates, operation, connection, address)
-        refusal = Admission(
-            lambda: authorise(deps, operation, connection, address),
-            caller,
-            deps.limits.keep_alive_every,
-        ).refusal
-        if operation.websocket:
-            query, body = await read_values(operation, connection.args)
-            return await route.handler(Call(caller, mailbox, query, body, refusal), **path)
-        async with uploads.admitted(operation):
-            query, body = await read_values(operation, connection.args)
-            return await route.handler(Call(caller, mailbox, query, body, refusal), **path)
+        asked = Authorisation(deps, operation, connection, path.pop("address", None))
+        admitted = await _admit(deps, rates, operation, connection, asked)
+        check_names(known, (name for name, _ in connection.args.items(multi=True)))
+        if operation.stores and deps.space.short():
+            REFUSED.labels("call").inc()
+            raise no_space()
+        standing = Admission(asked.authorise, admitted, deps.limits.keep_alive_every, deps.hub)
 
-    endpoint = f"{route.method} {route.rule}"
+        async def call() -> Call:
+            query, body = await read_values(operation, connection.args)
+            caller, mailbox, session = admitted
+            return Call(caller, mailbox, query, body, session, standing)
+
+        if operation.websocket:
+            return await route.handler(await call(), **path)
+        owner = owner_of(admitted.caller, connection, deps.trusted_proxies)
+        async with uploads.admitted(operation, owner):
+            return await route.handler(await call(), **path)
+
+    endpoint = _endpoint(route)
     if operation.websocket:
         app.add_websocket(route.rule, endpoint, view)
     else:
@@ -196,41 +218,49 @@ def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: Rates, route: Ro
 
 
 async def _admit(
-    deps: Deps, rates: Rates, operation: Operation, connection: Any, address: str | None
-) -> tuple[Caller | None, Mailbox | None]:
+    deps: Deps, rates: Rates, operation: Operation, connection: Any, asked: Authorisation
+) -> Admitted:
     """Return who calls and the mailbox named, charged for the call, or raise the refusal."""
 
     # Before any look-up: what may be junk must not cost a query once its address is over the rate.
-    paying = payer(deps, operation, connection)
+    paying = asked.payer()
     if paying is None:
         if operation.limited:
             rates.charge(address_of(connection, deps.trusted_proxies), deps.anonymous_rate)
     elif paying.key is not None:
         rates.charge(paying.key.id, paying.key.calls_per_second)
-    caller, mailbox = await authorise(deps, operation, connection, address)
+    admitted = await asked.authorise()
+    caller = admitted.caller
     if paying is None and caller is not None and caller.key is not None:
         rates.charge(caller.key.id, caller.key.calls_per_second)
-    return caller, mailbox
+    return admitted
 
 
-def _guard(app: QuartTrio, hosts: Hosts) -> None:
+def _endpoint(route: Route) -> str:
+    return f"{route.method} {route.rule}"
+
+
+def _guard(app: QuartTrio, hosts: Hosts, anywhere: Collection[str]) -> None:
+    """Check Host and Origin before each call; those in `anywhere` are asked under any Host."""
+
     async def check_http() -> None:
-        _check(hosts, request)
+        _check(hosts, request, any_host=request.endpoint in anywhere)
 
     async def check_websocket() -> None:
-        _check(hosts, websocket)
+        _check(hosts, websocket, any_host=False)
 
     app.before_request(check_http)
     app.before_websocket(check_websocket)
 
 
-def _check(hosts: Hosts, connection: Any) -> None:
+def _check(hosts: Hosts, connection: Any, *, any_host: bool) -> None:
     server = connection.scope.get("server")
     hosts.check(
         connection.headers.get("Host"),
         connection.headers.get("Origin"),
         server[0] if server else None,
         connection.scheme in {"https", "wss"},
+        any_host=any_host,
     )
 
 
@@ -246,8 +276,12 @@ async def _answer_error(error: Exception) -> Response:
         return Problem(422, "invalid", f"{error}.", title="Invalid values").response()
     if isinstance(error, AddressTaken):
         return Problem(409, "address-taken", "That local_part is taken.").response()
+    if isinstance(error, ReservedName):
+        return reserved_name("local_part").response()
     if (problem := send.answer_refusal(error)) is not None:
         return problem.response()
+    if isinstance(error, OverQuota):
+        return over_quota(f"{error}.".capitalize()).response()
     if isinstance(error, TemporaryFailure):
         log.warning("http.unavailable", error=str(error))
         return unavailable("A store that this call needs does not answer; try again.").response()

@@ -2,35 +2,43 @@
 
 Three credentials: the administrator's token and API keys (`Authorization: Bearer`), and a
 mailbox's session token (`X-Session-Token`, on streams also `?token=`).  The operator's page has
-cookies instead of either (`cookies.py`); they count where no header names a credential.
+page sessions instead of either (`sessions.py`), each known by a cookie and by a secret of the page
+(`cookies.py`); they count where no header names a credential.
 
 Promises
   * Tokens are compared as hashes, the administrator's in constant time.
   * On a mailbox, no credential, a wrong one and a foreign one are one answer, after the same
     look-up: nobody learns whether an address exists.
-  * Host must name this relay and Origin must be its own page, on WebSockets too; so no other
-    site's script reaches it, not even through a name made to resolve to this machine.
-  * A stream does not outlive its key, or its cookie, by more than two keep-alives (`Admission`).
+  * Host must name this relay (but for health) and Origin must be its own page, on WebSockets too;
+    so no other site's script reaches it, not even through a name made to resolve to this machine.
+  * A cookie alone is no credential, and neither is what the page alone holds.
+  * A stream does not outlive its key by more than two keep-alives, and ends at once with its page
+    session's (`Admission`).
 """
 
 from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID
 
 import trio
 
 from relay.crypto import hash_token, tokens_equal
+from relay.db.listen import Hub, Subscription
 from relay.errors import TemporaryFailure
-from relay.http.cookies import MAILBOX, SESSION, cookie_of, hash_of
+from relay.http import tickets
+from relay.http.cookies import Shown, shown
 from relay.http.deps import Deps
-from relay.http.operations import Access, Operation
+from relay.http.operations import Access, Doubt, Operation
 from relay.http.problems import Problem, mailbox_not_found, missing_scope, unauthenticated
+from relay.http.sessions import CHANNEL, Proof, Session
 from relay.mailboxes.keys import ApiKey
 from relay.mailboxes.store import ADMINISTRATOR_ID, Credential, Mailbox
 from relay.settings import is_loopback
@@ -57,6 +65,11 @@ class Caller:
         """The plan of what this caller makes."""
         return "enterprise" if self.key is None else self.key.plan
 
+    @property
+    def kind(self) -> str:
+        """The owner type of the mailboxes that this caller makes."""
+        return "api" if self.key is None else self.key.kind
+
     def allows(self, scope: str) -> bool:
         """Whether the caller may do what needs `scope`."""
         return self.key is None or self.key.allows(scope)
@@ -73,12 +86,7 @@ async def identify(deps: Deps, token: str) -> Caller | None:
     """Return the holder of a bearer token, or None."""
     if not token or len(token) > MAX_TOKEN:
         return None
-    return await _holder(deps, hash_token(token))
-
-
-async def _holder(deps: Deps, token_hash: bytes | None) -> Caller | None:
-    if token_hash is None:
-        return None
+    token_hash = hash_token(token)
     if tokens_equal(token_hash, deps.admin_token_hash):
         return Caller(None)
     key = await deps.keys.authenticate(token_hash)
@@ -86,74 +94,177 @@ async def _holder(deps: Deps, token_hash: bytes | None) -> Caller | None:
     return None if key is None else Caller(key)
 
 
-def payer(deps: Deps, operation: Operation, connection: Any) -> Caller | None:
-    """Return whom the call is charged to before any look-up: None is the address.
+class Admitted(NamedTuple):
+    """Who was let in, the mailbox that the call names, and the page session that spoke for it."""
 
-    A key counts from the first time on that it was found good, and until it is found revoked.
-    It says nothing of what the caller may: that is `authorise`'s, which looks the key up.
+    caller: Caller | None = None
+    mailbox: Mailbox | None = None
+    session: Session | None = None
+
+
+class Authorisation:
+    """Identification of one call: begun when it came, and repeated while it is answered.
+
+    `connection` is Quart's request or websocket, `address` the mailbox that its path names.
     """
-    if operation.access is Access.OPEN:
-        return None
-    headers = connection.headers
-    if "Authorization" in headers:
+
+    def __init__(
+        self, deps: Deps, operation: Operation, connection: Any, address: str | None
+    ) -> None:
+        self._deps = deps
+        self._operation = operation
+        self._connection = connection
+        self._address = address or ""
+        self._came_at = time.time()  # a ticket that was in time stays so for a long answer
+
+    def payer(self) -> Caller | None:
+        """Return whom the call is charged to before any look-up: None is the address.
+
+        A key counts from the first time on that it was found good, and until it is found revoked;
+        so does a page session.  It says nothing of what the caller may: that is `authorise`'s,
+        which looks them up.
+        """
+        deps, operation, headers = self._deps, self._operation, self._connection.headers
+        if operation.access is Access.OPEN:
+            return None
+        if "Authorization" not in headers:
+            if operation.access is Access.MAILBOX and (
+                _named(headers) or (operation.token_in_query and "token" in self._connection.args)
+            ):
+                return None  # the page's session does not count then, nor is it looked up
+            known = deps.sessions.known(self._shown(), self._proof())
+            return None if known is None else Caller(known[1])
         token = _bearer(headers)
-        token_hash = hash_token(token) if token and len(token) <= MAX_TOKEN else None
-    elif operation.access is Access.MAILBOX and (
-        _named(headers) or (operation.token_in_query and "token" in connection.args)
-    ):
-        return None  # it reads no cookie then, so it would not notice a key that was revoked
-    else:
-        token_hash = hash_of(SESSION, deps.keyring.signing, connection)
-    if token_hash is None:
-        return None
-    if tokens_equal(token_hash, deps.admin_token_hash):
-        return Caller(None)
-    key = deps.seen.key(token_hash)
-    return None if key is None else Caller(key)
+        if not token or len(token) > MAX_TOKEN:
+            return None
+        token_hash = hash_token(token)
+        if tokens_equal(token_hash, deps.admin_token_hash):
+            return Caller(None)
+        key = deps.seen.key(token_hash)
+        return None if key is None else Caller(key)
 
+    async def authorise(self) -> Admitted:
+        """Return who calls and the mailbox named, or raise the `Problem` that refuses the call."""
+        operation = self._operation
+        if operation.access is Access.OPEN:
+            return Admitted()
+        if operation.access is Access.MAILBOX:
+            return await self._on_mailbox()
+        caller, session = await self._caller()
+        if caller is None:
+            if operation.access is Access.SCOPE:
+                raise unauthenticated(
+                    "This call needs an Authorization header with a bearer token."
+                )
+            return Admitted()
+        if operation.scope is not None and not caller.allows(operation.scope):
+            raise missing_scope(operation.scope)
+        return Admitted(caller, None, session)
 
-async def authorise(
-    deps: Deps, operation: Operation, connection: Any, address: str | None
-) -> tuple[Caller | None, Mailbox | None]:
-    """Return who calls and the mailbox named, or raise the `Problem` that refuses the call.
+    async def _caller(self) -> tuple[Caller | None, Session | None]:
+        authorization = self._connection.headers.get("Authorization")
+        if authorization is None:
+            # A session that is no more is no credential; what needs one says 401 by itself.
+            operator, _ = await self._of_page()
+            return operator if operator is not None else (None, None)
+        scheme, _, token = authorization.strip().partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise unauthenticated("The Authorization header must be 'Bearer' and a token.")
+        caller = await identify(self._deps, token)
+        if caller is None:
+            raise unauthenticated("The token is unknown or revoked.")
+        return caller, None
 
-    `connection` is Quart's request or websocket.
-    """
-    if operation.access is Access.OPEN:
-        return None, None
-    if operation.access is Access.MAILBOX:
-        return await _on_mailbox(deps, operation, connection, address or "")
-    caller = await _caller(deps, connection)
-    if caller is None:
-        if operation.access is Access.SCOPE:
-            raise unauthenticated("This call needs an Authorization header with a bearer token.")
-        return None, None
-    if operation.scope is not None and not caller.allows(operation.scope):
-        raise missing_scope(operation.scope)
-    return caller, None
+    async def _on_mailbox(self) -> Admitted:
+        deps, operation, headers = self._deps, self._operation, self._connection.headers
+        caller, token_hash = await _of_mailbox(deps, operation, headers, self._connection.args)
+        session: Session | None = None
+        if caller is None and token_hash is None and not _named(headers):
+            operator, own = await self._of_page()
+            if own is not None:
+                credential = Credential(own.holder.token_hash)
+                mailbox = await deps.store.find(self._address, credential)
+                if mailbox is not None:
+                    return Admitted(None, mailbox, own)
+            if operator is not None:
+                caller, session = operator
+        scope = operation.scope
+        may = caller is not None and (scope is None or caller.allows(scope))
+        known = caller.credential if caller is not None else Credential()
+        credential = Credential(token_hash)
+        if may:
+            credential = Credential(token_hash, known.owner_id, known.administrator)
+        mailbox = await deps.store.find(self._address, credential)
+        if mailbox is None:
+            if self._connection.scope.get("method") == "DELETE":
+                await deps.store.confirm_gone(self._address, credential)
+            # An owner learns that it is the scope; to all others the mailbox does not exist.
+            if caller is not None and not may and scope is not None:
+                mailbox = await deps.store.find(self._address, known)
+                if mailbox is not None:
+                    raise missing_scope(scope)
+            raise mailbox_not_found()
+        return Admitted(caller, mailbox, session)
+
+    async def _of_page(self) -> tuple[tuple[Caller, Session] | None, Session | None]:
+        """Return the operator with his page session, and the mailbox's page session."""
+        operator: tuple[Caller, Session] | None = None
+        own: Session | None = None
+        for session, key in await self._deps.sessions.find(self._shown(), self._proof()):
+            if session.holder.kind == "mailbox":
+                own = session
+            else:
+                operator = Caller(key), session
+        return operator, own
+
+    def _shown(self) -> Shown:
+        return shown(self._connection, self._deps.urls, ticket=self._operation.ticket > 0)
+
+    def _proof(self) -> Proof:
+        given, path = self._shown(), self._connection.path
+
+        def proof(session: Session) -> bool:
+            if any(tokens_equal(key, session.page_key_hash) for key in given.keys):
+                return True
+            return given.ticket is not None and tickets.opens(
+                given.ticket, self._deps.keyring.signing, session.id, session.page_key_hash, path,
+                now=self._came_at, lasts=self._operation.ticket,
+            )  # fmt: skip
+
+        return proof
 
 
 class Admission:
     """Whether a call that was let in still would be, for those that answer for long.
 
-    `again` is `authorise` for the same call, so that the two cannot differ.  It runs once `every`
-    seconds have passed since it last did, charges nobody, and is left out where there is no caller:
-    a mailbox's own token lasts as long as the mailbox, whose end its streams see by themselves.
+    `again` is `Authorisation.authorise` of the same call, so that the two cannot differ.  It runs
+    once `every` seconds have passed since it last did, and at once when the call's page session may
+    be over.  It charges nobody, and is left out where there is neither caller nor session: a
+    mailbox's own token lasts as long as the mailbox, whose end its streams see by themselves.
     """
 
     def __init__(
         self,
-        again: Callable[[], Awaitable[tuple[Caller | None, Mailbox | None]]],
-        caller: Caller | None,
+        again: Callable[[], Awaitable[Admitted]],
+        admitted: Admitted,
         every: float,
+        hub: Hub,
     ) -> None:
         self._again = again
-        self._every = math.inf if caller is None else every
+        self._session = admitted.session
+        charged = admitted.caller is not None or admitted.session is not None
+        self._every = every if charged else math.inf
         self._due = trio.current_time() + self._every
+        self._hub = hub
+        self._news: Subscription | None = None
         self._refusal: Problem | None = None
 
     async def refusal(self) -> Problem | None:
         """Return what the call would be refused with by now, or None; an outage refuses nobody."""
+        if self._news is not None and self._news.woken:
+            await self._news.wait()
+            self._due = -math.inf
         if self._refusal is None and trio.current_time() >= self._due:
             try:
                 with trio.move_on_after(_PATIENCE):
@@ -165,47 +276,24 @@ class Admission:
             self._due = trio.current_time() + self._every
         return self._refusal
 
+    @contextmanager
+    def watched(self) -> Iterator[Doubt]:
+        """Hear of the end of the call's page session while in the block: give what waits for it."""
+        if self._session is None:
+            yield trio.sleep_forever
+            return
+        with self._hub.subscribe(CHANNEL, str(self._session.id)) as news:
+            self._news = news
+            self._due = -math.inf  # it may have ended between its look-up and here
 
-async def _caller(deps: Deps, connection: Any) -> Caller | None:
-    authorization = connection.headers.get("Authorization")
-    if authorization is None:
-        # A cookie whose token is no more is no credential; what needs one says 401 by itself.
-        return await _holder(deps, cookie_of(SESSION, deps.keyring.signing, connection))
-    scheme, _, token = authorization.strip().partition(" ")
-    token = token.strip()
-    if scheme.lower() != "bearer" or not token:
-        raise unauthenticated("The Authorization header must be 'Bearer' and a token.")
-    caller = await identify(deps, token)
-    if caller is None:
-        raise unauthenticated("The token is unknown or revoked.")
-    return caller
+            async def doubt() -> None:
+                await news.wait()
+                self._due = -math.inf
 
-
-async def _on_mailbox(
-    deps: Deps, operation: Operation, connection: Any, address: str
-) -> tuple[Caller | None, Mailbox | None]:
-    caller, token_hash = await _of_mailbox(deps, operation, connection.headers, connection.args)
-    if caller is None and token_hash is None and not _named(connection.headers):
-        signing = deps.keyring.signing
-        token_hash = cookie_of(MAILBOX, signing, connection)
-        caller = await _holder(deps, cookie_of(SESSION, signing, connection))
-    scope = operation.scope
-    may = caller is not None and (scope is None or caller.allows(scope))
-    known = caller.credential if caller is not None else Credential()
-    mailbox = await deps.store.find(
-        address,
-        Credential(token_hash, known.owner_id, known.administrator)
-        if may
-        else Credential(token_hash),
-    )
-    if mailbox is None:
-        # An owner learns that it is the scope; to all others the mailbox does not exist.
-        if caller is not None and not may and scope is not None:
-            mailbox = await deps.store.find(address, known)
-            if mailbox is not None:
-                raise missing_scope(scope)
-        raise mailbox_not_found()
-    return caller, mailbox
+            try:
+                yield doubt
+            finally:
+                self._news = None
 
 
 async def _of_mailbox(
@@ -233,23 +321,37 @@ def _named(headers: Mapping[str, str]) -> bool:
 class Hosts:
     """Which Host and Origin are this relay's own."""
 
-    def __init__(self, public_url: str) -> None:
-        parts = urlsplit(public_url)
-        self._public_host = parts.hostname
-        self._public_origin = (
-            (parts.scheme, parts.hostname, parts.port or _port_of(parts.scheme))
-            if parts.hostname
-            else None
-        )
+    def __init__(self, public_urls: Iterable[str]) -> None:
+        """`public_urls`: the addresses that people see; empty ones are none."""
+        parts = [urlsplit(url) for url in public_urls if url]
+        self._public_hosts = {each.hostname for each in parts}
+        self._public_origins = {
+            (each.scheme, each.hostname, each.port or _port_of(each.scheme)) for each in parts
+        }
 
-    def check(self, host: str | None, origin: str | None, server: str | None, tls: bool) -> None:
+    def check(
+        self,
+        host: str | None,
+        origin: str | None,
+        server: str | None,
+        tls: bool,
+        *,
+        any_host: bool = False,
+    ) -> None:
         """Raise the 403 of a foreign `Host` or `Origin`.
 
-        `server` is the address that the connection arrived at, which may be named too.
+        `server` is the address that the connection arrived at, which may be named too; `any_host`
+        lets every Host pass, and no Origin more than otherwise.
         """
         name, port = _split(host)
-        if name is None or not self._names_us(name, server):
-            raise Problem(403, "foreign-host", "The Host header does not name this relay.")
+        if not any_host and (name is None or not self._names_us(name, server)):
+            raise Problem(
+                403,
+                "foreign-host",
+                "The Host header does not name this relay. RELAY_HTTP__PUBLIC_URL says by which "
+                "addresses it is reached, one or a JSON list of them; localhost and the address "
+                "of the port need not be said.",
+            )
         if origin is None:
             return
         try:
@@ -258,7 +360,7 @@ class Hosts:
         except ValueError:
             theirs = ("", None, None)
         scheme, their_host, their_port = theirs
-        if theirs == self._public_origin:
+        if theirs in self._public_origins:
             return
         if (
             scheme in {"http", "https"}
@@ -270,7 +372,7 @@ class Hosts:
         raise Problem(403, "foreign-origin", "Pages of other origins may not call this relay.")
 
     def _names_us(self, name: str, server: str | None) -> bool:
-        if is_loopback(name) or name == self._public_host:
+        if is_loopback(name) or name in self._public_hosts:
             return True
         try:  # addresses are compared as addresses: ::1 has several spellings
             return server is not None and ipaddress.ip_address(name) == ipaddress.ip_address(

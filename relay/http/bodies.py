@@ -3,7 +3,10 @@
 Promises
   * Before it is known who calls and what, a body takes `MAX_BODY` at most: what follows stays in
     the peer's hands (TCP's flow control), and is read only when the call allows more.
-  * Bodies over `MAX_BODY` are few in memory at once; the others wait, for a bounded time.
+  * Bodies over `MAX_BODY` are few in memory at once; the others wait, for a bounded time.  A place
+    is taken once more than `MAX_BODY` has come, whatever was announced, and is lost by a body that
+    comes more slowly than `STEP` in `Limits.upload_every`.
+  * No owner has more than half of the places, and one is kept for the administrator (`shares`).
 
 Why not the framework's own limit: it is one number for all calls, and it takes what comes as fast
 as it comes, before anybody has asked for a credential.
@@ -11,9 +14,8 @@ as it comes, before anybody has asked for a credential.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from math import ceil
+from collections.abc import AsyncIterator, Hashable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
@@ -21,14 +23,22 @@ from quart import request
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from quart_trio.wrappers.request import TrioBody
+from werkzeug.exceptions import RequestTimeout
 
 from relay.http.operations import MAX_BODY, Operation
 from relay.http.problems import unavailable
+from relay.http.shares import Crowded, Shares
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable
 
     from relay.http.deps import Limits
+
+
+STEP = 64 * 1024
+"""Bytes that a body which has a place must bring in `Limits.upload_every` seconds."""
+
+_BUSY = "Other large requests are being taken in; try again."
 
 
 class GatedBody(TrioBody):
@@ -38,6 +48,7 @@ class GatedBody(TrioBody):
         # What is announced is judged where the operation is known (operations.read_body).
         super().__init__(None, MAX_BODY)
         self._opened = trio.Event()
+        self._known = trio.Event()  # whether it is over MAX_BODY: it is, or it is complete
 
     def open(self, limit: int) -> None:
         """Take up to `limit` bytes from now on."""
@@ -47,7 +58,27 @@ class GatedBody(TrioBody):
     async def wait_room(self, count: int) -> None:
         """Wait until `count` more bytes may be appended or the body has been opened."""
         if len(self._data) + count > MAX_BODY:
+            self._known.set()
             await self._opened.wait()
+
+    def set_complete(self) -> None:
+        """Take note of the end; the framework calls it."""
+        super().set_complete()
+        self._known.set()
+
+    async def exceeds(self) -> bool:
+        """Whether more than `MAX_BODY` came; returns as soon as that is known."""
+        await self._known.wait()
+        return not self._complete.is_set()
+
+    async def arrive(self, every: float) -> None:
+        """Return when all of it is here; 408 once less than `STEP` came in `every` seconds."""
+        while not self._complete.is_set():
+            before = len(self._data)
+            with trio.move_on_after(every):
+                await self._complete.wait()
+            if not self._complete.is_set() and len(self._data) - before < STEP:
+                raise RequestTimeout
 
 
 class Request(TrioRequest):
@@ -78,24 +109,42 @@ class Uploads:
     """The few large bodies that may be in memory at once."""
 
     def __init__(self, limits: Limits) -> None:
-        self._slots = trio.CapacityLimiter(limits.uploads)
+        places = limits.uploads
+        self._places = Shares(places, places // 2, kept=1, waiting=32)
+        self._begin = limits.body_timeout
         self._timeout = limits.upload_timeout
+        self._every = limits.upload_every
 
     @asynccontextmanager
-    async def admitted(self, operation: Operation) -> AsyncIterator[None]:
-        """Open the current request's body as far as `operation` takes; 503 when none has room."""
+    async def admitted(self, operation: Operation, owner: Hashable) -> AsyncIterator[None]:
+        """Open the current request's body as far as `operation` takes; 503 when none has room.
+
+        Of a body that may be large, all has come when the block begins: 408 where it did not.
+        """
         length, body = request.content_length, cast(GatedBody, request.body)
         if operation.max_body <= MAX_BODY or (length is not None and length <= MAX_BODY):
             body.open(min(operation.max_body, MAX_BODY))
             yield
             return
-        with trio.move_on_after(self._timeout):
-            await self._slots.acquire_on_behalf_of(body)
-        if body not in self._slots.statistics().borrowers:
-            raise unavailable("Other large requests are being taken in; try again.")
-        try:
-            request.body_timeout = ceil(self._timeout)
-            body.open(operation.max_body)
+        if length is not None and length > operation.max_body:
+            yield  # whoever reads the body refuses it by its length
+            return
+        with trio.move_on_after(self._begin) as beginning:
+            large = await body.exceeds()
+        if beginning.cancelled_caught:
+            raise RequestTimeout
+        async with AsyncExitStack() as place:
+            if large:
+                with trio.move_on_after(self._timeout) as waiting:
+                    try:
+                        await place.enter_async_context(self._places.turn(owner))
+                    except Crowded:
+                        raise unavailable(_BUSY) from None
+                if waiting.cancelled_caught:
+                    raise unavailable(_BUSY)
+                body.open(operation.max_body)
+                with trio.move_on_after(self._timeout) as arriving:
+                    await body.arrive(self._every)
+                if arriving.cancelled_caught:
+                    raise RequestTimeout
             yield
-        finally:
-            self._slots.release_on_behalf_of(body)

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from quart import Response
 
 from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.lifecycle.batching import REASONS
 from relay.metrics import registry
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def register(api: Api) -> None:
     async def show(call: Call) -> Response:
         found = await api.deps.collector()
         count = registry.get_sample_value
-        reasons = ("limit", "timeout", "drain")
         return json_response(
             {
                 "activations": found.due.activations,
@@ -67,7 +67,7 @@ def register(api: Api) -> None:
                 "batches": int(
                     sum(
                         count("relay_collector_batches_total", {"reason": reason}) or 0
-                        for reason in reasons
+                        for reason in REASONS
                     )
                 ),
                 "letters": int(count("relay_collector_batch_rows_sum") or 0),

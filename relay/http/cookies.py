@@ -1,115 +1,101 @@
-"""Cookies that stand for a credential in a browser: `relay_session` and `relay_mailbox`.
+"""What a browser shows of a page session: the cookie, the page's key, a ticket.
 
-A page's scripts never hold a token for longer than it takes to send it once: the relay answers
-with a cookie that scripts cannot read, and frames, downloads and event streams, which cannot set
-headers, send it by themselves.
-
-Format: `expiry "." hash "." signature`, base64url without padding: seconds since 1970 in decimal,
-the SHA-256 of the token (32 bytes), and HMAC-SHA256 of both (32 bytes) under a key derived from
-the relay's signing key.  So a cookie holds no token, needs no store, survives a restart as long as
-its token does, and is checked by every node that shares the keys.
+A page session (`sessions.py`) has two secrets.  The cookie (`relay_session`, or `relay_mailbox`
+for one anonymous inbox) no script can read, but the browser sends it to every port of the host,
+since cookies know no port.  The page's key only scripts of the page's own origin can read, and
+nothing sends it by itself: it comes in the header `X-Relay-Page-Key`.  Neither authorises anything
+without the other.  Frames, downloads and browsers' own streams cannot set headers; for one path
+and a short time a ticket in the URL (`tickets.py`) stands for the key, beside the cookie.
 
 Promises
   * A cookie counts only for requests that this relay's own pages made: not from another site
     (`SameSite=Strict`, and `Sec-Fetch-Site`, which tells other ports of this host apart, too).
-  * What changes anything needs the header `X-Relay-Page` besides, which no form and no foreign
-    script can send without asking first, and nobody who asks is let.
-  * A mailbox's cookie is sent to that mailbox's calls alone.
+  * It goes no further than it must: to `/api/v1` alone, a mailbox's to that mailbox's calls alone;
+    under TLS as `__Host-relay_session`, which no other host and no plain HTTP can have set (the
+    prefix demands the path `/`), a mailbox's as `__Secure-relay_mailbox`.
 
-Fails: a cookie that is forged, expired or malformed is no cookie.
+Fails: what is malformed, too long or too much is not there.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hmac
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from quart import Response
 
-from relay.http.problems import Problem
+from relay.crypto import hash_token
 
 SESSION = "relay_session"
 MAILBOX = "relay_mailbox"
-SESSION_AGE = 12 * 3600
-"""Seconds after which a signed-in page has to sign in again."""
+SESSION_PATH = "/api/v1"
 
-PAGE_HEADER = "X-Relay-Page"
-_SAFE = {"GET", "HEAD"}
+PAGE_KEY_HEADER = "X-Relay-Page-Key"
+TICKET = "ticket"
+"""The query parameter that carries a ticket."""
+
 _OWN = {None, "same-origin", "none"}  # none: typed into the address bar
-_MAX = 200
+_MAX = 128  # characters of a secret
+_MOST = 8  # of a kind; another port of this host may have set some of the cookies
 
 
-def issue(signing: Sequence[bytes], token_hash: bytes, expires_at: float) -> str:
-    """Return the cookie's value for a token's hash (32 bytes), good until `expires_at` (epoch)."""
-    signed = f"{int(expires_at)}.{_text(token_hash)}"
-    return f"{signed}.{_text(_sign(signing[0], signed))}"
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a request shows of page sessions: hashes of its cookies and of its page keys."""
+
+    cookies: tuple[bytes, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    ticket: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.cookies and (self.keys or self.ticket))
 
 
-def read(signing: Sequence[bytes], value: str | None, now: float) -> bytes | None:
-    """Return the token's hash in a cookie's value, or None; every key of `signing` verifies."""
-    if value is None or len(value) > _MAX or value.count(".") != 2 or not value.isascii():
-        return None
-    signed, _, signature = value.rpartition(".")
-    expiry, _, token_hash = signed.partition(".")
-    given = _bytes(signature)
-    if not any(hmac.compare_digest(given, _sign(key, signed)) for key in signing):
-        return None
-    return _bytes(token_hash) if float(expiry) > now else None
+def shown(connection: Any, public_urls: Iterable[str], *, ticket: bool) -> Shown:
+    """Return what a request shows; `ticket`: whether its call takes one.
 
-
-def hash_of(name: str, signing: Sequence[bytes], connection: Any) -> bytes | None:
-    """Return the token's hash in the request's cookie `name`, whatever the request would do."""
-    value = connection.cookies.get(name)
-    if value is None or connection.headers.get("Sec-Fetch-Site") not in _OWN:
-        return None
-    return read(signing, value, time.time())
-
-
-def cookie_of(name: str, signing: Sequence[bytes], connection: Any) -> bytes | None:
-    """Return the token's hash that the request's cookie `name` stands for, or None.
-
-    Raises the 403 of a change without the page's header.
+    The header may name several keys, separated by commas: the page's, and an inbox's.
     """
-    token_hash = hash_of(name, signing, connection)
-    if token_hash is not None and connection.scope["type"] == "http":
-        _check_page(connection.method, PAGE_HEADER in connection.headers)
-    return token_hash
+    if connection.headers.get("Sec-Fetch-Site") not in _OWN:
+        return Shown()
+    tls = is_tls(connection, public_urls)
+    cookies = [
+        value
+        for name in (SESSION, MAILBOX)
+        for value in connection.cookies.getlist(full_name(name, tls))[:_MOST]
+    ]
+    keys = connection.headers.get(PAGE_KEY_HEADER, "").split(",")[:_MOST]
+    given = connection.args.get(TICKET) if ticket else None
+    return Shown(_hashes(cookies), _hashes(keys), given if given and len(given) <= _MAX else None)
 
 
-def _check_page(method: str, from_page: bool) -> None:
-    if method not in _SAFE and not from_page:
-        raise Problem(
-            403,
-            "not-from-the-page",
-            f"A change that a cookie authorises needs the header {PAGE_HEADER}.",
-        )
+def is_tls(connection: Any, public_urls: Iterable[str]) -> bool:
+    """Whether the browser speaks TLS, to this relay or to the proxy of one of its public URLs."""
+    if connection.scheme in {"https", "wss"}:
+        return True
+    host = urlsplit(f"//{connection.host}").hostname
+    public = map(urlsplit, public_urls)
+    return any(url.scheme == "https" and url.hostname == host for url in public)
 
 
-def put(
-    response: Response, name: str, value: str, *, path: str, max_age: float, secure: bool
-) -> None:
+def full_name(name: str, tls: bool) -> str:
+    """Return a cookie's name with the prefix that it has under TLS."""
+    if not tls:
+        return name
+    return ("__Host-" if name == SESSION else "__Secure-") + name
+
+
+def put(response: Response, name: str, value: str, *, path: str, max_age: float, tls: bool) -> None:
     """Set a cookie that no script can read and no other site can have sent."""
+    if tls and name == SESSION:
+        path = "/"  # or browsers refuse the prefix
     response.set_cookie(
-        name, value, max_age=int(max_age), path=path, secure=secure, httponly=True,
+        full_name(name, tls), value, max_age=int(max_age), path=path, secure=tls, httponly=True,
         samesite="Strict",
     )  # fmt: skip
 
 
-def _sign(key: bytes, text: str) -> bytes:
-    # A key of its own, so that no other signature of the relay's passes as a cookie.
-    return hmac.digest(hmac.digest(key, b"relay cookie", "sha256"), text.encode(), "sha256")
-
-
-def _text(raw: bytes) -> str:
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-
-
-def _bytes(text: str) -> bytes:
-    try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        return b""
+def _hashes(secrets: list[str]) -> tuple[bytes, ...]:
+    return tuple(hash_token(text) for secret in secrets if 0 < len(text := secret.strip()) <= _MAX)

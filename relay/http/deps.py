@@ -28,10 +28,12 @@ from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.devices.desk import DeviceDesk
 from relay.http.rates import Seen
+from relay.http.sessions import Sessions
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import Report
 from relay.mailboxes.keys import Keys
+from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.desk import Desk
 from relay.outbound.enqueue import Enqueued, Message
@@ -40,6 +42,7 @@ from relay.outbound.lanes import Strip
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
 from relay.outbound.webhooks import Webhooks
+from relay.storage import AMPLE, Space
 
 
 class Node(Protocol):
@@ -121,6 +124,10 @@ Fetch = Callable[[str], Awaitable[bytes]]
 """The body at an https address, within a deadline and a size, following no redirect.  Raises
 `TemporaryFailure`."""
 
+FetchObject = Callable[[str, int], Awaitable[bytes]]
+"""GET a letter at a pre-signed address, of so many bytes at most.  `Unreadable` where it can never
+be used, `TemporaryFailure` otherwise."""
+
 ReadyCheck = Callable[[], Awaitable[str | None]]
 """None when a store answers, else one sentence about what does not."""
 
@@ -130,14 +137,15 @@ class Limits:
     """How much of the relay one caller, or all of them, may hold at once."""
 
     streams_per_mailbox: int = 64  # waits, event streams and sockets on one mailbox
-    streams: int = 4000  # the same, over all
+    streams: int = 3072  # the same, over all: three quarters of the connections there may be
     attachments: int = 4  # messages being taken apart for a download at once
     download_bytes: int = 128 << 20  # of messages on their way to readers; one always may go
     body_timeout: float = 15.0  # s; from the head of a request to the end of its body
     keep_alive_every: float = 15.0  # s between a silent stream's comments, and looks at its key
     commit_timeout: float = 25.0  # s; a change begun goes on this long without its caller
     uploads: int = 4  # bodies over MAX_BODY that are in memory at once
-    upload_timeout: float = 60.0  # s; `body_timeout` for those
+    upload_timeout: float = 60.0  # s to wait for a place, and then for the end of such a body
+    upload_every: float = 10.0  # s in which such a body must bring `bodies.STEP`
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,7 @@ class Deps:
 
     store: Store
     keys: Keys
+    sessions: Sessions
     hub: Hub
     accept: Accept
     attachment: ExtractAttachment
@@ -167,12 +176,23 @@ class Deps:
     private_webhooks: bool = False  # whether a URL may name a private address
     devices: DeviceDesk | None = None  # the device inbox, where this process has one
     ready_checks: Sequence[ReadyCheck] = ()
+    space: Space = AMPLE  # of the data directory's disk
     public_url: str = ""
+    other_urls: Sequence[str] = ()  # whose hosts and origins are this relay's own, too
+    return_url: str = ""  # where the pages of mailed links lead afterwards; empty: nowhere
     anonymous_rate: float = 0.0  # calls a second of an address without a key; 0: no limit
     seen: Seen = field(default_factory=Seen)  # the keys that are charged as keys
     trusted_proxies: Collection[str] = ()  # whose X-Forwarded-For is believed
     sns_topics: Iterable[str] = ()
+    buckets: Buckets | None = None  # where SES may have put a letter; None: nowhere
+    fetch_object: FetchObject | None = None  # None: nothing that was put there is fetched
+    max_message_bytes: int = 26_214_400  # of a letter that is fetched
     fetch: Fetch | None = None  # None: no SNS message can be verified, so all are refused
     version: str = ""
     limits: Limits = field(default_factory=Limits)
     ui: Path = Path(os.path.dirname(__file__)) / "ui"
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses that people see; empty ones are none."""
+        return (self.public_url, *self.other_urls)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel
-from quart import Response
+from pydantic import BaseModel, Field
+from quart import Response, request
 
 from relay.devices.desk import DeviceDesk
+from relay.devices.intake import Short, Shortage
 from relay.devices.store import StoreUnavailable
 from relay.devices.wire import MAX_ENVELOPE, Reason, Refused
-from relay.http.operations import Access, Answer, Call, Operation, json_response, read_body
-from relay.http.problems import Problem, unavailable
+from relay.http.operations import Access, Answer, Call, Operation, Query, json_response, read_body
+from relay.http.problems import Problem, no_space, unavailable
+from relay.http.rates import address_of
+from relay.settings import duration
 
 if TYPE_CHECKING:
     from relay.http.app import Api
@@ -28,7 +31,25 @@ _TEMPORARY = {
     Reason.RATE_LIMITED: (429, "device-rate", "This device takes no more blobs for now."),
     Reason.UNAVAILABLE: (503, "unavailable", "The device store does not answer; try again."),
 }
+_SHORT = {
+    Shortage.SOURCE_RATE: (429, "source-rate", "This address has pushed all it may for now."),
+    Shortage.STORE_FULL: (507, "store-full", "All inboxes together hold all they may."),
+}
+_TTL = r"^(0\.\d*[1-9]\d*|[1-9]\d{0,8}(\.\d{1,9})?)(ms|s|m|h|d)?$"
 _RETRY = {"Retry-After": "seconds after which it is worth another try"}
+
+
+class BlobQuery(Query):
+    """How a blob is kept."""
+
+    ttl: Annotated[
+        str | None,
+        Field(
+            pattern=_TTL,
+            description="what nobody fetched within this time is removed: seconds, or a number with"
+            " ms, s, m, h or d; cut to the relay's own (RELAY_DEVICES__TTL), which is the default",
+        ),
+    ] = None
 
 
 class StoredBlob(BaseModel):
@@ -63,6 +84,14 @@ class DevicesState(BaseModel):
     fullest: list[FullInbox]
 
 
+def _problem(refused: Short) -> Problem:
+    """Return what a refusal is over HTTP."""
+    if refused.what is Shortage.LOW_DISK:
+        return no_space(507)
+    status, case, detail = _SHORT[refused.what]
+    return Problem(status, case, detail, headers={"Retry-After": str(refused.retry_after)})
+
+
 class Snapshot(BaseModel):
     """A copy of the device store's file."""
 
@@ -86,13 +115,16 @@ def register(api: Api) -> None:
             Answer(201, "the blob is durable", StoredBlob),
             Answer(404, "the key is not 64 hexadecimal digits"),
             Answer(413, f"over {MAX_ENVELOPE} bytes"),
-            Answer(429, "too many blobs for this device", headers=_RETRY),
+            Answer(
+                429, "too many blobs for this device, or bytes from this address", headers=_RETRY
+            ),
             Answer(503, "the store does not answer", headers=_RETRY),
-            Answer(507, "the device's inbox is full", headers=_RETRY),
+            Answer(507, "the device's inbox, all of them, or the disk is full", headers=_RETRY),
         ),
+        query=BlobQuery,
         raw_body="application/octet-stream",
         max_body=MAX_ENVELOPE,
-        limited=False,  # by the recipient, as on the push port, whoever sends
+        limited=False,  # as on the push port, by recipient and source alone
         details="The key is the device's X25519 public key. The same blob put twice is two blobs.",
     )
 
@@ -101,8 +133,14 @@ def register(api: Api) -> None:
         if _KEY.fullmatch(key) is None:
             raise Problem(404, "not-found", "A device's key is 64 hexadecimal digits.")
         inbox, envelope = desk(), await read_body(operation)
+        source = address_of(request, deps.trusted_proxies)
+        ttl = None if call.query.ttl is None else duration(call.query.ttl)
         try:
-            stored = await api.committed(lambda: inbox.intake.put(bytes.fromhex(key), envelope))
+            stored = await api.committed(
+                lambda: inbox.intake.put(bytes.fromhex(key), envelope, source, ttl)
+            )
+        except Short as refused:
+            raise _problem(refused) from refused
         except Refused as refused:
             status, case, detail = _TEMPORARY[refused.reason]  # its size was seen to already
             raise Problem(
@@ -161,6 +199,7 @@ def register(api: Api) -> None:
                 Answer(503, "the store does not answer", headers=_RETRY),
             ),
             scope="admin",
+            stores=True,
             details="A consistent copy, made while blobs come and go; the next one replaces it. "
             "`relay db backup` asks for it.",
         ),

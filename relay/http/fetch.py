@@ -1,14 +1,26 @@
-"""A careful GET: over https, to an address already checked, bounded in time and size."""
+"""A careful GET: to an address already checked, bounded in time and size.
+
+`fetch` is for certificates and confirmations, `fetch_object` for letters in S3.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import httpx
 import trio
 
-from relay.errors import TemporaryFailure
+from relay.errors import PermanentFailure, TemporaryFailure
 
 TIMEOUT = 10.0  # s, for all of it
 MAX_BYTES = 64 * 1024
+OBJECT_TIMEOUT = 60.0  # s; SNS has given up by then and comes again
+# What a client that encrypts before it stores leaves beside the object: the key, encrypted.
+_ENCRYPTED = ("x-amz-meta-x-amz-key", "x-amz-meta-x-amz-key-v2")
+
+
+class Unreadable(PermanentFailure):
+    """What was fetched can never be used."""
 
 
 async def fetch(url: str) -> bytes:
@@ -18,19 +30,45 @@ async def fetch(url: str) -> bytes:
     """
     if not url.startswith("https://"):
         raise TemporaryFailure("only https is fetched")
-    body = bytearray()
     try:
-        with trio.fail_after(TIMEOUT):
+        return (await _get(url, MAX_BYTES, TIMEOUT))[0]
+    except Unreadable as error:
+        raise TemporaryFailure(str(error)) from error
+
+
+async def fetch_object(url: str, max_bytes: int) -> bytes:
+    """Return the object at `url`, pre-signed.
+
+    `Unreadable` if it is larger, or encrypted by whoever stored it; `TemporaryFailure` for
+    anything else but a complete 200: rights and names are mended by people, and asked for again.
+    """
+    body, headers = await _get(url, max_bytes, OBJECT_TIMEOUT)
+    if any(name in headers for name in _ENCRYPTED):
+        raise Unreadable("the object is encrypted by its client")
+    return body
+
+
+async def _get(url: str, max_bytes: int, seconds: float) -> tuple[bytes, Mapping[str, str]]:
+    body = bytearray()
+    enough = trio.CancelScope()
+    try:
+        with trio.fail_after(seconds):
             async with (
-                httpx.AsyncClient(follow_redirects=False) as client,
+                httpx.AsyncClient(follow_redirects=False, timeout=seconds) as client,
                 client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
             ):
                 if response.status_code != 200:
                     raise TemporaryFailure(f"the answer was {response.status_code}")
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > MAX_BYTES:
-                        raise TemporaryFailure("the answer is too large")
+                # Cancelled, not left: httpx reads through generators within generators, which
+                # only an exception from the innermost ends in order.
+                with enough:
+                    async for chunk in response.aiter_bytes():
+                        if len(body) + len(chunk) > max_bytes:
+                            enough.cancel()
+                        else:
+                            body += chunk
+                if enough.cancel_called:
+                    raise Unreadable("the answer is too large")
     except (httpx.HTTPError, httpx.InvalidURL, trio.TooSlowError) as error:
         raise TemporaryFailure(f"the fetch failed: {type(error).__name__}") from error
-    return bytes(body)
+    return bytes(body), response.headers

@@ -1,4 +1,8 @@
-"""`/healthz`, `/readyz` and `/metrics`: for machines that watch; nobody needs a credential."""
+"""`/healthz`, `/readyz` and `/metrics`: for machines that watch; nobody needs a credential.
+
+The first two are asked under any Host: a probe says the address or the service's name that it
+found, and neither tells anything but that the relay lives.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,12 @@ class Health(BaseModel):
     status: str
 
 
+class Readiness(Health):
+    """Ready, and what is held back all the same: `notices`, absent where there is nothing."""
+
+    notices: list[str] | None = None
+
+
 def troubles(node: Node) -> Iterator[str]:
     """Yield a clause for each actor that is neither running nor paused on purpose."""
     if not node.children and str(node.state) not in {"running", "paused"}:
@@ -47,6 +57,7 @@ def register(api: Api) -> None:
             "operations",
             Access.OPEN,
             (Answer(200, "it is", Health),),
+            any_host=True,
             limited=False,
         ),
     )
@@ -60,8 +71,11 @@ def register(api: Api) -> None:
             "Tell whether every actor is ready and the stores answer",
             "operations",
             Access.OPEN,
-            (Answer(200, "they do", Health), Answer(503, "not so; detail says why")),
+            (Answer(200, "they do", Readiness), Answer(503, "not so; detail says why")),
+            any_host=True,
             limited=False,
+            details="A disk that is nearly full is a notice, no reason to send nobody here: what "
+            "frees space, reads and deliveries go on.",
         ),
     )
     async def readyz(call: Call) -> Response:
@@ -77,7 +91,8 @@ def register(api: Api) -> None:
                 found.append("a store does not answer in time")
         if found:
             raise unavailable(f"Not ready: {', '.join(found)}.")
-        return json_response({"status": "ready"})
+        notice = deps.space.notice
+        return json_response({"status": "ready"} | ({"notices": [notice]} if notice else {}))
 
     @api.add(
         "GET",

@@ -1,20 +1,29 @@
-"""`/api/v1/keys`: who else may call."""
+"""`/api/v1/keys`: who else may call.
+
+A key outlives the page session that makes or renews it, so the page must show a token again before
+it does: whoever takes a session over cannot keep what it opens.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, Field, StringConstraints, field_validator
 from quart import Response
 
+from relay.http.auth import MAX_TOKEN, identify
 from relay.http.entries import BY_ID, listed, removed
 from relay.http.mailboxes import Text
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.http.problems import Problem
 from relay.mailboxes.keys import ApiKey
 
 if TYPE_CHECKING:
     from relay.http.app import Api
+
+MAX_LIFE = 30 * 86_400.0
+"""Seconds that a key which has an end may be given at once."""
 
 
 class NewKey(Form):
@@ -22,15 +31,52 @@ class NewKey(Form):
 
     owner: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     scopes: Annotated[
-        tuple[str, ...], Field(min_length=1, max_length=3, description="of read, send, admin")
+        tuple[str, ...],
+        Field(min_length=1, max_length=4, description="of read, send, accounts, admin"),
     ] = ("read",)
     plan: Annotated[Text, StringConstraints(max_length=64)] = "free"
+    confirm: Annotated[
+        Annotated[str, StringConstraints(max_length=MAX_TOKEN)] | None,
+        Field(description="from a page session: the administrator's token, or a key's with admin"),
+    ] = None
+    senders: Annotated[
+        tuple[Annotated[Text, StringConstraints(max_length=320)], ...] | None,
+        Field(
+            alias="from",
+            min_length=1,
+            max_length=50,
+            description="what it may send from: addresses, @domain, or own for the addresses of "
+            "its own live mailboxes; any address when left out",
+        ),
+    ] = None
+    kind: Annotated[
+        Literal["api", "mcp"], Field(description="the owner type of the mailboxes that it makes")
+    ] = "api"
+    expires_in: Annotated[
+        float | None,
+        Field(
+            ge=1,
+            le=MAX_LIFE,
+            description="seconds until it ends, unless it is renewed; it is deleted then, and when "
+            "it is revoked. It has no end when left out",
+        ),
+    ] = None
 
     @field_validator("scopes", mode="before")
     @classmethod
     def _scopes(cls, value: Any) -> Any:
         # "read,send" is how the command line and people write it.
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+class Renewal(Form):
+    """How long a key that has an end shall live on."""
+
+    expires_in: Annotated[float, Field(ge=1, le=MAX_LIFE, description="seconds from now")]
+    confirm: Annotated[
+        Annotated[str, StringConstraints(max_length=MAX_TOKEN)] | None,
+        Field(description="from a page session: the administrator's token, or a key's with admin"),
+    ] = None
 
 
 class KeyEntry(BaseModel):
@@ -42,6 +88,9 @@ class KeyEntry(BaseModel):
     plan: str
     created_at: str
     revoked_at: str | None
+    expires_at: str | None
+    senders: Annotated[list[str] | None, Field(alias="from")]
+    kind: str
 
 
 class CreatedKey(KeyEntry):
@@ -52,7 +101,19 @@ class CreatedKey(KeyEntry):
 
 def register(api: Api) -> None:
     """Declare the calls."""
-    keys = api.deps.keys
+    deps = api.deps
+    keys = deps.keys
+
+    async def confirm(token: str | None) -> None:
+        holder = await identify(deps, token or "")
+        if holder is None or not holder.allows("admin"):
+            raise Problem(
+                403,
+                "token-needed",
+                "That token makes no keys, and renews none."
+                if token
+                else "This needs the token again: the administrator's, or an admin key's.",
+            )
 
     @api.add(
         "POST",
@@ -61,17 +122,61 @@ def register(api: Api) -> None:
             "Make an API key",
             "keys",
             Access.SCOPE,
-            (Answer(201, "the key, and its token this once", CreatedKey),),
+            (
+                Answer(201, "the key, and its token this once", CreatedKey),
+                Answer(403, "no scope for it; or a page session without `confirm`: token-needed"),
+            ),
             scope="admin",
             body=NewKey,
+            details="`read` opens the key's mailboxes and makes some, and deletes nothing; `send` "
+            "queues mail, and deletes mailboxes and messages; `accounts` is for the accounts; "
+            "`admin` includes all.",
         ),
     )
     async def create(call: Call) -> Response:
         wanted: NewKey = call.body
+        if call.session is not None:
+            await confirm(wanted.confirm)
         key, token = await api.committed(
-            lambda: keys.create(wanted.owner, wanted.scopes, wanted.plan)
+            lambda: keys.create(
+                wanted.owner,
+                wanted.scopes,
+                wanted.plan,
+                kind=wanted.kind,
+                senders=wanted.senders,
+                expires_in=wanted.expires_in,
+            )
         )
         return json_response({**key.as_json(), "token": token}, 201)
+
+    @api.add(
+        "POST",
+        "/api/v1/keys/<key_id>/renew",
+        Operation(
+            "Renew an API key that has an end",
+            "keys",
+            Access.SCOPE,
+            (
+                Answer(200, "it lives on, also if it had just ended", KeyEntry),
+                Answer(403, "no scope for it; or a page session without `confirm`: token-needed"),
+                Answer(404, "there is no such key, or it has no end"),
+            ),
+            scope="admin",
+            body=Renewal,
+        ),
+    )
+    async def renew(call: Call, key_id: str) -> Response:
+        wanted: Renewal = call.body
+        if call.session is not None:
+            await confirm(wanted.confirm)
+        try:
+            which = UUID(key_id)
+        except ValueError:
+            which = UUID(int=0)
+        key = await api.committed(lambda: keys.renew(which, wanted.expires_in))
+        if key is None:
+            raise Problem(404, "key-not-found", "There is no such key, or it has no end.")
+        return json_response(key.as_json())
 
     # Whose keys they are does not matter: they are the administrator's to see and revoke.
     async def find(_: UUID, limit: int, after: UUID | None) -> list[ApiKey]:

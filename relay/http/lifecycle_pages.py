@@ -1,12 +1,18 @@
 """`/activate` and `/recover`: the pages that a person opens from a mail.
 
 Promises
-  * GET shows a form and changes nothing: mail scanners and link previews open every link.  It
-    looks nothing up either, so it tells nothing about the token.
+  * GET shows a form and changes nothing: mail scanners and link previews open every link.  A link
+    that is of no use any more (used, expired, forged, unknown) says so at once: 400, byte for byte
+    the same page, and as slow.
   * POST uses the token, once.  Whatever is wrong, the page is the same, and as slow.
+  * What a dead link offers is another mail.  It goes to the account whose link it was, if it was
+    one, and the page that follows is the same in any case.
+  * Afterwards the pages lead to `RELAY_LIFECYCLE__RETURN_URL`, with a proof that the product can
+    check (`relay/lifecycle/returns.py`): a recovery goes there by itself, an activation by a link.
   * No script, and one style sheet of the relay's own; what the link holds comes back escaped, in
     one hidden field, and only if it looks like a token.
-  * The token leaves for nowhere: the policy allows no other origin, no frame and no referrer.
+  * The token leaves for nowhere: the policy allows no other origin but the product's, no frame and
+    no referrer.
 
 Why `Referrer-Policy: same-origin` and not `no-referrer`, as everywhere else: under that a browser
 says `Origin: null` with its own form, and what has a foreign Origin is refused.
@@ -15,15 +21,19 @@ says `Origin: null` with its own form, and what has a foreign Origin is refused.
 from __future__ import annotations
 
 import re
+import time
+from functools import partial
 from html import escape
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import parse_qs, urlsplit
 
+from pydantic import Field
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
-from relay.http.operations import Access, Answer, Call, Operation, read_body
+from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
 from relay.http.tokens import evenly
+from relay.lifecycle.returns import return_link
 from relay.lifecycle.tokens import Action
 from relay.log import get_logger
 
@@ -74,14 +84,38 @@ _ASK = {
 <input id="code" name="code" inputmode="numeric" autocomplete="one-time-code" pattern="[0-9]{{5}}" \
 maxlength="5" required autofocus></label>
 <button type="submit">Continue</button>
-</form>""",
+{resend}</form>""",
+}
+_RESEND = (
+    '<button type="submit" name="resend" value="yes" formnovalidate>Mail me a new link</button>\n'
+)
+# A form without an action goes to the address that the page was opened with, which has the token:
+# the pages of all dead links are the same.
+_DEAD_FORM = """\
+<p>{hint}</p>
+<form method="post"{action}>
+{token}{resend}</form>"""
+_DEAD = (
+    "This link is no longer valid: it has been used before, or is too old, or was copied in part."
+)
+_HINT = {
+    Action.ACTIVATION: "If your account is active already, there is nothing left to do. Otherwise:",
+    Action.PASSWORD_RECOVERY: "You may ask for another:",
 }
 _REFUSED = {
     Action.ACTIVATION: "This link cannot be used: it has been used before, or is too old, or was "
-    "copied in part. Ask for a new one where you signed up.",
+    "copied in part.",
     Action.PASSWORD_RECOVERY: "That did not work: the code is not the one of the mail, or the link "
     "has been used before, or is too old.",
 }
+# The same for every link that is shown to a page, whosever it was, if anybody's.
+_RESENT = {
+    Action.ACTIVATION: "If the account is not active yet, a new mail is on its way to its address, "
+    "at most five in 15 minutes. If it is active, sign in as usual.",
+    Action.PASSWORD_RECOVERY: "If that link was mailed lately and the account is active, a new "
+    "mail is on its way to its address, at most five in 15 minutes.",
+}
+_TRY_AGAIN = "Something is out of order: try again."
 _TITLE = {
     Action.ACTIVATION: "Activate your account",
     Action.PASSWORD_RECOVERY: "Recover your account",
@@ -95,9 +129,22 @@ _DONE = {
 }
 
 
+class LinkQuery(Query):
+    """What the mailed link holds."""
+
+    token: Annotated[str | None, Field(description="the token of the mail")] = None
+
+
+class FormQuery(LinkQuery):
+    """What the address of a form may hold, where its body does not."""
+
+    code: Annotated[str | None, Field(description="the five digits of the mail")] = None
+    resend: Annotated[str | None, Field(description="anything: mail another link instead")] = None
+
+
 def register(api: Api) -> None:
     """Declare the pages."""
-    consumption = api.deps.consumption
+    consumption, return_url = api.deps.consumption, api.deps.return_url
 
     def declare(action: Action) -> None:
         rule = action.path
@@ -109,51 +156,93 @@ def register(api: Api) -> None:
                 f"{_TITLE[action]}: the page of the mailed link",
                 "pages",
                 Access.OPEN,
-                (Answer(200, "a form; nothing has changed", media_type="text/html"),),
-                details="Takes the token as `?token=`. Opening it uses nothing up.",
+                (
+                    Answer(200, "a form; nothing has changed", media_type="text/html"),
+                    Answer(400, "the link cannot be used any more", media_type="text/html"),
+                    Answer(503, "a store does not answer; try again", media_type="text/html"),
+                ),
+                query=LinkQuery,
+                details="Opening it uses nothing up.",
             ),
         )
         async def ask(call: Call) -> Response:
-            return _page(_TITLE[action], _form(action, request.args.get("token", "")))
+            token = request.args.get("token", "")
 
-        form = Operation(
+            async def usable() -> bool | None:
+                return await consumption.usable(token, action) or None
+
+            try:
+                if await evenly(usable):
+                    return page(_TITLE[action], _form(action, token))
+            except TemporaryFailure as error:
+                log.warning("http.unavailable", error=str(error))
+                return page(_TITLE[action], _alert(_TRY_AGAIN), 503)
+            return page(_TITLE[action], f"{_alert(_DEAD)}\n{_dead(action)}", 400)
+
+        operation = Operation(
             f"{_TITLE[action]}: the form of the page",
             "pages",
             Access.OPEN,
             (
-                Answer(200, "done", media_type="text/html"),
+                Answer(
+                    200, "done (or: another mail, where there is to be one)", media_type="text/html"
+                ),
+                Answer(
+                    303, "a recovery is done, and goes on at the product", media_type="text/html"
+                ),
                 Answer(400, "the token or its code cannot be used", media_type="text/html"),
                 Answer(503, "a store does not answer; try again", media_type="text/html"),
             ),
+            query=FormQuery,
             raw_body=_FORM,
             max_body=_MAX_BODY,
         )
 
-        @api.add("POST", rule, form)
+        @api.add("POST", rule, operation)
         async def use(call: Call) -> Response:
-            token, code = _fields(await read_body(form))
+            token, code, resend = _fields(await read_body(operation))
             try:
+                if resend:
+                    await evenly(lambda: api.committed(lambda: consumption.resend(token, action)))
+                    return page("A new mail", f"<p>{_RESENT[action]}</p>")
                 used = await evenly(
                     lambda: api.committed(lambda: consumption.consume(token, code, action=action))
                 )
             except TemporaryFailure as error:
                 log.warning("http.unavailable", error=str(error))
-                return _again(
-                    action, token, "Something is out of order: try again.", 503, form=True
-                )
+                return page(_TITLE[action], f"{_alert(_TRY_AGAIN)}\n{_form(action, token)}", 503)
             if used is None:
                 # A code may be tried once more; a link that did not work will not.
                 retry = action is Action.PASSWORD_RECOVERY
-                return _again(action, token, _REFUSED[action], 400, form=retry)
+                form = _form(action, token, resend=True) if retry else _dead(action, token)
+                return page(_TITLE[action], f"{_alert(_REFUSED[action])}\n{form}", 400)
             title, text = _DONE[action]
-            return _page(title, f"<p>{text}</p>")
+            if not return_url:
+                return page(title, f"<p>{text}</p>")
+            link = return_link(return_url, api.deps.keyring.signing[0], used, int(time.time()))
+            body = f'<p><a href="{escape(link)}" rel="noreferrer">Continue</a></p>'
+            if action is Action.ACTIVATION:
+                return page(title, body)
+            answer = page(title, body, 303)
+            answer.headers["Location"] = link
+            return answer
+
+    parts = urlsplit(return_url)
+    origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if return_url else ""
+    # Where the form may end by a redirection.
+    page = partial(
+        _page, POLICY.replace("form-action 'self'", f"form-action 'self' {origin}".rstrip())
+    )
 
     declare(Action.ACTIVATION)
     declare(Action.PASSWORD_RECOVERY)
 
 
-def _fields(raw: bytes) -> tuple[str, str | None]:
-    """Token and code of the form; what it lacks is taken from the address."""
+def _fields(raw: bytes) -> tuple[str, str | None, bool]:
+    """Token and code of the form, and whether it asks for another mail.
+
+    What it lacks is taken from the address.
+    """
     try:
         values = parse_qs(raw.decode("ascii"), max_num_fields=8)
     except ValueError:  # not ASCII, or more fields than the form has
@@ -163,28 +252,38 @@ def _fields(raw: bytes) -> tuple[str, str | None]:
         return values[name][0] if name in values else request.args.get(name)
 
     code = given("code")
-    return given("token") or "", None if code is None else code.strip()
+    return given("token") or "", None if code is None else code.strip(), bool(given("resend"))
 
 
-def _form(action: Action, token: str) -> str:
-    shown = token if _TOKEN.fullmatch(token) else ""
-    return _ASK[action].format(token=escape(shown))
+def _form(action: Action, token: str, *, resend: bool = False) -> str:
+    return _ASK[action].format(token=_plain(token), resend=_RESEND if resend else "")
 
 
-def _again(action: Action, token: str, sentence: str, status: int, *, form: bool) -> Response:
-    body = f'<p class="problem" role="alert">{escape(sentence)}</p>'
-    if form:
-        body += f"\n{_form(action, token)}"
-    return _page(_TITLE[action], body, status)
+def _dead(action: Action, token: str | None = None) -> str:
+    """The offer of another mail; without `token`, for that of the page's own address."""
+    field = where = ""
+    if token is not None:
+        field = f'<input type="hidden" name="token" value="{_plain(token)}">\n'
+        where = f' action="{action.path.lstrip("/")}"'
+    return _DEAD_FORM.format(hint=_HINT[action], action=where, token=field, resend=_RESEND)
 
 
-def _page(title: str, body: str, status: int = 200) -> Response:
+def _plain(token: str) -> str:
+    """A token as it may stand in a page; nothing, for what is none."""
+    return escape(token) if _TOKEN.fullmatch(token) else ""
+
+
+def _alert(sentence: str) -> str:
+    return f'<p class="problem" role="alert">{escape(sentence)}</p>'
+
+
+def _page(policy: str, title: str, body: str, status: int = 200) -> Response:
     return Response(
         _PAGE.format(title=title, body=body),
         status=status,
         content_type="text/html; charset=utf-8",
         headers={
-            "Content-Security-Policy": POLICY,
+            "Content-Security-Policy": policy,
             "Referrer-Policy": "same-origin",
             "Cross-Origin-Opener-Policy": "same-origin",
             "Cross-Origin-Resource-Policy": "same-origin",

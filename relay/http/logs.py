@@ -56,7 +56,8 @@ def register(api: Api) -> None:
             query=LogsQuery,
             stream=True,
             details="A follower that is too slow loses lines and is told how many, in a line of "
-            "the event log.dropped. Ends soon after its key was revoked.",
+            "the event log.dropped. Ends at once with a page session, and soon after its key was "
+            "revoked.",
         ),
     )  # fmt: skip
     async def read(call: Call) -> Response:
@@ -72,7 +73,7 @@ def register(api: Api) -> None:
                 if not query.follow:
                     return
                 told = 0
-                following = follow(feed, stop=draining, quiet_after=every, refusal=call.refusal)
+                following = follow(feed, stop=draining, quiet_after=every, standing=call.standing)
                 async with aclosing(following) as news:
                     async for lines in news:
                         if feed.dropped > told:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from quart import Response
 
 from relay.errors import Bug
+from relay.http.cookies import PAGE_KEY_HEADER, SESSION, TICKET
 from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.problems import MEDIA_TYPE
 
@@ -33,6 +34,25 @@ _PARAMETERS = {
     "key": "the device's public key: 64 hexadecimal digits",
     "path": "the file's name",
 }
+
+_TOKEN = {
+    "name": "token",
+    "in": "query",
+    "required": False,
+    "description": "the session token, or the owner's key",
+    "schema": {"type": "string"},
+}
+_TICKET = {
+    "name": TICKET,
+    "in": "query",
+    "required": False,
+    "description": "of the page, instead of its key",
+    "schema": {"type": "string"},
+}
+_NO_SUCH = (
+    "a query parameter that this call has not (`unknown-parameter`), or a parameter or member that "
+    "is given more than once (`repeated-parameter`); `errors` names each"
+)
 
 PROBLEM = {
     "type": "object",
@@ -59,6 +79,25 @@ _SCHEMES = {
         "name": "X-Session-Token",
         "description": "The session token of one mailbox.",
     },
+    "page_cookie": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": SESSION,
+        "description": "A page session's cookie (__Host-relay_session under TLS; relay_mailbox of "
+        "one mailbox), with the page's key or a ticket.",
+    },
+    "page_key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": PAGE_KEY_HEADER,
+        "description": "A page session's key, with its cookie.",
+    },
+    "ticket": {
+        "type": "apiKey",
+        "in": "query",
+        "name": TICKET,
+        "description": "Instead of the page's key, for one path and a short time.",
+    },
     "query": {
         "type": "apiKey",
         "in": "query",
@@ -66,6 +105,8 @@ _SCHEMES = {
         "description": "Either, where a browser cannot set headers.",
     },
 }
+
+_PAGE: dict[str, list[str]] = {"page_cookie": [], "page_key": []}
 
 
 def describe(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
@@ -91,7 +132,6 @@ def describe(routes: tuple[Route, ...], version: str) -> dict[str, Any]:
 
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     operation = route.operation
-    values = (operation.query, operation.body, operation.body_or_query)
     names = re.findall(r"<(?:\w+:)?(\w+)>", route.rule)
     described: dict[str, Any] = {
         "operationId": _identifier(route),
@@ -118,6 +158,11 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     for model in (operation.query, operation.body_or_query):
         if model is not None:
             described["parameters"] += _query(model, schemas)
+    shown = {one["name"] for one in described["parameters"] if one["in"] == "query"}
+    if operation.token_in_query and "token" not in shown:
+        described["parameters"].append(_TOKEN)
+    if operation.ticket:
+        described["parameters"].append(_TICKET)
     body = operation.body or operation.body_or_query
     if body is not None:
         described["requestBody"] = {
@@ -130,18 +175,22 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
             "content": {operation.raw_body: {"schema": {"type": "string"}}},
         }
     answers = {answer.status: answer for answer in (*_implied(operation), *operation.answers)}
-    takes_values = any(model is not None for model in values)
-    if takes_values:
-        answers.setdefault(422, Answer(422, "a value is wrong; `errors` names each"))
+    if _takes_values(operation):
+        answers.setdefault(422, Answer(422, f"a value is wrong, or {_NO_SUCH}"))
     for status in sorted(answers):
         described["responses"][str(status)] = _answer(answers[status], schemas)
     return described
+
+
+def _takes_values(operation: Operation) -> bool:
+    return any((operation.query, operation.body, operation.body_or_query))
 
 
 def _implied(operation: Operation) -> list[Answer]:
     """The answers that follow from access and body, so no declaration repeats them."""
     found = [
         Answer(403, "a foreign Host or Origin"),
+        *([] if _takes_values(operation) else [Answer(422, _NO_SUCH)]),
         Answer(500, "a fault of the relay, which its log explains"),
     ]
     if operation.access in {Access.SCOPE, Access.OPTIONAL}:
@@ -157,6 +206,10 @@ def _implied(operation: Operation) -> list[Answer]:
         found.append(Answer(429, "more calls than this caller may make; see Retry-After"))
     if operation.access is not Access.OPEN:
         found.append(Answer(503, "a store does not answer; try again after Retry-After"))
+    if operation.stores:
+        found.append(
+            Answer(503, "a store does not answer, or the disk is nearly full; see Retry-After")
+        )
     if operation.body or operation.body_or_query or operation.raw_body:
         found += [
             Answer(400, "a body that cannot be read"),
@@ -223,10 +276,12 @@ def _security(operation: Operation) -> list[dict[str, list[str]]]:
     if operation.access is Access.OPEN:
         return []
     if operation.access is Access.OPTIONAL:
-        return [{}, {"bearer": []}]
+        return [{}, {"bearer": []}, _PAGE]
     if operation.access is Access.SCOPE:
-        return [{"bearer": []}]
-    found: list[dict[str, list[str]]] = [{"session": []}, {"bearer": []}]
+        return [{"bearer": []}, _PAGE]
+    found: list[dict[str, list[str]]] = [{"session": []}, {"bearer": []}, _PAGE]
+    if operation.ticket:
+        found.append({"page_cookie": [], "ticket": []})
     return [*found, {"query": []}] if operation.token_in_query else found
 
 

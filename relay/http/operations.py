@@ -4,24 +4,28 @@ An `Operation` stands beside its handler.  The same declaration authenticates, a
 validates, limits the body, and is read by `openapi.py`, so the description cannot drift from
 the behaviour, and a route without a declaration does not exist.
 
-The order of a call is fixed: Host and Origin (`app.py`), credential, permission, values,
-handler.  So a stranger learns nothing from a validation error.
+The order of a call is fixed: Host and Origin (`app.py`), credential, permission, the names of
+parameters, values, handler.  So a stranger learns nothing from a validation error.
 """
 
 from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from quart import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from relay.http.problems import Problem, from_status, invalid
+from relay.http.cookies import TICKET
+from relay.http.problems import Problem, from_status, invalid, repeated_parameter, unknown_parameter
+from relay.http.sessions import Session
 
 JSON_BODY = 64 * 1024
 """Bytes that a JSON body may have unless its operation says otherwise."""
@@ -47,9 +51,9 @@ class Form(BaseModel):
 
 
 class Query(BaseModel):
-    """Values of a query string: unknown names are let pass, as everywhere on the web."""
+    """Values of a query string; a name that none has is refused before (`check_names`)."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 @dataclass(frozen=True)
@@ -80,30 +84,82 @@ class Operation:
     stream: bool = False  # answers for as long as both sides like
     websocket: bool = False
     token_in_query: bool = False  # ?token= is a credential: browsers' streams have no headers
+    any_host: bool = False  # whether probes that know no name of ours may ask, by any Host
+    ticket: float = 0.0  # s that a ticket of the page opens it, in the URL; 0: none does
     limited: bool = True  # whether callers without a key are charged by their address
+    stores: bool = False  # it adds data: refused while the disk is nearly full
     details: str = ""
 
 
 Refusal = Callable[[], Awaitable[Problem | None]]
 """What a call would be refused with by now, or None; cheap to ask often (`auth.Admission`)."""
 
+Doubt = Callable[[], Awaitable[None]]
+"""Returns when a call's refusal should be asked for at once: its page session may be over."""
+
+
+class Standing(Protocol):
+    """Whether a call that was let in still would be (`auth.Admission`)."""
+
+    async def refusal(self) -> Problem | None: ...
+    def watched(self) -> AbstractContextManager[Doubt]: ...
+
 
 @dataclass(frozen=True)
 class Call:
     """What a handler is given, checked: `caller`, `mailbox` as its operation's access says.
 
-    Who answers for long asks for the `refusal`, again and again, and ends with it.
+    `session` is the page session that authorised the call, if one did.  Who answers for long asks
+    for the `refusal`, again and again, above all in `doubt`, and ends with it.
     """
 
     caller: Any
     mailbox: Any
     query: Any
     body: Any
-    refusal: Refusal
+    session: Session | None
+    standing: Standing
+
+    @property
+    def refusal(self) -> Refusal:
+        """What this call would be refused with by now."""
+        return self.standing.refusal
 
 
 Handler = Callable[..., Awaitable[Any]]
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def parameters(operation: Operation) -> frozenset[str]:
+    """Return the names that a query string may hold here: those that the description shows."""
+    models = (operation.query, operation.body_or_query)
+    names = {
+        field.alias or name
+        for model in models
+        if model is not None
+        for name, field in model.model_fields.items()
+    }
+    if operation.token_in_query:
+        names.add("token")
+    if operation.ticket:
+        names.add(TICKET)
+    return frozenset(names)
+
+
+def check_names(known: frozenset[str], given: Iterable[str]) -> None:
+    """Raise the 422 that names each parameter which is not `known`, or is given twice.
+
+    Of two values one would be dropped, and nobody agrees on which.  A misspelt condition that was
+    let pass would be no condition: the call would answer with anything, and whoever asked would
+    believe it.
+    """
+    times = Counter(given)
+    unknown = [name for name in times if name not in known]
+    if unknown:
+        raise unknown_parameter(unknown, known)
+    repeated = [name for name, count in times.items() if count > 1]
+    if repeated:
+        raise repeated_parameter(repeated, "query parameter")
 
 
 async def read_values(operation: Operation, arguments: Mapping[str, str]) -> tuple[Any, Any]:
@@ -147,12 +203,21 @@ async def _json(operation: Operation, *, required: bool) -> dict[str, Any]:
     if raw and request.mimetype not in {"application/json", ""}:
         raise from_status(415)
     try:
-        values = json.loads(raw)
+        values = json.loads(raw, object_pairs_hook=_members)
     except (ValueError, RecursionError) as error:
         raise Problem(400, "malformed-json", "The body is not valid JSON.") from error
     if not isinstance(values, dict):
         raise Problem(400, "malformed-json", "The body must be a JSON object.")
     return values
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object; the 422 where a name comes twice."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        times = Counter(name for name, _ in pairs)
+        raise repeated_parameter([name for name in times if times[name] > 1], "member")
+    return members
 
 
 def json_response(

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from quart import Response
 
 from relay.http.mailboxes import NEXT, PageQuery, next_link
-from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Operation, Query, json_response
 from relay.http.problems import Problem
 from relay.mailboxes.store import rfc3339
 from relay.outbound.message import MalformedMessage
@@ -58,6 +58,7 @@ class OutboundMessage(BaseModel):
     priority: str
     error: str | None
     created_at: str
+    not_after: str | None
 
 
 class DeliveryEvent(BaseModel):
@@ -82,6 +83,28 @@ class QueueState(BaseModel):
     oldest_due_seconds: float | None
     by_priority: dict[str, int]
     last_hour: dict[str, int]
+
+
+class FlushQuery(Query):
+    """Which deferred messages."""
+
+    domain: Annotated[
+        str | None, Field(max_length=255, description="only to addresses of this domain")
+    ] = None
+    route: Annotated[
+        str | None,
+        Field(
+            max_length=2048,
+            description="only what leaves by this upstream, as the list of destinations names it; "
+            "default: the relay's own",
+        ),
+    ] = None
+
+
+class Flushed(BaseModel):
+    """What a flush did."""
+
+    count: int
 
 
 class Destination(BaseModel):
@@ -192,7 +215,7 @@ def register(api: Api) -> None:
         (
             "retry",
             desk.retry,
-            "Queue a held, failed or bounced message again",
+            "Queue a held, failed or bounced message again, or a deferred one at once",
             "it is queued and due, with a fresh set of attempts",
             "it is in a state in which there is nothing to retry",
         ),
@@ -283,6 +306,25 @@ def register(api: Api) -> None:
         await api.committed(desk.resume)
         return json_response((await desk.stats()).as_json())
 
+    @api.add(
+        "POST",
+        "/api/v1/queue/flush",
+        Operation(
+            "Try deferred mail now",
+            "outbound",
+            Access.SCOPE,
+            (Answer(200, "how many messages became due", Flushed),),
+            scope="admin",
+            query=FlushQuery,
+            details="Pauses of routes and destinations end on all nodes, with one delivery each "
+            "to see. Scheduled mail keeps its time, and attempts are not counted anew.",
+        ),
+    )
+    async def flush(call: Call) -> Response:
+        wanted: FlushQuery = call.query
+        count = await api.committed(lambda: desk.flush(wanted.domain, wanted.route))
+        return json_response({"count": count})
+
     async def _one(caller: Caller, message_id: str) -> dict[str, Any]:
         wanted = _uuid(message_id)
         row = None if wanted is None else await desk.show(wanted, _owner(caller))
@@ -309,6 +351,7 @@ def _shown(row: dict[str, Any], caller: Caller) -> dict[str, Any]:
         "priority": row["priority"],
         "error": row["error_log"],
         "created_at": _instant(row["created_at"]),
+        "not_after": _instant(row["not_after"]),
     }
 
 

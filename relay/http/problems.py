@@ -9,15 +9,20 @@ one answer, whatever the reason: unknown, expired, deleted, foreign, no credenti
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 
 from pydantic import ValidationError
 from quart import Response
 
+from relay.storage import REASON, RETRY_AFTER
+
 MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:relay:problem:"
+
+_SAID, _LONG = 8, 64  # how many unknown parameters an answer names, how much of each
 
 
 class Problem(Exception):
@@ -104,9 +109,35 @@ def message_not_found() -> Problem:
     )
 
 
+def reserved_name(field: str) -> Problem:
+    """Return the 403 of a role name (postmaster, admin …) that only the administrator may use."""
+    return Problem(
+        403,
+        "reserved-name",
+        f"{field}: this name is reserved for the administrator.",
+        title="Reserved name",
+    )
+
+
+def over_quota(detail: str) -> Problem:
+    """Return the 429 of a caller who has as much as the plan allows."""
+    return Problem(429, "quota", detail, title="Quota used up", headers={"Retry-After": "60"})
+
+
 def unavailable(detail: str, *, retry_after: int = 2) -> Problem:
     """Return the 503 of a trouble that passes; `retry_after` is in seconds."""
     return Problem(503, "unavailable", detail, headers={"Retry-After": str(retry_after)})
+
+
+def no_space(status: int = 503) -> Problem:
+    """Return the refusal of what is new while the disk is nearly full: 503, or 507 for a blob."""
+    return Problem(
+        status,
+        "insufficient-storage",
+        REASON,
+        title="Too little disk space",
+        headers={"Retry-After": str(RETRY_AFTER)},
+    )
 
 
 def invalid(error: ValidationError, where: str) -> Problem:
@@ -121,6 +152,32 @@ def invalid(error: ValidationError, where: str) -> Problem:
         sentences[0] if len(sentences) == 1 else f"The {where} has {len(sentences)} faults.",
         title="Invalid values",
         errors=sentences,
+    )
+
+
+def unknown_parameter(names: Sequence[str], known: Collection[str]) -> Problem:
+    """Return the 422 for query parameters that the call has not; each with the nearest it has."""
+    takes = ", ".join(sorted(known)) or "none"
+    sentences = []
+    for name in names[:_SAID]:
+        shown = name if len(name) <= _LONG else f"{name[:_LONG]}…"
+        near = difflib.get_close_matches(name[:_LONG], sorted(known), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"this call takes {takes}."
+        sentences.append(f"There is no query parameter {shown!r} here; {hint}")
+    return Problem(
+        422, "unknown-parameter", sentences[0], title="Unknown parameter", errors=sentences
+    )
+
+
+def repeated_parameter(names: Sequence[str], what: str) -> Problem:
+    """Return the 422 for what is given more than once: parameters, or members of a JSON object."""
+    sentences = []
+    for name in names[:_SAID]:
+        shown = name if len(name) <= _LONG else f"{name[:_LONG]}…"
+        shown = shown.encode("utf-8", "replace").decode()  # JSON may name half a character
+        sentences.append(f"The {what} {shown!r} is given more than once.")
+    return Problem(
+        422, "repeated-parameter", sentences[0], title="Repeated parameter", errors=sentences
     )
 
 

@@ -26,6 +26,7 @@ from prometheus_client import Counter
 
 from relay.http.problems import Problem
 from relay.metrics import registry
+from relay.peers import peer_key
 
 if TYPE_CHECKING:
     from relay.mailboxes.keys import ApiKey
@@ -104,23 +105,20 @@ def too_often(wait: float) -> Problem:
 
 
 def address_of(connection: Any, trusted: Collection[str] = ()) -> str:
-    """Return whom a call without a key is charged to: its address, of IPv6 the network of 64 bits.
+    """Return whom a call without a key is charged to: its `peer_key`, or "" when nobody knows.
 
     `trusted`: proxies whose last `X-Forwarded-For` is believed.
     """
     client = connection.scope.get("client")
     address = _address(client[0] if client else "")
+    # The address itself, not its key: a whole network of neighbours is no proxy.
     if address is not None and any(address == _address(proxy) for proxy in trusted):
         # Some proxies add to the line that came, others (HAProxy) a line of their own below it:
         # whichever it was, only the very last is theirs, and all before it are the client's.
         said = connection.headers.getlist("X-Forwarded-For")
         if said:
             address = _address(said[-1].rpartition(",")[2].strip())
-    if address is None:
-        return ""
-    if address.version == 6:
-        return str(ipaddress.ip_network((address, 64), strict=False).network_address)
-    return str(address)
+    return "" if address is None else peer_key(str(address))
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import trio
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, Field
 from quart import Response, request
 
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
-from relay.http.problems import Problem
+from relay.http.problems import Problem, reserved_name
 from relay.outbound import enqueue, message
 from relay.outbound.compose import compose
 from relay.outbound.lanes import Strip
@@ -33,7 +33,33 @@ MAX_FILES_BYTES = 26_214_400
 SEND_BODY = 48 * 1024 * 1024
 """Bytes of the JSON: the attachments in base64, and as much again for what is written."""
 
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+"""The instants that a message may have; as in migration 0015."""
+
 _IN_A_THREAD = 256 * 1024  # bytes of a body from which checking it would be felt by others
+
+
+def _instant(value: object) -> object:
+    """Let through what is written as RFC 3339 has it; a number would be read as epoch seconds."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError("an instant is written like 2026-01-31T12:00:00Z")
+    return value
+
+
+def _in_range(value: datetime | None) -> datetime | None:
+    """Return an instant in UTC, or refuse one that not every client of the database can hold."""
+    if value is None:
+        return None
+    try:
+        moved = value.astimezone(UTC)
+    except OverflowError:
+        moved = None
+    if moved is None or not EARLIEST <= moved < LATEST:
+        raise ValueError("an instant lies between the years 1970 and 9998")
+    return moved
+
+
+Instant = Annotated[AwareDatetime | None, BeforeValidator(_instant), AfterValidator(_in_range)]
 
 
 class NewAttachment(Form):
@@ -68,7 +94,14 @@ class NewMessage(Form):
     attachments: Annotated[tuple[NewAttachment, ...], Field(max_length=100)] = ()
     priority: Literal["high", "normal", "bulk"] = "normal"
     send_at: Annotated[
-        AwareDatetime | None, Field(description="not before then; what is past means at once")
+        Instant, Field(description="not before then; what is past means at once")
+    ] = None
+    not_after: Annotated[
+        Instant,
+        Field(
+            description="not after then: what waits still is cancelled, with the error expired, "
+            "and webhooks are told message.expired"
+        ),
     ] = None
     unknown_outcome: Annotated[
         Literal["retry", "hold"],
@@ -106,17 +139,25 @@ def register(api: Api) -> None:
             Access.SCOPE,
             (
                 Answer(202, "queued, durably; each is delivered at least once", Sent),
+                Answer(
+                    403,
+                    "`from` is a role name or the collector's sender in a domain of the relay's "
+                    "own, and the caller is not the administrator; or the key is limited to "
+                    "other addresses, or lacks the scope; or a foreign Host or Origin",
+                ),
                 Answer(409, "the Idempotency-Key was used for another body within 24 hours"),
                 Answer(422, "malformed, or a recipient is on the suppression list: nothing queued"),
             ),
             scope="send",
             body=NewMessage,
             max_body=SEND_BODY,
+            stores=True,
             details="Each recipient gets a message of his own and sees no other's address. With "
             "an Idempotency-Key header (1 to 255 bytes) the same call again within 24 hours gives "
             "the same answer and sends nothing; keys belong to the credential. Any address may "
-            "be `from`: one that has a sender goes through its upstream, any other through the "
-            "relay's own.",
+            "be `from`, except that role names (postmaster, noreply …) of the relay's own domains "
+            "are the administrator's; one that has a sender goes through its upstream, any other "
+            "through the relay's own.",
         ),
     )
     async def send(call: Call) -> Response:
@@ -129,6 +170,13 @@ def register(api: Api) -> None:
             return _checked(wanted, owner), None if key is None else _hash(wanted)
 
         ready, key_hash = await (_in_thread(prepare) if large else _here(prepare))
+        # Who could speak for the domain would be believed by anybody.
+        if call.caller.key is not None and deps.store.names.reserves_address(ready.sender):
+            raise reserved_name("from")
+        if call.caller.key is not None and not await deps.keys.may_send_from(
+            call.caller.key, ready.sender
+        ):
+            raise Problem(403, "foreign-sender", "from: this key may not send from this address.")
         queued = await api.committed(
             lambda: deps.enqueue([ready], key=_header_text(key), key_hash=key_hash)
         )
@@ -172,7 +220,10 @@ def _header_text(value: str | None) -> str | None:
 
 
 def _hash(wanted: NewMessage) -> bytes:
-    return enqueue.body_hash(wanted.model_dump(mode="json", by_alias=True))
+    said = wanted.model_dump(mode="json", by_alias=True)
+    if wanted.not_after is None:
+        del said["not_after"]  # as it was before there was one: keys outlive an upgrade
+    return enqueue.body_hash(said)
 
 
 def _checked(wanted: NewMessage, owner: UUID) -> enqueue.Message:
@@ -190,6 +241,8 @@ def _checked(wanted: NewMessage, owner: UUID) -> enqueue.Message:
     )
     if sum(len(item.content) for item in files) > MAX_FILES_BYTES:
         raise message.MalformedMessage("attachments", f"have over {MAX_FILES_BYTES} bytes together")
+    if wanted.not_after and wanted.send_at and wanted.not_after <= wanted.send_at:
+        raise message.MalformedMessage("not_after", "must be later than send_at")
     sender = message.parse_mailbox(wanted.sender, "from")
     boxes = [message.parse_mailbox(text, f"to[{index}]") for index, text in enumerate(to)]
     # Composed once and thrown away: whatever composing refuses is refused here, not in the queue.
@@ -224,6 +277,7 @@ def _checked(wanted: NewMessage, owner: UUID) -> enqueue.Message:
         attachments=files,
         priority=wanted.priority,
         send_at=None if send_at is None or send_at <= datetime.now(UTC) else send_at,
+        not_after=wanted.not_after,
         hold_unknown=wanted.unknown_outcome == "hold",
         owner=owner,
     )

@@ -8,8 +8,17 @@ Promises
     port, and connections that arrive meanwhile wait in its backlog.
   * A peer that does not read is dropped after `write_timeout`; one that sends headers by the
     drip, or nothing, after `KEEP_ALIVE`.  Neither holds memory beyond one write.
+  * Connections without a complete request keep nobody out: where all places are taken, the oldest
+    of them gives way to whoever comes (`relay.peers`).
+  * A body that is refused is read on and thrown away while the answer is on its way, up to
+    `DISCARD_BYTES` and `DISCARD_TIMEOUT`: many clients send all of it before they read.
+  * A request whose end two headers tell differently (Content-Length and Transfer-Encoding) is a 400
+    and the end of its connection: a proxy in front may have believed the other one.
+  * So is a WebSocket handshake that announces a body, and a request target that is neither a path
+    nor an http(s) URL.  Where it is a URL, its authority is the Host that counts.
   * HTTP/2 is refused with a 505, and an offer to upgrade to it is not taken.
-  * One connection's failure is one log line: it never ends the server.
+  * One connection's failure never ends the server.  What a peer brought about by breaking the
+    protocol is one line for debugging; of others there is one line in `_COMPLAIN_EVERY` seconds.
   * After draining began, requests in hand have `graceful_timeout`; then every connection is
     cut, whatever it is doing.
 
@@ -28,13 +37,20 @@ closed, and no write ever starts whose deadline could end it.  32 streams of a c
 from __future__ import annotations
 
 import contextlib
+import json
+import math
+import os
 import re
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any, cast
+from urllib.parse import urlsplit
 
+import h11
 import trio
+import wsproto.utilities
 from hypercorn.config import Config
 from hypercorn.events import Closed
 from hypercorn.logging import Logger
@@ -44,17 +60,31 @@ from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ConnectionState
 from quart_trio import QuartTrio
 
+from relay.http.problems import PREFIX
 from relay.log import get_logger
+from relay.peers import Gate, TurnedAway
 
 KEEP_ALIVE = 30.0
 """Seconds that a connection may idle between requests, headers being sent included."""
 MAX_HEADER_BYTES = 16 * 1024
 MAX_CONNECTIONS = 4096
-"""Connections at once; further ones are closed at once rather than starve the rest."""
+"""Connections at once, where there are file descriptors for so many."""
 LINGER = 1.0
-"""Seconds that a refused upload may go on, so that its sender reads our answer, not a reset."""
+"""Seconds of silence after which a peer that was answered for good is not waited for."""
+DISCARD_BYTES = 64 << 20
+"""Bytes of a refused upload that are thrown away, so that its sender reads our answer."""
+DISCARD_TIMEOUT = 30.0
+"""Seconds likewise."""
 LINGER_STOPPING = 0.25
 """The same while the relay stops: idle clients do not close by themselves."""
+
+_COMPLAIN_EVERY = 10.0  # s; of connections that were refused, and of those that failed
+
+_PROTOCOL_ERRORS = (
+    h11.ProtocolError,
+    wsproto.utilities.LocalProtocolError,
+    wsproto.utilities.RemoteProtocolError,
+)
 
 log = get_logger()
 
@@ -85,6 +115,13 @@ class _Log(Logger):
     error = critical = warning
 
     async def exception(self, message: str, *args: Any, **kwargs: Any) -> None:
+        error = sys.exception()
+        if isinstance(error, BaseExceptionGroup):  # of the task that ran the application
+            breaks, others = error.split(_PROTOCOL_ERRORS)
+            error = breaks if others is None else None
+        if isinstance(error, (*_PROTOCOL_ERRORS, BaseExceptionGroup)):
+            log.debug("http.server", detail=str(error))
+            return
         log.exception("http.failed", detail=message % args if args else message)
 
 
@@ -110,51 +147,101 @@ class _Stream:
         self._stream = stream
         self._write_timeout = write_timeout
         self.ended = trio.Event()
+        self.protocol: _HTTP1 | None = None  # once there is one
         self._half_closed = False
         self._reading = False
+        self._writing = False
+        self._discarding = False
+        self._discarded = 0
         self.scope = trio.CancelScope()  # of everything that runs for this connection
         self.socket = stream.socket  # hypercorn asks it for the two addresses
 
     async def send_all(self, data: bytes) -> None:
+        if self._half_closed:
+            # An answer that comes too late: to a request that was never whole, mostly.
+            raise trio.ClosedResourceError("the connection is being closed")
         # The caller shields this from cancellation, so the deadline must be here.
-        with trio.move_on_after(self._write_timeout) as scope:
-            await self._stream.send_all(data)
+        self._writing = True
+        try:
+            with trio.move_on_after(self._write_timeout) as scope:
+                await self._stream.send_all(data)
+        finally:
+            self._writing = False
         if scope.cancelled_caught:
             self.cut()
             raise trio.BrokenResourceError("the peer does not read")
 
     async def receive_some(self, limit: int) -> bytes:
-        if self._half_closed and not self._reading:
+        if self._half_closed:
             raise trio.ClosedResourceError("the connection is being closed")
         self._reading = True
         try:
             data = bytes(await self._stream.receive_some(limit))
+            while data and self._half_closed and self._discard(data):
+                data = bytes(await self._stream.receive_some(limit))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.ended.set()
             raise
         finally:
             self._reading = False
-        if not data:
+        if not data or self._half_closed:
             self.ended.set()
+            return b""
         return data
 
     async def send_eof(self) -> None:
-        await self._stream.send_eof()
+        # In one step: Trio's own has a checkpoint, where an answer would meet it half-way.
+        if self._writing:
+            raise trio.BusyResourceError("an answer is being written")
         self._half_closed = True
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            raise trio.BrokenResourceError("the peer has gone") from error
 
     async def aclose(self) -> None:
         # Closing with unread bytes resets the connection, and the reset overtakes our answer
-        # (RFC 9112, section 9.6).  So what still comes is discarded for a moment: by the task
-        # that reads, if it does, else here.
+        # (RFC 9112, section 9.6).  So what still comes is discarded: by the task that reads, if
+        # it does, else here.
         if self._half_closed and not self.ended.is_set():
-            patience = LINGER_STOPPING if self._terminated.is_set() else LINGER
-            with trio.move_on_after(patience), contextlib.suppress(trio.BrokenResourceError):
-                if self._reading:
-                    await self.ended.wait()
-                else:
-                    self.ended.set()  # one of us is enough
-                    while await self._stream.receive_some(65536):
-                        pass
+            with trio.move_on_after(DISCARD_TIMEOUT) as whole:
+                while not self.ended.is_set():
+                    patience = LINGER_STOPPING if self._terminated.is_set() else LINGER
+                    before = self._discarded
+                    with trio.move_on_after(patience):
+                        await self._discard_some()
+                    if self._discarded == before or whole.cancel_called:
+                        break
+        self.cut()
+
+    async def _discard_some(self) -> None:
+        """Throw away what comes, or wait while another task does, until the peer ends."""
+        if self._reading or self._discarding:
+            await self.ended.wait()
+            return
+        self._discarding = True
+        try:
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                while (data := await self._stream.receive_some(65536)) and self._discard(data):
+                    pass
+            self.ended.set()
+        finally:
+            self._discarding = False
+
+    def _discard(self, data: bytes | bytearray) -> bool:
+        self._discarded += len(data)
+        return self._discarded < DISCARD_BYTES
+
+    # ------------------------------------------------------------- as the gate sees it
+
+    def idle_since(self) -> float | None:
+        """At once, unless a whole request is being answered."""
+        if self._half_closed or self.protocol is None or self.protocol.lacking:
+            return -math.inf
+        return None
+
+    def give_way(self) -> None:
+        """Another connection has the place."""
         self.cut()
 
     def cut(self) -> None:
@@ -178,6 +265,30 @@ class _Context(WorkerContext):
             await trio.sleep(0.1)  # the reading task tells the rest meanwhile
 
 
+_FRAMING = {b"content-length", b"transfer-encoding"}
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """Return a request for a URL as one for its path, with the URL's authority as its Host.
+
+    "A server MUST ignore the received Host header field (if any) and instead use the host
+    information of the request-target" (RFC 9112, section 3.2.2).  `ValueError` where it is no URL.
+    """
+    url = urlsplit(request.target.decode("ascii"))
+    if url.scheme not in {"http", "https"} or not url.hostname:
+        raise ValueError("no http(s) URL")
+    path = url.path or "/"
+    return h11.Request(
+        method=request.method,
+        target=f"{path}?{url.query}" if url.query else path,
+        headers=[
+            (b"host", url.netloc.encode("ascii")),
+            *((name, value) for name, value in request.headers if name != b"host"),
+        ],
+        http_version=request.http_version,
+    )
+
+
 class _HTTP1(H11Protocol):
     """hypercorn's HTTP/1.1, which never becomes HTTP/2."""
 
@@ -185,12 +296,33 @@ class _HTTP1(H11Protocol):
         """Take no `Upgrade: h2c`: the request is answered as it came."""
 
     async def _create_stream(self, request: Any) -> None:
-        if request.http_version < b"2":
-            await super()._create_stream(request)
+        if request.http_version >= b"2":
+            # The preface `PRI * HTTP/2.0` of a client that takes HTTP/2 for granted.
+            await self._refuse(505)
             return
-        # The preface `PRI * HTTP/2.0` of a client that takes HTTP/2 for granted.
-        await self._send_error_response(505)
+        given = dict(request.headers)
+        framing = _FRAMING & given.keys()
+        # Both: RFC 9112, section 6.1: "ought to be handled as an error".  A body before a WebSocket
+        # would be read as what comes through it.
+        if framing == _FRAMING or (framing and given.get(b"upgrade", b"").lower() == b"websocket"):
+            await self._refuse(400)
+            return
+        if not request.target.startswith(b"/"):
+            try:
+                request = _in_origin_form(request)
+            except (ValueError, h11.LocalProtocolError):
+                await self._refuse(400)
+                return
+        await super()._create_stream(request)
+
+    async def _refuse(self, status: int) -> None:
+        await self._send_error_response(status)
         await self.send(Closed())
+
+    @property
+    def lacking(self) -> bool:
+        """Whether the peer owes us a request, or the rest of one."""
+        return self.connection.their_state in {h11.IDLE, h11.SEND_BODY}
 
 
 class _Server(TCPServer):
@@ -210,7 +342,10 @@ class _Server(TCPServer):
             chosen.server,
             chosen.send,
         )
+        cast("_Stream", self.stream).protocol = chosen.protocol
         await super()._read_data()
+        # The peer has ended; its idle time-out would hold the socket for as long as it lasts.
+        await self.idle_task.stop()
 
 
 class _Application:
@@ -258,6 +393,34 @@ def _config() -> Config:
     return config
 
 
+def gate_of(connections: int, trusted: Collection[str] = ()) -> Gate:
+    """Return the gate of a server that may have so many connections; `trusted`: proxies."""
+    # An office, or a test machine, shows itself by one address; what is idle gives way anyhow.
+    return Gate("http", connections, max(1, connections // 4), trusted=trusted)
+
+
+_NO_ROOM = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
+    b"Retry-After: 5\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+)
+_WHY = {
+    TurnedAway.PEER: "Your address has as many connections open as one may have.",
+    TurnedAway.FULL: "The relay has as many connections open as it may have.",
+}
+_SAID = {
+    why: _NO_ROOM % (len(body), body)
+    for why, text in _WHY.items()
+    for body in [
+        json.dumps(
+            {
+                "type": f"{PREFIX}unavailable", "title": "Service Unavailable", "status": 503,
+                "detail": text,
+            }
+        ).encode()
+    ]
+}  # fmt: skip
+
+
 async def serve(
     app: QuartTrio,
     bound: Sequence[socket.socket],
@@ -266,11 +429,14 @@ async def serve(
     ready: Callable[[], None] = lambda: None,
     graceful_timeout: float = 5.0,
     write_timeout: float = 20.0,
+    gate: Gate | None = None,
 ) -> None:
     """Serve `app` on `bound` until `wait_draining` returns; time-outs are in seconds.
 
-    `ready` is called once connections are accepted.  Returns when the last connection ended.
+    `ready` is called once connections are accepted, `gate` says how many there may be.  Returns
+    when the last connection ended.
     """
+    gate = gate or gate_of(MAX_CONNECTIONS)
     config = _config()
     wrapped = _Application(app)
     terminated = EventWrapper()
@@ -278,22 +444,53 @@ async def serve(
     stopping = False
     empty = trio.Event()
 
+    complained_at = failed_at = -math.inf
+
+    def failed(error: BaseExceptionGroup) -> None:
+        """Tell of a connection that failed, for few of them: peers may bring it about."""
+        nonlocal failed_at
+        now = trio.current_time()
+        if now - failed_at >= _COMPLAIN_EVERY:
+            failed_at = now
+            log.error("http.connection_failed", exc_info=error)
+
+    def turn_away(raw: trio.SocketStream, host: str, why: TurnedAway) -> None:
+        """Refuse a connection, cheaply: there may be many.  A line in the log for few of them."""
+        nonlocal complained_at
+        with contextlib.suppress(OSError):  # it is gone, or reads nothing
+            os.write(raw.socket.fileno(), _SAID[why])
+        raw.socket.close()
+        now = trio.current_time()
+        if now - complained_at >= _COMPLAIN_EVERY:
+            complained_at = now
+            log.warning("http.refused", peer=host, why=why.value)
+
     async def connection(raw: trio.SocketStream) -> None:
-        if len(streams) >= MAX_CONNECTIONS:
+        try:
+            host = str(raw.socket.getpeername()[0])
+        except OSError:  # it is gone already
             raw.socket.close()
             return
+        place = gate.enter(host, trio.current_time())
+        if isinstance(place, TurnedAway):
+            turn_away(raw, host, place)
+            return
         stream = _Stream(raw, write_timeout, terminated)
+        place.guest = stream
         streams.add(stream)
         try:
             context = _Context(terminated, stream.ended)
             server = _Server(wrapped, config, context, ConnectionState({}), cast("Any", stream))
             with stream.scope:
                 await server.run()
-        except* Exception:
-            log.exception("http.connection_failed")
+        except* _PROTOCOL_ERRORS as errors:
+            log.debug("http.server", detail=str(errors.exceptions[0]))
+        except* Exception as errors:
+            failed(errors)
         finally:
             streams.discard(stream)
             stream.cut()
+            place.leave()
             if stopping and not streams:
                 empty.set()
 

@@ -1,20 +1,32 @@
-"""`/api/v1/session` and `…/{address}/session`: a token for a cookie, for the operator's page.
+"""`/api/v1/session`, `…/{address}/session`, `…/{address}/tickets`: page sessions, for the
+operator's page: a token for a cookie and a page key, and what stands for those in a URL.
 
-What the cookies are and what they may do is in `cookies.py`.
+What the two are is in `cookies.py`, how long they live in `sessions.py`.
 """
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from quart import Response, request
 
 from relay.crypto import hash_token
+from relay.http import tickets
 from relay.http.auth import MAX_TOKEN, Caller, identify
-from relay.http.cookies import MAILBOX, SESSION, SESSION_AGE, issue, put
+from relay.http.cookies import (
+    MAILBOX,
+    PAGE_KEY_HEADER,
+    SESSION,
+    SESSION_PATH,
+    TICKET,
+    is_tls,
+    put,
+    shown,
+)
 from relay.http.mailboxes import NOT_FOUND
 from relay.http.operations import (
     Access,
@@ -26,16 +38,40 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
-from relay.http.problems import unauthenticated
+from relay.http.problems import Problem, unauthenticated
+from relay.http.sessions import Holder, Opened
+from relay.mailboxes.keys import SCOPES
+from relay.mailboxes.store import rfc3339
 
 if TYPE_CHECKING:
     from relay.http.app import Api
 
+PREVIEW = 120.0
+"""Seconds that a ticket opens a frame or a download."""
+STREAM = 15.0
+"""Seconds within which a stream must be begun with its ticket."""
+
+_LINK_LASTS = 60.0  # s
+_MAILBOXES = "/api/v1/mailboxes/"
+
+Token = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TOKEN)]
+
 
 class Credentials(Form):
-    """What the page sends once."""
+    """What the page sends once: a token, or the code of a sign-in link."""
 
-    token: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TOKEN)]
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["token"]}, {"required": ["code"]}]}
+    )
+
+    token: Annotated[Token, Field(description="the administrator's, or an API key")] = ""
+    code: Annotated[Token, Field(description="of a sign-in link")] = ""
+
+    @model_validator(mode="after")
+    def _one(self) -> Credentials:
+        if bool(self.token) == bool(self.code):
+            raise ValueError("either token or code is needed")
+        return self
 
 
 class Session(BaseModel):
@@ -46,29 +82,93 @@ class Session(BaseModel):
     plan: str | None
 
 
+class SignedIn(Session):
+    """Who is signed in now, and the page's key, shown this once."""
+
+    page_key: Annotated[str, Field(description=f"for the header {PAGE_KEY_HEADER}")]
+    expires_at: str
+
+
+class OpenedMailbox(BaseModel):
+    """The page's key to a mailbox; null where the caller's own key opens it."""
+
+    page_key: str | None
+
+
+class NewLink(Form):
+    """How long a sign-in link is to last."""
+
+    lasts: Annotated[float, Field(ge=1, le=900, allow_inf_nan=False, description="seconds")] = (
+        _LINK_LASTS
+    )
+
+
+class Link(BaseModel):
+    """A link that signs a browser in as the administrator, once."""
+
+    code: str
+    url: Annotated[str, Field(description="on the host that this call was made to")]
+    expires_at: str
+
+
+class Wanted(Form):
+    """What a ticket is to open."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+
+
+class Ticket(BaseModel):
+    """The path with a ticket."""
+
+    url: str
+
+
 def register(api: Api) -> None:
     """Declare the calls."""
     deps = api.deps
+    sessions = deps.sessions
 
     @api.add(
         "POST",
         "/api/v1/session",
         Operation(
-            "Sign in: a token for a cookie",
+            "Sign in: a token, or a link's code, for a cookie and a page key",
             "pages",
             Access.OPEN,
-            (Answer(200, "who is signed in", Session), Answer(401, "the token opens nothing")),
+            (
+                Answer(200, "who is signed in, and the page's key this once", SignedIn),
+                Answer(401, "the token opens nothing, or the code opens nothing any more"),
+                Answer(503, "the database does not answer"),
+            ),
             body=Credentials,
-            details="The cookie counts for this relay's own pages alone.",
+            details="For this relay's own pages. A call needs both: the cookie, which goes to "
+            f"every port of the host, and the key in the header {PAGE_KEY_HEADER}. They end by "
+            "signing out, after twelve hours, with the key's revocation, and the administrator's "
+            "with the relay's next start.",
         ),
     )
     async def sign_in(call: Call) -> Response:
-        caller = await identify(deps, call.body.token)
-        if caller is None:
-            raise unauthenticated("The token is unknown or revoked.")
-        response = json_response(_shown(caller))
-        value = issue(deps.keyring.signing, hash_token(call.body.token), time.time() + SESSION_AGE)
-        put(response, SESSION, value, path="/", max_age=SESSION_AGE, secure=_tls())
+        if call.body.code:
+            holder = await api.committed(lambda: sessions.redeem(call.body.code))
+            if holder is None:
+                raise unauthenticated(
+                    "The sign-in link was used, or is too old: run `relay open` for another."
+                )
+            caller = Caller(None)
+        else:
+            found = await identify(deps, call.body.token)
+            if found is None:
+                raise unauthenticated("The token is unknown or revoked.")
+            caller = found
+            holder = sessions.administrator
+            if caller.key is not None:
+                holder = Holder("key", key_id=caller.key.id)
+        before = shown(request, deps.urls, ticket=False).cookies
+        opened = await api.committed(lambda: sessions.open(holder, replacing=before))
+        response = json_response(
+            {**_shown(caller), "page_key": opened.page_key, "expires_at": _from_now(opened.lasts)}
+        )
+        _put(response, SESSION, opened, SESSION_PATH)
         return response
 
     @api.add(
@@ -89,45 +189,124 @@ def register(api: Api) -> None:
     @api.add(
         "DELETE",
         "/api/v1/session",
-        Operation("Sign out", "pages", Access.OPEN, (Answer(204, "the cookie is gone"),)),
+        Operation(
+            "Sign out",
+            "pages",
+            Access.OPEN,
+            (
+                Answer(204, "cookie, page key and tickets open nothing; streams have ended"),
+                Answer(503, "the database does not answer; on this relay it is over all the same"),
+            ),
+            details="On every relay of the database. Needs the cookie and the page's key.",
+        ),
     )
     async def sign_out(call: Call) -> Response:
+        given = shown(request, deps.urls, ticket=False)
+        await api.committed(lambda: sessions.close(given))
         response = no_content()
-        put(response, SESSION, "", path="/", max_age=0, secure=_tls())
+        tls = is_tls(request, deps.urls)
+        put(response, SESSION, "", path=SESSION_PATH, max_age=0, tls=tls)
         return response
+
+    @api.add(
+        "POST",
+        "/api/v1/session/links",
+        Operation(
+            "Make a link that signs a browser in, once",
+            "pages",
+            Access.SCOPE,
+            (
+                Answer(201, "its code, which POST /api/v1/session takes once", Link),
+                Answer(403, "only the administrator's token makes one; no key, no page session"),
+            ),
+            scope="admin",
+            body_or_query=NewLink,
+            details="For whoever starts a browser for the operator, such as `relay open`. The "
+            "code stands behind the # of the URL, which browsers send to nobody.",
+        ),
+    )
+    async def make_link(call: Call) -> Response:
+        if call.session is not None or call.caller.key is not None:
+            raise Problem(
+                403, "administrator-only", "Only the administrator's token makes sign-in links."
+            )
+        lasts: float = call.body.lasts
+        code = await api.committed(lambda: sessions.new_code(lasts))
+        url = f"{request.host_url}#/signin?code={code}"
+        made = {"code": code, "url": url, "expires_at": _from_now(lasts)}
+        return json_response(made, 201)
 
     @api.add(
         "POST",
         "/api/v1/mailboxes/<address>/session",
         Operation(
-            "Open a mailbox to this browser: its session token for a cookie",
+            "Open a mailbox to this browser: its session token for a cookie and a page key",
             "pages",
             Access.MAILBOX,
-            (Answer(204, "the cookie goes to this mailbox's calls alone"), NOT_FOUND),
+            (
+                Answer(200, "the cookie goes to this mailbox's calls alone", OpenedMailbox),
+                NOT_FOUND,
+            ),
             scope="read",
         ),
     )
     async def open_mailbox(call: Call) -> Response:
         token = request.headers.get("X-Session-Token")
         if token is None:
-            return no_content()  # the owner's key opened it: signing in is what they need
+            # The owner's key opened it: signing in is what they need.
+            return json_response({"page_key": None})
         lasts = max(1.0, call.mailbox.expires_in)
-        value = issue(deps.keyring.signing, hash_token(token), time.time() + lasts)
-        response = no_content()
-        path = f"/api/v1/mailboxes/{component(call.mailbox.address)}"
-        put(response, MAILBOX, value, path=path, max_age=lasts, secure=_tls())
+        holder = Holder("mailbox", token_hash=hash_token(token))
+        opened = await api.committed(lambda: sessions.open(holder, lasts))
+        response = json_response({"page_key": opened.page_key})
+        _put(response, MAILBOX, opened, _MAILBOXES + component(call.mailbox.address))
         return response
 
-    def _tls() -> bool:
-        public = urlsplit(deps.public_url)
-        return request.scheme == "https" or (
-            public.scheme == "https" and request.host.partition(":")[0] == public.hostname
+    @api.add(
+        "POST",
+        "/api/v1/mailboxes/<address>/tickets",
+        Operation(
+            "Get a link to one thing of a mailbox, for a frame, a download or a stream",
+            "pages",
+            Access.MAILBOX,
+            (
+                Answer(201, "the path with its ticket", Ticket),
+                Answer(403, "a page session alone gets one, as others can send their credential"),
+                NOT_FOUND,
+            ),
+            scope="read",
+            body=Wanted,
+            details="For the page. The ticket stands for the page's key, beside the cookie, on "
+            f"that path alone: {PREVIEW:.0f} seconds for what is shown or downloaded, "
+            f"{STREAM:.0f} to begin a stream, and no longer than the session.",
+        ),
+    )
+    async def make_ticket(call: Call) -> Response:
+        session = call.session
+        if session is None:
+            raise Problem(403, "not-from-the-page", "Tickets are for page sessions.")
+        # As the relay will see it: decoded, without a query.
+        path = unquote(urlsplit(call.body.path).path)
+        if not path.startswith(_MAILBOXES) or call.body.path != urlsplit(call.body.path).path:
+            raise Problem(422, "invalid", "path: it is no path of a mailbox.",
+                          title="Invalid values")  # fmt: skip
+        ticket = tickets.issue(
+            deps.keyring.signing, session.id, session.page_key_hash, path, time.time()
         )
+        return json_response({"url": f"{call.body.path}?{TICKET}={ticket}"}, 201)
+
+    def _put(response: Response, name: str, opened: Opened, path: str) -> None:
+        tls = is_tls(request, deps.urls)
+        put(response, name, opened.cookie, path=path, max_age=opened.lasts, tls=tls)
+
+
+def _from_now(seconds: float) -> str:
+    return rfc3339(datetime.fromtimestamp(time.time() + seconds, UTC))
 
 
 def _shown(caller: Caller) -> dict[str, Any]:
     if caller.key is None:
-        return {"owner": None, "scopes": ["read", "send", "admin"], "plan": caller.plan}
+        return {"owner": None, "scopes": list(SCOPES), "plan": caller.plan}
     return {
         "owner": caller.key.owner, "scopes": list(caller.key.scopes), "plan": caller.key.plan,
     }  # fmt: skip

@@ -107,7 +107,7 @@ def register(api: Api) -> None:
             scope="admin",
             stream=True,
             details="A reader that is too slow loses the oldest events and is told how many. "
-            "Ends soon after its key was revoked.",
+            "Ends at once with a page session, and soon after its key was revoked.",
         ),
     )
     async def events(call: Call) -> Response:
@@ -115,7 +115,7 @@ def register(api: Api) -> None:
             with supervision.subscribe() as feed:
                 yield _event("tree", as_json(supervision.tree()))
                 told = 0
-                following = follow(feed, stop=draining, quiet_after=every, refusal=call.refusal)
+                following = follow(feed, stop=draining, quiet_after=every, standing=call.standing)
                 async with aclosing(following) as items:
                     async for item in items:
                         if feed.dropped > told:

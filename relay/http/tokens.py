@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import trio
 from pydantic import BaseModel, Field
@@ -17,10 +17,11 @@ from quart import Response
 
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
 from relay.http.problems import Problem
-from relay.lifecycle.consumption import Consumed
 
 if TYPE_CHECKING:
     from relay.http.app import Api
+
+T = TypeVar("T")
 
 STEP = 0.05
 """Seconds; well above what the database takes, so nearly every refusal takes exactly one."""
@@ -87,7 +88,7 @@ def register(api: Api) -> None:
         )
 
 
-async def evenly(use: Callable[[], Awaitable[Consumed | None]]) -> Consumed | None:
+async def evenly(use: Callable[[], Awaitable[T | None]]) -> T | None:
     """Return what `use` returns; None at a multiple of `STEP` seconds after the call."""
     started = trio.current_time()
     used = await use()

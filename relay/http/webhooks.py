@@ -25,9 +25,19 @@ class NewWebhook(Form):
 
     url: Annotated[str, Field(max_length=MAX_URL, description="https://, or http://")]
     events: Annotated[
-        tuple[Literal["message.delivered", "message.failed", "message.bounced"], ...],
-        Field(min_length=1, max_length=3),
-    ] = KINDS  # type: ignore[assignment]  # the same three
+        tuple[
+            Literal[
+                "message.delivered",
+                "message.failed",
+                "message.bounced",
+                "message.expired",
+                "account.activated",
+                "account.recovered",
+            ],
+            ...,
+        ],
+        Field(min_length=1, max_length=len(KINDS)),
+    ] = KINDS  # type: ignore[assignment]  # the same
 
 
 class WebhookEntry(BaseModel):

@@ -39,7 +39,7 @@ def made(relay: RelayProcess, login: str, *, active: bool) -> tuple[str, str]:
 def test_an_account_is_activated_by_one_click(
     relay: RelayProcess, browse: Browse, axe: str, size: str
 ) -> None:
-    """Opened and clicked; once more, and the page says that the link cannot be used."""
+    """Opened and clicked; once more, and the page says so and offers another mail."""
     token, _ = made(relay, f"browser-activates-{size}", active=False)
     with browse(size=size) as visit:
         page = visit.page
@@ -50,9 +50,11 @@ def test_an_account_is_activated_by_one_click(
         visit.check("activated", axe)
         assert "token" not in page.url
         page.goto(f"{relay.run['http']}/activate?token={token}")
-        page.get_by_role("button", name="Activate").click()
-        expect(page.get_by_role("alert")).to_contain_text("cannot be used")
+        expect(page.get_by_role("alert")).to_contain_text("no longer valid")
         visit.check("activate-refused", axe)
+        page.get_by_role("button", name="Mail me a new link").click()
+        expect(page.get_by_role("heading", name="A new mail")).to_be_visible()
+        visit.check("activate-resent", axe)
         # The browser notes the status of the page that refuses; nothing else is amiss.
         assert [said for said in visit.console if "status of 400" not in said] == []
         assert visit.errors == []

@@ -138,6 +138,9 @@ def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
         visit.to("devices")
         expect(page.locator("#device-counts")).to_contain_text("blobs")
         visit.check("devices", axe)
+        visit.to("keys")
+        expect(page.get_by_role("button", name="Make a key")).to_be_visible()
+        visit.check("keys", axe)
         visit.to("logs")
         expect(page.locator("#lines li").first).to_be_attached()
         visit.check("logs", axe)
@@ -213,9 +216,13 @@ def test_a_message_is_read_in_every_form(relay: RelayProcess, browse: Browse) ->
         page.get_by_role("button", name="Raw").click()
         expect(page.locator("#message-raw")).to_contain_text("X-Note: seen")
         with page.expect_download() as download:
-            page.get_by_role("link", name="invoice.pdf").click()
+            page.get_by_role("button", name="invoice.pdf").click()
         assert download.value.suggested_filename == "invoice.pdf"
         assert download.value.path().read_bytes() == b"%PDF"
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download", exact=True).click()
+        assert download.value.suggested_filename.endswith(".eml")
+        assert b"X-Note: seen" in download.value.path().read_bytes()
         page.get_by_role("button", name="Delete", exact=True).click()
         expect(page.locator("#messages tbody tr")).to_have_count(0)
         expect(page.locator("#message")).to_be_hidden()
@@ -223,7 +230,7 @@ def test_a_message_is_read_in_every_form(relay: RelayProcess, browse: Browse) ->
 
 
 def test_an_anonymous_inbox_outlives_a_reload(relay: RelayProcess, browse: Browse) -> None:
-    """Its cookie opens it again, no script can read that, and no address holds a token."""
+    """Cookie and key open it again, no script can read the one, and no address holds a token."""
     with browse() as visit:
         page = visit.page
         page.goto(relay.run["http"])

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from relay.mailboxes.keys import Keys
 from relay.mailboxes.store import Store
 from relay.mailboxes.summary import summarise
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
+from tests.db.cluster import Cluster, binaries
 
 LETTER = b"From: Ada <ada@example.org>\r\nTo: you\r\nSubject: Hello\r\n\r\nYour code is 482913.\r\n"
 
@@ -201,3 +202,17 @@ async def limited(database_url: str, pool: Pool) -> AsyncIterator[House]:
     """A control plane where an address without a key has two calls a second."""
     async with open_house(database_url, pool, anonymous_rate=2.0) as running:
         yield running
+
+
+@pytest.fixture
+def own_server() -> Iterator[Cluster]:
+    """A server that a test may stop and start."""
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    cluster = Cluster(bin_dir)
+    try:
+        cluster.start()
+        cluster.admin("CREATE DATABASE relay")
+        yield cluster
+    finally:
+        cluster.remove()

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from relay.lifecycle.handover import Desk
+from relay.lifecycle.letters import Letters
 from tests.http.conftest import House
 from tests.lifecycle.people import insert, tokens
 
@@ -28,7 +30,7 @@ async def test_an_account_is_made_with_its_activation(house: House):
     (token,) = await tokens(house.pool, int(account["id"]))
     assert token["action"] == "activation"
     shown = await house.client.get(f"{BASE}/{account['id']}", headers=house.admin)
-    assert shown.json() == account
+    assert shown.json() == account | {"letters": []}
     for secret in (token["code"], token["secret"][2:]):
         assert secret not in made.text
 
@@ -36,7 +38,7 @@ async def test_an_account_is_made_with_its_activation(house: House):
 async def test_what_is_taken_is_a_conflict_that_names_the_field(house: House):
     """Email and login are each unique, whoever asks."""
     await house.client.post(BASE, json=ADA, headers=house.admin)
-    for key in (house.admin, await house.key("send")):
+    for key in (house.admin, await house.key("accounts")):
         for changed, field in (({"login": "other"}, "email"), ({"email": "o@x.org"}, "login")):
             answer = await house.client.post(BASE, json=ADA | changed, headers=key)
             assert answer.status_code == 409
@@ -64,7 +66,7 @@ async def test_what_cannot_be_mailed_is_refused(house: House):
 
 async def test_another_keys_account_is_not_there(house: House):
     """404 for every call on it; the administrator finds it, and what SQL made."""
-    mine, theirs = await house.key("send"), await house.key("send")
+    mine, theirs = await house.key("accounts"), await house.key("accounts")
     account = (await house.client.post(BASE, json=ADA, headers=mine)).json()["id"]
     (by_sql,) = await insert(house.pool)
     calls = [("GET", ""), *(("POST", f"/{verb}") for verb in ("recover", "resend", "suspend"))]
@@ -107,7 +109,7 @@ async def test_the_list_has_pages(house: House):
 
 async def test_suspended_and_unsuspended_by_its_owner(house: House):
     """Each answers with the account as it is now; asked again, nothing changes."""
-    key = await house.key("send")
+    key = await house.key("accounts")
     path = f"{BASE}/{(await house.client.post(BASE, json=ADA, headers=key)).json()['id']}"
     for verb, status in (("suspend", "suspended"), ("unsuspend", "provisioned")):
         first = await house.client.post(f"{path}/{verb}", headers=key)
@@ -120,7 +122,7 @@ async def test_suspended_and_unsuspended_by_its_owner(house: House):
 
 async def test_a_recovery_is_for_active_accounts_a_resend_for_provisioned_ones(house: House):
     """202, else 409; at most five of a kind in 15 minutes, then 429."""
-    key = await house.key("send")
+    key = await house.key("accounts")
     account = (await house.client.post(BASE, json=ADA, headers=key)).json()["id"]
     refused = await house.client.post(f"{BASE}/{account}/recover", headers=key)
     assert refused.status_code == 409
@@ -139,8 +141,29 @@ async def test_a_recovery_is_for_active_accounts_a_resend_for_provisioned_ones(h
     assert int(limited.headers["Retry-After"]) > 0
 
 
-async def test_a_key_needs_the_scope_send(house: House):
-    """Accounts send mail."""
+async def test_a_key_needs_the_scope_accounts(house: House):
+    """Who may send learns of no account, not even that an email is taken."""
     assert (await house.client.get(BASE)).status_code == 401
-    reader = await house.key("read")
-    assert (await house.client.post(BASE, json=ADA, headers=reader)).status_code == 403
+    made = await house.client.post(BASE, json=ADA, headers=house.admin)
+    sender = await house.key("read", "send")
+    for path in (BASE, f"{BASE}/{made.json()['id']}"):
+        assert (await house.client.get(path, headers=sender)).status_code == 403
+    for body in (ADA, ADA | {"email": "new@example.org", "login": "new"}):
+        answer = await house.client.post(BASE, json=body, headers=sender)
+        assert answer.status_code == 403
+        assert answer.json()["type"] == "urn:relay:problem:missing-scope"
+
+
+async def test_an_account_shows_the_mails_that_it_got(house: House):
+    """Its letters with their ids in the queue and what became of them; other mail is not there."""
+    key = await house.key("accounts")
+    account = (await house.client.post(BASE, json=ADA, headers=key)).json()["id"]
+    path = f"{BASE}/{account}"
+    assert (await house.client.get(path, headers=key)).json()["letters"] == []
+    letters = Letters(sender="no-reply@relay.localhost", base="http://relay.localhost")
+    await Desk(house.pool, letters, 10, 5.0).hand_over(bytes(32))
+    await house.pool.execute("SELECT relay.send('a@x.org', %s, 'Hi', 'text')", (ADA["email"],))
+    (letter,) = (await house.client.get(path, headers=key)).json()["letters"]
+    assert (letter["action"], letter["status"]) == ("activation", "queued")
+    queued = f"/api/v1/outbound/{letter['message_id']}"
+    assert (await house.client.get(queued, headers=house.admin)).json()["recipient"] == ADA["email"]

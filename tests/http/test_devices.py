@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from relay.db.pool import Pool
 from relay.devices.desk import DeviceDesk
-from relay.devices.intake import Intake, Rates
+from relay.devices.intake import Intake, Rates, Sources
 from relay.devices.sqlite import SqliteStore
 from tests.http.conftest import House, open_house
 
@@ -80,6 +82,62 @@ async def test_temporary_refusals_say_when_to_try_again(tmp_path, database_url, 
     async with open_house(database_url, pool) as house:
         answer = await house.client.post(f"/api/v1/devices/{'ab' * 32}/blobs", content=b"x")
         assert answer.status_code == 503
+
+
+async def test_an_address_and_all_inboxes_have_their_limits(tmp_path, database_url, pool):
+    """429 for a source that has pushed its bytes, to whichever keys; 507 when all inboxes together
+    are full, for everybody; both with Retry-After, and told apart from the recipient's own."""
+    sources = Sources(8 << 10)
+    store = SqliteStore(tmp_path / "devices.db", ttl=3600.0, max_total=300_000)
+    desk = DeviceDesk(store, Intake(store, sources=sources))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        proxies = ("127.0.0.1",)
+        async with open_house(database_url, pool, devices=desk, trusted_proxies=proxies) as house:
+
+            async def put(source: str) -> tuple[int, str]:
+                answer = await house.client.post(
+                    f"/api/v1/devices/{secrets.token_hex(32)}/blobs",
+                    content=bytes(60_000),
+                    headers={"X-Forwarded-For": source},
+                )
+                if answer.status_code != 201:
+                    assert int(answer.headers["Retry-After"]) >= 1
+                return answer.status_code, answer.json().get("type", "").rpartition(":")[2]
+
+            found = [await put("192.0.2.1") for _ in range(5)]
+            assert found == [(201, "")] * 4 + [(429, "source-rate")]
+            while (found[-1:]) != [(507, "store-full")]:
+                found.append(await put(f"198.51.100.{len(found)}"))
+                assert len(found) < 20
+            assert await put("203.0.113.1") == (507, "store-full")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_blob_may_be_kept_for_less(tmp_path, database_url, pool):
+    """`ttl`, in the settings' own spelling; cut to the relay's; anything else is 422."""
+    key = secrets.token_hex(32)
+    async with inboxes(tmp_path, database_url, pool) as (house, store):
+
+        async def left(ttl: str) -> float:
+            answer = await house.client.post(
+                f"/api/v1/devices/{key}/blobs", params={"ttl": ttl}, content=b"x"
+            )
+            assert answer.status_code == 201, answer.text
+            until = datetime.fromisoformat(answer.json()["expires_at"])
+            return (until - datetime.now(UTC)).total_seconds()
+
+        for ttl, seconds in (("90", 90), ("30m", 1800), ("0.5h", 1800), ("7d", 3600), ("1h", 3600)):
+            assert await left(ttl) == pytest.approx(seconds, abs=30), ttl
+        assert await left("5ms") < 1
+        for ttl in ("0", "0.0s", "-1", "soon", "1w", "1e9", "٣"):
+            answer = await house.client.post(
+                f"/api/v1/devices/{key}/blobs", params={"ttl": ttl}, content=b"x"
+            )
+            assert answer.status_code == 422, ttl
+        with trio.fail_after(20):
+            while len(await store.flush(bytes.fromhex(key))) != 5:
+                await trio.sleep(0.01)
 
 
 async def test_the_operator_sees_the_fullest_inboxes(tmp_path, database_url, pool):

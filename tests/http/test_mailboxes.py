@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.conftest import House
+from tests.http.conftest import LETTER, House
 
 BASE = "/api/v1/mailboxes"
 
@@ -60,6 +60,79 @@ async def test_a_taken_local_part_is_a_conflict(house: House):
     response = await house.client.post(BASE, json={"local_part": "TAKEN"})
     assert response.status_code == 409
     assert response.json()["type"] == "urn:relay:problem:address-taken"
+
+
+async def test_live_mailboxes_are_limited_by_plan(house: House):
+    """An owner's, and without a credential an address's; 429 until one has gone."""
+    await house.pool.execute(
+        "UPDATE relay.plans SET max_mailboxes = 2 WHERE name IN ('free', 'pro')"
+    )
+    key, other = await house.key("read", "send"), await house.key("read", "send")
+    address, token = await house.mailbox()
+    for credential in ({}, key, other):
+        made = [await house.client.post(BASE, headers=credential) for _ in range(2)]
+        last = made[-1] if credential else made[0]
+        assert last.status_code == 201
+        full = await house.client.post(BASE, headers=credential)
+        assert full.status_code == 429
+        assert full.json()["type"] == "urn:relay:problem:quota"
+        assert int(full.headers["Retry-After"]) > 0
+        shown = (await house.client.get("/api/v1/quota", headers=credential)).json()
+        assert (shown["mailboxes"], shown["max_mailboxes"]) == (2, 2)
+    assert (await house.client.delete(f"{BASE}/{address}", headers=token)).status_code == 204
+    assert (await house.client.post(BASE)).status_code == 201
+    await house.pool.execute("UPDATE relay.mailboxes SET expires_at = now()")
+    assert (await house.client.post(BASE, headers=key)).status_code == 201
+    for _ in range(4):
+        assert (await house.client.post(BASE, headers=house.admin)).status_code == 201
+    shown = (await house.client.get("/api/v1/quota", headers=house.admin)).json()
+    assert shown["max_mailboxes"] is shown["max_messages"] is shown["max_bytes"] is None
+    # Whose they are is known by a hash that the database alone cannot turn back.
+    assert await house.pool.fetch_value(
+        "SELECT count(DISTINCT source) FROM relay.mailboxes WHERE source <> '127.0.0.1'"
+    ) == 1  # fmt: skip
+
+
+async def test_a_mailbox_shows_what_it_holds_and_may_hold(house: House):
+    """Alone and in the list; the administrator's own may hold anything."""
+    address, token = await house.mailbox()
+    await house.deliver(address)
+    await house.deliver(address)
+    shown = (await house.client.get(f"{BASE}/{address}", headers=token)).json()
+    assert (shown["message_count"], shown["max_messages"]) == (2, 100_000)
+    assert (shown["bytes"], shown["max_bytes"]) == (2 * len(LETTER), 1 << 30)
+    (listed,) = (await house.client.get(BASE, headers=house.admin)).json()
+    assert listed == shown
+    made = (await house.client.post(BASE, headers=house.admin)).json()["address"]
+    own = (await house.client.get(f"{BASE}/{made}", headers=house.admin)).json()
+    assert own["message_count"] == own["bytes"] == 0
+    assert own["max_messages"] is own["max_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    "name", ["admin", "PostMaster", "no-reply", "ssladmin+x", "no.reply", "ａｄｍｉｎ", "аdmin"]
+)
+async def test_role_names_are_the_administrators_alone(house: House, name: str):
+    """With admin@ a stranger would be given a certificate for the domain: 403 without the token."""
+    key = await house.key("read", "send", "admin")
+    for headers in ({}, key):
+        response = await house.client.post(BASE, json={"local_part": name}, headers=headers)
+        assert response.status_code == 403, response.text
+        assert response.json()["type"] == "urn:relay:problem:reserved-name"
+    response = await house.client.post(BASE, json={"local_part": name}, headers=house.admin)
+    assert response.status_code == 201
+
+
+@pytest.mark.parametrize("name", ["jürgen", "мама", "o'neil", "a!b", "a%b", "a=b"])
+async def test_anonymous_local_parts_are_plain_ascii(house: House, name: str):
+    """Letters, digits and . _ + - without a credential; a key may have what mail can carry."""
+    response = await house.client.post(BASE, json={"local_part": name})
+    assert response.status_code == 422
+    assert "local_part" in response.json()["detail"]
+    response = await house.client.post(BASE, json={"local_part": name}, headers=await house.key())
+    assert response.status_code == 201
+    plain = await house.client.post(BASE, json={"local_part": f"a.B_c+d-{len(name.encode())}"})
+    assert plain.status_code in (201, 409)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,17 @@
 """Reading what arrived: lists, whole messages, raw bytes, previews, attachments."""
 
 import base64
+import contextlib
+import socket
+from dataclasses import replace
 
+import httpx
+import pytest
+import trio
+
+from relay.db.pool import Pool
 from relay.http.messages import disposition
-from tests.http.conftest import LETTER, House
+from tests.http.conftest import LETTER, SMALL, House, open_house
 
 BASE = "/api/v1/mailboxes"
 
@@ -101,6 +109,50 @@ async def test_raw_is_byte_for_byte_also_when_large(house: House):
     assert response.content == raw
     assert response.headers["Content-Type"] == "message/rfc822"
     assert response.headers["Content-Length"] == str(len(raw))
+
+
+async def test_slow_readers_keep_nobody_from_reading(database_url: str, pool: Pool):
+    """Whoever reads slowly holds a piece, not the message, and of all pieces a quarter."""
+    limits = replace(SMALL, download_bytes=4 << 20)
+    async with open_house(database_url, pool, limits) as house:
+        address, token = await house.mailbox()
+        raw = b"Subject: x\r\n\r\n" + bytes(8_000_000)
+        wanted = await house.deliver(address, raw, parse=False)
+        path = f"{BASE}/{address}/messages/{wanted}/raw"
+        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n"
+        head += f"X-Session-Token: {token['X-Session-Token']}\r\n\r\n"
+        answers: list[bytes] = []
+        async with contextlib.AsyncExitStack() as peers:
+            for _ in range(5):
+                peer = trio.SocketStream(trio.socket.socket())
+                await peers.enter_async_context(peer)
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                await peer.socket.connect(("127.0.0.1", house.port))
+                await peer.send_all(head.encode())
+                answers.append(bytes(await peer.receive_some(12)))
+            assert answers == [b"HTTP/1.1 200"] * 4 + [b"HTTP/1.1 503"]
+            shown = await house.client.get(path, headers=house.admin)
+            assert shown.content == raw
+        with trio.fail_after(10):  # what they held comes back
+            while (await house.client.get(path, headers=token)).content != raw:
+                await trio.sleep(0.05)
+
+
+async def test_a_message_that_is_deleted_while_it_is_read_ends_short(
+    house: House, capfd: pytest.CaptureFixture[str]
+):
+    """The reader sees that bytes are missing; it is no error of ours."""
+    address, token = await house.mailbox()
+    wanted = await house.deliver(address, bytes(16_000_000), parse=False)
+    path = f"{BASE}/{address}/messages/{wanted}/raw"
+    with pytest.raises(httpx.RemoteProtocolError):
+        async with house.client.stream("GET", path, headers=token) as response:
+            assert response.status_code == 200
+            await house.pool.execute("DELETE FROM relay.messages WHERE id = %s", (wanted,))
+            async for _ in response.aiter_bytes():
+                pass
+    assert (await house.client.get("/healthz")).status_code == 200
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 async def test_the_preview_can_do_nothing(house: House):

@@ -61,6 +61,25 @@ async def test_the_queue_is_filtered_by_priority_and_domain(house: House):
     assert counted["by_priority"] == {"high": 1, "normal": 0, "bulk": 1}
 
 
+async def test_the_priorities_of_what_is_queued_add_up_to_it(house: House):
+    """Neither what is held nor what is being delivered is counted among them."""
+    body = SEND | {"to": [f"u{number}@one.example" for number in range(5)]}
+    sent = await house.client.post("/api/v1/messages/send", json=body, headers=house.admin)
+    one, other = (message["id"] for message in sent.json()["messages"][:2])
+    await house.client.post(f"/api/v1/outbound/{one}/hold", headers=house.admin)
+    await house.pool.execute(
+        """
+        UPDATE relay.outbound_due
+        SET node = gen_random_uuid(), run_at = now() + interval '1 minute', claimed_at = now()
+        WHERE id = %s
+        """,
+        (other,),
+    )
+    counted = (await house.client.get("/api/v1/queue", headers=house.admin)).json()
+    assert (counted["queued"], counted["processing"], counted["held"]) == (3, 1, 1)
+    assert counted["by_priority"] == {"high": 0, "normal": 3, "bulk": 0}
+
+
 async def test_mailboxes_are_found_by_a_part_of_their_address(house: House):
     """Whatever its case; percent and underscore are only characters."""
     made = await house.client.post(

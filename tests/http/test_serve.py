@@ -3,6 +3,7 @@
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import trio
@@ -40,7 +41,7 @@ def application() -> QuartTrio:
 class Served:
     """A running server."""
 
-    def __init__(self, nursery: trio.Nursery, **options: float) -> None:
+    def __init__(self, nursery: trio.Nursery, **options: Any) -> None:
         self.bound = socket.create_server(("127.0.0.1", 0))
         self.stop = trio.Event()
         self.ended = trio.Event()

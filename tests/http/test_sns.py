@@ -17,6 +17,8 @@ from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
 from relay.http.sns import Certificates
 from relay.mailboxes import sns
+from relay.mailboxes.s3 import Buckets, Credentials
+from tests.http import s3_server
 from tests.http.conftest import House, open_house
 
 URL = "/api/v1/ingest/sns"
@@ -157,7 +159,6 @@ async def test_forged_messages_fetch_nothing_but_certificates_and_store_nothing(
     good = notification(address)
     forged: list[dict[str, Any]] = [
         {**good, "Message": good["Message"] + " "},
-        {**good, "TopicArn": TOPIC + "x"},
         {**good, "Timestamp": "2026-01-02T03:04:05.679Z"},
         {**good, "Subject": "added"},
         {**good, "Signature": base64.b64encode(b"x" * 256).decode()},
@@ -180,6 +181,7 @@ async def test_forged_messages_fetch_nothing_but_certificates_and_store_nothing(
         "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0.pem#x",
         "https://sns.eu-west-1.amazonaws.com\\@evil.example/SimpleNotificationService-0.pem",
         "https://s3.eu-west-1.amazonaws.com/SimpleNotificationService-0.pem",
+        "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0.pem",
         "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0.pem\n",
     ):
         status, _ = await post(house, notification(address, SigningCertURL=url))
@@ -191,21 +193,65 @@ async def test_forged_messages_fetch_nothing_but_certificates_and_store_nothing(
         b"no certificate",
     ):
         amazon.pem = pem
+        good = notification(address, SigningCertURL=CERTIFICATE_URL.replace("-0", f"-{len(pem)}"))
         assert (await post(house, good))[0] == 403
     assert await house.pool.fetch_value("SELECT count(*) FROM relay.messages") == 0
 
 
 async def test_a_forgery_takes_no_certificate_away(relay: tuple[House, Amazon]):
-    """One that verified is kept; and who waits behind strangers' fetches is told to come again."""
+    """One that verified is kept, whatever strangers post and however much they have fetched."""
     house, amazon = relay
     address, _ = await house.mailbox()
     good = notification(address)
     assert (await post(house, good))[0] == 200
-    asked = len(amazon.asked)
     for _ in range(3):
         assert (await post(house, {**good, "Message": good["Message"] + " "}))[0] == 403
+    for number in range(30):
+        url = CERTIFICATE_URL.replace("-0", f"-{number}")
+        assert (await post(house, {**good, "SigningCertURL": url, "Subject": "x"}))[0] in (403, 429)
     assert (await post(house, good))[0] == 200
-    assert len(amazon.asked) == asked
+    assert amazon.asked.count(CERTIFICATE_URL) == 1
+
+
+async def test_what_strangers_have_fetched_is_charged_to_them(relay: tuple[House, Amazon]):
+    """A topic that is not allowed fetches nothing; forgeries of one that is, a few certificates."""
+    house, amazon = relay
+    good = notification("a@relay.localhost")
+    for number in range(5):
+        url = CERTIFICATE_URL.replace("-0", f"-{number}")
+        other = {**good, "TopicArn": TOPIC + "x", "SigningCertURL": url}
+        assert (await post(house, other))[1]["type"] == "urn:relay:problem:topic-not-allowed"
+    assert amazon.asked == []
+    answers = []
+    for number in range(10):
+        url = CERTIFICATE_URL.replace("-0", f"-{number}")
+        answers.append((await post(house, {**good, "SigningCertURL": url, "Subject": "x"}))[0])
+    assert set(answers) == {403, 429}
+    assert len(amazon.asked) == answers.count(403) <= 6
+    # The same again and again is no fetch: what did not verify is not asked for anew.
+    url = amazon.asked[-1]
+    for _ in range(5):
+        assert (await post(house, {**good, "SigningCertURL": url, "Subject": "x"}))[0] == 403
+    assert len(amazon.asked) <= 6
+
+
+async def test_certificates_are_kept_within_bounds():
+    """Of those that verified nothing a few, of those that did no more than Amazon can have."""
+    asked: list[str] = []
+
+    async def fetch(url: str) -> bytes:
+        asked.append(url)
+        return b"pem"
+
+    certificates = Certificates(fetch)
+    certificates.prove("proven", b"pem")
+    for number in range(100):
+        await certificates.get(f"{number}")
+    assert await certificates.get("proven") == b"pem"
+    assert "proven" not in asked
+    assert sum(certificates.has(f"{number}") for number in range(100)) == 4
+    certificates.forget("proven")
+    assert not certificates.has("proven")
 
 
 async def test_a_certificate_is_waited_for_within_bounds(autojump_clock: object):
@@ -238,7 +284,7 @@ async def test_only_allowed_topics_are_taken_and_confirmed(relay: tuple[House, A
     assert (await post(house, signed(other)))[1]["type"] == "urn:relay:problem:topic-not-allowed"
     evil = {**fields, "SubscribeURL": "https://evil.example/?Action=ConfirmSubscription"}
     assert (await post(house, signed(evil)))[0] == 403
-    assert amazon.asked == [CERTIFICATE_URL]
+    assert amazon.asked == []
     assert await post(house, signed(fields)) == (200, {"status": "subscribed", "stored": 0})
     assert amazon.asked == [CERTIFICATE_URL, SUBSCRIBE_URL]
 
@@ -293,3 +339,95 @@ def test_ids_follow_from_the_message_and_go_by_age():
     assert sns.message_uuid(one, "a@b") != sns.message_uuid(one, "c@b")
     assert sns.message_uuid(one, "a@b") < sns.message_uuid(later, "a@b")
     assert sns.message_uuid(one, "a@b").version == 7
+
+
+def in_s3(*recipients: str, bucket: str = "mail", key: str = "in/a b", **more: Any) -> Any:
+    """A signed notification of a letter that SES put into S3."""
+    message = {
+        "notificationType": "Received",
+        "mail": {"source": "bounce@example.org", "messageId": "ses"},
+        "receipt": {
+            "recipients": list(recipients),
+            "action": {
+                "type": "S3", "topicArn": TOPIC, "bucketName": bucket,
+                "objectKeyPrefix": "in", "objectKey": key,
+            },
+        },
+    }  # fmt: skip
+    return notification(Message=json.dumps(message), **more)
+
+
+@pytest.fixture
+async def with_s3(
+    database_url: str, pool: Pool
+) -> AsyncIterator[tuple[House, Amazon, s3_server.Objects]]:
+    """A control plane that takes mail of one topic, and of one bucket up to 100 kB."""
+    with s3_server.serving() as objects:
+        credentials = Credentials(s3_server.ACCESS, s3_server.SECRET, s3_server.TOKEN)
+        buckets = Buckets({"mail": ""}, credentials, objects.base)
+        async with open_house(
+            database_url, pool, sns_topics=(TOPIC,), buckets=buckets, max_message_bytes=100_000
+        ) as house:
+            amazon = Amazon()
+            house.fetch[0] = amazon.fetch
+            yield house, amazon, objects
+
+
+async def test_mail_in_s3_is_fetched_and_stored_once(
+    with_s3: tuple[House, Amazon, s3_server.Objects],
+):
+    """The object's bytes are the message; a repetition stores nothing more."""
+    house, _, objects = with_s3
+    address, token = await house.mailbox()
+    objects.objects["/mail/in/a%20b"] = (RAW, {})
+    for stored in (1, None):
+        status, outcome = await post(house, in_s3(address, "nobody@relay.localhost"))
+        assert (status, outcome["status"]) == (200, "stored")
+        assert stored is None or outcome["stored"] == stored
+    assert {answer for _, answer in objects.asked} == {200}
+    base = f"/api/v1/mailboxes/{address}/messages"
+    (listed,) = (await house.client.get(base, headers=token)).json()
+    raw = await house.client.get(f"{base}/{listed['id']}/raw", headers=token)
+    assert raw.content == RAW
+
+
+async def test_only_verified_mail_of_an_allowed_bucket_is_fetched(
+    with_s3: tuple[House, Amazon, s3_server.Objects],
+):
+    """A forgery, another bucket or a name that leads elsewhere asks S3 for nothing."""
+    house, _, objects = with_s3
+    address, _token = await house.mailbox()
+    forged = {**in_s3(address), "MessageId": "other"}
+    assert (await post(house, forged))[0] == 403
+    status, problem = await post(house, in_s3(address, bucket="theirs"))
+    assert (status, problem["type"]) == (403, "urn:relay:problem:bucket-not-allowed")
+    for key in ("../theirs/x", "a/./b", "", "a\nb"):
+        assert (await post(house, in_s3(address, key=key)))[0] in (400, 403)
+    assert objects.asked == []
+    assert await house.pool.fetch_value("SELECT count(*) FROM relay.messages") == 0
+
+
+async def test_what_cannot_be_fetched_now_is_tried_again(
+    with_s3: tuple[House, Amazon, s3_server.Objects],
+):
+    """Every failure that may pass is a 503; what can never be stored is acknowledged."""
+    house, _, objects = with_s3
+    address, _token = await house.mailbox()
+    assert (await post(house, in_s3(address)))[0] == 503, "not there"
+    for objects.refuse in (403, 500, 503):
+        assert (await post(house, in_s3(address)))[0] == 503
+    objects.refuse = 0
+    objects.objects["/mail/in/large"] = (RAW + b"x" * 100_000, {})
+    objects.objects["/mail/in/locked"] = (RAW, {"x-amz-meta-x-amz-key-v2": "abc"})
+    for key in ("in/large", "in/locked"):
+        status, outcome = await post(house, in_s3(address, key=key))
+        assert (status, outcome["status"]) == (200, "ignored")
+    objects.objects["/mail/in/a%20b"] = (RAW, {})
+    assert await post(house, in_s3(address)) == (200, {"status": "stored", "stored": 1})
+
+
+async def test_without_buckets_mail_in_s3_is_refused(relay: tuple[House, Amazon]):
+    """The answer says which setting is missing."""
+    house, _ = relay
+    status, problem = await post(house, in_s3("a@relay.localhost"))
+    assert (status, "ingest.s3_buckets" in problem["detail"]) == (400, True)

@@ -1,5 +1,7 @@
 """Waiting for mail: long poll, Server-Sent Events, WebSocket; wake-ups, ends, limits."""
 
+import dataclasses
+import functools
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +16,7 @@ import websocket
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from supervisor import Stuck
-from tests.db.cluster import Cluster, binaries
+from tests.db.cluster import Cluster
 from tests.http.conftest import SMALL, House, open_house
 
 BASE = "/api/v1/mailboxes"
@@ -78,6 +80,37 @@ async def test_wait_ends_empty_at_its_time_out(house: House):
     response = await house.client.get(f"{BASE}/{address}/messages/wait?timeout=0.05", headers=token)
     assert response.status_code == 204
     assert response.content == b""
+
+
+async def test_one_address_does_not_use_up_the_waits_of_others(database_url: str, pool: Pool):
+    """On however many mailboxes it waits, the last places are the administrator's."""
+    limits = dataclasses.replace(SMALL, streams=32, streams_per_mailbox=8)
+    async with open_house(database_url, pool, limits) as house:
+        inboxes = [await house.mailbox() for _ in range(5)]
+        async with trio.open_nursery() as nursery:
+            for address, token in inboxes:
+                for _ in range(6):
+                    url = f"{BASE}/{address}/messages/wait?timeout=20"
+                    nursery.start_soon(functools.partial(house.client.get, url, headers=token))
+            await house.waiting(count=30)
+            address, token = inboxes[0]
+            url = f"{BASE}/{address}/messages/wait?timeout=0"
+            refused = await house.client.get(url, headers=token)
+            assert (refused.status_code, refused.json()["type"].rpartition(":")[2]) == (
+                429, "too-many-waits",
+            )  # fmt: skip
+            assert (await house.client.get(url, headers=house.admin)).status_code == 204
+            nursery.cancel_scope.cancel()
+
+
+async def test_wait_ends_with_a_json_null_for_those_who_ask(house: House):
+    """`empty=null`: a client that reads JSON without looking at the status reads null."""
+    address, token = await house.mailbox()
+    url = f"{BASE}/{address}/messages/wait"
+    nothing = await house.client.get(url, params={"timeout": 0, "empty": "null"}, headers=token)
+    assert (nothing.status_code, nothing.json()) == (200, None)
+    wrong = await house.client.get(url, params={"timeout": 0, "empty": "none"}, headers=token)
+    assert wrong.status_code == 422
 
 
 async def test_wait_after_a_message_or_a_time_is_exclusive(house: House):
@@ -424,20 +457,6 @@ async def test_looking_at_a_streams_key_again_is_no_call(house: House):
             text = "".join([part async for part in response.aiter_text()])
     assert text.count(": still here") >= 5
     assert (await house.client.get(url, headers=headers)).status_code == 429
-
-
-@pytest.fixture
-def own_server() -> Iterator[Cluster]:
-    """A server that a test may stop and start."""
-    bin_dir = binaries(18)
-    assert bin_dir is not None
-    cluster = Cluster(bin_dir)
-    try:
-        cluster.start()
-        cluster.admin("CREATE DATABASE relay")
-        yield cluster
-    finally:
-        cluster.remove()
 
 
 async def test_an_outage_ends_no_stream_and_a_revocation_after_it_does(own_server: Cluster):

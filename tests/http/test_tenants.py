@@ -62,7 +62,7 @@ def fill(rule: str, own: dict[str, str]) -> str:
 
 async def test_no_route_shows_or_touches_what_is_anothers(house: House):
     """As another key with the same scopes: 404 for each thing, and lists without it."""
-    mine, theirs = await house.key("read", "send"), await house.key("read", "send")
+    mine, theirs = [await house.key("read", "send", "accounts") for _ in range(2)]
     own = await belongings(house, mine)
     await seen(house, mine, own)  # reading marks read
     before = await seen(house, mine, own)

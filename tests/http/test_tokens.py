@@ -1,20 +1,28 @@
 """Using tokens over HTTP, and on the pages that a mail links to."""
 
+import hmac
+import json
 import re
 import secrets
+from base64 import b64decode, urlsafe_b64encode
 from functools import partial
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 import pytest
 import trio
 
+from relay.db.pool import Pool
 from relay.http.lifecycle_pages import POLICY
 from relay.http.tokens import STEP, evenly
 from relay.lifecycle.consumption import FREE_GUESSES
 from relay.lifecycle.tokens import Action, sign
-from tests.http.conftest import House
+from relay.outbound.enqueue import NOBODY
+from relay.outbound.webhooks import KINDS, Webhooks, secret_of
+from tests.http.conftest import House, open_house
 from tests.lifecycle.people import account, insert, tokens
 
 CONSUME = "/api/v1/tokens/consume"
@@ -38,7 +46,7 @@ class Form(HTMLParser):
         if tag == "form":
             assert self.action is None
             assert given["method"] == "post"
-            self.action = given["action"]
+            self.action = given.get("action") or ""
         elif tag == "input":
             self.fields[given["name"] or ""] = given.get("value") or ""
 
@@ -169,8 +177,9 @@ async def test_every_refusal_is_the_same(house: House):
 async def test_refusals_leave_at_the_same_time(autojump_clock):
     """Whatever took how long within a step; what succeeds is not held up."""
 
-    async def refuse(after: float) -> None:
+    async def refuse(after: float) -> str | None:
         await trio.sleep(after)
+        return None
 
     for seconds, wanted in ((0.0, 1), (0.001, 1), (0.049, 1), (0.051, 2), (0.12, 3)):
         began = trio.current_time()
@@ -262,7 +271,10 @@ async def test_a_page_takes_only_its_own_kind(house: House):
 async def test_the_pages_let_nothing_in_and_nothing_out(house: House):
     """No script, no style but ours, no other origin, no referrer; markup comes back as nothing."""
     hostile = '"><script>alert(1)</script>'
-    for path in ("/activate", "/recover"):
+    _, token = await activation(house)
+    _, recovering, _ = await recovery(house)
+    for path, good in (("/activate", token), ("/recover", recovering)):
+        assert (await house.client.get(path, params={"token": good})).status_code == 200
         for page in (
             await house.client.get(path),
             await house.client.get(path, params={"token": hostile}),
@@ -291,6 +303,136 @@ async def test_the_pages_let_nothing_in_and_nothing_out(house: House):
         assert answer.status_code == 403
         large = await house.client.post(path, content=b"token=" + b"x" * 5000)
         assert large.status_code == 413
+
+
+@pytest.mark.parametrize("action", list(Action))
+async def test_a_dead_link_says_so_when_it_is_opened(house: House, action: Action):
+    """Used, expired, suspended, forged and unknown: 400 at once, one page, nothing consumed."""
+    make = activation if action is Action.ACTIVATION else recovery
+    made = [await make(house) for _ in range(4)]
+    dead = [(number, token) for number, token, *_ in made[:3]]
+    for sql, (number, _) in zip(
+        (
+            "UPDATE relay.tokens SET consumed_at = 1 WHERE account = %s",
+            "UPDATE relay.tokens SET expires_at = 1 WHERE account = %s",
+            "UPDATE relay.accounts SET status = 'suspended' WHERE id = %s",
+        ),
+        dead,
+        strict=True,
+    ):
+        await house.pool.execute(sql, (number,))
+    secret = secrets.token_bytes(32)
+    unknown = [sign(key, action, secret, "11111") for key in (house.keyring.signing[0], bytes(32))]
+    other = "/recover" if action is Action.ACTIVATION else "/activate"
+    pages = [
+        await house.client.get(action.path, params={"token": token})
+        for token in (*(token for _, token in dead), *unknown, "", "x", "A" * 86, "é" * 86)
+    ]
+    assert {page.status_code for page in pages} == {400}
+    assert len({page.content for page in pages}) == 1
+    assert "no longer valid" in pages[0].text
+    assert Form(pages[0].text).fields == {}
+    good = made[3][1]
+    assert (await house.client.get(action.path, params={"token": good})).status_code == 200
+    assert (await house.client.get(other, params={"token": good})).status_code == 400
+    assert (await tokens(house.pool, made[3][0]))[-1]["consumed_at"] is None
+
+
+async def test_a_dead_link_gets_another_mail(house: House):
+    """The account of a link that was one of ours gets a token more; the page tells nobody."""
+    number, token = await activation(house)
+    known, recovering, _ = await recovery(house)
+    await house.pool.execute("UPDATE relay.tokens SET expires_at = expires_at - 1000")
+    old, forgotten = await activation(house)
+    await house.pool.execute("UPDATE relay.tokens SET expires_at = 1 WHERE account = %s", (old,))
+    pages = [
+        (path, await house.client.post(path, params={"token": given}, data={"resend": "yes"}))
+        for path, given in (
+            ("/activate", token),
+            ("/recover", recovering),
+            ("/activate", forgotten),  # too long ago
+            ("/activate", recovering),
+            ("/activate", "A" * 86),
+            ("/recover", "A" * 86),
+            ("/recover", ""),
+        )
+    ]
+    assert {page.status_code for _, page in pages} == {200}
+    assert len({(path, page.content) for path, page in pages}) == 2, "one a path, whatever the link"
+    assert "not active yet" in pages[0][1].text
+    made = {each: len(await tokens(house.pool, each)) for each in (number, known, old)}
+    assert made == {number: 2, known: 2, old: 1}
+    fresh, _ = await newest(house, number)
+    assert (await house.client.get("/activate", params={"token": fresh})).status_code == 200
+
+
+async def test_asking_again_and_again_mails_five(house: House):
+    """Whoever has an old link cannot bury a person in mail, and is not told that he tried."""
+    number, token = await activation(house)
+    await house.pool.execute("UPDATE relay.tokens SET expires_at = expires_at - 1000")
+    for _ in range(8):
+        page = await house.client.post("/activate", data={"token": token, "resend": "yes"})
+        assert page.status_code == 200
+    assert len(await tokens(house.pool, number)) == 5
+
+
+RETURN = "https://shop.example/welcome?from=mail"
+
+
+async def test_the_pages_lead_back_to_the_product(database_url: str, pool: Pool):
+    """An activation by a link, a recovery by itself, with a proof keyed by the webhook's secret."""
+    async with open_house(database_url, pool, return_url=RETURN) as house:
+        number, token = await activation(house)
+        done = await house.client.post("/activate", data={"token": token})
+        assert done.status_code == 200
+        assert "form-action 'self' https://shop.example;" in done.headers["content-security-policy"]
+        (link,) = re.findall(r'<a href="([^"]+)"', done.text)
+        known, recovering, code = await recovery(house)
+        moved = await house.client.post("/recover", data={"token": recovering, "code": code})
+        assert moved.status_code == 303
+        for target, account_id, action in (
+            (unescape(link), number, "activation"),
+            (moved.headers["location"], known, "password_recovery"),
+        ):
+            parts = urlsplit(target)
+            query = dict(parse_qsl(parts.query))
+            assert target.startswith("https://shop.example/welcome?from=mail&")
+            assert (query["action"], query["account"]) == (action, str(account_id))
+            secret = b64decode(secret_of(house.keyring.signing[0], NOBODY).removeprefix("whsec_"))
+            said = f"{action}.{account_id}.{query['at']}".encode()
+            proof = urlsafe_b64encode(hmac.digest(secret, said, "sha256")).rstrip(b"=").decode()
+            assert query["signature"] == proof
+
+
+async def test_what_happens_to_an_account_is_told_to_its_owner(house: House):
+    """account.activated and account.recovered, to the owner's webhooks and nobody else's."""
+    key, other = await house.key("accounts", "send"), await house.key("accounts", "send")
+    for by, name in ((key, "mine"), (other, "other"), (house.admin, "admin")):
+        events = ["account.activated"] if name == "other" else list(KINDS)
+        values: dict[str, Any] = {"url": f"https://{name}.example/", "events": events}
+        made = await house.client.post("/api/v1/webhooks", json=values, headers=by)
+        assert made.status_code == 201, made.text
+    values = {"email": "ada@example.org", "login": "ada"}
+    made = await house.client.post("/api/v1/accounts", json=values, headers=key)
+    mine = int(made.json()["id"])
+    token, _ = await newest(house, mine)
+    await consume(house, token=token)
+    await house.pool.execute("SELECT relay.recover_account(%s)", (mine,))
+    token, code = await newest(house, mine)
+    await consume(house, token=token, code=code)
+    number, token = await activation(house)  # made by SQL: the administrator's
+    await consume(house, token=token)
+    webhooks = Webhooks(house.pool)
+    told = []
+    for event in await webhooks.claim(10, 30.0, {}):
+        body = json.loads(await webhooks.body(event) or b"null")
+        told.append((event.url, body["type"], body["data"]["id"], body["data"]["login"]))
+    login = (await account(house.pool, number))["login"]
+    assert sorted(told) == [
+        ("https://admin.example/", "account.activated", str(number), login),
+        ("https://mine.example/", "account.activated", str(mine), "ada"),
+        ("https://mine.example/", "account.recovered", str(mine), "ada"),
+    ]
 
 
 async def test_the_counters_name_nobody(house: House):

@@ -4,7 +4,7 @@ import { every, get, page as pageOf, send } from "/ui/calls.js";
 import { button, doing, fill, h, keepFocus, lasting, number, Pages, problem, say, Table, when } from "/ui/dom.js";
 
 export const title = "Accounts";
-export const scope = "send";
+export const scope = "accounts";
 
 const EVERY = 2000; // ms
 const PAGE = 50; // rows

@@ -6,18 +6,21 @@
 
 import { ask, get, Refused, send, session } from "/ui/calls.js";
 import { button, h, say } from "/ui/dom.js";
+import { drop, forget, handed, hold, inboxes as kept, pageKey, tabs } from "/ui/secrets.js";
 import * as accounts from "/ui/accounts.js";
 import * as devices from "/ui/devices.js";
 import * as inboxes from "/ui/inboxes.js";
+import * as keys from "/ui/keys.js";
 import * as logs from "/ui/logs.js";
 import * as now from "/ui/now.js";
 import * as queue from "/ui/queue.js";
 import * as signin from "/ui/signin.js";
 
-const VIEWS = { now, inboxes, queue, accounts, devices, logs };
+const VIEWS = { now, inboxes, queue, accounts, devices, keys, logs };
+const HANDED = 150; // ms that another tab has to hand its key on, before this one asks to sign in
 const place = document.getElementById("view");
 
-const page = { who: null, left: new AbortController(), view: null, move: null, opened: false };
+const page = { who: null, left: new AbortController(), view: null, move: null, opened: false, said: "" };
 
 const may = (scope) =>
   scope === null || (page.who !== null && (page.who.scopes.includes(scope) || page.who.scopes.includes("admin")));
@@ -38,12 +41,20 @@ function decoded(part) {
   }
 }
 
+// Whether the address is that of an inbox which nobody who is here may read.
+const stranger = ({ view, parts: [address] }) =>
+  view === "inboxes" && address?.includes("@") && page.who === null && !kept().some((one) => one.address === address);
+
 function open() {
   const at = where();
+  if (at.view === "signin" && at.values.has("code")) {
+    byLink(at.values.get("code"));
+    return;
+  }
   let name = at.view;
   if (name !== "signin" && !Object.hasOwn(VIEWS, name)) name = may("admin") ? "now" : "inboxes";
   let view = name === "signin" ? signin : VIEWS[name];
-  if (!may(view.scope)) view = signin;
+  if (!may(view.scope) || stranger(at)) view = signin;
   if (page.view === view && page.move && page.move(at) !== false) return;
   page.left.abort();
   page.left = new AbortController();
@@ -56,7 +67,9 @@ function open() {
   const heading = h("h1", { text: view.title, tabindex: "-1" });
   place.replaceChildren(heading);
   const signal = page.left.signal;
-  page.move = view.open(place, { ...at, who: page.who, signal, may, enter, leave }) ?? null;
+  const { said } = page;
+  page.said = "";
+  page.move = view.open(place, { ...at, who: page.who, said, signal, may, enter }) ?? null;
   if (page.opened) heading.focus({ preventScroll: true });
   page.opened = true;
 }
@@ -78,32 +91,60 @@ function showWho() {
 }
 
 function become(who) {
+  if (who === null && page.who !== null) page.said = "You are signed out. Sign in to go on.";
   page.who = who;
   showWho();
   page.view = null;
   open();
 }
 
-async function enter(token) {
-  const who = await send("POST", "/api/v1/session", { token }, { free: true });
+// `credentials`: {token} or {code}.
+async function enter(credentials) {
+  const { owner, scopes, plan, page_key } = await send("POST", "/api/v1/session", credentials, { free: true });
+  hold(page_key);
   if (where().view === "signin") history.replaceState(null, "", "#/");
-  become(who);
+  become({ owner, scopes, plan });
+}
+
+// A one-time link: its code is used up, and stands in no address any more.
+async function byLink(code) {
+  history.replaceState(null, "", "#/signin");
+  try {
+    await enter({ code });
+  } catch (error) {
+    page.said = error.message;
+    become(page.who);
+  }
 }
 
 async function leave() {
-  await send("DELETE", "/api/v1/session").catch(() => {});
+  // Where the relay does not answer, the key is gone all the same, so nobody is signed in.
+  await send("DELETE", "/api/v1/session", undefined, { free: true }).catch(() => {});
+  drop();
   become(null);
 }
 
-session.over = () => page.who !== null && become(null);
+session.over = () => {
+  forget();
+  if (page.who !== null) become(null);
+};
+
+const signedIn = async () => {
+  if (!pageKey()) return null;
+  const found = await get("/api/v1/session", { free: true });
+  return found.scopes.length ? found : null;
+};
 
 // Another tab may have signed in or out, the key been revoked, the relay been away at first.
 async function checkWho() {
   const before = page.who;
-  const found = await get("/api/v1/session", { free: true });
-  const who = found.scopes.length ? found : null;
+  const key = pageKey();
+  const who = await signedIn();
+  if (who === null && key && pageKey() === key) forget();
   if (page.who === before && JSON.stringify(who) !== JSON.stringify(before)) become(who);
 }
+
+tabs.changed = () => checkWho().catch(() => {}); // at the next look, then
 
 // Health -----------------------------------------------------------------------------------------
 
@@ -121,8 +162,8 @@ async function showHealth() {
 }
 
 try {
-  const who = await get("/api/v1/session", { free: true });
-  page.who = who.scopes.length ? who : null;
+  if (!pageKey() && !where().values.has("code")) await handed(HANDED);
+  page.who = await signedIn();
 } catch (error) {
   if (!(error instanceof Refused)) document.getElementById("health").textContent = error.message;
 }

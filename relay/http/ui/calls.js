@@ -1,12 +1,16 @@
 // Calls to the relay: JSON, pages of lists, event streams and lines.
 //
-// No token is held here: the browser sends the cookies that no script can read.
+// No token is held here: a call carries the page's key, and the browser the cookie beside it.
 
-// A refusal: trying again would give the same.  Anything else that fails is an outage.
+import { keysFor } from "/ui/secrets.js";
+
+// A refusal: trying again would give the same.  Anything else that fails is an outage.  `kind` is
+// the last part of the problem's type.
 export class Refused extends Error {
-  constructor(status, detail) {
+  constructor(status, detail, kind) {
     super(detail);
     this.status = status;
+    this.kind = kind;
   }
 }
 
@@ -38,7 +42,7 @@ export async function ask(path, options = {}) {
     response = await fetch(path, {
       cache: "no-store",
       ...options,
-      headers: { "X-Relay-Page": "1", ...options.headers },
+      headers: { ...keysFor(path), ...options.headers },
     });
   } catch (error) {
     if (options.signal?.aborted) throw error;
@@ -47,15 +51,17 @@ export async function ask(path, options = {}) {
   setClock(response);
   if (response.ok) return response;
   let detail = `The relay answered ${response.status}.`;
+  let kind = "";
   try {
     const problem = await response.json();
+    kind = problem.type?.split(":").pop() ?? "";
     detail = problem.errors?.join(" ") ?? problem.detail ?? detail;
   } catch {
     // no problem document: the status has to do
   }
   if (response.status === 401 && !options.free) session.over();
   const passes = response.status === 429 || response.status >= 500;
-  throw passes ? new Error(detail) : new Refused(response.status, detail);
+  throw passes ? new Error(detail) : new Refused(response.status, detail, kind);
 }
 
 export const get = async (path, options) => (await ask(path, options)).json();
@@ -64,6 +70,12 @@ export async function send(method, path, value, options = {}) {
   const body = value === undefined ? {} : { body: JSON.stringify(value), headers: { "Content-Type": "application/json", ...options.headers } };
   const response = await ask(path, { method, ...options, ...body });
   return response.status === 204 ? null : response.json();
+}
+
+// The URL of something of a mailbox for what can send no key: a frame or a download, for two minutes.
+export async function ticketed(path) {
+  const mailbox = path.split("/").slice(0, 5).join("/");
+  return (await send("POST", `${mailbox}/tickets`, { path })).url;
 }
 
 // One page of a list, and the path of the next one (null at the end).

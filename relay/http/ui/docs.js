@@ -36,7 +36,7 @@ const table = (heads, rows) => {
 };
 
 const credential = (operation) => {
-  const names = { bearer: "a bearer token", session: "the session token", query: "?token=" };
+  const names = { bearer: "a bearer token", session: "the session token", query: "?token=", page_cookie: "a page's cookie", page_key: "its key", ticket: "its ticket" };
   if (!operation.security.length) return "nobody is asked who they are";
   return operation.security.map((one) => Object.keys(one).map((key) => names[key]).join(" and ") || "nothing").join(", or ");
 };

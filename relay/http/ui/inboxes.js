@@ -1,10 +1,12 @@
 // Inboxes: make one, watch mail arrive, read it.
 //
 // A message's HTML is shown only in a frame with an empty sandbox.  An anonymous inbox is this
-// browser's: its token became a cookie of that inbox alone, and the page remembers the address.
+// browser's: its token became a cookie of that inbox alone and a key, which the page remembers with
+// the address.
 
-import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, query, send } from "/ui/calls.js";
-import { button, bytes, copyButton, doing, fill, h, lasting, Pages, problem, say, settled, Table, when } from "/ui/dom.js";
+import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, query, send, ticketed } from "/ui/calls.js";
+import { button, bytes, copyButton, doing, fill, h, lasting, number, Pages, problem, say, settled, Table, when } from "/ui/dom.js";
+import { inboxes, keepInboxes } from "/ui/secrets.js";
 
 export const title = "Inboxes";
 export const scope = null;
@@ -16,26 +18,9 @@ const link = (address, id) => `#/inboxes/${encodeURIComponent(address)}${id ? `/
 
 const EVERY = 5000; // ms between two looks at the list of inboxes
 const PAGE = 50; // rows
-const KEPT = "relay.inboxes";
+const kept = () => inboxes().filter((one) => new Date(one.expires_at) > clock.now());
 
-function kept() {
-  try {
-    const known = JSON.parse(localStorage.getItem(KEPT) ?? "[]");
-    return known.filter((one) => new Date(one.expires_at) > clock.now());
-  } catch {
-    return [];
-  }
-}
-
-function keep(inboxes) {
-  try {
-    localStorage.setItem(KEPT, JSON.stringify(inboxes.slice(0, 50)));
-  } catch {
-    // no storage: it is open until the page is left
-  }
-}
-
-const forget = (address) => keep(kept().filter((one) => one.address !== address));
+const forget = (address) => keepInboxes(kept().filter((one) => one.address !== address));
 
 // The view -----------------------------------------------------------------------------------------
 
@@ -52,8 +37,9 @@ export function open(place, page) {
         if (given.ttl_minutes) given.ttl_minutes = Number(given.ttl_minutes);
         const made = await send("POST", "/api/v1/mailboxes", given);
         if (made.session_token) {
-          await ask(`${base(made.address)}/session`, { method: "POST", headers: { "X-Session-Token": made.session_token } });
-          keep([{ address: made.address, expires_at: made.expires_at }, ...kept()]);
+          const opened = await ask(`${base(made.address)}/session`, { method: "POST", headers: { "X-Session-Token": made.session_token } });
+          const { page_key } = await opened.json();
+          keepInboxes([{ address: made.address, expires_at: made.expires_at, page_key }, ...kept()]);
         }
         form.reset();
         location.hash = link(made.address);
@@ -86,6 +72,12 @@ export function open(place, page) {
   return move;
 }
 
+// How full an inbox is, once that matters: what is beyond its quota is turned away.
+function usage({ message_count: count, bytes: size, max_messages: most, max_bytes: room }) {
+  if (room && size >= 0.8 * room) return `${count}, ${bytes(size)} of ${bytes(room)}`;
+  return most && count >= 0.8 * most ? `${count} of ${number(most)}` : count;
+}
+
 function makeList(page) {
   const table = new Table("Live inboxes", ["Address", "Messages", "Time left"], { none: "No inbox yet: create one.", id: "inboxes" });
   const search = h("input", { type: "search", name: "q", placeholder: "a part of the address", oninput: settled(() => refresh()) });
@@ -93,7 +85,8 @@ function makeList(page) {
   const show = (items, fresh) => {
     const make = (row, one) => row.cells[0].append(h("a", { href: link(one.address), text: one.address }));
     const fillRow = (row, one) => {
-      say(row.cells[1], one.message_count);
+      say(row.cells[1], usage(one));
+      row.cells[1].title = one.bytes === undefined ? "" : `${bytes(one.bytes)}${one.max_bytes ? ` of ${bytes(one.max_bytes)}` : ""}`;
       row.dataset.ends = one.expires_at;
     };
     if (fresh) table.show(items, (one) => one.address, fillRow, make);
@@ -102,7 +95,10 @@ function makeList(page) {
     mark(marked);
   };
   const pages = new Pages((path) => pageOf(path, { signal: page.signal }), show);
+  const quota = h("p");
   async function look() {
+    const { mailboxes, max_mailboxes: most } = await get("/api/v1/quota", { signal: page.signal });
+    say(quota, most === null ? "" : `${number(mailboxes)} of ${number(most)} inboxes that you may have.`);
     if (all) await pages.start(`/api/v1/mailboxes${query({ q: search.value, limit: PAGE })}`);
     else show(kept().map((one) => ({ ...one, message_count: "" })), true);
   }
@@ -123,7 +119,7 @@ function makeList(page) {
   every(EVERY, page.signal, async () => table.rows.size > PAGE || look(), told);
   const timer = setInterval(countDown, 1000);
   page.signal.addEventListener("abort", () => clearInterval(timer));
-  const element = h("section", { "aria-label": "Inboxes" }, all ? h("p", {}, h("label", { text: "Search " }, search)) : null, table.element, pages.element);
+  const element = h("section", { "aria-label": "Inboxes" }, all ? h("p", {}, h("label", { text: "Search " }, search)) : null, table.element, pages.element, quota);
   return { element, refresh, mark };
 }
 
@@ -267,6 +263,7 @@ function showMessage(place, inbox, message) {
   const subject = h("h3", { id: "message-subject", tabindex: "-1", text: message.subject || "(no subject)" });
   const facts = [`from ${message.from_address || "nobody"}`, `to ${message.to}`, when(message.received_at), bytes(message.size)];
   if (message.error) facts.push(message.error);
+  const trouble = problem();
   const body = h("div", { id: "message-body" });
   const forms = h("p", { role: "group", "aria-label": "Show as", id: "message-forms" });
   const showAs = (name, make) => {
@@ -285,7 +282,7 @@ function showMessage(place, inbox, message) {
     // No script, no form, no navigation of the page; it has no origin and loads nothing.
     const frame = h("iframe", { title: "The message as HTML", id: "message-html" });
     frame.setAttribute("sandbox", "");
-    frame.src = `${path}/html`;
+    ticketed(`${path}/html`).then((url) => (frame.src = url)).catch((error) => say(trouble, error.message));
     return frame;
   });
   html.hidden = message.body_html === null;
@@ -298,17 +295,16 @@ function showMessage(place, inbox, message) {
       .catch((error) => say(place, error.message));
     return place;
   });
-  const trouble = problem();
   place.replaceChildren(
     subject,
     h("p", { id: "message-facts", text: facts.join(" · ") }),
     message.otp ? h("p", { class: "facts", id: "message-code" }, h("span", { text: "Code " }), h("output", { text: message.otp }), copyButton(message.otp, "the code")) : "",
     linksOf(message.links),
-    attachmentsOf(path, message.attachments),
+    attachmentsOf(path, message.attachments, trouble),
     forms,
     body,
     h("p", { class: "facts" }, inbox.near,
-      h("a", { href: `${path}/raw`, download: `${message.id}.eml`, text: "Download" }),
+      button("Download", doing(trouble, () => download(`${path}/raw`, `${message.id}.eml`))),
       inbox.page.may("admin") ? h("a", { href: `#/logs?text=${message.id}`, text: "Log lines" }) : "",
       button("Delete", doing(trouble, () => inbox.remove(message)))),
     trouble,
@@ -329,8 +325,14 @@ function linksOf(links) {
     h("ul", {}, links.map((target) => h("li", {}, /^https?:/i.test(target) ? h("a", { href: target, rel: "noopener noreferrer", target: "_blank", text: target }) : h("code", { text: target }), " ", copyButton(target, "the link")))));
 }
 
-function attachmentsOf(path, attachments) {
+function attachmentsOf(path, attachments, trouble) {
   if (!attachments.length) return "";
+  const get = (one) => doing(trouble, () => download(`${path}/attachments/${one.index}`, one.filename ?? ""));
   return h("ul", { id: "message-attachments", "aria-label": "Attachments" },
-    attachments.map((one) => h("li", {}, h("a", { href: `${path}/attachments/${one.index}`, download: "", text: one.filename ?? `attachment ${one.index}` }), ` ${one.content_type}, ${bytes(one.size)}`)));
+    attachments.map((one) => h("li", {}, button(one.filename ?? `attachment ${one.index}`, get(one), { title: "Download" }), ` ${one.content_type}, ${bytes(one.size)}`)));
+}
+
+// A link could not carry the page's key, and one with a ticket is soon too old: so it is made now.
+async function download(path, name) {
+  h("a", { href: await ticketed(path), download: name }).click();
 }
