@@ -21,6 +21,7 @@ import click
 
 from relay import __version__
 from relay.cli import (
+    account,
     backup,
     collect,
     completion,
@@ -45,6 +46,7 @@ from relay.cli import (
     up,
     webhook,
 )
+from relay.cli.open import open_
 from relay.errors import ConfigError, DatabaseUnavailable
 
 EPILOG = f"""\
@@ -83,6 +85,7 @@ for command in (
     up.up,
     demo.demo,
     status.status,
+    open_,
     tail.tail,
     mailbox.mailbox,
     messages.messages,
@@ -91,6 +94,7 @@ for command in (
     sender.sender,
     suppression.suppression,
     webhook.webhook,
+    account.account,
     device.device,
     token.token,
     key.key,

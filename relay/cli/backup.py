@@ -9,6 +9,7 @@ Promises
   * A backup is taken while the relay runs and is consistent in each part: the dump is one
     snapshot, the blobs are one snapshot, the keys open whatever the dump holds, a rotation
     under way included.  The file appears whole, or not at all.
+  * It holds no session of the operator's page: whoever signed out before the restore stays out.
   * A restore replaces the schema in one transaction: it is all there, or what was there before
     still is.  Then the migrations that the backup lacks are applied.  Nothing is overwritten
     without --force, and no relay may run on the data directory meanwhile.
@@ -40,7 +41,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from relay import __version__
+from relay import __version__, children
 from relay.cli import exits, options, output
 from relay.cli.client import Api
 from relay.cli.db import with_database
@@ -158,7 +159,8 @@ def _dump_to(file: Path, settings: Settings) -> Any:
         found = await check(dsn)
         await _run(
             "pg_dump", dsn, "--format=custom", "--schema=relay", "--no-owner", "--no-privileges",
-            f"--file={file}",
+            # Who is signed in to the page now must not be again after a restore.
+            "--exclude-table-data=relay.page_*", f"--file={file}",
         )  # fmt: skip
         return {"server_version": found.server_version, "migrations": list(found.applied)}
 
@@ -233,11 +235,8 @@ async def _run(program: str, dsn: str | None, *arguments: str) -> None:
 
     from relay.db.embedded import binaries
 
-    environment = dict(os.environ)
+    environment = children.environment()
     if dsn is not None:  # not as an argument, where every user of the machine could read it
-        environment = {
-            name: value for name, value in environment.items() if not name.startswith("PG")
-        }
         environment |= _as_environment(dsn)
     done = await trio.run_process(
         [str(binaries() / program), *arguments],

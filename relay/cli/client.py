@@ -2,7 +2,8 @@
 
 Promises
   * The relay is found through `run/relay.json` in the data directory, which also holds the
-    administrator's token; nothing else is read, and no proxy is ever asked.
+    administrator's token; nothing else is read, and no proxy is ever asked.  One that is just
+    starting (it holds its directory) is waited for.
   * Every wait has a deadline.  Every failure is a `Failure` of one sentence: 69 when no relay
     answers, 1 when it refused, 70 when it failed.
   * A cursor is followed on the relay that was found, whatever host the link names.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -32,34 +34,44 @@ from relay.datadir import DataDir
 CONNECT_TIMEOUT = 5.0  # seconds
 CALL_TIMEOUT = 30.0  # seconds without a byte
 PAGE = 200  # the most that a list call gives
+LOCK_PATIENCE = 1.0  # seconds until one that was just started holds its data directory
+START_PATIENCE = 10.0  # seconds that a relay which is starting may take to be ready
 CHUNK = 1 << 16  # bytes that a stream gives at most at once
 
 
-def read_run(data_dir: Path) -> dict[str, Any]:
-    """Return what the relay running on `data_dir` published, or end with status 69."""
+def read_run(data_dir: Path, *, patience: float = START_PATIENCE) -> dict[str, Any]:
+    """Return what the relay running on `data_dir` published, or end with status 69.
+
+    One that is starting is waited for, `patience` seconds at most, and a moment for one that may
+    have been started just now; blocking.
+    """
     data = DataDir(data_dir)
-    run = data.read_run()
-    if run is not None:
-        return run
-    try:
-        data.run_file.read_bytes()
-    except PermissionError:
-        raise Failure(
-            f"{data.run_file} belongs to another user; run this as the user who runs the relay.",
-            exits.UNAVAILABLE,
-        ) from None
-    except OSError:
-        pass
-    if data.is_held():
-        raise Failure(
-            f"The relay on {data.path} is starting or stopping; try again in a moment.",
-            exits.UNAVAILABLE,
-        )
-    raise Failure(
-        f"No relay is running on {data.path}; start one with `relay up`, or name the data "
-        "directory of another with --data-dir.",
-        exits.UNAVAILABLE,
-    )
+    began = time.monotonic()
+    until = began + patience
+    while (run := data.read_run()) is None:
+        try:
+            data.run_file.read_bytes()
+        except PermissionError:
+            raise Failure(
+                f"{data.run_file} belongs to another user; run this as the user who runs the"
+                " relay.",
+                exits.UNAVAILABLE,
+            ) from None
+        except OSError:
+            pass
+        if not data.is_held() and time.monotonic() >= began + LOCK_PATIENCE:
+            raise Failure(
+                f"No relay is running on {data.path}; start one with `relay up`, or name the data "
+                "directory of another with --data-dir.",
+                exits.UNAVAILABLE,
+            )
+        if time.monotonic() >= until:
+            raise Failure(
+                f"The relay on {data.path} is starting or stopping; try again in a moment.",
+                exits.UNAVAILABLE,
+            )
+        time.sleep(0.05)
+    return run
 
 
 def segment(text: str) -> str:
@@ -98,9 +110,19 @@ class Api:
         self._headers = headers
 
     @classmethod
-    def find(cls, data_dir: Path, *, token: str | None = None, anonymous: bool = False) -> Api:
-        """Reach the relay on `data_dir`: as administrator, as `token`'s holder, or as nobody."""
-        run = read_run(data_dir)
+    def find(
+        cls,
+        data_dir: Path,
+        *,
+        token: str | None = None,
+        anonymous: bool = False,
+        patience: float = START_PATIENCE,
+    ) -> Api:
+        """Reach the relay on `data_dir`: as administrator, as `token`'s holder, or as nobody.
+
+        One that is starting is waited for, `patience` seconds at most.
+        """
+        run = read_run(data_dir, patience=patience)
         try:
             base, admin = str(run["http"]), str(run["admin_token"])
         except KeyError:

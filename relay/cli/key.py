@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,7 +26,7 @@ def key() -> None:
     default="read",
     show_default=True,
     metavar="A,B",
-    help="What it may do: read, send, admin; separated by commas.",
+    help="What it may do: read, send, accounts, admin; separated by commas.",
 )
 @click.option(
     "--plan",
@@ -33,15 +35,34 @@ def key() -> None:
     metavar="P",
     help="How long its mailboxes may live: free, pro, enterprise.",
 )
+@click.option(
+    "--from",
+    "senders",
+    multiple=True,
+    metavar="ADDRESS",
+    help="What it may send from: an address, @domain, or own for the addresses of its mailboxes; "
+    "may be given several times.",
+)
 @options.data_dir
 @options.as_json
-def create(owner: str, scope: str, plan: str, data_dir: Path, as_json: bool) -> None:
+def create(
+    owner: str, scope: str, plan: str, senders: tuple[str, ...], data_dir: Path, as_json: bool
+) -> None:
     """Make an API key and print its token, which is shown this once only."""
     scopes = [name.strip() for name in scope.split(",") if name.strip()]
-    values = {"owner": owner, "scopes": scopes, "plan": plan}
+    values: dict[str, Any] = {"owner": owner, "scopes": scopes, "plan": plan}
+    if senders:
+        values["from"] = list(senders)
     made = entries.add(BASE, values, "token", token=None, data_dir=data_dir, as_json=as_json)
     if not as_json and output.is_terminal(sys.stderr):
         output.note(f"key {made['id']}; keep the token, it is not shown again")
+
+
+def _state(item: dict[str, Any]) -> output.Cell:
+    if item["revoked_at"]:
+        return "revoked", "red"
+    ended = item["expires_at"] and datetime.fromisoformat(item["expires_at"]) <= datetime.now(UTC)
+    return ("ended", "red") if ended else ("valid", "green")
 
 
 entries.lists(
@@ -54,7 +75,8 @@ entries.lists(
         "scopes": entries.joined("scopes"),
         "plan": entries.cell("plan"),
         "created": entries.moment("created_at"),
-        "state": lambda item: ("revoked", "red") if item["revoked_at"] else ("valid", "green"),
+        "from": lambda item: output.line(", ".join(item["from"] or ["any"])),
+        "state": _state,
     },
     by_token=False,
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from relay.cli.client import Api, segment
 from relay.cli.messages import token_from
 
 BASE = "/api/v1/mailboxes"
+_SLACK = 60.0  # s; the way here, and clocks that differ
 
 
 @click.group()
@@ -67,8 +70,16 @@ def create(
     output.say(output.line(made["address"]))
     if made.get("session_token"):
         output.say(output.line(made["session_token"]))
-    if output.is_terminal(sys.stderr):
+    if ttl is not None and (lives := _cut(made, ttl)) is not None:
+        output.note(f"expires in {output.span(lives)}, the most that plan {made['plan']} allows")
+    elif output.is_terminal(sys.stderr):
         output.note(f"expires {output.until(made['expires_at'])}, plan {made['plan']}")
+
+
+def _cut(made: Mapping[str, Any], asked: float) -> float | None:
+    """Return the seconds that a mailbox lives, where they are fewer than the `asked` minutes."""
+    lives = (datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)).total_seconds()
+    return round(lives / 60) * 60.0 if lives < asked * 60 - _SLACK else None
 
 
 @mailbox.command(name="list")
@@ -84,7 +95,7 @@ def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_js
         output.document(found)
         return
     output.table(
-        ("address", "state", "expires", "owner", "messages"),
+        ("address", "state", "expires", "owner", "messages", "size"),
         [
             (
                 output.line(item["address"]),
@@ -92,6 +103,7 @@ def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_js
                 output.until(item["expires_at"]),
                 output.line(item["owner_type"]),
                 str(item["message_count"]),
+                output.size(item["bytes"]),
             )
             for item in found
         ],
@@ -120,19 +132,52 @@ def show(address: str, token: str | None, data_dir: Path, as_json: bool) -> None
             ),
             ("owner", output.line(item["owner_type"])),
             ("plan", output.line(item["plan"])),
-            ("messages", str(item["message_count"])),
+            ("messages", of(str(item["message_count"]), item["max_messages"], str)),
+            ("size", of(output.size(item["bytes"]), item["max_bytes"], output.size)),
+        ]
+    )
+
+
+@mailbox.command()
+@options.token
+@options.data_dir
+@options.as_json
+def quota(token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Show how many mailboxes there may be, and what each may hold."""
+    item = Api.find(data_dir, token=token_from(token)).get("/api/v1/quota")
+    if as_json:
+        output.document(item)
+        return
+    output.fields(
+        [
+            ("plan", output.line(item["plan"])),
+            ("mailboxes", of(str(item["mailboxes"]), item["max_mailboxes"], str)),
+            ("messages in each", allowed(item["max_messages"], str)),
+            ("size of each", allowed(item["max_bytes"], output.size)),
         ]
     )
 
 
 @mailbox.command()
 @click.argument("address", shell_complete=completion.addresses)
+@click.option("--purge", is_flag=True, help="Delete its mail at once, not after the retention.")
 @options.token
 @options.data_dir
-def delete(address: str, token: str | None, data_dir: Path) -> None:
+def delete(address: str, purge: bool, token: str | None, data_dir: Path) -> None:
     """Delete a mailbox: it accepts and shows nothing from now on."""
     api = Api.find(data_dir, token=token_from(token))
-    api.call("DELETE", f"{BASE}/{segment(address)}")
+    thorough = {"purge": "true"} if purge else None
+    api.call("DELETE", f"{BASE}/{segment(address)}", params=thorough, timeout=60.0)
+
+
+def of(used: str, most: int | None, shown: Callable[[int], str]) -> str:
+    """Return what is used, and of how much."""
+    return used if most is None else f"{used} of {shown(most)}"
+
+
+def allowed(most: int | None, shown: Callable[[int], str]) -> str:
+    """Return a limit."""
+    return "no limit" if most is None else f"at most {shown(most)}"
 
 
 def state(item: dict[str, Any]) -> tuple[str, str]:

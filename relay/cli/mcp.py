@@ -8,6 +8,7 @@ that a client which counts the silence does not give up.
 
 from __future__ import annotations
 
+import os
 import signal
 import traceback
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relay import __version__
-from relay.cli import options
+from relay.cli import exits, options
 from relay.cli.exits import Failure
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from relay.cli.agent.tools import Tool
 
 SIGN_OF_LIFE_EVERY = 5.0  # seconds
+LAST_WORDS = 3.0  # seconds that deleting the key may take at the end
 
 
 @click.command()
@@ -36,19 +38,33 @@ SIGN_OF_LIFE_EVERY = 5.0  # seconds
     "--token",
     metavar="TOKEN",
     envvar="RELAY_TOKEN",
-    help="An API key to act with, instead of the administrator's token; better given as "
-    "$RELAY_TOKEN, where other users cannot see it.",
+    help="An API key to act with, instead of one of its own; better given as $RELAY_TOKEN, where "
+    "other users cannot see it.",
+)
+@click.option(
+    "--admin",
+    is_flag=True,
+    help="Act as the administrator: every inbox, and mail from any address.",
+)
+@click.option(
+    "--allow-send",
+    is_flag=True,
+    help="Let it send, from the addresses of the inboxes that it made.",
 )
 @click.option(
     "--allow-private",
     is_flag=True,
     help="Let complete_signup open links to this machine and its network.",
 )
-def mcp(data_dir: Path, token: str | None, allow_private: bool) -> None:
+def mcp(
+    data_dir: Path, token: str | None, admin: bool, allow_send: bool, allow_private: bool
+) -> None:
     """Serve tools for AI agents over stdio (Model Context Protocol).
 
     create_inbox, wait_for_mail, latest_mail, extract_code, extract_link, complete_signup, send,
-    queue_state. An MCP client starts this command by itself, from an entry like
+    queue_state. They act with a key of their own, made at the first call and deleted at the end:
+    it opens the inboxes that it made and no others, and sends nothing without --allow-send.
+    An MCP client starts this command by itself, from an entry like
 
     \b
         {"mcpServers": {"relay": {"command": "relay",
@@ -62,20 +78,52 @@ def mcp(data_dir: Path, token: str | None, allow_private: bool) -> None:
         ) from None
     import trio
 
-    # The thread that reads stdin cannot be cancelled; nothing here needs an orderly end.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    trio.run(_serve, data_dir, token, allow_private)
+    if admin and token:
+        raise Failure("--admin and --token (or $RELAY_TOKEN) exclude each other.", exits.USAGE)
+    trio.run(_serve, data_dir, token, admin, allow_send, allow_private)
 
 
-async def _serve(data_dir: Path, token: str | None, allow_private: bool) -> None:
+async def _serve(
+    data_dir: Path, token: str | None, admin: bool, allow_send: bool, allow_private: bool
+) -> None:
     import httpx
+    import trio
     from mcp.server.stdio import stdio_server
 
     from relay.cli.agent.desk import Desk
 
-    async with httpx.AsyncClient(trust_env=False) as client, stdio_server() as (reading, writing):
-        server = make_server(Desk(client, data_dir, token=token, allow_private=allow_private))
-        await server.run(reading, writing, server.create_initialization_options())
+    async with httpx.AsyncClient(trust_env=False) as client:
+        desk = Desk(
+            client,
+            data_dir,
+            token=token,
+            admin=admin,
+            allow_send=allow_send,
+            allow_private=allow_private,
+        )
+
+        async def give_back() -> None:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WORDS):
+                await desk.give_back()
+
+        async def end_at_a_signal() -> None:
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for number in signals:
+                    await give_back()
+                    # The thread that reads stdin cannot be cancelled: end as if nobody had asked.
+                    signal.signal(number, signal.SIG_DFL)
+                    os.kill(os.getpid(), number)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_at_a_signal)
+            nursery.start_soon(desk.keep_key)
+            try:
+                async with stdio_server() as (reading, writing):
+                    server = make_server(desk)
+                    await server.run(reading, writing, server.create_initialization_options())
+            finally:
+                await give_back()
+            nursery.cancel_scope.cancel()
 
 
 def make_server(desk: Desk) -> Server[Any]:

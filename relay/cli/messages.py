@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,59 @@ def show(address: str, message_id: str, token: str | None, data_dir: Path, as_js
 @options.token
 @options.data_dir
 def raw(address: str, message_id: str, token: str | None, data_dir: Path) -> None:
-    """Write a message of ADDRESS to stdout, byte for byte as it was accepted."""
+    """Write a message of ADDRESS to stdout, byte for byte as it was accepted.
+
+    On a terminal, what could drive it is shown as escapes.
+    """
     api = Api.find(data_dir, token=token_from(token))
     with api.stream(f"{path_of(address)}/{segment(message_id)}/raw", quiet=30.0) as chunks:
-        for chunk in chunks:
-            sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
+        _pour(chunks)
+
+
+@messages.command()
+@click.argument("address", shell_complete=completion.addresses)
+@click.argument("message_id", metavar="ID")
+@click.argument("index", type=click.IntRange(0), metavar="INDEX")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write it there, which must not exist yet.",
+)
+@options.token
+@options.data_dir
+def attachment(
+    address: str, message_id: str, index: int, out: Path | None, token: str | None, data_dir: Path
+) -> None:
+    """Write an attachment of a message of ADDRESS to stdout, or to a file; `show` has the indexes.
+
+    On a terminal, what could drive it is shown as escapes.
+    """
+    api = Api.find(data_dir, token=token_from(token))
+    path = f"{path_of(address)}/{segment(message_id)}/attachments/{index}"
+    with api.stream(path, quiet=30.0) as chunks:
+        if out is None:
+            _pour(chunks)
+            return
+        try:
+            with out.open("xb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+        except OSError as error:
+            raise exits.Failure(
+                f"{out} cannot be written: {error.strerror}.", exits.REFUSED
+            ) from error
+
+
+@messages.command()
+@click.argument("address", shell_complete=completion.addresses)
+@click.argument("message_id", metavar="ID")
+@options.token
+@options.data_dir
+def delete(address: str, message_id: str, token: str | None, data_dir: Path) -> None:
+    """Delete a message of ADDRESS for good, at once."""
+    api = Api.find(data_dir, token=token_from(token))
+    api.call("DELETE", f"{path_of(address)}/{segment(message_id)}", params={"purge": "true"})
 
 
 @messages.command()
@@ -155,6 +203,18 @@ def path_of(address: str) -> str:
 def token_from(token: str | None) -> str | None:
     """Return the value of `--token`, read from standard input where it is `-`."""
     return sys.stdin.readline().strip() if token == "-" else token  # noqa: S105 - not a secret
+
+
+def _pour(chunks: Iterator[bytes]) -> None:
+    """Write a body to standard output; to a terminal, with escapes for what could drive it."""
+    if output.is_terminal(sys.stdout):
+        for text in output.safe_chunks(chunks):
+            sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
 
 
 def present(message: dict[str, Any], as_json: bool) -> None:

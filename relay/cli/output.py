@@ -4,7 +4,8 @@ Promises
   * Tables and colours only on a terminal; piped, the same cells as plain aligned text.
     No colour code is written to anything but a terminal, nor where NO_COLOR is set.
   * Text that came from outside (subjects, names, bodies) cannot drive the terminal: control
-    characters and bidirectional overrides are shown as escapes.
+    characters, bidirectional overrides and blanks without a width are shown as escapes, in JSON
+    and in raw mail too.  Piped, JSON and raw mail are what they are, byte for byte.
   * Notes and progress go to stderr, results to stdout.
 
 rich is imported inside the functions that draw: `relay mailbox create | xargs` never pays
@@ -13,13 +14,15 @@ for it.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, TextIO
 
 import click
@@ -27,14 +30,33 @@ import click
 Cell = str | tuple[str, str]  # text, or text and its style
 Row = Sequence[Cell]
 
-# C0 without tab and line feed, DEL, C1, and what reorders the text around it.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# C0 without tab and line feed, DEL, C1, what reorders the text around it, and blanks that take no
+# room (not the joiners U+200C and U+200D, which scripts and emoji are written with).
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
+)
 _BREAKS = re.compile("[\t\n\u2028\u2029]")
 
 
 def safe(text: str) -> str:
     """Return `text` with everything that could drive a terminal shown as `\\xNN` or `\\uNNNN`."""
     return _UNSAFE.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def safe_json(text: str) -> str:
+    """Return JSON with everything that could drive a terminal spelt `\\uNNNN`: the same value."""
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def safe_chunks(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Return bytes that come in pieces as text that cannot drive a terminal, piece by piece."""
+    decode = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode
+    rest = ""
+    for chunk in chain(chunks, (b"",)):
+        text = rest + decode(chunk, final=not chunk)
+        # A line's end may be cut in two; alone, CR is an escape.
+        rest = "\r" if chunk and text.endswith("\r") else ""
+        yield safe(text.removesuffix(rest))
 
 
 def line(text: object) -> str:
@@ -77,8 +99,10 @@ def note(text: str) -> None:
 
 
 def document(value: Any) -> None:
-    """Write one JSON document to stdout, UTF-8 whatever the locale."""
+    """Write one JSON document to stdout, UTF-8 whatever the locale; on a terminal, safe to read."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
+    if is_terminal(sys.stdout):
+        text = safe_json(text)
     click.echo(text.encode("utf-8", "backslashreplace") + b"\n", nl=False)
 
 

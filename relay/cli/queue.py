@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ _STYLES = {
     "failed": "red",
     "bounced": "red",
     "held": "yellow",
+    "scheduled": "bright_black",
     "processing": "cyan",
     "cancelled": "bright_black",
 }
@@ -25,7 +27,7 @@ _STYLES = {
 
 @click.group()
 def queue() -> None:
-    """The outbound queue: count it, look at messages, retry, cancel, pause."""
+    """The outbound queue: count it, look at messages, retry, cancel, hold, flush, pause."""
 
 
 @queue.command()
@@ -114,7 +116,7 @@ def show(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> N
 @options.data_dir
 @options.as_json
 def retry(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
-    """Queue a held, failed or bounced message again, with a fresh set of attempts."""
+    """Queue a held, failed, bounced or deferred message, due now, with fresh attempts."""
     _act("retry", message_id, token, data_dir, as_json)
 
 
@@ -126,6 +128,33 @@ def retry(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> 
 def cancel(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
     """Cancel a queued or held message; one that is being delivered cannot be called back."""
     _act("cancel", message_id, token, data_dir, as_json)
+
+
+@queue.command()
+@click.argument("message_id", metavar="ID")
+@options.token
+@options.data_dir
+@options.as_json
+def hold(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Set a queued message aside until it is retried."""
+    _act("hold", message_id, token, data_dir, as_json)
+
+
+@queue.command()
+@click.option("--domain", metavar="D", help="Only mail to this domain.")
+@click.option(
+    "--route", metavar="R", help="Only mail that leaves by this upstream; default: the relay's own."
+)
+@options.data_dir
+@options.as_json
+def flush(domain: str | None, route: str | None, data_dir: Path, as_json: bool) -> None:
+    """Try deferred mail now; pauses of routes and destinations end."""
+    wanted = {"domain": domain, "route": route}
+    answer = Api.find(data_dir).call("POST", "/api/v1/queue/flush", params=wanted)
+    if as_json:
+        output.document(answer.json())
+    else:
+        output.say(f"{answer.json()['count']} deferred messages are due now")
 
 
 @queue.command()
@@ -166,6 +195,7 @@ def _show(item: dict[str, Any]) -> None:
             ("attempts", str(item["attempts"])),
             ("made", output.moment(item["created_at"])),
             ("next", output.moment(item["next_retry_at"])),
+            ("not after", output.moment(item["not_after"])),
             ("sent", output.moment(item["sent_at"])),
             ("error", (output.line(item["error"]), "red")),
         ]
@@ -194,4 +224,8 @@ def _show_stats(now: dict[str, Any], as_json: bool) -> None:
 
 
 def _status(item: dict[str, Any]) -> tuple[str, str]:
-    return output.line(item["status"]), _STYLES.get(item["status"], "")
+    status, until = item["status"], item["next_retry_at"]
+    untried = status == "queued" and not item["attempts"]
+    if untried and until and datetime.fromisoformat(until) > datetime.now(UTC):
+        status = "scheduled"  # nothing is wrong with it: it waits for its send_at
+    return output.line(status), _STYLES.get(status, "")

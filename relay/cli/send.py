@@ -5,7 +5,7 @@ from __future__ import annotations
 import mimetypes
 import sys
 from base64 import b64encode
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,12 @@ class Moment(click.ParamType[datetime]):
 )
 @click.option("--at", type=Moment(), metavar="TIME", help="Not before this time (RFC 3339).")
 @click.option(
+    "--not-after",
+    type=Moment(),
+    metavar="TIME",
+    help="Cancel it instead of delivering it after this time (RFC 3339).",
+)
+@click.option(
     "--unknown-outcome",
     type=click.Choice(["retry", "hold"]),
     default="retry",
@@ -80,6 +86,7 @@ def send(
     header: tuple[str, ...],
     priority: str,
     at: datetime | None,
+    not_after: datetime | None,
     unknown_outcome: str,
     idempotency_key: str | None,
     token: str | None,
@@ -105,6 +112,10 @@ def send(
         "send_at": None if at is None else at.isoformat(),
         "unknown_outcome": unknown_outcome,
     }
+    if not_after is not None:
+        if not_after <= datetime.now(UTC):
+            raise click.UsageError("--not-after has passed already.")
+        message["not_after"] = not_after.isoformat()
     api = Api.find(data_dir, token=token_from(token))
     sent = api.call(
         "POST",

@@ -186,7 +186,14 @@ def _agrees(line: bytes, term: Term) -> bool:
 
 
 def _writer(as_json: bool, colour: bool) -> _Writer:
-    if as_json:
+    if as_json and output.is_terminal(sys.stdout):
+
+        def write(lines: list[bytes]) -> None:
+            text = b"\n".join(lines).decode("utf-8", "backslashreplace")
+            sys.stdout.write(output.safe_json(text) + "\n")
+            sys.stdout.flush()
+
+    elif as_json:
 
         def write(lines: list[bytes]) -> None:
             sys.stdout.buffer.write(b"\n".join(lines) + b"\n")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from relay.cli import options
+from relay.cli import options, output
+from relay.datadir import DataDir
 
 
 @click.command()
@@ -24,12 +28,30 @@ def up(config: Path | None, data_dir: Path, only: str | None) -> int:
     go to stderr. Without a database in the settings it runs a PostgreSQL of its own in the
     data directory.
     """
-    from relay.app import up as run
-    from relay.settings import load
+    from relay.settings import forget_secrets, load
 
     names = None
     if only is not None:
         names = frozenset(name.strip() for name in only.split(",") if name.strip())
         if not names:
             raise click.BadParameter("name at least one actor, for example ingest,control")
-    return run(load(config=config), data_dir, only=names, config=config)
+    settings = load(config=config)
+    forget_secrets()
+    # Held before the rest of the program is loaded, which takes a second: whoever gives a command
+    # meanwhile sees that a relay is starting.
+    data = DataDir(data_dir)
+    data.prepare()
+    from relay.app import up as run
+
+    def greet(entries: Mapping[str, Any]) -> None:
+        from relay.cli.open import banner
+
+        output.say(banner(entries, data_dir))
+
+    return run(
+        settings,
+        data,
+        only=names,
+        config=config,
+        greet=greet if output.is_terminal(sys.stdout) else None,
+    )

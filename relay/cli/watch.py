@@ -108,8 +108,8 @@ class Watch:
 
     def sample(self) -> Sample:
         """Ask the relay; a `Failure` when there is none."""
-        api = Api.find(self.data_dir)
-        pid = int(read_run(self.data_dir)["pid"])
+        api = Api.find(self.data_dir, patience=0.0)  # the next sample is the next try
+        pid = int(read_run(self.data_dir, patience=0.0)["pid"])
         tree = api.get("/api/v1/supervision")
         queue = None
         with suppress(Failure):  # the tree is there without a database, the queue is not
@@ -150,8 +150,7 @@ def watch(data_dir: Path, every: float, as_json: bool, rows: Rows) -> None:
     if as_json or not output.is_terminal(sys.stdout):
         for found in _samples(view, every, first):
             if isinstance(found, Sample):
-                text = json.dumps(found.as_json(), ensure_ascii=False) if as_json else brief(found)
-                output.say(text)
+                output.say(json.dumps(found.as_json()) if as_json else brief(found))
                 sys.stdout.flush()
             else:
                 output.note(f"relay: {found}")

@@ -11,12 +11,19 @@ from relay.cli.client import Api, segment
 from relay.cli.messages import token_from
 
 BASE = "/api/v1/webhooks"
-EVENTS = ("message.delivered", "message.failed", "message.bounced")
+EVENTS = (
+    "message.delivered",
+    "message.failed",
+    "message.bounced",
+    "message.expired",
+    "account.activated",
+    "account.recovered",
+)
 
 
 @click.group()
 def webhook() -> None:
-    """Who is told what becomes of outbound mail."""
+    """Who is told what becomes of outbound mail and of accounts."""
 
 
 @webhook.command()
@@ -27,7 +34,7 @@ def webhook() -> None:
     type=click.Choice(EVENTS),
     multiple=True,
     default=EVENTS,
-    show_default="all three",
+    show_default="all of them",
     help="Only these; may be repeated.",
 )
 @options.token
@@ -36,7 +43,7 @@ def webhook() -> None:
 def add(
     url: str, events: tuple[str, ...], token: str | None, data_dir: Path, as_json: bool
 ) -> None:
-    """Post to URL what becomes of one's messages; prints the secret that verifies the posts."""
+    """Post to URL what becomes of one's messages and accounts; prints the verifying secret."""
     values = {"url": url, "events": events}
     entries.add(BASE, values, "secret", token=token, data_dir=data_dir, as_json=as_json)
 

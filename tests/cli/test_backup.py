@@ -58,6 +58,9 @@ def test_a_relay_is_moved_to_another_machine(tmp_path: Path) -> None:
             later = {**letter, "send_at": "2099-01-01T00:00:00Z"}
             api.post("/api/v1/messages/send", json=later).raise_for_status()
             key = api.post("/api/v1/keys", json={"owner": "ci", "scopes": ["read"]}).json()
+            # Neither a page that is signed in nor a link that signs one in is in the backup.
+            api.post("/api/v1/session", json={"token": key["token"]}).raise_for_status()
+            api.post("/api/v1/session/links").raise_for_status()
             api.post(
                 f"/api/v1/devices/{DEVICE}/blobs",
                 content=b"blob",
@@ -93,6 +96,10 @@ def test_a_relay_is_moved_to_another_machine(tmp_path: Path) -> None:
             assert (queue["paused"], queue["queued"]) == (True, 1)
         with new.http(Authorization=f"Bearer {key['token']}") as api:
             assert api.get("/api/v1/mailboxes").status_code == 200
+        with psycopg.connect(new.run["database_url"]) as sql:
+            for table in ("page_sessions", "page_links"):
+                found = sql.execute(f"SELECT count(*) FROM relay.{table}").fetchone()
+                assert found == (0,), table
         rotated = cli("keys", "rotate", "--data-dir", new.data_dir)
         assert rotated.returncode == 0, "every stored password could be read with the keys restored"
         assert new.stop() == 0

@@ -13,7 +13,9 @@ import pytest
 from relay import __version__
 from relay.cli.client import credential, segment
 from relay.cli.exits import Failure
+from relay.datadir import DataDir
 from tests.cli.command import RELAY, cli, environment, on_terminal
+from tests.relay_process import RelayProcess
 
 NEEDS_RELAY = [
     ("status",),
@@ -35,6 +37,41 @@ def test_without_a_relay_one_sentence_and_69(arguments: tuple[str, ...], tmp_pat
     assert text.startswith("relay: No relay ")
     assert str(tmp_path) in text
     assert text.count("\n") == 1
+
+
+def test_a_relay_that_is_starting_is_waited_for(relay: RelayProcess, tmp_path: Path) -> None:
+    """It holds its directory and has published nothing yet: the command does its work later."""
+    data = DataDir(tmp_path)
+    data.prepare()
+    process = subprocess.Popen(
+        [*RELAY, "status", "--data-dir", tmp_path],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.5)
+        data.write_run(relay.run)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, err) == (0, b"")
+        assert b"relay" in out
+    finally:
+        process.kill()
+        process.communicate()
+        data.release()
+
+
+def test_a_command_right_after_the_start_does_its_work(database_url: str, tmp_path: Path) -> None:
+    """`relay up &` and the next line of the script: the command waits, whatever is loaded yet."""
+    process = RelayProcess(tmp_path / "data", env={"RELAY_DATABASE__URL": database_url})
+    process.spawn()
+    try:
+        done = cli("status", "--data-dir", process.data_dir)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"relay" in done.stdout
+    finally:
+        assert process.stop() == 0
 
 
 def test_the_data_directory_is_named_by_the_environment_else_var(tmp_path: Path) -> None:

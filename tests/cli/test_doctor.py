@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import smtplib
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,15 +26,17 @@ from cryptography.fernet import Fernet
 from psycopg.conninfo import make_conninfo
 
 from relay.cli.doctor import database, examine
-from relay.cli.doctor.database import _heard, _keeps_what_it_is_given, _passwords, _room
+from relay.cli.doctor.database import _database, _heard, _keeps_what_it_is_given, _passwords, _room
 from relay.cli.doctor.findings import Check, Finding, Patient
-from relay.cli.doctor.machine import _file_system, _letters, _ports
-from relay.cli.doctor.running import _actors, _queue, _upstream
+from relay.cli.doctor.machine import _disk_space, _file_system, _letters, _ports
+from relay.cli.doctor.replication import Facts, inspect, judge
+from relay.cli.doctor.running import _actors, _queue, _upstream, notices
 from relay.crypto import Vault
 from relay.datadir import DataDir
 from relay.db.connection import connect
 from relay.settings import load
 from tests.cli.command import cli
+from tests.db.bouncer import Bouncer
 from tests.relay_process import RelayProcess
 
 
@@ -54,6 +58,17 @@ def test_a_data_directory_in_memory_is_warned_of(tmp_path: Path) -> None:
     assert (found.state, "in memory" in found.found) == ("warn", True)
     assert "RELAY_DATA_DIR" in found.advice
     assert only(_file_system, patient(Path("/proc"))).state == "ok"
+
+
+def test_little_disk_space_is_found_before_mail_is_refused(tmp_path: Path) -> None:
+    """Below the floor of free space it fails, below twice as much it warns."""
+    disk = os.statvfs(tmp_path)
+    free = disk.f_bavail * disk.f_frsize
+    for floor, state in ((free // 4, "ok"), (free * 3 // 4, "warn"), (2 * free, "FAIL")):
+        found = only(_disk_space, patient(tmp_path, RELAY_STORAGE__MIN_FREE=str(floor)))
+        assert (found.state, "mail is refused" in found.found) == (state, True)
+        assert ("RELAY_STORAGE__MIN_FREE" in found.advice) is (state != "ok")
+    assert only(_disk_space, patient(tmp_path, RELAY_STORAGE__MIN_FREE="0")).state == "ok"
 
 
 def test_letters_that_lead_nowhere_are_found(tmp_path: Path) -> None:
@@ -105,6 +120,38 @@ async def test_a_pooler_that_loses_wake_ups_is_found(
     assert "RELAY_DATABASE__DIRECT_URL" in deaf.advice
 
 
+def test_a_pooler_that_loses_prepared_statements_is_found(
+    database_url: str, tmp_path: Path
+) -> None:
+    """Behind PgBouncer in transaction mode the doctor names the setting, and with it mail is
+    accepted."""
+    with Bouncer(database_url) as bouncer:
+        settings = {
+            "RELAY_DATABASE__URL": bouncer.dsn,
+            "RELAY_DATABASE__DIRECT_URL": database_url,
+        }
+
+        def findings(**more: str) -> dict[str, Finding]:
+            return {f.check: f for f in _database(patient(tmp_path, None, **settings, **more))}
+
+        found = findings()["prepared statements"]
+        assert (found.state, "451" in found.found) == ("FAIL", True)
+        assert "RELAY_DATABASE__PREPARE=false" in found.advice
+        settings["RELAY_DATABASE__PREPARE"] = "false"
+        assert {f.state for c, f in findings().items() if c != "durability"} == {"ok"}
+        with RelayProcess(tmp_path / "node", env=settings) as relay:
+            address = relay.create_mailbox()
+            for _ in range(8):
+                with smtplib.SMTP(*relay.smtp) as client:
+                    client.sendmail("a@shop.example", address, b"Subject: a\r\n\r\nb\r\n")
+            with relay.http() as http:
+                listed = http.get(f"/api/v1/mailboxes/{address}/messages").json()
+        assert len(listed) == 8
+    direct = patient(tmp_path, None, RELAY_DATABASE__URL=database_url)
+    found = {f.check: f for f in _database(direct)}["prepared statements"]
+    assert (found.state, found.found) == ("ok", "they are kept")
+
+
 async def test_a_server_that_forgets_is_found(database_url: str, tmp_path: Path) -> None:
     """Commits that are not waited for are warned of; so is a server without room."""
     name = psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]
@@ -120,6 +167,42 @@ async def test_a_server_that_forgets_is_found(database_url: str, tmp_path: Path)
         assert (await _room(connection, patient(tmp_path))).state == "ok"
         crowded = patient(tmp_path, RELAY_DATABASE__POOL_SIZE="200")
         assert (await _room(connection, crowded)).state == "warn"
+
+
+SAFE = Facts("on", "*", "notice", senders=1, waited_for=1, slots=1, managed=False)
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "said"),
+    [
+        (SAFE, "ok", "commits wait for a standby"),
+        (replace(SAFE, commit="remote_apply", waited_for=None), "ok", "wait for a standby"),
+        (replace(SAFE, names="ANY 1 (a, b)", managed=True), "ok", "synchronous_mode_strict"),
+        (replace(SAFE, managed=True), "ok", "commits wait for a standby (on)"),
+        (replace(SAFE, commit="off"), "warn", "nothing waits"),
+        (replace(SAFE, commit="local"), "warn", "no commit waits"),
+        (replace(SAFE, commit="remote_write"), "warn", "in memory only"),
+        (replace(SAFE, level="error"), "warn", "client_min_messages"),
+        (replace(SAFE, senders=0, waited_for=0), "warn", "mail gets 451"),
+        (replace(SAFE, waited_for=0), "warn", "mail gets 451"),
+        (replace(SAFE, names=""), "warn", "synchronous_standby_names is empty"),
+        (replace(SAFE, names="", senders=0, managed=True), "warn", "Patroni's synchronous_mode"),
+        (replace(SAFE, names="", senders=0, slots=0), "ok", "no standby"),
+    ],
+)
+def test_what_a_standby_promises_is_judged(facts: Facts, state: str, said: str) -> None:
+    """Each mode that loses what was answered 250 is warned of, and what cannot be known is said."""
+    finding = judge(facts)
+    assert (finding.state, said in finding.found) == (state, True), finding
+    assert bool(finding.advice) == (state == "warn")
+
+
+async def test_a_server_without_a_standby_is_no_fault(database_url: str) -> None:
+    """What it says of itself is asked by any role that may connect."""
+    async with await connect(database_url, autocommit=True) as connection:
+        await connection.execute("SET ROLE pg_read_all_data")
+        found = await inspect(connection)
+    assert (found.state, "no standby" in found.found) == ("ok", True)
 
 
 async def test_keys_that_do_not_fit_are_found(database_url: str, tmp_path: Path) -> None:
@@ -239,6 +322,13 @@ def test_a_queue_that_stands_still_is_found(changes: dict[str, Any], state: str,
     assert found.state == state
     assert said in found.found
     assert (found.advice == "") == (state == "ok")
+
+
+def test_what_the_running_relay_holds_back_is_warned_of() -> None:
+    """Its own settings count, whatever those of the shell say."""
+    assert list(notices({"status": "ready"})) == []
+    (found,) = notices({"status": "ready", "notices": ["new mail is refused"]})
+    assert (found.state, found.found) == ("warn", "new mail is refused")
 
 
 def test_an_actor_that_fails_again_and_again_is_found() -> None:

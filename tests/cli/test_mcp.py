@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import signal
 import smtplib
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -23,7 +26,7 @@ from trio.testing import MockClock
 
 from relay.cli.agent.desk import Desk
 from relay.cli.agent.forms import MailResult
-from relay.cli.agent.tools import TOOLS
+from relay.cli.agent.tools import TOOLS, link_matches
 from relay.cli.mcp import _call, make_server
 from relay.cli.visit import MAX_PAGE, NotOpened, _Document, visit
 from tests.cli.command import environment
@@ -150,13 +153,20 @@ async def agent(
 
 
 @asynccontextmanager
-async def within(relay: RelayProcess, *, allow_private: bool = False) -> AsyncIterator[Agent]:
+async def within(relay: RelayProcess, **options: Any) -> AsyncIterator[Agent]:
     """The same tools without a process between: what they do is all that the test is about."""
     with trio.fail_after(60):
         async with httpx.AsyncClient(trust_env=False) as client:
-            desk = Desk(client, relay.data_dir, allow_private=allow_private)
+            desk = Desk(client, relay.data_dir, **options)
             async with Client(make_server(desk)) as tools:
                 yield Agent(tools)
+            await desk.give_back()
+
+
+def own_keys(relay: RelayProcess) -> list[dict[str, Any]]:
+    """The keys that `relay mcp` made and that are there still."""
+    with relay.http() as api:
+        return [key for key in api.get("/api/v1/keys").json() if key["kind"] == "mcp"]
 
 
 def deliver(relay: RelayProcess, address: str, subject: str, text: str) -> None:
@@ -282,8 +292,8 @@ async def test_a_link_into_the_private_network_is_not_opened(
 
 
 async def test_sending_and_the_queue(relay: RelayProcess) -> None:
-    """send queues once under its key, queue_state tells what became of it."""
-    async with within(relay) as ask:
+    """send queues once under its key, queue_state tells what became of it; as administrator."""
+    async with within(relay, admin=True) as ask:
         inbox = (await ask("create_inbox"))["address"]
         letter = {
             "from": "Ada <ada@relay.localhost>",
@@ -325,6 +335,112 @@ async def test_a_key_limits_what_an_agent_may(relay: RelayProcess) -> None:
         assert "no such mailbox" in await ask.refused("latest_mail", address=theirs)
         letter = {"from": "a@relay.localhost", "to": theirs, "subject": "x", "text": "y"}
         assert "send" in await ask.refused("send", **letter)
+
+
+async def test_an_agent_reaches_its_own_inboxes_only(relay: RelayProcess) -> None:
+    """By default the tools read what they made, send nothing, and leave no key behind."""
+    theirs = relay.create_mailbox()
+    await trio.to_thread.run_sync(deliver, relay, theirs, "Secret", "Your code is 482913.")
+    async with agent(relay) as ask:
+        inbox = (await ask("create_inbox"))["address"]
+        with relay.http() as api:
+            assert api.get(f"/api/v1/mailboxes/{inbox}").json()["owner_type"] == "mcp"
+        for tool in ("wait_for_mail", "latest_mail", "extract_code", "complete_signup"):
+            assert "no such mailbox" in await ask.refused(tool, address=theirs)
+        letter = {"to": theirs, "subject": "x", "text": "y"}
+        for sender in ("ceo@shop.example", theirs, inbox):
+            assert "--allow-send" in await ask.refused("send", **letter, **{"from": sender})
+        (key,) = own_keys(relay)
+        assert (key["scopes"], key["from"]) == (["read"], ["own"])
+    assert own_keys(relay) == []
+
+
+async def test_an_agent_that_may_send_sends_from_its_own_inboxes(relay: RelayProcess) -> None:
+    """--allow-send is for mail from the addresses that the tools made; others are refused."""
+    theirs = relay.create_mailbox()
+    async with agent(relay, "--allow-send") as ask:
+        inbox = (await ask("create_inbox"))["address"]
+        letter = {"to": inbox, "subject": "Hi", "text": "there"}
+        for sender in ("ceo@shop.example", theirs, f"x{inbox}", "admin@relay.localhost"):
+            await ask.refused("send", **letter, **{"from": sender})
+        sent = await ask("send", **letter, **{"from": f"Me <{inbox.upper()}>"})
+        assert (await ask("wait_for_mail", address=inbox, timeout=30))["mail"]["subject"] == "Hi"
+        (message,) = sent["messages"]
+        state = await ask("queue_state", message_id=message["id"])
+        assert state["message"]["subject"] == "Hi"
+        assert "admin" in await ask.refused("queue_state")
+    assert own_keys(relay) == []
+
+
+async def test_a_key_that_was_taken_away_is_made_anew(relay: RelayProcess) -> None:
+    """The tools go on when their key is no more, with nothing of what was its own."""
+    async with within(relay) as ask:
+        inbox = (await ask("create_inbox"))["address"]
+        (key,) = own_keys(relay)
+        with relay.http() as api:
+            assert api.delete(f"/api/v1/keys/{key['id']}").status_code == 204
+        assert "no such mailbox" in await ask.refused("latest_mail", address=inbox)
+        assert "address" in await ask("create_inbox")
+        assert [other["id"] for other in own_keys(relay)] != [key["id"]]
+    assert own_keys(relay) == []
+
+
+def test_a_signal_takes_the_key_away_too(relay: RelayProcess) -> None:
+    """SIGTERM, with which clients end what they started, leaves no key behind."""
+    opening = {"protocolVersion": "2025-06-18", "capabilities": {}}
+    opening["clientInfo"] = {"name": "test", "version": "1"}
+    messages = (
+        {"id": 1, "method": "initialize", "params": opening},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "create_inbox", "arguments": {}}},
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "relay", "mcp", "--data-dir", str(relay.data_dir)],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for message in messages:
+            process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+            process.stdin.flush()
+        while json.loads(process.stdout.readline()).get("id") != 2:
+            pass
+        assert len(own_keys(relay)) == 1
+        process.terminate()
+        assert process.wait(20) == -signal.SIGTERM
+    assert own_keys(relay) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "link", "fits"),
+    [
+        (None, "https://a.example/", True),
+        ("shop.example", "https://shop.example/verify", True),
+        ("shop.example", "https://Mail.Shop.Example./verify", True),
+        (".shop.example", "https://mail.shop.example/", True),
+        ("shop.example", "https://evil.example/shop.example", False),
+        ("shop.example", "https://evil.example/?to=shop.example", False),
+        ("shop.example", "https://notshop.example/", False),
+        ("shop.example", "https://shop.example.evil.example/", False),
+        ("shop.example", "https://shop.example@evil.example/", False),
+        ("shop.example", "https://evil.example\\@shop.example:1x/", False),
+        (".", "https://shop.example/", False),
+        ("/Verify", "https://a.example/verify?token=1", True),
+        ("verify", "https://a.example/verify?token=1", True),
+        ("token=", "https://a.example/verify?token=1", True),
+        ("verify", "https://verify.example/", False),
+        ("/verify", "https://a.example/?x=verify", False),
+        ("x", "https://[", False),
+    ],
+)
+def test_a_link_is_chosen_by_its_host_or_by_its_path(
+    wanted: str | None, link: str, fits: bool
+) -> None:
+    """A name with a dot is a host or its parent domain; anything else is of path and query."""
+    assert link_matches(wanted, link) == fits
 
 
 async def test_the_relay_may_come_and_go(tmp_path: Any) -> None:

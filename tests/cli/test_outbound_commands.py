@@ -54,6 +54,7 @@ def test_a_message_is_sent_shown_listed_and_cancelled(relay: RelayProcess) -> No
     )  # fmt: skip
     assert shown["next_retry_at"].startswith("2099-01-01T00:00:00")
     assert sent in text(relay, "queue", "show", sent)
+    assert "scheduled" in text(relay, "queue", "show", sent)
     listed = document(relay, "queue", "list", "--recipient", "ADA@example.org")
     assert sent in [item["id"] for item in listed]
     assert sent in text(relay, "queue", "list", "--status", "queued")
@@ -196,3 +197,27 @@ def test_a_webhook_is_added_listed_and_removed(relay: RelayProcess) -> None:
     assert run(relay, "webhook", "retry", MISSING).returncode == 1
     assert text(relay, "webhook", "remove", hook["id"]) == ""
     assert run(relay, "webhook", "remove", hook["id"]).returncode == 1
+
+
+def test_a_message_is_given_a_deadline_held_and_the_queue_flushed(relay: RelayProcess) -> None:
+    """send --not-after, queue hold and queue flush, in words and as JSON."""
+    sent = later(relay, "--not-after", "2099-02-01T00:00:00Z")
+    assert document(relay, "queue", "show", sent)["not_after"].startswith("2099-02-01")
+    assert "2099-02-01" in text(relay, "queue", "show", sent)
+    assert document(relay, "queue", "hold", sent)["status"] == "held"
+    again = document(relay, "queue", "retry", sent)
+    assert again["next_retry_at"].startswith("2099-01-01"), "a hold took its time away"
+    assert document(relay, "queue", "hold", sent)["status"] == "held"
+    assert document(relay, "queue", "flush", "--domain", "example.org") == {"count": 0}
+    assert text(relay, "queue", "flush").startswith("0 deferred messages")
+    refused = run(
+        relay, "send", "--from", "a@example.org", "--to", "b@example.org", "--subject", "s",
+        "--text", "t", "--not-after", "soon",
+    )  # fmt: skip
+    assert refused.returncode == 2
+    late = run(
+        relay, "send", "--from", "a@example.org", "--to", "b@example.org", "--subject", "s",
+        "--text", "t", "--not-after", "2020-01-01T00:00:00Z",
+    )  # fmt: skip
+    assert (late.returncode, late.stdout) == (2, b"")
+    assert b"has passed already" in late.stderr

@@ -1,6 +1,7 @@
 """What is written for people: plain when piped, never in command of the terminal."""
 
 import io
+import json
 
 import pytest
 
@@ -16,11 +17,30 @@ from relay.cli import output
         ("a\r\nb\rc", "a\nb\\x0dc"),
         ("fdp\u202eexe", "fdp\\u202eexe"),
         ("nul\x00", "nul\\x00"),
+        ("pay\u200bpal \ufeff", "pay\\u200bpal \\ufeff"),
+        ("👩\u200d🚀", "👩\u200d🚀"),
     ],
 )
 def test_text_from_outside_cannot_drive_the_terminal(text: str, shown: str) -> None:
     """Control characters and bidirectional overrides are shown as escapes."""
     assert output.safe(text) == shown
+
+
+def test_json_on_a_terminal_is_the_same_value() -> None:
+    """What could drive the terminal is spelt out as JSON allows, and read back it is there."""
+    value = {"subject": "\x1b]0;a\x07 \x9b \u202e \u200b ü"}
+    shown = output.safe_json(json.dumps(value, ensure_ascii=False))
+    assert json.loads(shown) == value
+    assert shown.isprintable()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_bytes_in_pieces_are_escaped_like_text(size: int) -> None:
+    """However a character or a line's end is cut, the text is the same."""
+    raw = "ü\r\n\x1b[2J\r漢\u202e\r\n\r".encode() + b"\x9b\xff"
+    chunks = [raw[i : i + size] for i in range(0, len(raw), size)]
+    shown = "".join(output.safe_chunks(chunks))
+    assert shown == "ü\n\\x1b[2J\\x0d漢\\u202e\n\\x0d\\x9b\\xff"
 
 
 def test_a_line_stays_a_line() -> None:

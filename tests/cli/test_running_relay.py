@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from email.header import Header
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,14 @@ def test_the_options_of_create_reach_the_relay(relay: RelayProcess) -> None:
     assert b"taken" in again.stderr
 
 
+def test_a_life_beyond_the_plan_is_cut_and_said(relay: RelayProcess) -> None:
+    """What was asked and what was given are told apart, also without a terminal."""
+    done = run(relay, "mailbox", "create", "--ttl", "100000000")
+    assert done.returncode == 0
+    assert done.stderr == b"expires in 7 d, the most that plan enterprise allows\n"
+    assert run(relay, "mailbox", "create", "--ttl", "5").stderr == b""
+
+
 def test_an_anonymous_mailbox_is_read_with_its_session_token(relay: RelayProcess) -> None:
     """--anonymous prints the token in a second line, and --token opens that mailbox only."""
     address, token = text(relay, "mailbox", "create", "--anonymous").split()
@@ -112,6 +122,37 @@ def test_a_message_is_waited_for_listed_shown_and_fetched(relay: RelayProcess) -
     assert raw.returncode == 0
     assert raw.stdout == LETTER
     assert run(relay, "messages", "raw", address, "nonsense").returncode == 1
+
+
+def test_attachments_are_fetched_and_messages_and_mailboxes_deleted(
+    relay: RelayProcess, tmp_path: Path
+) -> None:
+    """An attachment goes to a new file or to stdout; what is deleted is gone, an address purged is
+    free again."""
+    address = text(relay, "mailbox", "create", "--local-part", "purged").strip()
+    content = bytes(range(256))
+    letter = EmailMessage()
+    letter["From"], letter["Subject"] = "ada@example.org", "A file"
+    letter.set_content("See the file.")
+    letter.add_attachment(content, maintype="application", subtype="x-y", filename="a.bin")
+    deliver(relay, address, letter.as_bytes(policy=letter.policy.clone(linesep="\r\n")))
+    identity = document(relay, "messages", "wait", address)["id"]
+    target = tmp_path / "a.bin"
+    fetch = ("messages", "attachment", address, identity)
+    assert text(relay, *fetch, "0", "--out", str(target)) == ""
+    assert target.read_bytes() == run(relay, *fetch, "0").stdout == content
+    for refused in (run(relay, *fetch, "0", "--out", str(target)), run(relay, *fetch, "7")):
+        assert refused.returncode == 1
+        assert refused.stderr.count(b"\n") == 1
+    assert text(relay, "messages", "delete", address, identity) == ""
+    assert run(relay, "messages", "show", address, identity).returncode == 1
+    assert text(relay, "mailbox", "delete", address, "--purge") == ""
+    assert text(relay, "mailbox", "create", "--local-part", "purged").strip() == address
+    quota = document(relay, "mailbox", "quota")
+    assert quota["mailboxes"] >= 0
+    assert quota["max_mailboxes"] is None
+    assert "no limit" in text(relay, "mailbox", "quota")
+    assert "size:" in text(relay, "mailbox", "show", address)
 
 
 def test_waiting_in_vain_is_1_and_says_why(relay: RelayProcess) -> None:
@@ -319,6 +360,38 @@ def test_a_stopped_relay_ends_a_follower(tmp_path: Path) -> None:
         began = time.monotonic()
         assert own.start() < time.monotonic() - began + 1
         assert document(own, "status")["name"] == "relay"
+
+
+def test_mail_does_not_drive_the_terminal(relay: RelayProcess) -> None:
+    """Whatever command shows it, what a stranger wrote is escaped; piped, it is what it was."""
+    address = text(relay, "mailbox", "create").strip()
+    wicked = ["\x1b]0;title\x07", "\x9b31m", "\u202egnp.exe", "\u2066", "\u200b"]
+    subject = f"{''.join(wicked)} ü"
+    letter = (
+        f"From: a@shop.example\r\nSubject: {Header(subject, 'utf-8').encode()}\r\n"
+        "Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n\r\n"
+        f"{subject}\r\nend\r\n"
+    ).encode()
+    deliver(relay, address, letter)
+    entry = document(relay, "messages", "wait", address)
+    piped = run(relay, "messages", "raw", address, entry["id"]).stdout
+    assert piped.endswith(letter)
+    for arguments in (
+        ("messages", "raw", address, entry["id"]),
+        ("messages", "show", address, entry["id"]),
+        ("messages", "show", address, entry["id"], "--json"),
+        ("messages", "wait", address),
+        ("messages", "wait", address, "--json"),
+        ("messages", "list", address),
+        ("messages", "list", address, "--json"),
+    ):
+        code, shown = on_terminal(*arguments, "--data-dir", relay.data_dir, NO_COLOR="1")
+        assert code == 0
+        assert [part for part in wicked if part in shown] == [], arguments
+        assert "ü" in shown
+        if "--json" in arguments:
+            found = json.loads(shown.rpartition("\x1b[2K")[2])  # after the sign that it waits
+            assert (found[0] if isinstance(found, list) else found)["subject"] == entry["subject"]
 
 
 def test_the_relay_is_not_asked_through_a_proxy(relay: RelayProcess) -> None:

@@ -25,6 +25,9 @@ SILENT = {
     "collect",  # writes lines of a format of its own
     "mcp",  # speaks a protocol
     "messages raw",  # bytes
+    "messages attachment",  # bytes
+    "messages delete",
+    "open",  # a browser, or a link alone
     "mailbox delete",
     "sender remove",
     "suppression remove",

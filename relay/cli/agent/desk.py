@@ -2,15 +2,26 @@
 
 The relay is found anew at each call, so it may restart and the tools go on.  A failure is a
 `Failure` of one sentence.
+
+Promises
+  * Unless a credential is given, the tools act with a key of their own (`OwnKey`): it reads the
+    mailboxes that it made and no others, and sends nothing, or from their addresses only.  Mail
+    that talks an agent into something can reach no more than that.
+  * The key is made at the first call, renewed while the program lives, and deleted at its end; of
+    a program that was killed it ends by itself within `KEY_LIFE` seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+import trio
 
 from relay.cli import exits
 from relay.cli.client import CALL_TIMEOUT, CONNECT_TIMEOUT, credential, read_run, refusal, segment
@@ -20,8 +31,26 @@ from relay.cli.messages import path_of
 SEARCHED = 20  # messages that are looked through for a code or a link, newest first
 
 
+KEY_LIFE = 600.0
+"""Seconds for which the tools' own key is made, and renewed."""
+_RENEW_EVERY = KEY_LIFE / 5
+_PLAN = "enterprise"  # inboxes may live as long as the administrator's
+
+
+@dataclass(frozen=True)
+class OwnKey:
+    """The key that the tools made for themselves."""
+
+    id: str
+    token: str
+
+
 class Desk:
-    """The running relay's API, as an agent uses it: as administrator, or with an API key."""
+    """The running relay's API, as an agent uses it: with a key of its own unless told otherwise.
+
+    `token`: a credential to use instead; `admin`: the administrator's; `allow_send`: whether the
+    key of its own may send, from the addresses of its mailboxes.
+    """
 
     def __init__(
         self,
@@ -29,11 +58,17 @@ class Desk:
         data_dir: Path,
         *,
         token: str | None = None,
+        admin: bool = False,
+        allow_send: bool = False,
         allow_private: bool = False,
     ) -> None:
         self._client = client
         self._data_dir = data_dir
         self._token = token
+        self._key: OwnKey | None = None
+        self._making = trio.Lock()
+        self.own_key = token is None and not admin
+        self.allow_send = allow_send
         self.allow_private = allow_private
 
     async def call(
@@ -50,16 +85,109 @@ class Desk:
 
         `deadline`: seconds without a byte.  Parameters that are None are left out.
         """
-        run = read_run(self._data_dir)
+        run = await trio.to_thread.run_sync(read_run, self._data_dir, abandon_on_cancel=True)
         if "http" not in run:
             raise Failure("The relay serves no HTTP (it runs without control).", exits.UNAVAILABLE)
-        try:
-            answer = await self._client.request(
+
+        async def ask(token: str) -> httpx.Response:
+            return await self._request(
                 method,
                 run["http"] + path,
+                token,
                 params={name: value for name, value in (params or {}).items() if value is not None},
                 json=json,
-                headers={**credential(self._token or run["admin_token"]), **(headers or {})},
+                headers=headers,
+                deadline=deadline,
+            )
+
+        token = await self._credential(run)
+        answer = await ask(token)
+        if answer.status_code == 401 and self.own_key:
+            # Ended while the machine slept, or of a database that is no more.
+            answer = await ask(await self._credential(run, instead_of=token))
+        _check(answer)
+        return answer.json() if answer.status_code != 204 else None
+
+    async def keep_key(self) -> None:
+        """Renew the key of its own for as long as this runs."""
+        while True:
+            await trio.sleep(_RENEW_EVERY)
+            if self._key is not None:
+                with contextlib.suppress(Failure):  # the relay may be away; a call finds out
+                    await self._renew(await self._run(), self._key)
+
+    async def give_back(self) -> None:
+        """Delete the key of its own, if one was made; where the relay is away it ends by itself."""
+        key, self._key = self._key, None
+        if key is not None:
+            with contextlib.suppress(Failure):
+                await self._manage(await self._run(), "DELETE", f"/api/v1/keys/{key.id}")
+
+    async def _run(self) -> dict[str, Any]:
+        """The relay as it is now, without waiting for one that starts."""
+        run = await trio.to_thread.run_sync(
+            partial(read_run, self._data_dir, patience=0.0), abandon_on_cancel=True
+        )
+        if "http" not in run:
+            raise Failure("The relay serves no HTTP (it runs without control).", exits.UNAVAILABLE)
+        return run
+
+    async def _credential(self, run: Mapping[str, Any], instead_of: str | None = None) -> str:
+        """The token to call with.  `instead_of`: the one that was refused."""
+        if not self.own_key:
+            return self._token or str(run["admin_token"])
+        async with self._making:
+            key = self._key
+            if key is not None and key.token == instead_of and not await self._renew(run, key):
+                key = None
+            if key is None:
+                key = await self._make(run)
+            self._key = key
+            return key.token
+
+    async def _make(self, run: Mapping[str, Any]) -> OwnKey:
+        wanted = {
+            "owner": "mcp",
+            "scopes": ["read", "send"] if self.allow_send else ["read"],
+            "plan": _PLAN,
+            "kind": "mcp",
+            "from": ["own"],  # the addresses of its mailboxes
+            "expires_in": KEY_LIFE,
+        }
+        made = _check(await self._manage(run, "POST", "/api/v1/keys", wanted)).json()
+        return OwnKey(made["id"], made["token"])
+
+    async def _renew(self, run: Mapping[str, Any], key: OwnKey) -> bool:
+        path = f"/api/v1/keys/{key.id}/renew"
+        answer = await self._manage(run, "POST", path, {"expires_in": KEY_LIFE})
+        if answer.status_code == 404:
+            return False
+        _check(answer)
+        return True
+
+    async def _manage(
+        self, run: Mapping[str, Any], method: str, path: str, json: Any = None
+    ) -> httpx.Response:
+        return await self._request(method, run["http"] + path, run["admin_token"], json=json)
+
+    async def _request(
+        self,
+        method: str,
+        url: str,
+        token: str,
+        *,
+        json: Any,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        deadline: float = CALL_TIMEOUT,
+    ) -> httpx.Response:
+        try:
+            return await self._client.request(
+                method,
+                url,
+                params=params,
+                json=json,
+                headers={**credential(token), **(headers or {})},
                 timeout=httpx.Timeout(deadline, connect=CONNECT_TIMEOUT),
             )
         except httpx.TimeoutException as error:
@@ -68,9 +196,6 @@ class Desk:
             raise Failure(
                 "The relay broke the connection; it may have just stopped.", exits.UNAVAILABLE
             ) from error
-        if answer.status_code >= 300:
-            raise refusal(answer.status_code, answer.reason_phrase, answer.content)
-        return answer.json() if answer.status_code != 204 else None
 
     async def wait(
         self, address: str, seconds: float, sender: str | None, subject: str | None, after: Any
@@ -104,6 +229,12 @@ class Desk:
             for entry in entries
             if within(sender, entry["from_address"]) and within(subject, entry["subject"])
         ]
+
+
+def _check(answer: httpx.Response) -> httpx.Response:
+    if answer.status_code >= 300:
+        raise refusal(answer.status_code, answer.reason_phrase, answer.content)
+    return answer
 
 
 def within(part: str | None, text: str | None) -> bool:

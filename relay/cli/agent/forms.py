@@ -140,7 +140,11 @@ class ExtractLink(Arguments):
     address: Address
     message_id: MessageId = None
     contains: Annotated[
-        str | None, Field(description="only a link that contains this, such as the site's name")
+        str | None,
+        Field(
+            description="only a link to this host or its subdomains (shop.example), or with this "
+            "in its path or query (/verify)"
+        ),
     ] = None
     sender: Sender = None
     subject: Subject = None
@@ -167,7 +171,10 @@ class CompleteSignup(Arguments):
     subject: Subject = None
     link_contains: Annotated[
         str | None,
-        Field(description="open only a link that contains this, such as the site's host name"),
+        Field(
+            description="open only a link to this host or its subdomains (shop.example), or with "
+            "this in its path or query (/verify)"
+        ),
     ] = None
     open_link: Annotated[
         bool, Field(description="false: report code and link and open nothing")

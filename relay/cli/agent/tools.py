@@ -2,7 +2,8 @@
 
 Promises
   * Everything goes through the HTTP API of the running relay, found anew at each call, so the
-    relay may restart and the tools go on; what the credential may not do, the tools cannot.
+    relay may restart and the tools go on; what the credential may not do, the tools cannot.  It
+    is a key of their own that opens the inboxes made here alone (`desk`), unless one was given.
   * Nothing polls: a tool that waits holds one `wait` call, and answers when the mail is there.
   * A failure is one sentence that says what the agent can do about it, never a traceback.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import trio
 from pydantic import BaseModel
@@ -151,6 +153,11 @@ async def _complete_signup(desk: Desk, wanted: CompleteSignup) -> Signup:
 
 
 async def _send(desk: Desk, wanted: Send) -> SendResult:
+    if desk.own_key and not desk.allow_send:
+        raise Failure(
+            "Sending is not allowed here. Whoever starts `relay mcp` allows it with --allow-send, "
+            "for mail from the inboxes made here."
+        )
     body = wanted.model_dump(by_alias=True, exclude_none=True, exclude={"idempotency_key"})
     if isinstance(body["to"], str):
         body["to"] = [body["to"]]
@@ -243,7 +250,8 @@ TOOLS: tuple[Tool, ...] = (
         "send",
         "Send mail",
         "Queue a message to one or more recipients; it is stored durably before this answers, and "
-        "delivered at least once. queue_state tells what became of each id.",
+        "delivered at least once. Unless other rights were given, it must come from an inbox made "
+        "here, and sending must have been allowed. queue_state tells what became of each id.",
         Send,
         SendResult,
         _send,
@@ -254,8 +262,8 @@ TOOLS: tuple[Tool, ...] = (
         "queue_state",
         "Look at the outbound queue",
         "With a message id: whether it was sent, how often it was tried, what each phase of the "
-        "delivery answered. Without: how much is queued, due, under way and held, and what "
-        "finished within the last hour.",
+        "delivery answered. Without, for the administrator only: how much is queued, due, under "
+        "way and held, and what finished within the last hour.",
         QueueQuery,
         QueueResult,
         _queue_state,
@@ -340,7 +348,29 @@ def _origin(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _links(message: dict[str, Any], contains: str | None) -> list[str]:
-    return [link for link in message["links"] if within(contains, link)]
+    return [link for link in message["links"] if link_matches(contains, link)]
+
+
+def link_matches(wanted: str | None, link: str) -> bool:
+    """Tell whether a link is one that was asked for; None asks for any.
+
+    With a dot and no slash it is a host or one of its parent domains; anything else is a part of
+    path and query, in any case.  So no other site's link fits by having the name in its path.
+    """
+    if wanted is None:
+        return True
+    try:
+        parts = urlsplit(link)
+        host = (parts.hostname or "").rstrip(".")
+        _ = parts.port  # a ValueError, if it is none
+    except ValueError:
+        return False
+    if "\\" in link:
+        return False  # to a browser it is a slash: the host would be another
+    if "." in wanted and "/" not in wanted:
+        domain = wanted.strip().strip(".").casefold()
+        return bool(domain) and (host == domain or host.endswith(f".{domain}"))
+    return within(wanted, f"{parts.path}?{parts.query}" if parts.query else parts.path)
 
 
 def _confirmation(message: dict[str, Any], contains: str | None) -> str | None:

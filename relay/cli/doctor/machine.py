@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import shutil
 import socket
 import stat
 import sys
@@ -16,7 +15,7 @@ from relay.cli import output
 from relay.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, Patient, judged
 from relay.errors import ConfigError
 
-LITTLE_SPACE, NO_SPACE = 2 << 30, 200 << 20  # bytes free
+NO_SPACE = 64 << 20  # bytes free; whatever the floor
 OTHER_FILES = 200  # descriptors beside one a session: pool, workers, HTTP, libraries
 _FORGETFUL = {"tmpfs", "ramfs"}
 _ELSEWHERE = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"}
@@ -54,7 +53,7 @@ def _settings(patient: Patient) -> Iterator[Finding]:
             f"SMTP listens on {settings.smtp.bind}, but every domain is local",
             "set RELAY_SMTP__DOMAINS to the domains whose MX points here",
         )
-    if not is_loopback(parse_address(settings.http.bind)[0]) and not settings.http.public_url:
+    if not is_loopback(parse_address(settings.http.bind)[0]) and not settings.http.link_base:
         yield Finding(
             "public URL",
             WARN,
@@ -71,13 +70,13 @@ def _letters(patient: Patient) -> Iterator[Finding]:
     settings = patient.settings
     if settings is None:
         return
-    base = settings.http.public_url or f"http://{settings.http.bind}"
+    base = settings.http.link_base or f"http://{settings.http.bind}"
     try:
         letters_of(settings, base)
     except ConfigError as error:
         yield Finding("letters", FAIL, output.line(error), "see relay/lifecycle/templates")
         return
-    unreachable = not settings.http.public_url and is_loopback(parse_address(settings.http.bind)[0])
+    unreachable = not settings.http.link_base and is_loopback(parse_address(settings.http.bind)[0])
     yield judged(
         "letters",
         settings.outbound.upstream == "loop:" or not unreachable,
@@ -160,15 +159,21 @@ def _kind_of(path: Path) -> str:
 
 
 def _disk_space(patient: Patient) -> Iterator[Finding]:
+    from relay.settings import parse_floor
+    from relay.storage import measure, usual_floor
+
     path = patient.data.path
     existing = next(place for place in (path, *path.parents) if place.exists())
-    free = shutil.disk_usage(existing).free
-    state = FAIL if free < NO_SPACE else WARN if free < LITTLE_SPACE else OK
+    chosen = "" if patient.settings is None else patient.settings.storage.min_free
+    disk = measure(existing)
+    floor = (parse_floor(chosen) if chosen else usual_floor)(disk.total)
+    state = FAIL if disk.free < max(floor, NO_SPACE) else WARN if disk.free < 2 * floor else OK
+    found = f"{output.size(disk.free)} free; below {output.size(floor)} new mail is refused"
     yield Finding(
         "disk space",
         state,
-        f"{output.size(free)} free",
-        "" if state == OK else "free some, or move the data directory",
+        found if floor else f"{output.size(disk.free)} free, and no floor",
+        "" if state == OK else "free some, move the data directory, or see RELAY_STORAGE__MIN_FREE",
     )
 
 

@@ -36,13 +36,14 @@ def _relay(patient: Patient) -> Iterator[Finding]:
     try:
         api = Api.find(patient.data.path)
         try:
-            api.call("GET", "/readyz", timeout=10.0)
+            ready = api.call("GET", "/readyz", timeout=10.0).json()
         except Failure as failure:
             yield Finding(
                 "relay", FAIL, output.line(failure), "relay status and relay tail say more"
             )
         else:
             yield Finding("relay", OK, f"ready at {api.base}, pid {run['pid']}")
+            yield from notices(ready)
         version = str(api.get("/openapi.json")["info"]["version"])
         yield judged(
             "version",
@@ -54,6 +55,17 @@ def _relay(patient: Patient) -> Iterator[Finding]:
         yield _queue(api.get("/api/v1/queue"))
     except Failure as failure:
         yield Finding("relay", FAIL, output.line(failure), "relay tail says more")
+
+
+def notices(ready: dict[str, Any]) -> Iterator[Finding]:
+    """Warn of what the running relay holds back: its settings may differ from this shell's."""
+    for notice in ready.get("notices") or ():
+        yield Finding(
+            "notice",
+            WARN,
+            output.line(notice),
+            "the running relay's own settings decide; relay tail --level warning says more",
+        )
 
 
 def _actors(tree: dict[str, Any]) -> Finding:
