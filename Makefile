@@ -4,22 +4,47 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	&& echo $$p && break; done)
 BIN := .venv/bin
+RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# Installs what a lock file names and is not there yet, with a line that moves on a terminal.
+# pip's own output would be two hundred lines; quiet, it is half a minute of nothing.
+define install
+@echo "Installing $(1)."
+@if [ -t 1 ]; then live=1; fi; \
+{ PYTHONUNBUFFERED=1 $(PIP) install --progress-bar off --require-hashes -r $(2) || echo FAILED; } | awk \
+	-v most="$$(grep -c '^[a-zA-Z0-9].*==' $(2))" -v live="$$live" ' \
+	/^(Collecting|Requirement already)/ { n++; if (live) printf "\r\033[K  %d of %d at most", n, most; fflush() } \
+	/^Installing collected/ { if (live) printf "\r\033[K"; print "  unpacking " NF - 3 " packages"; fflush() } \
+	/^FAILED/ { failed = 1 } \
+	END { if (live) printf "\r\033[K"; exit failed }'
+endef
 
 .PHONY: setup run test check bench demo readme soak lock clean
 
 setup: $(READY)
 
-$(READY): requirements.lock pyproject.toml
+# Running needs a third of what testing does: `run` and `demo` install that alone.
+$(RUNNABLE): requirements.run.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Relay needs Python 3.11 or newer; set PYTHON=/path/to/python3." >&2; exit 1; }
+	@test -x $(BIN)/python || echo "Making .venv with $$($(PYTHON) --version)."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv \
 		|| { echo "Python's venv module is missing; install it (python3-venv on Debian)." >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(call install,what running needs (about 200 MB with PostgreSQL),requirements.run.lock)
+	@# The build tool comes from the same place as everything else: the full lock, by its hash.
+	@awk '/^setuptools==/ { take = 1 } take { print } take && !/\\$$/ { exit }' requirements.lock >.venv/build.lock
+	@$(PIP) install --quiet --require-hashes -r .venv/build.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-run: setup
+# What is there already is left alone, so that after `run` only the rest is fetched.
+$(READY): requirements.lock $(RUNNABLE)
+	$(call install,what tests and checks need too (about 350 MB),requirements.lock)
+	@touch $@
+
+run: $(RUNNABLE)
 	@exec $(BIN)/relay up
 
 # The browser's driver keeps an event loop of its own in the main thread: a process for itself.
@@ -37,7 +62,7 @@ check: setup
 bench: setup
 	$(BIN)/python -m tests.bench
 
-demo: setup
+demo: $(RUNNABLE)
 	$(BIN)/relay demo
 
 readme: setup

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,9 +26,16 @@ class RelayProcess:
     """
 
     def __init__(
-        self, data_dir: Path, *, env: dict[str, str] | None = None, arguments: tuple[str, ...] = ()
+        self,
+        data_dir: Path,
+        *,
+        env: dict[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+        open_files: int | None = None,
     ) -> None:
+        """`open_files`: how many it may open at most; None: as many as we may."""
         self.data_dir = data_dir
+        self.open_files = open_files
         self.env = {
             f"RELAY_{name}": "127.0.0.1:0"
             for name in ("SMTP__BIND", "HTTP__BIND", "DEVICES__PUSH_BIND", "DEVICES__RECEIVE_BIND")
@@ -58,6 +66,9 @@ class RelayProcess:
                 stderr=log,
                 start_new_session=True,
             )
+        if self.open_files is not None:  # it raises its soft limit to the hard one: in time, both
+            limits = (self.open_files, self.open_files)
+            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, limits)
         return self.process
 
     def start(self) -> float:

@@ -119,6 +119,25 @@ def test_the_lock_of_what_runs_is_part_of_the_lock() -> None:
     assert not {"pytest", "mypy", "ruff", "playwright"} & running.keys()
 
 
+def test_running_installs_less_than_testing() -> None:
+    """`make run` and `make demo` fetch what runs; what tests comes with what needs it."""
+
+    def locks(target: str) -> set[str]:
+        said = subprocess.run(
+            ["make", "--dry-run", "--always-make", target],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        return set(re.findall(r"-r (\S+)", said)) - {".venv/build.lock"}
+
+    assert locks("run") == locks("demo") == {"requirements.run.lock"}
+    for target in ("setup", "test", "check"):
+        assert locks(target) == {"requirements.run.lock", "requirements.lock"}
+
+
 def panels() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((CONFIG / "grafana.json").read_text())["panels"]
     return found
@@ -163,3 +182,169 @@ def test_the_dashboard_is_well_formed() -> None:
         if panel["type"] != "row":
             assert panel["description"]
             assert panel["datasource"]["uid"] == "${datasource}"
+
+
+RULES = CONFIG / "alerts.yaml"
+
+CASES: dict[str, tuple[dict[str, str], str]] = {
+    "RelayDown": ({'up{job="relay", instance="a"}': "0x20"}, "3m"),
+    "RelayActorDown": (
+        {'relay_actor_running{job="relay", instance="a", actor="sender"}': "1 0x20"},
+        "5m",
+    ),
+    "RelayActorRestarts": (
+        {'relay_actor_restarts{job="relay", instance="a", actor="sender"}': "0+1x20"},
+        "15m",
+    ),
+    "RelayDatabaseAway": (
+        {
+            'up{job="relay", instance="a"}': "1x20",
+            'relay_queue_due{job="relay", instance="a"}': "0 _x20",
+        },
+        "15m",
+    ),
+    "RelayMailLate": (
+        {'relay_queue_oldest_due_seconds{job="relay", instance="a"}': "0+60x20"},
+        "10m",
+    ),
+    "RelayMailHeld": (
+        {'relay_queue_messages{job="relay", instance="a", status="held"}': "1x20"},
+        "12m",
+    ),
+    "RelayMailFails": (
+        {
+            'relay_outbound_outcomes_total{job="relay", cause="refused"}': "0+2x60",
+            'relay_outbound_outcomes_total{job="relay", cause="delivered"}': "0+20x60",
+        },
+        "60m",
+    ),
+    "RelayLettersLate": ({'relay_tokens_waiting{job="relay", instance="a"}': "0 3x20"}, "15m"),
+    "RelayDiskShort": (
+        {
+            'relay_storage_free_bytes{job="relay", instance="a"}': "1500x20",
+            'relay_storage_floor_bytes{job="relay", instance="a"}': "1000x20",
+        },
+        "10m",
+    ),
+    "RelayDatabaseConnectionsShort": (
+        {'relay_database_connections{job="relay", instance="a", state="waiting"}': "0 2x20"},
+        "10m",
+    ),
+    "RelayRoutePaused": (
+        {'relay_outbound_pauses_total{job="relay", instance="a", what="route"}': "0+1x20"},
+        "15m",
+    ),
+    "RelaySecondCopies": (
+        {
+            'relay_outbound_unknown_total{job="relay", instance="a"}': "0+0.1x60",
+            'relay_outbound_lost_leases_total{job="relay", instance="a"}': "0+0.1x60",
+        },
+        "60m",
+    ),
+    "RelayDiskFull": (
+        {'relay_storage_refused_total{job="relay", instance="a", what="mail"}': "0x10 1x10"},
+        "12m",
+    ),
+    "RelayMailRefused": (
+        {'relay_smtp_messages_total{job="relay", instance="a", outcome="deferred"}': "0+1x20"},
+        "15m",
+    ),
+    "RelaySessionsRefused": (
+        {'relay_smtp_sessions_total{job="relay", instance="a", outcome="refused"}': "0+90x20"},
+        "15m",
+    ),
+    "RelayWebhooksGivenUp": (
+        {
+            'relay_webhook_posts_total{job="relay", kind="m", outcome="given_up"}': "0x10 1x20",
+        },
+        "20m",
+    ),
+}
+"""Rule → what was measured minute by minute, and when it must fire."""
+
+CALM = {
+    'up{job="relay", instance="a"}': "1x60",
+    'relay_actor_running{job="relay", instance="a", actor="sender"}': "1x60",
+    'relay_actor_restarts{job="relay", instance="a", actor="sender"}': "1x60",
+    'relay_queue_due{job="relay", instance="a"}': "0 300 0 300 0x60",
+    'relay_queue_oldest_due_seconds{job="relay", instance="a"}': "0 3 0 3 0x60",
+    'relay_queue_messages{job="relay", instance="a", status="held"}': "0x60",
+    'relay_outbound_outcomes_total{job="relay", cause="refused"}': "0+1x60",
+    'relay_outbound_outcomes_total{job="relay", cause="delivered"}': "0+300x60",
+    'relay_tokens_waiting{job="relay", instance="a"}': "0 5 0 5 0x60",
+    'relay_storage_free_bytes{job="relay", instance="a"}': "90000x60",
+    'relay_storage_floor_bytes{job="relay", instance="a"}': "1000x60",
+    'relay_database_connections{job="relay", instance="a", state="waiting"}': "0 3 0 3 0x60",
+    'relay_outbound_pauses_total{job="relay", instance="a", what="route"}': "0x50 1x10",
+    'relay_outbound_pauses_total{job="relay", instance="a", what="destination"}': "0+5x60",
+    'relay_outbound_unknown_total{job="relay", instance="a"}': "0+0.1x60",
+    'relay_outbound_lost_leases_total{job="relay", instance="a"}': "0x60",
+    'relay_storage_refused_total{job="relay", instance="a", what="mail"}': "7x60",
+    'relay_smtp_messages_total{job="relay", instance="a", outcome="deferred"}': "0x40 1x20",
+    'relay_smtp_messages_total{job="relay", instance="a", outcome="rejected"}': "0+9x60",
+    'relay_smtp_sessions_total{job="relay", instance="a", outcome="refused"}': "0+6x60",
+    'relay_smtp_sessions_total{job="relay", instance="a", outcome="served"}': "0+900x60",
+    'relay_webhook_posts_total{job="relay", kind="m", outcome="deferred"}': "0+1x60",
+}
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is not installed")
+    return subprocess.run(
+        [program, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def rules() -> list[str]:
+    text = re.sub(r"^#.*\n", "", RULES.read_text(), flags=re.MULTILINE)
+    return text.split("- alert: ")[1:]
+
+
+def test_prometheus_understands_the_alerts() -> None:
+    """Every rule is one, says what it means, and how soon somebody has to act."""
+    done = promtool("check", "rules", "--lint-fatal", RULES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rule in rules():
+        for part in (r"severity: (page|ticket)\}", "summary: .", "description: ."):
+            assert len(re.findall(part, rule)) == 1, rule
+
+
+def test_the_alerts_ask_for_metrics_that_exist(relay: RelayProcess) -> None:
+    """Each metric of each rule is one of a running relay's."""
+    there = set(re.findall(r"^# TYPE (\w+) ", scrape(relay), re.MULTILINE))
+    for rule in rules():
+        for name in re.findall(r"\brelay_\w+", rule):
+            assert name in there, f"{rule.splitlines()[0]}: {name}"
+
+
+def test_every_alert_has_a_case() -> None:
+    """A rule that nothing has ever made fire is none."""
+    assert {rule.split(None, 1)[0] for rule in rules()} == CASES.keys()
+
+
+def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    """Each by what would be measured then; none where all is well."""
+
+    def case(series: dict[str, str], at: str, firing: set[str]) -> dict[str, Any]:
+        return {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": of} for name, of in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": "count by (alertname) (ALERTS{alertstate='firing'})",
+                    "eval_time": at,
+                    "exp_samples": [
+                        {"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(firing)
+                    ],
+                }
+            ],
+        }
+
+    tests = [case(series, at, {name}) for name, (series, at) in CASES.items()]
+    tests.append(case(CALM, "55m", set()))
+    file = tmp_path / "alerts_test.yaml"
+    file.write_text(json.dumps({"rule_files": [str(RULES)], "tests": tests}))  # which is YAML
+    done = promtool("test", "rules", file)
+    assert done.returncode == 0, done.stdout + done.stderr

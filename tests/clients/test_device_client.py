@@ -340,6 +340,13 @@ def test_the_commands_say_what_is_wrong(relay, tmp_path):
     push = relay.run["devices_push"]
     for code, arguments in (
         (2, ("put", "--to", "abc")),
+        (2, ("put",)),
+        (2, ("put", "--flush")),
+        (2, ("put", "--to", public, "--flush", "--outbox", str(tmp_path))),
+        (2, ("put", "--to", public, "--ttl", "soon")),
+        (2, ("put", "--to", public, "--ttl", "0")),
+        (1, ("put", "--to", public, "--outbox", "/dev/null")),
+        (69, ("put", "--to", public, "--relay", "http://127.0.0.1:1")),
         (2, ("receive", "--key", "no-such-file")),
         (2, ("put", "--to", public, "--relay", push)),
         (1, ("put", "--to", public, "/dev/zero")),
@@ -351,6 +358,59 @@ def test_the_commands_say_what_is_wrong(relay, tmp_path):
         assert (found, out) == (code, b""), arguments
         assert err
         assert b"Traceback" not in err
+
+
+def test_an_outbox_keeps_what_cannot_be_pushed(relay, tmp_path):
+    """75 and kept while there is no relay; 0 when all of it was pushed, in order; 1 for what has
+    expired, set aside; a time to live goes over HTTP."""
+    private, public = key_pair()
+    to, outbox = public.hex(), str(tmp_path / "out")
+    nobody = ("--relay", "127.0.0.1:1", "--relay-key", to)
+    code, out, err = command(relay, "put", "--to", to, "--outbox", outbox, *nobody, stdin=b"1")
+    assert (code, b"1 waiting" in out, b"refused" in err) == (75, True, True)
+    code, out, _ = command(
+        relay, "put", "--to", to, "--outbox", outbox, "--json", *nobody, stdin=b"2"
+    )
+    said = json.loads(out)
+    assert (code, said["waiting"], said["acknowledged"]) == (75, 2, False)
+    gone = ("--relay", "http://127.0.0.1:1")
+    brief = ("put", "--to", to, "--outbox", outbox, "--ttl")
+    assert command(relay, *brief, "1h", *gone, stdin=b"3")[0] == 75
+    assert command(relay, *brief, "1ms", *gone, stdin=b"too late")[0] in {1, 75}
+    code, out, _ = command(relay, "put", "--to", to, "--outbox", outbox, "--json", stdin=b"4")
+    said = json.loads(out)
+    assert (said["pushed"], said["waiting"], said["acknowledged"]) == (4, 0, True)
+    assert (code, len(said["refused"])) in {(1, 1), (0, 0)}, "it expired now, or just before"
+    (aside,) = (tmp_path / "out" / "refused").glob("*.txt")
+    assert "expired" in aside.read_text()
+    assert command(relay, "put", "--flush", "--outbox", outbox)[:2] == (
+        0,
+        f"0 pushed, 0 waiting in {outbox}\n".encode(),
+    )
+    code, out, _ = command(
+        relay, "receive", "--key", private.hex(), "--count", "4", "--json", "--wait", "5"
+    )
+    found = [base64.b64decode(json.loads(line)["envelope"]) for line in out.splitlines()]
+    assert (code, found) == (0, [b"1", b"2", b"3", b"4"])
+
+
+def test_a_blob_may_be_put_for_a_while(relay):
+    """`--ttl`, at the relay on the data directory or at a URL; a push port has no place for it."""
+    private, public = key_pair()
+    to = public.hex()
+    assert command(relay, "put", "--to", to, "--ttl", "1h", stdin=b"kept")[0] == 0
+    url = ("--relay", relay.run["http"])
+    assert command(relay, "put", "--to", to, "--ttl", "1ms", *url, stdin=b"gone")[0] == 0
+    assert command(relay, "put", "--to", to, *url, stdin=b"usual")[0] == 0
+    port = ("--relay", relay.run["devices_push"], "--relay-key", relay.run["devices_key"])
+    code, _, err = command(relay, "put", "--to", to, "--ttl", "1h", *port, stdin=b"x")
+    assert (code, b"URL" in err) == (2, True)
+    code, out, _ = command(relay, "receive", "--key", private.hex(), "--json", "--wait", "0.5")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [base64.b64decode(one["envelope"]) for one in lines if "envelope" in one] == [
+        b"kept",
+        b"usual",
+    ]
 
 
 async def test_key_and_blobs_outlive_a_restart(relay):
