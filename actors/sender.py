@@ -16,7 +16,8 @@ Promises
 - One message's failure is no other's.  A route that cannot be used defers what it was tried with,
   and is left alone for a while; a destination that answers 421 or 4xx is slowed by itself.
 - A delivery that hangs holds up nobody: what was announced behind it is given to another, its
-  line widens, and a destination that fills the lines with such is narrowed to half of the places.
+  line widens, a destination that fills the lines with such is narrowed to half of the places, and
+  an owner who does, to whatever destinations, to what leaves room to claim the mail of others.
 - High mail does not wait behind what was claimed before it.
 - What is stored or logged of a peer's words is redacted.
 
@@ -56,7 +57,7 @@ from relay.outbound.backoff import retry_delay
 from relay.outbound.demand import Demand
 from relay.outbound.dispatch import Dispatch, Line, Place, RightOfWay
 from relay.outbound.finaliser import Done, Finaliser
-from relay.outbound.gates import Gate, Gates
+from relay.outbound.gates import Gate, GateKey, Gates
 from relay.outbound.lanes import Strip
 from relay.outbound.letter import mail_of
 from relay.outbound.queue import Claimed, Content, Queue
@@ -121,7 +122,7 @@ class _Job:
         "domain",
         "ended",
         "following",
-        "gate",
+        "gates",
         "leased_until",
         "lost",
         "mail",
@@ -140,7 +141,7 @@ class _Job:
         self.leased_until = leased_until
         self.mail: Mail | None = None
         self.ended: trio.Event | None = None  # of a large one: somebody waits for its end
-        self.gate: Gate | None = None
+        self.gates: tuple[Gate, ...] = ()  # that have let it through
         self.connection: Connection | None = None  # while it is being delivered
         self.lost = False
         self.asked_at = trio.current_time()  # when it was known to be wanted still
@@ -373,27 +374,30 @@ class _Sender:
                 job.withdrawn = True
                 self._dispatch.put_back(place, following, job)
             if line.busy(job.domain) + line.waiting(job.domain) > self._concurrency // 2:
-                self._narrow(line, job.domain, now)
+                width = max(self._concurrency // 2, 1)
+                self._narrow(line, GateKey(line.key, job.domain), width, now)
+            most = self._dispatch.most_of(line, job.owner, now)
+            if most is not None and line.held(job.owner) > most:
+                self._narrow(line, GateKey(line.key, owner=job.owner), most, now)
 
-    def _narrow(self, line: _Line, domain: str, now: float) -> None:
-        """Give a destination half of the places, and nothing of the room beyond that."""
-        half = max(self._concurrency // 2, 1)
-        gate = self._gates.make(("route", (line.key, domain)), destination=True)
-        gate.narrow(half, now)
+    def _narrow(self, line: _Line, key: GateKey, width: int, now: float) -> None:
+        """Hold no more than so many of a destination's or an owner's; give back the rest."""
+        gate = self._gates.make(key)
+        gate.narrow(width, now)
         for place, job in self._begun.items():
-            if place.line is line and job.domain == domain:
-                self._let_through(gate, job)
-        for job in self._dispatch.remove(line, domain):
+            if place.line is line and (job.domain == key.domain or job.owner == key.owner):
+                self._let_through(job, gate)
+        for job in self._dispatch.remove(line, key.domain, key.owner):
             self._gates.before(job.message.lane, gate)
-            if job.gate is None and gate.room(now) < 1:
+            if gate not in job.gates and gate.room(now) < 1:
                 self._release(job, gate.wait(now))
             else:
-                self._let_through(gate, job)
+                self._let_through(job, gate)
                 self._dispatch.put(line, job)
 
-    def _let_through(self, gate: Gate, job: _Job) -> None:
-        if job.gate is None:
-            job.gate = gate
+    def _let_through(self, job: _Job, gate: Gate) -> None:
+        if gate not in job.gates:
+            job.gates = (*job.gates, gate)
             gate.busy += 1
 
     async def _renew(self, now: float) -> None:
@@ -543,19 +547,25 @@ class _Sender:
     def _held_back(self, line: _Line, job: _Job) -> bool:
         """Whether a gate has no room for it; then it is given back until there may be."""
         now = trio.current_time()
-        lane = job.message.lane
-        for key in (line.key, (line.key, job.message.domain)):
-            gate = self._gates.find(("route", key), destination=key is not line.key)
+        passed = []
+        for key in self._gates_of(line, job):
+            gate = self._gates.find(key)
             if gate is None:
                 continue
-            self._gates.before(lane, gate)
+            self._gates.before(job.message.lane, gate)
             if gate.room(now) < 1:
                 self._release(job, gate.wait(now))
                 return True
-            if key is not line.key:
-                job.gate = gate
-                gate.busy += 1
+            if key.domain is not None or key.owner is not None:
+                passed.append(gate)  # the one of a route counts nothing: `_bound` asks it
+        for gate in passed:
+            self._let_through(job, gate)
         return False
+
+    def _gates_of(self, line: _Line, job: _Job) -> tuple[GateKey, ...]:
+        """What the gates on a job's way would stand before."""
+        route = line.key
+        return GateKey(route), GateKey(route, job.domain), GateKey(route, owner=job.owner)
 
     def _spread(self) -> None:
         """Give waiting mail to workers, as far as there are places."""
@@ -568,7 +578,7 @@ class _Sender:
         """Connections that the route's gate lets through; None: there is none."""
         if not self._gates or line.way is None:
             return None
-        gate = self._gates.find(("route", line.key))
+        gate = self._gates.find(GateKey(line.key))
         if gate is None:
             return None
         return 0 if trio.current_time() < gate.opens_at else int(gate.window)
@@ -802,9 +812,10 @@ class _Sender:
 
     def _drop(self, job: _Job) -> bool:
         """Hold a job no more.  False if it was not held."""
-        if job.gate is not None:
-            job.gate.busy -= 1
-            job.gate = None
+        if job.gates:
+            for gate in job.gates:
+                gate.busy -= 1
+            job.gates = ()
             if not self._leaving and Room(0) not in self._said:
                 self._say(Room(0))  # its lane may be claimed from again
         if not job.priority and self._right_of_way.ended(job.message.id, trio.current_time()):
@@ -963,14 +974,13 @@ class _Sender:
             # It answered, whatever it said.
             if self._dispatch.answered(line, now):
                 self._spread()
-            for key in (line.key, (line.key, domain)):
-                gate = self._gates.find(("route", key))
+            for key in self._gates_of(line, job):
+                gate = self._gates.find(key)
                 if gate is not None:
                     gate.good()
             return
         opening = outcome.phase in _OPENING
-        key = line.key if opening else (line.key, domain)
-        gate = self._gates.make(("route", key), destination=not opening)
+        gate = self._gates.make(GateKey(line.key, None if opening else domain))
         self._gates.before(job.message.lane, gate)
         plain = opening or outcome.route_trouble or outcome.code == 421
         if not gate.bad(now, plain=plain):

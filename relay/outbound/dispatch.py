@@ -11,7 +11,8 @@ Promises
 - No owner's deliveries that hang take a line, whatever their priority and to however many
   destinations.  One who has half of a line's connections does not get the last four of 32 when
   others are there and the last two when not, for high mail the last two and the last one.  And one
-  whose stalled deliveries have half of them begins nothing more while mail of others waits.
+  whose stalled deliveries have half of them begins nothing more while mail of others waits, and
+  has no more jobs held than it may have places (`most_of`).
 - Some places are kept.  Of 32, a destination that has half of its line already does not get the
   last four, a line that has half of all not the last two, and the last is for high priority alone.
   So what hangs cannot take all, as long as it is one destination or one route.
@@ -120,6 +121,10 @@ class Line(Generic[J, W]):
         """Places that a destination has."""
         return self._busy.get(domain, 0)
 
+    def held(self, owner: Hashable) -> int:
+        """Jobs of an owner that have a place or wait for one."""
+        return self._owners.get(owner, 0) + self._wait_for.get(owner, 0)
+
     def waiting(self, domain: str) -> int:
         """Jobs that wait for a destination."""
         return sum(len(strip[domain]) for strip in self._waiting if domain in strip)
@@ -160,14 +165,16 @@ class Line(Generic[J, W]):
         self.waits += 1
         _add(self._wait_for, job.owner, 1)
 
-    def _remove(self, domain: str | None) -> list[J]:
-        """Take out what waits, in whole or for one destination."""
-        found = list(self.jobs(domain))
+    def _remove(self, domain: str | None, owner: Hashable) -> list[J]:
+        """Take out what waits: all, what is for one destination, what is one owner's."""
+        found = [job for job in self.jobs(domain) if owner is None or job.owner == owner]
         for strip in self._waiting:
-            if domain is None:
-                strip.clear()
-            else:
-                strip.pop(domain, None)
+            for name in list(strip) if domain is None else [domain] if domain in strip else []:
+                left = () if owner is None else [job for job in strip[name] if job.owner != owner]
+                if left:
+                    strip[name] = deque(left)
+                else:
+                    del strip[name]
         self.waits -= len(found)
         for job in found:
             _add(self._wait_for, job.owner, -1)
@@ -305,9 +312,21 @@ class Dispatch(Generic[J, W]):
         line._put(job, first=False)
         self._join(line)
 
-    def remove(self, line: Line[J, W], domain: str | None = None) -> list[J]:
-        """Take out what waits in a line, or of it for one destination."""
-        return line._remove(domain)
+    def remove(
+        self, line: Line[J, W], domain: str | None = None, owner: Hashable = None
+    ) -> list[J]:
+        """Take out what waits in a line, or of it what is for one destination or one owner's."""
+        return line._remove(domain, owner)
+
+    def most_of(self, line: Line[J, W], owner: Hashable, now: float) -> int | None:
+        """How many jobs of an owner may be held whose stalled deliveries have half of a line.
+
+        As many as it may have places: the rest would fill the room for what others have due.
+        None: as many as there are, nothing has stalled.
+        """
+        if 2 * line._stalled(owner, now) < self.full:
+            return None
+        return max(self.full - _half_of(self._of_owner), 1)
 
     def answered(self, line: Line[J, W], now: float) -> bool:
         """A peer has answered, whatever it said.  True if the line is wider now."""
@@ -514,7 +533,7 @@ class RightOfWay:
     seconds; then others go for at least as long as they were held up.
     """
 
-    MOST = 0.25
+    MOST = 1.0
     """Seconds that the rest is held up at most."""
 
     __slots__ = ("_began", "_expected", "_rests_until", "_under_way", "until")

@@ -11,7 +11,8 @@ Promises
   `backoff.pause`, which grows with each strike in a row and never exceeds ten units.
 - After a pause a single delivery probes; its success opens the gate, its failure strikes again.
 - What is in one gate's way is in no other's: gates are kept by route, and by route and domain.
-- A destination that hangs and would take all places is narrowed, which is no strike.
+- A destination or an owner whose deliveries hang and would take all places is narrowed, which is
+  no strike.
 - What was not met for long after its pause is forgotten: domains that nobody writes to any more
   cost nothing.
 - Where deliveries to a domain are capped, its gate stands while there are any, and is never wider.
@@ -27,9 +28,20 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from relay.outbound.backoff import LONGEST_PAUSE, pause
+
+
+class GateKey(NamedTuple):
+    """What a gate stands before: a route, and of it one destination or one owner's mail.
+
+    `route`: None for the relay's own upstream, else a tuple of a sender's id and its upstream.
+    """
+
+    route: Hashable
+    domain: str | None = None
+    owner: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +139,7 @@ class Gates:
         self._cap = cap if 0 < cap < full else 0
         self._unit = unit
         self._rng = rng
-        self._gates: dict[Hashable, Gate] = {}
+        self._gates: dict[GateKey, Gate] = {}
         self._lanes: dict[int, Gate] = {}
         self._under_way: dict[int, int] = {}
 
@@ -138,29 +150,33 @@ class Gates:
         """Whether there is any reason to ask."""
         return bool(self._gates or self._cap)
 
-    def find(self, key: Hashable, *, destination: bool = False) -> Gate | None:
-        """The gate that holds a route or `destination` back, or None."""
-        if destination and self._cap:
-            return self.make(key, destination=True)
+    def find(self, key: GateKey) -> Gate | None:
+        """The gate that holds this back, or None."""
+        if self._cap and key.domain is not None:
+            return self.make(key)
         return self._gates.get(key)
 
-    def make(self, key: Hashable, *, destination: bool = False) -> Gate:
-        """The gate of a route or `destination`, made where there is none."""
+    def make(self, key: GateKey) -> Gate:
+        """The gate of this, made where there is none."""
         gate = self._gates.get(key)
         if gate is None:
-            caps = destination and self._cap > 0
+            caps = self._cap > 0 and key.domain is not None
             full = self._cap if caps else self._full
             gate = self._gates[key] = Gate(full, self._unit, self._rng, caps=caps)
         return gate
 
     def statistics(self, now: float) -> list[Standing]:
-        """Every gate there is, those in the worst trouble first; `domain` None is a route's own."""
+        """The gates of routes and destinations, those in the worst trouble first.
+
+        `domain` None is a route's own.
+        """
         found = []
         for key, gate in self._gates.items():
-            route, domain = _named(key)
-            opens_in = max(gate.opens_at - now, 0.0)
+            if key.owner is not None:
+                continue
+            route, opens_in = _named(key.route), max(gate.opens_at - now, 0.0)
             found.append(
-                Standing(route, domain, int(gate.window), gate.busy, gate.strikes, opens_in)
+                Standing(route, key.domain, int(gate.window), gate.busy, gate.strikes, opens_in)
             )
         return sorted(found, key=lambda one: (-one.strikes, one.window, one.domain or ""))
 
@@ -218,14 +234,8 @@ class Gates:
         return _earliest(gate.opens_at for gate in self._lanes.values() if gate.opens_at > now)
 
 
-def _named(key: Hashable) -> tuple[str, str | None]:
-    # As `actors/sender.py` makes them: ("route", line) or ("route", (line, domain)); a line is
-    # None for the relay's own upstream, else it begins with the sender's id and upstream.
-    line: Any = key[1] if isinstance(key, tuple) and len(key) == 2 else key
-    domain = None
-    if isinstance(line, tuple) and len(line) == 2:
-        line, domain = line
-    return "default" if line is None else str(line[1]), domain
+def _named(route: Any) -> str:
+    return "default" if route is None else str(route[1])
 
 
 def _earliest(instants: Iterable[float]) -> float | None:

@@ -15,7 +15,7 @@ from actors import claimer
 from actors.letters import Claiming, Deliver, Due, NothingHigh, Room, Wake
 from relay.db.pool import Pool
 from relay.outbound.enqueue import NOBODY, Message, Recipient, announce, enqueue
-from relay.outbound.gates import Gates
+from relay.outbound.gates import GateKey, Gates
 from relay.outbound.lanes import Strip, lane_of
 from relay.outbound.queue import Claimed, Queue
 from relay.outbound.rates import Rates
@@ -218,7 +218,7 @@ async def test_a_lane_before_a_shut_gate_is_left_alone(pool):
     await put(pool, *(f"u{number}@slow.example" for number in range(20)))
     await put(pool, *(f"u{number}@fast.example" for number in range(20)))
     async with claiming(pool) as claims:
-        gate = claims.gates.make("slow")
+        gate = claims.gates.make(GateKey("slow"))
         gate.bad(trio.current_time(), plain=True)
         gate.opens_at = trio.current_time() + 0.6
         claims.gates.before(lane_of(NOBODY, "slow.example"), gate)
@@ -236,7 +236,7 @@ async def test_lanes_before_a_shut_gate_hide_no_other_from_the_rates(pool):
     await put(pool, *(f"u@d{number}.example" for number in range(300)))
     strips, _ = await Queue(pool, uuid4()).survey()
     async with claiming(pool, rates=Rates(pool, domain=100.0)) as claims:
-        gate = claims.gates.make("slow")
+        gate = claims.gates.make(GateKey("slow"))
         gate.opens_at = trio.current_time() + QUIET
         gate.window = 1.0
         for strip in strips[:-1]:

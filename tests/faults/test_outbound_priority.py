@@ -40,7 +40,10 @@ FILL = """
 
 
 class Gate:
-    """A script that lets nothing more arrive while it is shut."""
+    """A script that lets nothing more arrive while it is shut.
+
+    Open, it takes what a server near by takes for a message: with 32 connections 1,600 a second.
+    """
 
     def __init__(self) -> None:
         self.open = trio.Event()
@@ -48,6 +51,7 @@ class Gate:
 
     async def __call__(self, session: Session, verb: str, line: str) -> bytes | None:
         if verb == "dot":
+            await trio.sleep(0.02)
             await self.open.wait()
         return None
 

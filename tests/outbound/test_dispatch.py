@@ -291,6 +291,33 @@ def test_an_owner_alone_has_all_that_there_was_however_much_stalls():
     assert len(one.start(0.0)) == 30
 
 
+def test_an_owner_whose_deliveries_stall_is_to_hold_what_it_may_have_places_for():
+    """No more than that, once half of the line has stalled: the rest is others' room."""
+    one, line = dispatch(8, 8)
+    put_for(one, line, "mallory", 12, "h#.example")
+    put_for(one, line, "other", 2, "d#.example")
+    assert owners(one.start(0.0))["mallory"] >= 4
+    assert (line.held("mallory"), line.held("other")) == (12, 2)
+    assert one.most_of(line, "mallory", line.stalled_after / 2) is None
+    assert one.most_of(line, "mallory", line.stalled_after) == 7
+    assert one.most_of(line, "other", line.stalled_after) is None
+
+
+def test_what_waits_can_be_taken_out_by_destination_and_by_owner():
+    """The rest keeps its order."""
+    one, line = dispatch(2, 2, width=0)
+    put_for(one, line, "a", 2, "x.example")
+    put_for(one, line, "b", 2, "x.example")
+    put_for(one, line, "a", 1, "y.example")
+    assert len(one.remove(line, owner="a")) == 3
+    assert [job.owner for job in line.jobs()] == ["b", "b"]
+    put_for(one, line, "a", 1, "y.example")
+    assert len(one.remove(line, "x.example")) == 2
+    assert (line.waits, line.held("a"), line.held("b")) == (1, 1, 0)
+    assert [job.domain for job in one.remove(line)] == ["y.example"]
+    assert line.waits == 0
+
+
 def test_lines_take_turns():
     """The one with more mail has no more of the places."""
     one, line = dispatch(8, 8)

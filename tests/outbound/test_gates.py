@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.outbound.backoff import LONGEST_PAUSE
-from relay.outbound.gates import Gate, Gates
+from relay.outbound.gates import Gate, GateKey, Gates
 
 
 def gate(full: int = 32) -> Gate:
@@ -81,7 +81,7 @@ def test_a_destination_that_hangs_is_narrowed_and_not_struck():
 def test_gates_stand_before_the_lanes_that_met_them_only():
     """An unknown lane may have anything; one whose gate is gone, too."""
     gates = Gates(4, 1.0, random.Random(1))
-    one = gates.make("a")
+    one = gates.make(GateKey("a"))
     one.bad(0.0, plain=True)
     gates.before(7, one)
     assert gates.allowance(7, 0.0) == 0
@@ -98,14 +98,14 @@ def test_what_nobody_came_to_for_long_after_its_pause_is_forgotten():
     """Thousands of domains that were struck once cost nothing later; what is in use stays."""
     gates = Gates(4, 1.0, random.Random(1))
     for number in range(2000):
-        one = gates.make(number)
+        one = gates.make(GateKey(number))
         one.bad(0.0, plain=number % 2 == 0)  # struck, or only narrowed
         gates.before(number, one)
-    gates.make(7).busy = 1
+    gates.make(GateKey(7)).busy = 1
     gates.forget(2.0 * LONGEST_PAUSE)
     assert len(gates) == 2000
     assert gates.allowance(3, 2.0 * LONGEST_PAUSE) == 2
-    gates.make(8).bad(20.0, plain=True)
+    gates.make(GateKey(8)).bad(20.0, plain=True)
     gates.forget(2.0 * LONGEST_PAUSE + 1)
     assert len(gates) == 2
     assert gates.allowance(7, 21.0) is not None
