@@ -10,8 +10,9 @@ Promises
   over `help_after`, or something has waited for so long, a second parser goes on with the mail of
   other mailboxes.
 - Parsing happens in child processes that can be killed (`relay.mailboxes.parser`), niced, and
-  rests while mail keeps arriving, for accepting comes first; never while anything waits that has
-  waited for `_PATIENCE`.
+  rests while mail keeps arriving, for accepting comes first.  While this process itself is busy
+  (`BUSY`: a flood; parsing cannot keep up with it) three quarters of the time are rest; else it
+  never rests while anything waits that has waited for `_PATIENCE`.
 - When nothing waits to be parsed, large mailboxes get the chunks that make searches fast
   (`relay.mailboxes.search`).
 - A message that cannot be parsed gets a summary from its headers, with the reason; nothing is
@@ -35,7 +36,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -62,15 +64,21 @@ _SUMMARISED = Counter(
     "relay_messages_summarised", "Messages parsed by this node.", registry=registry
 )
 
+BUSY = 0.4
+"""Share of a core that this process uses, from which on it is taken for busy accepting mail."""
+
+_BUSY_FOR = 0.1  # s, at least, over which that is measured
 _LOOKED_AT = 256  # messages of either end
 _SMALL = 64 * 1024  # bytes; the second parser is for messages up to this,
 _MEDIUM = 4 * 2**20  # and up to this for those smaller than what the first has in hand
 _LOOK_EVERY = 0.1  # s; how long what was seen of either end is good, under a backlog
-_DEEP_EVERY = 1.0  # s; how often it looks for mail that is at neither end of a long backlog
+_DEEP_EVERY = 0.2  # s; how often it looks for mail that is at neither end of a long backlog,
+_DEEP_SHARE = 0.05  # and how much of the time that may take: of a long one it takes long
 _ELSEWHERE = 1.0  # s; how long a message that somebody else has claimed is left out
 _LOOK_AGAIN = 0.03  # s; the second parser's pause when there is nothing that it may take
 _LET_GO = 60.0  # s; an idle second parser ends after this
 _REST = 3.0  # pause after a round in which more mail arrived, as a multiple of what it took
+_LONGEST_REST = 0.25  # s
 _PATIENCE = 0.1  # s; nothing that is known to wait does so longer because of a rest
 _KNOWN = 4096  # messages of which it is remembered since when they wait
 _LETTERS = 4096  # taken at once; more are only more of the same
@@ -196,14 +204,46 @@ async def run(
             nursery.cancel_scope.cancel()
 
 
-def rest(began: float, ended: float, oldest: float = math.inf) -> float:
+def rest(began: float, ended: float, oldest: float = math.inf, *, busy: bool = False) -> float:
     """Seconds to rest after a round, for mail is arriving.
 
     `oldest`: since when what has waited longest is known to wait.  What came during the round may
-    be as old as that.
+    be as old as that.  `busy`: whether accepting needs this process and this machine.
     """
+    if busy:
+        return min((ended - began) * _REST, _LONGEST_REST)
     patience = min(oldest, began) + _PATIENCE - ended
     return max(0.0, min(patience, (ended - began) * _REST))
+
+
+def helps_since(began: float, oldest: float, *, busy: bool = False) -> float:
+    """Since when a second parser is wanted.
+
+    Since one group `began`; or since what has waited longest does, behind many short groups.  The
+    latter not while accepting needs the machine (`busy`): it is what a flood does.
+    """
+    return began if busy else min(began, oldest)
+
+
+class Load:
+    """Whether this process is busy, by the CPU time that it used lately.
+
+    `cpu`: seconds of CPU of this process; the parsers are others.
+    """
+
+    def __init__(self, cpu: Callable[[], float] = time.process_time) -> None:
+        self._cpu = cpu
+        self._since, self._used = -math.inf, 0.0
+        self._busy = False
+
+    def busy(self, now: float) -> bool:
+        """Asked again and again; each answer is about at least the last `_BUSY_FOR` seconds."""
+        if now < self._since + _BUSY_FOR:
+            return self._busy
+        used = self._cpu()
+        self._busy = used - self._used >= BUSY * (now - self._since)
+        self._since, self._used = now, used
+        return self._busy
 
 
 @dataclass
@@ -215,6 +255,7 @@ class Summariser:
     second: Parser | None = None
     slice_for: float = math.inf
     help_after: float = 0.2
+    load: Load = field(default_factory=Load)
     _shares: Shares = field(default_factory=Shares)
     _outage: float = 0.0
     _orphans_at: float = field(default=-math.inf)
@@ -240,7 +281,9 @@ class Summariser:
                 if await self._arrived(ctx):
                     more, empty = True, 0
                     # Mail is coming in right now: accepting it goes first.
-                    await trio.sleep(rest(began, trio.current_time(), self._waits_since()))
+                    now = trio.current_time()
+                    busy = self.load.busy(now)
+                    await trio.sleep(rest(began, now, self._waits_since(), busy=busy))
                 newest = not newest
             if trio.current_time() >= self._orphans_at:
                 self._orphans_at = trio.current_time() + _ORPHANS_EVERY
@@ -306,8 +349,9 @@ class Summariser:
                 second.close()
 
     def _is_late(self, now: float) -> bool:
-        """Whether one group takes long, or something waits for long behind many short ones."""
-        return now - min(self._began, self._waits_since()) >= self.help_after
+        busy = self.load.busy(now)
+        since = helps_since(self._began, self._waits_since(), busy=busy)
+        return now - since >= self.help_after
 
     def _waits_since(self) -> float:
         """Since when what has waited longest is known to wait; what is in hand does not wait."""
@@ -373,9 +417,10 @@ class Summariser:
         if len(found) < _LOOKED_AT:
             return found, False
         now = trio.current_time()
-        if not newest and now >= self._deep_at:
-            self._deep_at = now + _DEEP_EVERY
+        if now >= self._deep_at:
             rows = await self.pool.fetch(_FEWEST, (_LOOKED_AT, _LOOKED_AT))
+            took = trio.current_time() - now
+            self._deep_at = now + max(_DEEP_EVERY, took / _DEEP_SHARE)
             found = sorted({*found, *(Waiting(row[0].bytes, row[1].bytes, row[2]) for row in rows)})
         return found, True
 

@@ -256,7 +256,10 @@ async def test_a_second_parser_helps_with_what_waits_behind_many_short_groups(po
         await _accept(pool, mailbox, *[HOSTILE] * 8)
     async with Parser() as parser, Parser() as second, trio.open_nursery() as nursery:
         await parser.summarise([b""])  # its start is not part of a group
-        one = summariser.Summariser(pool, parser, second, slice_for=0.001, help_after=0.2)
+        idle = summariser.Load(lambda: 0.0)
+        one = summariser.Summariser(
+            pool, parser, second, slice_for=0.001, help_after=0.2, load=idle
+        )
         nursery.start_soon(one.assist)
         await one.turn(_context())
         assert second.pid is not None
@@ -270,6 +273,31 @@ def test_rests_no_longer_than_what_waits_can_bear():
     assert summariser.rest(10.0, 10.01, oldest=9.92) == pytest.approx(0.01)
     assert summariser.rest(10.0, 10.01, oldest=9.0) == 0.0
     assert summariser.rest(10.0, 10.2) == 0.0
+
+
+def test_rests_three_quarters_of_the_time_while_accepting_keeps_the_process_busy():
+    """Whatever waits then: a flood cannot be kept up with, and accepting comes first."""
+    assert summariser.rest(10.0, 10.01, oldest=5.0, busy=True) == pytest.approx(0.03)
+    assert summariser.rest(10.0, 11.0, oldest=5.0, busy=True) == 0.25
+
+
+def test_a_process_is_busy_by_the_cpu_that_it_used_lately():
+    """The first look begins to measure; each answer holds for a tenth of a second."""
+    used = 7.0
+    load = summariser.Load(lambda: used)
+    assert not load.busy(100.0)
+    used += summariser.BUSY * 0.21
+    assert not load.busy(100.05)
+    assert load.busy(100.2)
+    used += 0.01
+    assert load.busy(100.25)
+    assert not load.busy(100.35)
+
+
+def test_no_second_parser_helps_in_a_flood():
+    """Unless a group holds the first: what waits behind short ones is what floods do."""
+    assert summariser.helps_since(began=9.0, oldest=5.0) == 5.0
+    assert summariser.helps_since(began=9.0, oldest=5.0, busy=True) == 9.0
 
 
 async def test_large_mailboxes_get_chunks_when_nothing_waits(pool):
