@@ -41,8 +41,8 @@ from relay.http.deps import (
 )
 from relay.http.fetch import fetch as fetch_https
 from relay.http.fetch import fetch_object
+from relay.http.page_sessions import Sessions
 from relay.http.serve import MAX_CONNECTIONS, gate_of, serve
-from relay.http.sessions import Sessions
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.consumption import Consumption

@@ -1,7 +1,7 @@
 """The application: every call of the control plane, behind one gate.
 
 What: `create_app(deps)` returns a quart-trio application whose routes are exactly the declared
-operations of the resource modules.
+operations of the modules in `resources/`.
 
 Promises
   * Each request passes, in this order: Host and Origin; routing; credential and permission;
@@ -9,56 +9,27 @@ Promises
   * Each refusal is a problem document (`problems.py`).  An unexpected exception is a 500 that
     says nothing, and one log line that says everything; a database outage is a 503 with
     `Retry-After`.
-  * A change that has begun is not lost to a client that hangs up (`committed`).
   * Responses carry nosniff, no-referrer and a content policy that allows nothing, unless the
     page at hand needs some of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Collection
+from typing import Any
 
-import trio
 from prometheus_client import Counter
 from quart import Response, request, websocket
 from quart.globals import request_ctx, websocket_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from relay.errors import DatabaseUnavailable, OverQuota, TemporaryFailure
-from relay.http import (
-    accounts,
-    collector,
-    devices,
-    health,
-    keyring,
-    keys,
-    lifecycle_pages,
-    logs,
-    mailboxes,
-    messages,
-    openapi,
-    outbound,
-    overview,
-    pages,
-    send,
-    senders,
-    session,
-    sns,
-    streams,
-    supervision,
-    suppressions,
-    tokens,
-    webhooks,
-)
+from relay.errors import OverQuota, TemporaryFailure
 from relay.http.auth import Admission, Admitted, Authorisation, Hosts
 from relay.http.bodies import Connection, Request, Uploads
 from relay.http.deps import Deps
 from relay.http.operations import (
     Call,
-    Handler,
     Operation,
     check_names,
     parameters,
@@ -73,14 +44,37 @@ from relay.http.problems import (
     unavailable,
 )
 from relay.http.rates import Rates, address_of
+from relay.http.resources import (
+    accounts,
+    collector,
+    devices,
+    health,
+    keyring,
+    keys,
+    lifecycle_pages,
+    logs,
+    mailboxes,
+    messages,
+    outbound,
+    overview,
+    pages,
+    send,
+    senders,
+    sign_in,
+    sns,
+    streams,
+    supervision,
+    suppressions,
+    tokens,
+    webhooks,
+)
+from relay.http.routing import Api, Route
 from relay.http.shares import owner_of
 from relay.log import get_logger
 from relay.mailboxes.plans import Invalid
 from relay.mailboxes.store import AddressTaken, ReservedName
 from relay.metrics import registry
 from relay.storage import REFUSED
-
-T = TypeVar("T")
 
 log = get_logger()
 
@@ -91,7 +85,7 @@ ANSWERS = Counter(
 RESOURCES = (
     health,
     pages,
-    session,
+    sign_in,
     overview,
     mailboxes,
     messages,
@@ -111,41 +105,7 @@ RESOURCES = (
     keys,
     keyring,
     sns,
-    openapi,
 )
-
-
-@dataclass(frozen=True)
-class Route:
-    """One declared call."""
-
-    method: str
-    rule: str
-    operation: Operation
-    handler: Handler
-
-
-class Api:
-    """Collects the declared calls; what the resource modules register with."""
-
-    def __init__(self, deps: Deps) -> None:
-        self.deps = deps
-        self.routes: list[Route] = []
-
-    def add(self, method: str, rule: str, operation: Operation) -> Callable[[Handler], Handler]:
-        """Declare `method rule` as `operation`, answered by the decorated handler."""
-
-        def register(handler: Handler) -> Handler:
-            self.routes.append(Route(method, rule, operation, handler))
-            return handler
-
-        return register
-
-    async def committed(self, change: Callable[[], Awaitable[T]]) -> T:
-        """Run `change` to its end even if the client hangs up, for a bounded time."""
-        with trio.move_on_after(self.deps.limits.commit_timeout, shield=True):
-            return await change()
-        raise DatabaseUnavailable("the change was not confirmed in time")
 
 
 class _App(QuartTrio):

@@ -2,7 +2,7 @@
 
 Three credentials: the administrator's token and API keys (`Authorization: Bearer`), and a
 mailbox's session token (`X-Session-Token`, on streams also `?token=`).  The operator's page has
-page sessions instead of either (`sessions.py`), each known by a cookie and by a secret of the page
+page sessions instead (`page_sessions.py`), each known by a cookie and by a secret of the page
 (`cookies.py`); they count where no header names a credential.
 
 Promises
@@ -37,8 +37,8 @@ from relay.http import tickets
 from relay.http.cookies import Shown, shown
 from relay.http.deps import Deps
 from relay.http.operations import Access, Doubt, Operation
+from relay.http.page_sessions import CHANNEL, Proof, Session
 from relay.http.problems import Problem, mailbox_not_found, missing_scope, unauthenticated
-from relay.http.sessions import CHANNEL, Proof, Session
 from relay.mailboxes.keys import ApiKey
 from relay.mailboxes.store import ADMINISTRATOR_ID, Credential, Mailbox
 from relay.settings import is_loopback

@@ -1,11 +1,11 @@
 """What a browser shows of a page session: the cookie, the page's key, a ticket.
 
-A page session (`sessions.py`) has two secrets.  The cookie (`relay_session`, or `relay_mailbox`
-for one anonymous inbox) no script can read, but the browser sends it to every port of the host,
-since cookies know no port.  The page's key only scripts of the page's own origin can read, and
-nothing sends it by itself: it comes in the header `X-Relay-Page-Key`.  Neither authorises anything
-without the other.  Frames, downloads and browsers' own streams cannot set headers; for one path
-and a short time a ticket in the URL (`tickets.py`) stands for the key, beside the cookie.
+A page session (`page_sessions.py`) has two secrets.  The cookie (`relay_session`, or
+`relay_mailbox` for one anonymous inbox) no script can read, but the browser sends it to every port
+of the host, since cookies know no port.  The page's key only scripts of the page's own origin can
+read, and nothing sends it by itself: it comes in the header `X-Relay-Page-Key`.  Neither authorises
+anything without the other.  Frames, downloads and browsers' own streams cannot set headers; for one
+path and a short time a ticket in the URL (`tickets.py`) stands for the key, beside the cookie.
 
 Promises
   * A cookie counts only for requests that this relay's own pages made: not from another site

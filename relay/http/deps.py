@@ -27,8 +27,8 @@ import trio
 from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.devices.desk import DeviceDesk
+from relay.http.page_sessions import Sessions
 from relay.http.rates import Seen
-from relay.http.sessions import Sessions
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import Report

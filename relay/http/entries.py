@@ -8,19 +8,17 @@ its cursor and names an entry: an address (ascending) or an id (newest first).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel
 from quart import Response
 
-from relay.http.mailboxes import NEXT, PageQuery, next_link
 from relay.http.operations import Access, Answer, Call, Operation, json_response, no_content
+from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
+from relay.http.routing import Api
 from relay.outbound.message import MalformedMessage
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 T = TypeVar("T")
 

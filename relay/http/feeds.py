@@ -3,10 +3,11 @@ the client may read it no more."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import trio
+from quart import Response
 
 from relay.http.operations import Standing
 
@@ -40,3 +41,12 @@ async def follow(
             if ended or await standing.refusal() is not None:
                 return
             yield item
+
+
+def event_stream(body: AsyncIterator[bytes]) -> Response:
+    """Return a response of Server-Sent Events that nobody buffers or keeps."""
+    return Response(
+        body,
+        content_type="text/event-stream; charset=utf-8",
+        headers={"Cache-Control": "no-cache, no-store", "X-Accel-Buffering": "no"},
+    )

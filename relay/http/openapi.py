@@ -1,4 +1,4 @@
-"""`/openapi.json`: the description of every call, made from the declarations that enforce them.
+"""The description of every call (OpenAPI 3.1), made from the declarations that enforce them.
 
 Nothing is written twice: paths and methods are the route table, parameters and bodies the
 pydantic models that validate them, credentials the access that is checked.
@@ -7,18 +7,15 @@ pydantic models that validate them, credentials the access that is checked.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
-from quart import Response
 
 from relay.errors import Bug
 from relay.http.cookies import PAGE_KEY_HEADER, SESSION, TICKET
-from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.operations import Access, Answer, Operation
 from relay.http.problems import MEDIA_TYPE
-
-if TYPE_CHECKING:
-    from relay.http.app import Api, Route
+from relay.http.routing import Route
 
 _REFERENCE = "#/components/schemas/{model}"
 _PARAMETERS = {
@@ -288,30 +285,3 @@ def _security(operation: Operation) -> list[dict[str, list[str]]]:
 def _identifier(route: Route) -> str:
     words = re.findall(r"\w+", re.sub(r"^/api/v1", "", route.rule).replace(".", "_"))
     return "_".join([route.method.lower(), *words]) if words else f"{route.method.lower()}_root"
-
-
-class Document(BaseModel):
-    """An OpenAPI document."""
-
-    openapi: str
-    info: dict[str, Any]
-    paths: dict[str, Any]
-    components: dict[str, Any]
-
-
-def register(api: Api) -> None:
-    """Declare the call; the document is made when asked for, when all routes are there."""
-
-    @api.add(
-        "GET",
-        "/openapi.json",
-        Operation(
-            "Describe every call (OpenAPI 3.1)",
-            "operations",
-            Access.OPEN,
-            (Answer(200, "the document", Document),),
-            limited=False,
-        ),
-    )
-    async def document(call: Call) -> Response:
-        return json_response(describe(tuple(api.routes), api.deps.version))

@@ -16,16 +16,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from quart import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from relay.http.cookies import TICKET
+from relay.http.page_sessions import Session
 from relay.http.problems import Problem, from_status, invalid, repeated_parameter, unknown_parameter
-from relay.http.sessions import Session
 
 JSON_BODY = 64 * 1024
 """Bytes that a JSON body may have unless its operation says otherwise."""
@@ -42,6 +42,10 @@ class Access(enum.Enum):
     OPTIONAL = "anyone, or a key"  # a credential is not needed, but a wrong one is refused
     MAILBOX = "the mailbox's session token, or its owner's key"
     SCOPE = "a key with the scope, or the administrator"
+
+
+# No control characters: PostgreSQL's text has no NUL, and nothing here needs the others.
+Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class Form(BaseModel):
@@ -65,6 +69,10 @@ class Answer:
     model: Any = None  # a pydantic model or a typing form of models; None: no JSON body
     media_type: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)  # name to meaning
+
+
+MAILBOX_NOT_FOUND = Answer(404, "no such mailbox, or it is over, or it is not the caller's")
+"""The answer of every call on a mailbox, as its declaration names it."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Promises: every answer of 400 and above that the application makes is
 `application/problem+json` with `type`, `title`, `status` and `detail`; `type` names the
 case and stays the same over time, `detail` is one sentence for people.  Nothing internal
-(exception texts, SQL, paths) appears in any of them.  `MAILBOX_NOT_FOUND` is byte for byte
+(exception texts, SQL, paths) appears in any of them.  `mailbox_not_found` is byte for byte
 one answer, whatever the reason: unknown, expired, deleted, foreign, no credential.
 """
 

@@ -18,6 +18,11 @@ import re
 from collections.abc import Sequence
 from uuid import UUID
 
+PREVIEW = 120.0
+"""Seconds that a ticket opens a frame or a download."""
+STREAM = 15.0
+"""Seconds within which a stream must be begun with its ticket."""
+
 _FORM = re.compile(r"([0-9]{1,15})\.([A-Za-z0-9_-]{43})", re.ASCII)
 _AHEAD = 30.0  # s; how far another node's clock may be ahead of ours
 

@@ -15,12 +15,13 @@ import pytest
 import trio
 
 from relay.http import serve
-from relay.http.app import RESOURCES, Api, Route
+from relay.http.app import RESOURCES
 from relay.http.auth import Hosts
 from relay.http.deps import Deps
 from relay.http.operations import Access
+from relay.http.page_sessions import Sessions
 from relay.http.problems import Problem
-from relay.http.sessions import Sessions
+from relay.http.routing import Api, Route
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.outbound.desk import Desk

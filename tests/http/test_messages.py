@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from relay.db.pool import Pool
-from relay.http.messages import disposition
+from relay.http.resources.messages import disposition
 from tests.http.conftest import LETTER, SMALL, House, open_house
 
 BASE = "/api/v1/mailboxes"

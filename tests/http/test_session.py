@@ -26,8 +26,8 @@ from relay.errors import DatabaseUnavailable
 from relay.http import tickets
 from relay.http.cookies import Shown
 from relay.http.deps import Limits
-from relay.http.session import PREVIEW, STREAM
-from relay.http.sessions import CHANNEL, SESSION_AGE, Holder, Opened, Sessions
+from relay.http.page_sessions import CHANNEL, SESSION_AGE, Holder, Opened, Sessions
+from relay.http.tickets import PREVIEW, STREAM
 from relay.mailboxes.keys import SCOPES, Keys
 from tests.db.cluster import Cluster
 from tests.http.conftest import House, open_house

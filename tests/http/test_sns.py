@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
-from relay.http.sns import Certificates
+from relay.http.resources.sns import Certificates
 from relay.mailboxes import sns
 from relay.mailboxes.s3 import Buckets, Credentials
 from tests.http import s3_server

@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from relay.db.pool import Pool
-from relay.http.lifecycle_pages import POLICY
-from relay.http.tokens import STEP, evenly
+from relay.http.resources.lifecycle_pages import POLICY
+from relay.http.timing import STEP, pad_failure_time
 from relay.lifecycle.consumption import FREE_GUESSES
 from relay.lifecycle.tokens import Action, sign
 from relay.outbound.enqueue import NOBODY
@@ -183,7 +183,7 @@ async def test_refusals_leave_at_the_same_time(autojump_clock):
 
     for seconds, wanted in ((0.0, 1), (0.001, 1), (0.049, 1), (0.051, 2), (0.12, 3)):
         began = trio.current_time()
-        assert await evenly(partial(refuse, seconds)) is None
+        assert await pad_failure_time(partial(refuse, seconds)) is None
         assert trio.current_time() - began == pytest.approx(wanted * STEP)
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, Field
 from quart import Response
 
 from relay.http.entries import BY_ID, listed, removed
-from relay.http.mailboxes import NOT_FOUND
-from relay.http.operations import Access, Answer, Call, Form, Operation, json_response, no_content
+from relay.http.operations import (
+    MAILBOX_NOT_FOUND,
+    Access,
+    Answer,
+    Call,
+    Form,
+    Operation,
+    json_response,
+    no_content,
+)
 from relay.http.problems import Problem
+from relay.http.routing import Api
 from relay.mailboxes.store import rfc3339
 from relay.outbound.webhooks import KINDS, GivenUp, Webhook, secret_of
 from relay.public import MAX_URL, BadUrl, check_url
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 
 class NewWebhook(Form):
@@ -187,7 +193,7 @@ def register(api: Api) -> None:
             Access.MAILBOX,
             (
                 Answer(200, "the webhook; url is null where there is none", MailboxWebhook),
-                NOT_FOUND,
+                MAILBOX_NOT_FOUND,
             ),
             scope="read",
             details=f"It is told `message.arrived`. {_POSTS}",

@@ -19,7 +19,6 @@ import json
 import math
 from collections import OrderedDict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import trio
 from prometheus_client import Counter
@@ -27,6 +26,7 @@ from pydantic import BaseModel
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
+from relay.http.deps import Fetch
 from relay.http.fetch import Unreadable
 from relay.http.operations import (
     MAX_BODY,
@@ -39,6 +39,7 @@ from relay.http.operations import (
 )
 from relay.http.problems import Problem, unavailable
 from relay.http.rates import Rates, address_of
+from relay.http.routing import Api
 from relay.log import get_logger
 from relay.mailboxes.address import canonical
 from relay.mailboxes.sns import (
@@ -58,10 +59,6 @@ from relay.mailboxes.sns import (
     verify,
 )
 from relay.metrics import registry
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
-    from relay.http.deps import Fetch
 
 log = get_logger()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 from quart import Response, request
@@ -20,10 +20,8 @@ from relay.devices.wire import MAX_ENVELOPE, Reason, Refused
 from relay.http.operations import Access, Answer, Call, Operation, Query, json_response, read_body
 from relay.http.problems import Problem, no_space, unavailable
 from relay.http.rates import address_of
+from relay.http.routing import Api
 from relay.settings import duration
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 _KEY = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 _TEMPORARY = {

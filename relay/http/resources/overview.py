@@ -12,22 +12,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from quart import Response
 
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Deps, Node
-from relay.http.health import troubles
 from relay.http.operations import Access, Answer, Call, Operation, json_response
-from relay.http.outbound import QueueState
+from relay.http.resources.health import troubles
+from relay.http.resources.outbound import QueueState
+from relay.http.routing import Api
 from relay.mailboxes.store import rfc3339
 from relay.metrics import registry
 from relay.outbound.desk import Stats
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 LATE = 60.0
 """Seconds of waiting after which mail that is due is late."""

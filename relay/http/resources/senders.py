@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import BaseModel, Field
@@ -10,11 +10,9 @@ from quart import Response
 
 from relay.http.entries import listed, removed
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.http.routing import Api
 from relay.mailboxes.store import rfc3339
 from relay.outbound.senders import Sender
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 
 class NewSender(Form):

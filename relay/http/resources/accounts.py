@@ -6,25 +6,22 @@ What SQL made has no owner, and is the administrator's to see.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import BaseModel, Field
 from quart import Response
 
-from relay.http.mailboxes import NEXT, PageQuery, next_link
+from relay.http.auth import Caller
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
+from relay.http.routing import Api
 from relay.lifecycle.accounts import MAX_ID, Account, Status, Taken, TooManyMails, WrongStatus
 from relay.lifecycle.tokens import Action
 from relay.mailboxes.store import rfc3339
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from datetime import datetime
-
-    from relay.http.app import Api
-    from relay.http.auth import Caller
 
 
 class NewAccount(Form):

@@ -1,14 +1,14 @@
 """`/api/v1/session`, `…/{address}/session`, `…/{address}/tickets`: page sessions, for the
 operator's page: a token for a cookie and a page key, and what stands for those in a URL.
 
-What the two are is in `cookies.py`, how long they live in `sessions.py`.
+What the two are is in `cookies.py`, how long they live in `page_sessions.py`.
 """
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -27,8 +27,8 @@ from relay.http.cookies import (
     put,
     shown,
 )
-from relay.http.mailboxes import NOT_FOUND
 from relay.http.operations import (
+    MAILBOX_NOT_FOUND,
     Access,
     Answer,
     Call,
@@ -38,18 +38,11 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
+from relay.http.page_sessions import Holder, Opened
 from relay.http.problems import Problem, unauthenticated
-from relay.http.sessions import Holder, Opened
+from relay.http.routing import Api
 from relay.mailboxes.keys import SCOPES
 from relay.mailboxes.store import rfc3339
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
-
-PREVIEW = 120.0
-"""Seconds that a ticket opens a frame or a download."""
-STREAM = 15.0
-"""Seconds within which a stream must be begun with its ticket."""
 
 _LINK_LASTS = 60.0  # s
 _MAILBOXES = "/api/v1/mailboxes/"
@@ -245,7 +238,7 @@ def register(api: Api) -> None:
             Access.MAILBOX,
             (
                 Answer(200, "the cookie goes to this mailbox's calls alone", OpenedMailbox),
-                NOT_FOUND,
+                MAILBOX_NOT_FOUND,
             ),
             scope="read",
         ),
@@ -272,13 +265,13 @@ def register(api: Api) -> None:
             (
                 Answer(201, "the path with its ticket", Ticket),
                 Answer(403, "a page session alone gets one, as others can send their credential"),
-                NOT_FOUND,
+                MAILBOX_NOT_FOUND,
             ),
             scope="read",
             body=Wanted,
             details="For the page. The ticket stands for the page's key, beside the cookie, on "
-            f"that path alone: {PREVIEW:.0f} seconds for what is shown or downloaded, "
-            f"{STREAM:.0f} to begin a stream, and no longer than the session.",
+            f"that path alone: {tickets.PREVIEW:.0f} seconds for what is shown or downloaded, "
+            f"{tickets.STREAM:.0f} to begin a stream, and no longer than the session.",
         ),
     )
     async def make_ticket(call: Call) -> Response:

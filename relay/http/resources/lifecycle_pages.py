@@ -24,7 +24,7 @@ import re
 import time
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field
@@ -32,13 +32,11 @@ from quart import Response, request
 
 from relay.errors import TemporaryFailure
 from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
-from relay.http.tokens import evenly
+from relay.http.routing import Api
+from relay.http.timing import pad_failure_time
 from relay.lifecycle.returns import return_link
 from relay.lifecycle.tokens import Action
 from relay.log import get_logger
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 log = get_logger()
 
@@ -172,7 +170,7 @@ def register(api: Api) -> None:
                 return await consumption.usable(token, action) or None
 
             try:
-                if await evenly(usable):
+                if await pad_failure_time(usable):
                     return page(_TITLE[action], _form(action, token))
             except TemporaryFailure as error:
                 log.warning("http.unavailable", error=str(error))
@@ -203,9 +201,11 @@ def register(api: Api) -> None:
             token, code, resend = _fields(await read_body(operation))
             try:
                 if resend:
-                    await evenly(lambda: api.committed(lambda: consumption.resend(token, action)))
+                    await pad_failure_time(
+                        lambda: api.committed(lambda: consumption.resend(token, action))
+                    )
                     return page("A new mail", f"<p>{_RESENT[action]}</p>")
-                used = await evenly(
+                used = await pad_failure_time(
                     lambda: api.committed(lambda: consumption.consume(token, code, action=action))
                 )
             except TemporaryFailure as error:

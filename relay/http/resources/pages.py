@@ -1,4 +1,6 @@
-"""`/` and `/docs`: static pages with their own scripts and styles, and nothing from elsewhere.
+"""`/`, `/docs` and `/openapi.json`: the pages, and the description that one of them shows.
+
+The pages are static, with their own scripts and styles, and nothing from elsewhere.
 
 The files are read once, at start.  Their policy forbids inline code and other origins, so a
 subject line that holds markup stays text even if a script of ours were to slip.  They may frame
@@ -8,15 +10,15 @@ cannot lead the frame elsewhere.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
+from pydantic import BaseModel
 from quart import Response
 
-from relay.http.operations import Access, Answer, Call, Operation
+from relay.http.openapi import describe
+from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.problems import from_status
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
+from relay.http.routing import Api
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -27,6 +29,15 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
 }
+
+
+class Document(BaseModel):
+    """An OpenAPI document."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
 
 
 def register(api: Api) -> None:
@@ -83,3 +94,18 @@ def register(api: Api) -> None:
     )
     async def asset(call: Call, path: str) -> Response:
         return file(path)
+
+    @api.add(
+        "GET",
+        "/openapi.json",
+        Operation(
+            "Describe every call (OpenAPI 3.1)",
+            "operations",
+            Access.OPEN,
+            (Answer(200, "the document", Document),),
+            limited=False,
+        ),
+    )
+    async def document(call: Call) -> Response:
+        # Made when it is asked for: by then all routes are there.
+        return json_response(describe(tuple(api.routes), api.deps.version))

@@ -7,27 +7,24 @@ subject only of his own (those sent with his token, and by `relay.send` in SQL).
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, Field
 from quart import Response
 
-from relay.http.mailboxes import NEXT, PageQuery, next_link
+from relay.http.auth import Caller
 from relay.http.operations import Access, Answer, Call, Operation, Query, json_response
+from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
+from relay.http.routing import Api
 from relay.mailboxes.store import rfc3339
 from relay.outbound.message import MalformedMessage
 from relay.outbound.states import Forbidden, State
 from relay.outbound.suppressions import plain_address
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from relay.http.app import Api
-    from relay.http.auth import Caller
 
 
 class OutboundQuery(PageQuery):

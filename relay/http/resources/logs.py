@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from quart import Response
 
 from relay.http.feeds import follow
 from relay.http.operations import Access, Answer, Call, Operation, Query
+from relay.http.routing import Api
 from relay.log import Selection, render_json
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 _CHUNK = 256  # lines a write
 

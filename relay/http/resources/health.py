@@ -7,7 +7,6 @@ found, and neither tells anything but that the relay lives.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -17,10 +16,8 @@ from quart import Response
 from relay.http.deps import Node
 from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.problems import unavailable
+from relay.http.routing import Api
 from relay.metrics import render
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 _CHECK_TIMEOUT = 3.0  # s; a store that takes longer does not answer
 

@@ -30,7 +30,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import trio
@@ -41,9 +41,9 @@ from quart import Response, request, websocket
 from relay.db.listen import Hub
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Limits
-from relay.http.mailboxes import NOT_FOUND
-from relay.http.messages import BASE, MessageEntry, WholeMessage
+from relay.http.feeds import event_stream
 from relay.http.operations import (
+    MAILBOX_NOT_FOUND,
     Access,
     Answer,
     Call,
@@ -56,13 +56,12 @@ from relay.http.operations import (
 )
 from relay.http.problems import Problem, mailbox_not_found, unavailable
 from relay.http.rates import address_of
-from relay.http.session import STREAM
+from relay.http.resources.messages import BASE, MessageEntry, WholeMessage
+from relay.http.routing import Api
+from relay.http.tickets import STREAM
 from relay.mailboxes.store import Entry, Mailbox, Store, parse_after
 from relay.metrics import registry
 from relay.peers import Gate, Place, TurnedAway
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 STREAMS = Gauge(
     "relay_http_streams", "Calls that wait for mail now, by kind.", ["kind"], registry=registry
@@ -288,7 +287,7 @@ def register(api: Api) -> None:
                     WholeMessage | None,
                 ),
                 Answer(204, "none came in time"),
-                NOT_FOUND,
+                MAILBOX_NOT_FOUND,
                 busy,
             ),
             scope="read",
@@ -342,7 +341,7 @@ def register(api: Api) -> None:
                     "event: new_message, id: the message's, data: its entry as JSON",
                     media_type="text/event-stream",
                 ),
-                NOT_FOUND,
+                MAILBOX_NOT_FOUND,
                 busy,
             ),
             scope="read",
@@ -379,7 +378,7 @@ def register(api: Api) -> None:
             "Follow a mailbox over a WebSocket",
             "messages",
             Access.MAILBOX,
-            (Answer(101, "each new message as JSON", ArrivedMessage), NOT_FOUND, busy),
+            (Answer(101, "each new message as JSON", ArrivedMessage), MAILBOX_NOT_FOUND, busy),
             scope="read",
             query=StreamQuery,
             stream=True,
@@ -442,12 +441,3 @@ def as_event(entry: Entry) -> bytes:
     """Return an entry as a Server-Sent Event."""
     data = json.dumps(entry.as_json(), ensure_ascii=False, separators=(",", ":"))
     return (f"event: new_message\nid: {entry.id}\ndata: {data}\n\n").encode("utf-8", "replace")
-
-
-def event_stream(body: AsyncIterator[bytes]) -> Response:
-    """Return a response of Server-Sent Events that nobody buffers or keeps."""
-    return Response(
-        body,
-        content_type="text/event-stream; charset=utf-8",
-        headers={"Cache-Control": "no-cache, no-store", "X-Accel-Buffering": "no"},
-    )

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 from quart import Response
 
 from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.routing import Api
 from relay.lifecycle.batching import REASONS
 from relay.metrics import registry
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 
 class Spending(BaseModel):

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlencode
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints
 from quart import Response, request
 
 from relay.crypto import hash_source
 from relay.http.operations import (
+    MAILBOX_NOT_FOUND,
     Access,
     Answer,
     Call,
     Form,
     Operation,
     Query,
-    component,
+    Text,
     json_response,
     no_content,
 )
+from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import mailbox_not_found
 from relay.http.rates import address_of
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
-
-# No control characters: PostgreSQL's text has no NUL, and nothing here needs the others.
-Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
+from relay.http.routing import Api
 
 
 class NewMailbox(Form):
@@ -96,20 +92,6 @@ class AllowanceEntry(BaseModel):
     max_bytes: Annotated[int | None, Field(description="of the raw messages in one mailbox")]
 
 
-class PageQuery(Query):
-    """Which part of a list."""
-
-    limit: Annotated[int, Field(ge=1, description="rows at most; more than 200 gives 200")] = 50
-    cursor: Annotated[
-        str | None, Field(max_length=512, description="from the Link header of the page before")
-    ] = None
-
-    @property
-    def rows(self) -> int:
-        """The limit, cut to what one answer holds."""
-        return min(self.limit, 200)
-
-
 class MailboxQuery(PageQuery):
     """Which mailboxes."""
 
@@ -122,22 +104,6 @@ class PurgeQuery(Query):
     purge: Annotated[
         bool, Field(description="true: raw mail, summaries and attachments are gone at once")
     ] = False
-
-
-NOT_FOUND = Answer(404, "no such mailbox, or it is over, or it is not the caller's")
-NEXT = {"Link": 'the next page, rel="next"; absent on the last'}
-
-
-def next_link(cursor: str | None, **also: object) -> dict[str, str]:
-    """Return the `Link` header of a page; empty on the last one."""
-    if cursor is None:
-        return {}
-    values = request.args.to_dict() | {name: str(value) for name, value in also.items()}
-    values.pop("token", None)
-    values["cursor"] = cursor
-    # Encoded as it came: a mailbox's cookie goes to no other spelling of its path.
-    path = "/".join(map(component, request.path.split("/")))
-    return {"Link": f'<{path}?{urlencode(values)}>; rel="next"'}
 
 
 def register(api: Api) -> None:
@@ -240,7 +206,7 @@ def register(api: Api) -> None:
             "Show a mailbox",
             "mailboxes",
             Access.MAILBOX,
-            (Answer(200, "the mailbox", MailboxEntry), NOT_FOUND),
+            (Answer(200, "the mailbox", MailboxEntry), MAILBOX_NOT_FOUND),
             scope="read",
         ),
     )
@@ -257,7 +223,7 @@ def register(api: Api) -> None:
             "End a mailbox",
             "mailboxes",
             Access.MAILBOX,
-            (Answer(204, "it accepts and shows nothing from now on"), NOT_FOUND),
+            (Answer(204, "it accepts and shows nothing from now on"), MAILBOX_NOT_FOUND),
             scope="send",
             query=PurgeQuery,
             details="Its rows are reclaimed after the retention. With purge they are deleted "

@@ -7,21 +7,18 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 from quart import Response
 
 from relay.http.deps import Event, Node
-from relay.http.feeds import follow
+from relay.http.feeds import event_stream, follow
 from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.problems import Problem
-from relay.http.streams import event_stream
+from relay.http.routing import Api
 from relay.log import get_logger
 from relay.mailboxes.store import rfc3339
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 log = get_logger()
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import trio
 from pydantic import BaseModel
 from quart import Response
 
 from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.routing import Api
 from relay.log import get_logger
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 log = get_logger()
 

@@ -6,7 +6,8 @@ import binascii
 from base64 import b64decode
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
+from uuid import UUID
 
 import trio
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, Field
@@ -14,14 +15,10 @@ from quart import Response, request
 
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
 from relay.http.problems import Problem, reserved_name
+from relay.http.routing import Api
 from relay.outbound import enqueue, message
 from relay.outbound.compose import compose
 from relay.outbound.lanes import Strip
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from relay.http.app import Api
 
 T = TypeVar("T")
 

@@ -1,30 +1,21 @@
 """`POST /api/v1/tokens/consume`: using the token of a mailed link, once.
 
 Promises: whatever is wrong (used, expired, forged, unknown, without its code, with a wrong one),
-the answer is byte for byte the same 400, and it leaves at a multiple of `STEP` after the question,
-so that neither its words nor its time tell which it was.
+the answer is byte for byte the same 400, and leaves after the same time (`timing.py`), so that
+neither its words nor its time tell which it was.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated
 
-import trio
 from pydantic import BaseModel, Field
 from quart import Response
 
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
 from relay.http.problems import Problem
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
-
-T = TypeVar("T")
-
-STEP = 0.05
-"""Seconds; well above what the database takes, so nearly every refusal takes exactly one."""
+from relay.http.routing import Api
+from relay.http.timing import pad_failure_time
 
 
 class TokenToUse(Form):
@@ -70,7 +61,7 @@ def register(api: Api) -> None:
     )
     async def consume(call: Call) -> Response:
         wanted: TokenToUse = call.body
-        used = await evenly(
+        used = await pad_failure_time(
             lambda: api.committed(lambda: consumption.consume(wanted.token, wanted.code))
         )
         if used is None:
@@ -86,13 +77,3 @@ def register(api: Api) -> None:
                 "status": used.status,
             }
         )
-
-
-async def evenly(use: Callable[[], Awaitable[T | None]]) -> T | None:
-    """Return what `use` returns; None at a multiple of `STEP` seconds after the call."""
-    started = trio.current_time()
-    used = await use()
-    if used is None:
-        passed = trio.current_time() - started
-        await trio.sleep_until(started + max(1, math.ceil(passed / STEP)) * STEP)
-    return used

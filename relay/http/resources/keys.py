@@ -6,7 +6,7 @@ it does: whoever takes a session over cannot keep what it opens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, Field, StringConstraints, field_validator
@@ -14,13 +14,10 @@ from quart import Response
 
 from relay.http.auth import MAX_TOKEN, identify
 from relay.http.entries import BY_ID, listed, removed
-from relay.http.mailboxes import Text
-from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Form, Operation, Text, json_response
 from relay.http.problems import Problem
+from relay.http.routing import Api
 from relay.mailboxes.keys import ApiKey
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 MAX_LIFE = 30 * 86_400.0
 """Seconds that a key which has an end may be given at once."""

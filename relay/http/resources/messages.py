@@ -18,15 +18,15 @@ import re
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from urllib.parse import quote
 
 from pydantic import BaseModel, Field
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
-from relay.http.mailboxes import NEXT, NOT_FOUND, PurgeQuery, next_link
 from relay.http.operations import (
+    MAILBOX_NOT_FOUND,
     Access,
     Answer,
     Call,
@@ -35,18 +35,18 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
+from relay.http.paging import NEXT, next_link
 from relay.http.problems import (
     Problem,
     mailbox_not_found,
     message_not_found,
     unavailable,
 )
-from relay.http.session import PREVIEW
+from relay.http.resources.mailboxes import PurgeQuery
+from relay.http.routing import Api
 from relay.http.shares import Crowded, Held, Shares, owner_of
+from relay.http.tickets import PREVIEW
 from relay.log import get_logger
-
-if TYPE_CHECKING:
-    from relay.http.app import Api
 
 BASE = "/api/v1/mailboxes/<address>/messages"
 
@@ -142,7 +142,7 @@ def register(api: Api) -> None:
             "List messages, newest first",
             "messages",
             Access.MAILBOX,
-            (Answer(200, "a page of them", list[MessageEntry], headers=NEXT), NOT_FOUND),
+            (Answer(200, "a page of them", list[MessageEntry], headers=NEXT), MAILBOX_NOT_FOUND),
             scope="read",
             query=MessagesQuery,
         ),

@@ -1,0 +1,59 @@
+"""The route table: what a resource module registers its calls with.
+
+What: `register(api)` of each module in `resources/` declares its calls with `api.add(method, rule,
+operation)`; `app.py` mounts what was collected.
+
+Promises
+  * A call without an `Operation` does not exist: there is no other way to add one.
+  * A change that has begun is not lost to a client that hangs up (`committed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import trio
+
+from relay.errors import DatabaseUnavailable
+from relay.http.deps import Deps
+from relay.http.operations import Handler, Operation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Route:
+    """One declared call."""
+
+    method: str
+    rule: str
+    operation: Operation
+    handler: Handler
+
+
+class Api:
+    """Collects the declared calls; what the resource modules register with."""
+
+    def __init__(self, deps: Deps) -> None:
+        self.deps = deps
+        self.routes: list[Route] = []
+
+    def add(self, method: str, rule: str, operation: Operation) -> Callable[[Handler], Handler]:
+        """Declare `method rule` as `operation`, answered by the decorated handler."""
+
+        def register(handler: Handler) -> Handler:
+            self.routes.append(Route(method, rule, operation, handler))
+            return handler
+
+        return register
+
+    async def committed(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Run `change` to its end even if the client hangs up, for a bounded time.
+
+        Raises `DatabaseUnavailable` when `Limits.commit_timeout` has passed without an end.
+        """
+        with trio.move_on_after(self.deps.limits.commit_timeout, shield=True):
+            return await change()
+        raise DatabaseUnavailable("the change was not confirmed in time")
