@@ -23,6 +23,7 @@ import trio
 
 from actors.letters import Accept, Accepted, Reply
 from relay import __version__
+from relay.access.keys import Keys
 from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
@@ -48,7 +49,8 @@ from relay.lifecycle.budget import Budget
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import report
 from relay.mailboxes.accept import full_among
-from relay.mailboxes.keys import Keys
+from relay.mailboxes.arrivals import Arrivals
+from relay.mailboxes.messages import Messages
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
@@ -124,6 +126,8 @@ async def run(
     app = create_app(
         Deps(
             store=store,
+            messages=Messages(pool),
+            arrivals=Arrivals(pool),
             keys=keys,
             sessions=sessions,
             hub=hub,

@@ -22,11 +22,11 @@ import trio
 from aiosmtpd.smtp import Envelope, Session
 
 from actors.letters import Accept, Accepted, Consult, Reply
+from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import OverQuota, TemporaryFailure
 from relay.log import get_logger
 from relay.mailboxes.accept import Lookups, message_id
-from relay.mailboxes.address import canonical
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.server import Server
 from relay.storage import AMPLE, Space

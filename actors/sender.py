@@ -46,12 +46,12 @@ import trio
 from prometheus_client import Counter, Gauge
 
 from actors.letters import Accept, Claiming, Deliver, Due, NothingHigh, Room
+from relay.addresses import canonical
 from relay.crypto import Unreadable, Vault
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, PermanentFailure
 from relay.log import get_logger
 from relay.mailboxes.accept import stored_among
-from relay.mailboxes.address import canonical
 from relay.metrics import Tally, registry
 from relay.outbound.backoff import retry_delay
 from relay.outbound.demand import Demand

@@ -61,6 +61,7 @@ from actors import (
     writer,
 )
 from actors.letters import Accept, Consult, Due, Wake
+from relay.access.keys import Keys
 from relay.datadir import Keyring
 from relay.db.embedded import Embedded
 from relay.db.listen import Hub
@@ -82,7 +83,6 @@ from relay.lifecycle.budget import Budget
 from relay.lifecycle.handover import Desk
 from relay.lifecycle.letters import letters_of, sender_of
 from relay.log import LogRing
-from relay.mailboxes.keys import Keys
 from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
 from relay.outbound import webhooks

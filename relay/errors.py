@@ -19,6 +19,10 @@ class PermanentFailure(RelayError):
     """It will never work; trying again is pointless (5xx, 4xx of HTTP)."""
 
 
+class Invalid(PermanentFailure):
+    """A value that a caller gave cannot be used; the message says which and why (422)."""
+
+
 class DatabaseUnavailable(TemporaryFailure):
     """PostgreSQL could not be reached, did not answer in time, or broke the connection."""
 

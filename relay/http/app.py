@@ -24,7 +24,7 @@ from quart.globals import request_ctx, websocket_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from relay.errors import OverQuota, TemporaryFailure
+from relay.errors import Invalid, OverQuota, TemporaryFailure
 from relay.http.auth import Admission, Admitted, Authorisation, Hosts
 from relay.http.bodies import Connection, Request, Uploads
 from relay.http.deps import Deps
@@ -71,7 +71,6 @@ from relay.http.resources import (
 from relay.http.routing import Api, Route
 from relay.http.shares import owner_of
 from relay.log import get_logger
-from relay.mailboxes.plans import Invalid
 from relay.mailboxes.store import AddressTaken, ReservedName
 from relay.metrics import registry
 from relay.storage import REFUSED

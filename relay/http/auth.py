@@ -30,6 +30,8 @@ from uuid import UUID
 
 import trio
 
+from relay.access.keys import ApiKey
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import hash_token, tokens_equal
 from relay.db.listen import Hub, Subscription
 from relay.errors import TemporaryFailure
@@ -39,8 +41,8 @@ from relay.http.deps import Deps
 from relay.http.operations import Access, Doubt, Operation
 from relay.http.page_sessions import CHANNEL, Proof, Session
 from relay.http.problems import Problem, mailbox_not_found, missing_scope, unauthenticated
-from relay.mailboxes.keys import ApiKey
-from relay.mailboxes.store import ADMINISTRATOR_ID, Credential, Mailbox
+from relay.mailboxes.records import Mailbox
+from relay.mailboxes.visibility import Credential
 from relay.settings import is_loopback
 
 MAX_TOKEN = 512

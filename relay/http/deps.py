@@ -24,6 +24,7 @@ from uuid import UUID
 
 import trio
 
+from relay.access.keys import Keys
 from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.devices.desk import DeviceDesk
@@ -32,7 +33,8 @@ from relay.http.rates import Seen
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import Report
-from relay.mailboxes.keys import Keys
+from relay.mailboxes.arrivals import Arrivals
+from relay.mailboxes.messages import Messages
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.desk import Desk
@@ -153,6 +155,8 @@ class Deps:
     """Everything that the application needs."""
 
     store: Store
+    messages: Messages
+    arrivals: Arrivals
     keys: Keys
     sessions: Sessions
     hub: Hub

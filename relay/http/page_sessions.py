@@ -30,12 +30,12 @@ from uuid import UUID, uuid4
 
 import trio
 
+from relay.access.keys import ApiKey, Keys
 from relay.crypto import hash_token, tokens_equal
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.http.cookies import Shown
-from relay.mailboxes.keys import ApiKey, Keys
 
 SESSION_AGE = 12 * 3600.0
 """Seconds after which a signed-in page has to sign in again."""

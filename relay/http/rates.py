@@ -29,7 +29,7 @@ from relay.metrics import registry
 from relay.peers import peer_key
 
 if TYPE_CHECKING:
-    from relay.mailboxes.keys import ApiKey
+    from relay.access.keys import ApiKey
 
 CALLERS = 20_000
 """How many callers are remembered at once."""

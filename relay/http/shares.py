@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.http.rates import address_of
-from relay.mailboxes.store import ADMINISTRATOR_ID
 
 if TYPE_CHECKING:
     from relay.http.auth import Caller

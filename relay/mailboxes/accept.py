@@ -40,7 +40,7 @@ from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota, RelayError
 from relay.log import get_logger
-from relay.mailboxes.plans import LIMITED, USED
+from relay.mailboxes.usage import LIMITED, USED
 
 log = get_logger()
 

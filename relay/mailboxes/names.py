@@ -1,4 +1,4 @@
-"""Which local parts are whose: role names are the administrator's alone.
+"""Local parts: random ones for whoever asks for none, and role names, the administrator's alone.
 
 Who receives mail for `admin@`, `postmaster@` or `hostmaster@` of a domain is given a certificate
 for it (CA/Browser Forum baseline requirements, 3.2.2.4.4), is asked about abuse, and is believed to
@@ -13,16 +13,17 @@ Promises
 Digits are not taken for letters (`adm1n` is a name of its own), and words around a role name make
 another name (`postmaster-of-ghent`).
 
-Pure.
+Pure, but for the random bits.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 import unicodedata
 from collections.abc import Iterable
 
-from relay.mailboxes.address import canonical
+from relay.addresses import canonical_domain
 
 _RFC2142 = """info marketing sales support abuse noc security postmaster hostmaster usenet news
     webmaster www uucp ftp"""
@@ -36,6 +37,8 @@ ROLES = frozenset(f"{_RFC2142} {_CERTIFICATES} {_MACHINES}".split())
 
 ANONYMOUS = re.compile(r"[a-z0-9._+-]+")
 """What an anonymous local part may be, once it is canonical."""
+
+_CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aiou"
 
 # Letters of other scripts that look like these: those of Unicode's confusables.txt that fonts show
 # alike.
@@ -73,6 +76,24 @@ def folded(local_part: str) -> str:
     return "".join(character for character in head if character.isalnum())
 
 
+def random_local_part() -> str:
+    """64 random bits as four pronounceable groups (proquints, arXiv:0901.4016).
+
+    `relay.random_local_part` is the same in SQL.
+    """
+    groups = []
+    for _ in range(4):
+        word = secrets.randbits(16)
+        groups.append(
+            _CONSONANTS[word >> 12]
+            + _VOWELS[word >> 10 & 3]
+            + _CONSONANTS[word >> 6 & 15]
+            + _VOWELS[word >> 4 & 3]
+            + _CONSONANTS[word & 15]
+        )
+    return "-".join(groups)
+
+
 class Names:
     """The reserved names of a relay.
 
@@ -108,6 +129,6 @@ def _seen_as(word: str) -> str:
 def _domain(name: str) -> str:
     """The canonical spelling of a domain; as it is where that is none."""
     try:
-        return canonical(f"x@{name.rstrip('.')}").partition("@")[2]
+        return canonical_domain(name)
     except ValueError:
         return name

@@ -46,12 +46,35 @@ _HOLDS = """
     AND relay.filter_holds(c.filter, %(asked)s::bigint[])"""
 
 
+# OFFSET 0: the chunks' summaries and no others, whatever the statistics say.
+IN_CHUNKS = """
+    CROSS JOIN unnest(%(after)s::bigint[], %(last)s::bigint[]) c (after_seq, last_seq)
+    CROSS JOIN LATERAL (
+        SELECT *
+        FROM relay.summaries
+        WHERE mailbox_id = b.id AND seq > c.after_seq AND seq <= c.last_seq
+        OFFSET 0
+    ) s
+    CROSS JOIN LATERAL (SELECT * FROM relay.messages WHERE id = s.message_id OFFSET 0) m"""
+"""Joins the summaries `s` and messages `m` of some chunks (`bounds`) to the mailbox `b`."""
+FIRST_CHUNKS, MOST_CHUNKS = 2, 32
+"""How many chunks the first statement of a search reads, and the largest one."""
+
+
 class Chunk(NamedTuple):
     """Where a chunk lies: `seq` above `after_seq` and up to `last_seq`; when its newest came."""
 
     after_seq: int
     last_seq: int
     newest_at: datetime
+
+
+def bounds(chunks: Sequence[Chunk]) -> dict[str, list[int]]:
+    """Return the parameters that `IN_CHUNKS` needs."""
+    return {
+        "after": [chunk.after_seq for chunk in chunks],
+        "last": [chunk.last_seq for chunk in chunks],
+    }
 
 
 async def mark(pool: Pool, mailbox_id: UUID) -> int:

@@ -24,7 +24,7 @@ from relay.datadir import DataDir, Keyring
 from relay.db.listen import Reconnected, notifications
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
-from relay.mailboxes.plans import Invalid
+from relay.errors import Invalid
 from relay.mailboxes.store import Store
 from relay.outbound.enqueue import NOBODY
 from relay.outbound.post import NotPosted, Poster

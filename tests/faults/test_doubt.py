@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from actors import writer
 from actors.letters import Accept
+from relay.access.keys import Keys
 from relay.crypto import Vault
 from relay.db.listen import Hub
 from relay.db.migrate import migrate
@@ -28,8 +29,8 @@ from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.tokens import Action, sign
 from relay.mailboxes.accept import Row, insert_many, insert_one, message_id, stored_among
-from relay.mailboxes.keys import Keys
-from relay.mailboxes.store import Credential, Store
+from relay.mailboxes.store import Store
+from relay.mailboxes.visibility import Credential
 from relay.outbound.desk import Desk
 from relay.outbound.enqueue import NOBODY, Message, Recipient, enqueue, new_ids
 from relay.outbound.queue import Outcome, Queue

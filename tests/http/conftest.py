@@ -18,6 +18,7 @@ from cryptography.fernet import Fernet
 
 from actors import control, listener, writer
 from actors.letters import Accept
+from relay.access.keys import Keys
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir, Keyring
 from relay.db.listen import Hub
@@ -25,7 +26,6 @@ from relay.db.pool import Pool
 from relay.http.deps import Limits
 from relay.log import LogRing
 from relay.mailboxes.accept import message_id
-from relay.mailboxes.keys import Keys
 from relay.mailboxes.store import Store
 from relay.mailboxes.summary import summarise
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec

@@ -24,6 +24,8 @@ from relay.http.problems import Problem
 from relay.http.routing import Api, Route
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
+from relay.mailboxes.arrivals import Arrivals
+from relay.mailboxes.messages import Messages
 from relay.outbound.desk import Desk
 from relay.outbound.enqueue import enqueue
 from relay.outbound.senders import Senders
@@ -38,6 +40,8 @@ def inert(house: House) -> Deps:
     """What an application needs that is looked at and never called."""
     return Deps(
         store=house.store,
+        messages=Messages(house.pool),
+        arrivals=Arrivals(house.pool),
         keys=house.keys,
         sessions=Sessions(house.pool, house.keys, admin_token_hash=bytes(32)),
         hub=house.hub,

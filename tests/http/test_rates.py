@@ -9,12 +9,12 @@ import trio
 from trio.testing import MockClock
 from werkzeug.datastructures import Headers
 
+from relay.access.keys import ApiKey
 from relay.db.pool import Pool
 from relay.http import rates
 from relay.http.page_sessions import Holder, Sessions
 from relay.http.problems import Problem
 from relay.http.rates import Rates, Seen, address_of
-from relay.mailboxes.keys import ApiKey
 from tests.http.conftest import House, open_house
 
 

@@ -18,6 +18,7 @@ import trio
 import trio.testing
 from websocket import WebSocketBadStatusException
 
+from relay.access.keys import SCOPES, Keys
 from relay.crypto import hash_token
 from relay.db.listen import Hub
 from relay.db.migrate import migrate
@@ -28,7 +29,6 @@ from relay.http.cookies import Shown
 from relay.http.deps import Limits
 from relay.http.page_sessions import CHANNEL, SESSION_AGE, Holder, Opened, Sessions
 from relay.http.tickets import PREVIEW, STREAM
-from relay.mailboxes.keys import SCOPES, Keys
 from tests.db.cluster import Cluster
 from tests.http.conftest import House, open_house
 from tests.http.test_gate import MISSING, routes

@@ -4,8 +4,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.http.shares import Crowded, Shares
-from relay.mailboxes.store import ADMINISTRATOR_ID
 
 
 def test_an_owner_has_his_share_and_the_administrator_what_is_kept():

@@ -4,8 +4,7 @@ import unicodedata
 
 import pytest
 
-from relay.mailboxes.names import ANONYMOUS, ROLES, Names
-from relay.mailboxes.store import random_local_part
+from relay.mailboxes.names import ANONYMOUS, ROLES, Names, random_local_part
 
 NAMES = Names(["relay.localhost", "B.example"], ["letters@relay.localhost", "x@c.example"])
 

@@ -11,7 +11,9 @@ import pytest
 
 from relay.db.pool import Pool
 from relay.mailboxes import search
+from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.grams import make_filter, runs
+from relay.mailboxes.messages import Messages
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.store import Store
 
@@ -67,13 +69,13 @@ async def filled(pool: Pool) -> tuple[Store, UUID]:
     return store, mailbox
 
 
-async def found(store: Store, mailbox: UUID, limit: int = 50) -> dict[str, list[UUID]]:
+async def found(messages: Messages, mailbox: UUID, limit: int = 50) -> dict[str, list[UUID]]:
     """All that each needle finds, page by page."""
     answers: dict[str, list[UUID]] = {}
     for needle in NEEDLES:
         answers[needle], cursor = [], None
         while True:
-            page = await store.messages(mailbox, limit=limit, cursor=cursor, query=needle)
+            page = await messages.page(mailbox, limit=limit, cursor=cursor, query=needle)
             assert page is not None
             answers[needle] += [each.id for each in page.items]
             if (cursor := page.cursor) is None:
@@ -81,51 +83,55 @@ async def found(store: Store, mailbox: UUID, limit: int = 50) -> dict[str, list[
     return answers
 
 
-async def waited(store: Store, mailbox: UUID, after: UUID | datetime | None) -> list[UUID | None]:
+async def waited(
+    arrivals: Arrivals, mailbox: UUID, after: UUID | datetime | None
+) -> list[UUID | None]:
     """What waits for each pair of sub-strings would answer."""
     answers: list[UUID | None] = []
     for sender in (None, "ada@", "SHOP", "nobody@"):
         for subject in (None, "reset", "zz"):
-            match = await store.next_match(mailbox, sender=sender, subject=subject, after=after)
+            match = await arrivals.next_match(mailbox, sender=sender, subject=subject, after=after)
             assert match is not None
             answers.append(match.message.id if match.message else None)
     return answers
 
 
-async def test_chunks_change_no_answer(pool: Pool, filled: tuple[Store, UUID]):
+async def test_chunks_change_no_answer(
+    pool: Pool, filled: tuple[Store, UUID], messages: Messages, arrivals: Arrivals
+):
     """Every needle, every page, every wait: as before; also beside mail that is in no chunk yet."""
     store, mailbox = filled
-    ids = (await found(store, mailbox))["e"]
+    ids = (await found(messages, mailbox))["e"]
     instant = await pool.fetch_value("SELECT max(received_at) FROM relay.messages")
     afters = (None, ids[-1], ids[len(ids) // 2], instant, instant - timedelta(minutes=1))
-    all_of_it = await found(store, mailbox)
-    waits = [await waited(store, mailbox, after) for after in afters]
-    third = (await store.messages(mailbox, limit=5, offset=20, query="e")).items  # type: ignore[union-attr]
+    all_of_it = await found(messages, mailbox)
+    waits = [await waited(arrivals, mailbox, after) for after in afters]
+    third = (await messages.page(mailbox, limit=5, offset=20, query="e")).items  # type: ignore[union-attr]
     chunks = 0
     while await search.grow(pool, mailbox, make, size=SIZE):
         chunks += 1
     assert chunks == MESSAGES // SIZE
     assert not await search.lagging(pool, least=1, size=SIZE)
     assert await search.mark(pool, mailbox) > 0
-    assert await found(store, mailbox) == all_of_it
-    assert await found(store, mailbox, limit=3) == all_of_it
-    assert [await waited(store, mailbox, after) for after in afters] == waits
-    page = await store.messages(mailbox, limit=5, offset=20, query="e")
+    assert await found(messages, mailbox) == all_of_it
+    assert await found(messages, mailbox, limit=3) == all_of_it
+    assert [await waited(arrivals, mailbox, after) for after in afters] == waits
+    page = await messages.page(mailbox, limit=5, offset=20, query="e")
     assert page is not None
     assert page.items == third
     # What is deleted is gone from the answers; what is not parsed yet is found by its sender.
-    await store.delete_message(mailbox, ids[3])
+    await messages.delete(mailbox, ids[3])
     new = await pool.fetch_value(
         "INSERT INTO relay.messages (mailbox_id, reverse_path, raw_email)"
         " VALUES (%s, 'bounce@new', '') RETURNING id",
         (mailbox,),
     )
-    again = await found(store, mailbox)
+    again = await found(messages, mailbox)
     assert again["e"] == [new] + [each for each in ids if each != ids[3]]
     assert again["bounce@"][0] == new
     await store.delete(mailbox)
-    assert await store.messages(mailbox, query="e") is None
-    assert await store.next_match(mailbox, subject="zz") is None
+    assert await messages.page(mailbox, query="e") is None
+    assert await arrivals.next_match(mailbox, subject="zz") is None
 
 
 async def test_large_mailboxes_lag_and_small_ones_never(pool: Pool, filled: tuple[Store, UUID]):

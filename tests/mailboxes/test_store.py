@@ -1,24 +1,18 @@
-"""Mailboxes and messages in PostgreSQL: who sees what, and until when."""
+"""Mailboxes in PostgreSQL: who sees which, and until when."""
 
-from datetime import UTC, datetime, timedelta
-from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 import pytest
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import hash_token
 from relay.db.pool import Pool
-from relay.mailboxes.plans import Invalid
-from relay.mailboxes.store import (
-    ADMINISTRATOR_ID,
-    AddressTaken,
-    Created,
-    Credential,
-    Store,
-    parse_after,
-    rfc3339,
-)
+from relay.errors import Invalid
+from relay.mailboxes.records import Created
+from relay.mailboxes.store import AddressTaken, Store
+from relay.mailboxes.visibility import Credential
+from tests.mailboxes.mail import deliver
 
 ADMIN = Credential(administrator=True)
 EXPIRE = "UPDATE relay.mailboxes SET expires_at = now() - interval '1 microsecond' WHERE id = %s"
@@ -27,26 +21,6 @@ EXPIRE = "UPDATE relay.mailboxes SET expires_at = now() - interval '1 microsecon
 def _session(created: Created) -> Credential:
     assert created.session_token is not None
     return Credential.of_session(created.session_token)
-
-
-async def _deliver(pool: Pool, mailbox: UUID, subject: str, **summary: Any) -> UUID:
-    """Store a message as if accepted, and its summary as if parsed."""
-    message: UUID = await pool.fetch_value(
-        """
-        INSERT INTO relay.messages (mailbox_id, raw_email, reverse_path)
-        VALUES (%s, %s, 'bounce@a.example')
-        RETURNING id
-        """,
-        (mailbox, f"Subject: {subject}\r\n\r\n".encode()),
-    )
-    await pool.execute(
-        """
-        INSERT INTO relay.summaries (message_id, mailbox_id, subject, from_address, body_text)
-        VALUES (%s, %s, %s, %s, %s)
-        """,
-        (message, mailbox, subject, summary.get("sender"), summary.get("text")),
-    )
-    return message
 
 
 async def _life(pool: Pool, created: Created) -> float:
@@ -159,23 +133,6 @@ async def test_strangers_and_the_dead_see_nothing_alike(pool, store):
     assert await store.find(deleted.mailbox.address, _session(deleted)) is None
 
 
-async def test_every_read_ends_with_the_mailbox(pool, store):
-    """From the instant of expires_at no call answers, though nobody has flipped the flag."""
-    mailbox = (await store.create()).mailbox.id
-    message = await _deliver(pool, mailbox, "x")
-    assert await store.raw(mailbox, message) == b"Subject: x\r\n\r\n"
-    await pool.execute(EXPIRE, (mailbox,))
-    assert await pool.fetch_value("SELECT is_active FROM relay.mailboxes")
-    assert await store.messages(mailbox) is None
-    assert await store.message(mailbox, message) is None
-    assert await store.raw(mailbox, message) is None
-    assert await store.next_match(mailbox) is None
-    assert await store.events(mailbox) is None
-    assert not await store.delete_message(mailbox, message)
-    assert not await store.delete(mailbox)
-    assert await pool.fetch_value("SELECT is_read FROM relay.messages") is False
-
-
 async def test_lists_an_owners_mailboxes(store):
     """An owner sees his own, the administrator all, newest first, page by page."""
     key = uuid4()
@@ -196,108 +153,14 @@ async def test_lists_an_owners_mailboxes(store):
     assert len((await store.mailboxes(Credential(owner_id=ADMINISTRATOR_ID))).items) == 1
 
 
-async def test_pages_through_messages(pool, store):
-    """Messages come newest first; a page goes on behind the one before, whatever arrives."""
-    mailbox = (await store.create()).mailbox.id
-    for number in range(7):
-        await _deliver(pool, mailbox, str(number))
-    first = await store.messages(mailbox, limit=3)
-    assert [item.subject for item in first.items] == ["6", "5", "4"]
-    await _deliver(pool, mailbox, "new")
-    second = await store.messages(mailbox, limit=3, cursor=first.cursor)
-    assert [item.subject for item in second.items] == ["3", "2", "1"]
-    third = await store.messages(mailbox, limit=3, cursor=second.cursor)
-    assert [item.subject for item in third.items] == ["0"]
-    assert third.cursor is None
-    skipped = await store.messages(mailbox, limit=2, offset=6)
-    assert [item.subject for item in skipped.items] == ["1", "0"]
-    empty = await store.create()
-    assert (await store.messages(empty.mailbox.id)).items == []
-
-
 @pytest.mark.parametrize("cursor", ["", "x", "e30", "WzEsIDJd", "\ud800", "a" * 9000])
-async def test_refuses_foreign_cursors(store, cursor):
+async def test_refuses_foreign_cursors(store, messages, cursor):
     """A cursor that was not made here is refused, never an internal error."""
     mailbox = (await store.create()).mailbox.id
     with pytest.raises(Invalid):
-        await store.messages(mailbox, cursor=cursor)
+        await messages.page(mailbox, cursor=cursor)
     with pytest.raises(Invalid):
         await store.mailboxes(ADMIN, cursor=cursor)
-
-
-@pytest.mark.parametrize(
-    ("query", "subjects"),
-    [
-        ("INVOICE", ["Your invoice"]),
-        ("100%", ["100% off"]),
-        ("%", ["100% off"]),
-        ("_", ["snake_case"]),
-        ("\\", ["back\\slash"]),
-        ("shop@", ["Your invoice"]),
-        ("HiDdEn", ["100% off"]),
-        ("bounce@a", ["back\\slash", "snake_case", "100% off"]),
-        ("ÄRGER", ["ärger"]),
-        ("\x00", []),
-        ("", ["ärger", "back\\slash", "snake_case", "100% off", "Your invoice"]),
-    ],
-)
-async def test_searches_literally(pool, store, query, subjects):
-    """A search is a sub-string without regard to case; wild cards are ordinary letters."""
-    mailbox = (await store.create()).mailbox.id
-    await _deliver(pool, mailbox, "Your invoice", sender="shop@x.example")
-    await _deliver(pool, mailbox, "100% off", text="something hidden")
-    await _deliver(pool, mailbox, "snake_case")
-    await _deliver(pool, mailbox, "back\\slash")
-    await _deliver(pool, mailbox, "ärger", sender="x@y")
-    found = await store.messages(mailbox, query=query)
-    assert [item.subject for item in found.items] == subjects
-
-
-async def test_shows_a_message_that_is_not_parsed_yet(pool, store):
-    """Before its summary a message is listed with its reverse-path, size and nulls."""
-    created = await store.create()
-    mailbox = created.mailbox.id
-    message = await pool.fetch_value(
-        "INSERT INTO relay.messages (mailbox_id, raw_email, reverse_path) "
-        "VALUES (%s, 'abc', 'a@b.example') RETURNING id",
-        (mailbox,),
-    )
-    (entry,) = (await store.messages(mailbox)).items
-    assert entry.as_json() == {
-        "id": str(message),
-        "from_address": "a@b.example",
-        "subject": None,
-        "received_at": rfc3339(entry.received_at),
-        "is_read": False,
-        "has_attachments": None,
-        "size": 3,
-    }
-    shown = await store.message(mailbox, str(message))
-    assert shown.as_json()["to"] == created.mailbox.address
-    assert (await store.usage(created.mailbox.id)).messages == 1
-    assert (await store.next_match(mailbox)).message is None
-
-
-async def test_reading_marks_read(pool, store):
-    """One look marks a message read, a look without marking does not."""
-    mailbox = (await store.create()).mailbox.id
-    message = await _deliver(pool, mailbox, "x")
-    assert not (await store.message(mailbox, message, mark_read=False)).is_read
-    assert not (await store.messages(mailbox)).items[0].is_read
-    assert (await store.message(mailbox, message)).is_read
-    assert (await store.messages(mailbox)).items[0].is_read
-
-
-async def test_a_message_belongs_to_its_mailbox(pool, store):
-    """Another mailbox's message, an unknown and a malformed id are not there."""
-    mine, other = (await store.create()).mailbox.id, (await store.create()).mailbox.id
-    message = await _deliver(pool, mine, "x")
-    for wanted in (message, uuid4(), "nonsense", ""):
-        assert await store.message(other, wanted) is None
-        assert await store.raw(other, wanted) is None
-        assert not await store.delete_message(other, wanted)
-    assert await store.delete_message(mine, message)
-    assert await store.message(mine, message) is None
 
 
 async def test_a_purged_mailbox_leaves_nothing(pool, store):
@@ -305,7 +168,7 @@ async def test_a_purged_mailbox_leaves_nothing(pool, store):
     gone, stays = await store.create(local_part="gone"), await store.create()
     for box in (gone, stays):
         for _ in range(3):
-            await _deliver(pool, box.mailbox.id, "x")
+            await deliver(pool, box.mailbox.id, "x")
     await pool.execute(
         "INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%s, %s)",
         (gone.mailbox.id, b"y" * 3_000_000),
@@ -319,88 +182,6 @@ async def test_a_purged_mailbox_leaves_nothing(pool, store):
         ) == (3, 0)
     assert await pool.fetch_value("SELECT sum(messages) FROM relay.usage_changes") == 3
     assert (await store.create(local_part="gone")).mailbox.id != gone.mailbox.id
-
-
-async def test_returns_the_raw_bytes(pool, store):
-    """Any bytes come back as they were stored, small and large."""
-    mailbox = (await store.create()).mailbox.id
-    for raw in (b"", bytes(range(256)), bytes(range(256)) * 20_000):
-        message = await pool.fetch_value(
-            "INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%s, %s) RETURNING id",
-            (mailbox, raw),
-        )
-        assert await store.raw(mailbox, message) == raw
-
-
-async def test_waiters_get_the_oldest_match(pool, store):
-    """The oldest message that matches comes first, then the one after it, each once."""
-    mailbox = (await store.create(ttl_minutes=1)).mailbox.id
-    first = await _deliver(pool, mailbox, "Welcome", sender="shop@x.example")
-    second = await _deliver(pool, mailbox, "Your code", sender="Auth@x.example")
-    found = await store.next_match(mailbox)
-    assert found.message.id == first
-    assert 0 < found.expires_in <= 60
-    assert not found.message.is_read
-    assert (await store.next_match(mailbox, after=first)).message.id == second
-    assert (await store.next_match(mailbox, after=second)).message is None
-    assert (await store.next_match(mailbox, sender="AUTH@")).message.id == second
-    assert (await store.next_match(mailbox, subject="CODE")).message.id == second
-    assert (await store.next_match(mailbox, subject="code", sender="shop")).message is None
-    assert (await store.next_match(mailbox, subject="%")).message is None
-    at = found.message.received_at
-    assert (await store.next_match(mailbox, after=at)).message.id == second
-    assert (await store.next_match(mailbox, after=at - timedelta(seconds=1))).message.id == first
-
-
-async def test_after_a_message_that_is_gone_goes_on(pool, store):
-    """Waiting after a message that was deleted finds what came later, and nothing earlier."""
-    mailbox = (await store.create()).mailbox.id
-    gone = await pool.fetch_value("SELECT relay.uuidv7()")
-    await pool.execute("SELECT pg_sleep(0.003)")
-    later = await _deliver(pool, mailbox, "later")
-    assert (await store.next_match(mailbox, after=gone)).message.id == later
-    await pool.execute("SELECT pg_sleep(0.003)")
-    gone = await pool.fetch_value("SELECT relay.uuidv7()")
-    assert (await store.next_match(mailbox, after=gone)).message is None
-
-
-async def test_events_go_on_from_a_cursor(pool, store):
-    """A stream starts at the present, then sees each entry once in the order of summaries."""
-    mailbox = (await store.create()).mailbox.id
-    await _deliver(pool, mailbox, "before")
-    start = await store.events(mailbox)
-    assert start.entries == []
-    for number in range(3):
-        await _deliver(pool, mailbox, str(number))
-    found = await store.events(mailbox, start.cursor, limit=2)
-    assert [entry.subject for entry in found.entries] == ["0", "1"]
-    found = await store.events(mailbox, found.cursor)
-    assert [entry.subject for entry in found.entries] == ["2"]
-    assert (await store.events(mailbox, found.cursor)).entries == []
-    assert (await store.events(mailbox, found.cursor)).cursor == found.cursor
-    assert len((await store.events(mailbox, 0)).entries) == 4
-
-
-@pytest.mark.parametrize(
-    "value", ["2026-01-02T03:04:05Z", "2026-01-02T03:04:05.123+01:00", str(UUID(int=7))]
-)
-def test_reads_what_a_waiter_waits_after(value):
-    """Times and ids are told apart."""
-    assert isinstance(parse_after(value), (UUID, datetime))
-
-
-@pytest.mark.parametrize("value", ["", "yesterday", "12", "9999-12-31T23:59:59-23:00", "\x00"])
-def test_refuses_what_is_neither(value):
-    """Anything else is refused."""
-    with pytest.raises(Invalid):
-        parse_after(value)
-
-
-async def test_times_are_rfc_3339_in_utc():
-    """Instants are written in UTC with microseconds."""
-    zone = datetime.fromisoformat("2026-01-02T03:04:05+02:00")
-    assert rfc3339(zone) == "2026-01-02T01:04:05.000000Z"
-    assert rfc3339(datetime(2026, 1, 2, 3, 4, 5, 678, UTC)) == "2026-01-02T03:04:05.000678Z"
 
 
 # What users do by plain SQL ----------------------------------------------------------------------
@@ -454,7 +235,7 @@ async def test_closing_keeps_the_time(pool, store):
 async def test_the_database_cascades(pool, store):
     """A mailbox that is deleted by SQL takes its messages and summaries with it."""
     mailbox = (await store.create()).mailbox.id
-    await _deliver(pool, mailbox, "x")
+    await deliver(pool, mailbox, "x")
     await pool.execute("DELETE FROM relay.mailboxes")
     assert await pool.fetch_value("SELECT count(*) FROM relay.messages") == 0
     assert await pool.fetch_value("SELECT count(*) FROM relay.summaries") == 0

@@ -8,9 +8,11 @@ import psycopg
 import pytest
 import trio
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.mailboxes.accept import Row, fold, full_among, insert_many, insert_one, message_id
-from relay.mailboxes.store import ADMINISTRATOR_ID, Created, Store
+from relay.mailboxes.records import Created
+from relay.mailboxes.store import Store
 
 COUNTED = """
     SELECT (SELECT coalesce(sum(messages), 0)::integer FROM relay.mailbox_usage),

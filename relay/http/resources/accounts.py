@@ -21,7 +21,7 @@ from relay.http.problems import Problem
 from relay.http.routing import Api
 from relay.lifecycle.accounts import MAX_ID, Account, Status, Taken, TooManyMails, WrongStatus
 from relay.lifecycle.tokens import Action
-from relay.mailboxes.store import rfc3339
+from relay.times import rfc3339
 
 
 class NewAccount(Form):

@@ -12,12 +12,12 @@ from uuid import UUID
 from pydantic import BaseModel, Field, StringConstraints, field_validator
 from quart import Response
 
+from relay.access.keys import ApiKey
 from relay.http.auth import MAX_TOKEN, identify
 from relay.http.entries import BY_ID, listed, removed
 from relay.http.operations import Access, Answer, Call, Form, Operation, Text, json_response
 from relay.http.problems import Problem
 from relay.http.routing import Api
-from relay.mailboxes.keys import ApiKey
 
 MAX_LIFE = 30 * 86_400.0
 """Seconds that a key which has an end may be given at once."""

@@ -126,7 +126,7 @@ GONE = Answer(404, "no such message, or the mailbox is over or not the caller's"
 
 def register(api: Api) -> None:
     """Declare the calls."""
-    store = api.deps.store
+    messages = api.deps.messages
     limits = api.deps.limits
     parsing = Shares(limits.attachments, max(1, limits.attachments // 4), kept=1, waiting=16)
     loading = Shares(_LOADS, _LOADS_OF_ONE, kept=1)
@@ -149,7 +149,7 @@ def register(api: Api) -> None:
     )
     async def list_(call: Call) -> Response:
         query: MessagesQuery = call.query
-        page = await store.messages(
+        page = await messages.page(
             call.mailbox.id,
             limit=min(query.limit, 200),
             offset=query.offset,
@@ -175,7 +175,7 @@ def register(api: Api) -> None:
         ),
     )
     async def show(call: Call, message_id: str) -> Response:
-        message = await store.message(call.mailbox.id, message_id)
+        message = await messages.get(call.mailbox.id, message_id)
         if message is None:
             raise message_not_found()
         return json_response(message.as_json())
@@ -194,7 +194,7 @@ def register(api: Api) -> None:
         ),
     )
     async def delete(call: Call, message_id: str) -> Response:
-        if not await api.committed(lambda: store.delete_message(call.mailbox.id, message_id)):
+        if not await api.committed(lambda: messages.delete(call.mailbox.id, message_id)):
             raise message_not_found()
         return no_content()
 
@@ -212,14 +212,14 @@ def register(api: Api) -> None:
     )
     async def raw(call: Call, message_id: str) -> Response:
         owner, mailbox_id = owner_by(call), call.mailbox.id
-        size = await store.raw_size(mailbox_id, message_id)
+        size = await messages.raw_size(mailbox_id, message_id)
         if size is None:
             raise message_not_found()
         held = downloads.hold(owner, min(size, _LOADED))
 
         async def piece(at: int) -> bytes | None:
             async with loading.turn(owner):
-                return await store.raw_piece(mailbox_id, message_id, at, _LOADED)
+                return await messages.raw_piece(mailbox_id, message_id, at, _LOADED)
 
         try:
             first = await piece(0)  # while the answer may still be another
@@ -266,7 +266,7 @@ def register(api: Api) -> None:
         ),
     )
     async def preview(call: Call, message_id: str) -> Response:
-        message = await store.message(call.mailbox.id, message_id, mark_read=False)
+        message = await messages.get(call.mailbox.id, message_id, mark_read=False)
         if message is None:
             raise message_not_found()
         page = message.body_html
@@ -300,7 +300,7 @@ def register(api: Api) -> None:
     )
     async def attachment(call: Call, message_id: str, index: str) -> Response:
         owner = owner_by(call)
-        size = await store.raw_size(call.mailbox.id, message_id)
+        size = await messages.raw_size(call.mailbox.id, message_id)
         if size is None:
             raise message_not_found()
         found: tuple[str, str, bytes] | None = None
@@ -308,7 +308,7 @@ def register(api: Api) -> None:
         try:
             if re.fullmatch(r"[0-9]{1,6}", index, re.ASCII):
                 async with parsing.turn(owner):
-                    content = await store.raw(call.mailbox.id, message_id)
+                    content = await messages.raw(call.mailbox.id, message_id)
                     if content is None:
                         raise message_not_found()  # noqa: TRY301 - likewise
                     found = await api.deps.attachment(content, int(index))

@@ -21,10 +21,10 @@ from relay.http.operations import Access, Answer, Call, Operation, Query, json_r
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
 from relay.http.routing import Api
-from relay.mailboxes.store import rfc3339
 from relay.outbound.message import MalformedMessage
 from relay.outbound.states import Forbidden, State
 from relay.outbound.suppressions import plain_address
+from relay.times import rfc3339
 
 
 class OutboundQuery(PageQuery):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -23,9 +22,9 @@ from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.resources.health import troubles
 from relay.http.resources.outbound import QueueState
 from relay.http.routing import Api
-from relay.mailboxes.store import rfc3339
 from relay.metrics import registry
 from relay.outbound.desk import Stats
+from relay.times import rfc3339
 
 LATE = 60.0
 """Seconds of waiting after which mail that is due is late."""
@@ -86,7 +85,7 @@ def register(api: Api) -> None:
             pass  # said under attention
         return json_response(
             {
-                "at": rfc3339(datetime.fromtimestamp(time.time(), UTC)),
+                "at": rfc3339(time.time()),
                 "counters": {
                     name: registry.get_sample_value(metric, labels) or 0.0
                     for name, (metric, labels) in _COUNTERS.items()

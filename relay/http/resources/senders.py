@@ -11,8 +11,8 @@ from quart import Response
 from relay.http.entries import listed, removed
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
 from relay.http.routing import Api
-from relay.mailboxes.store import rfc3339
 from relay.outbound.senders import Sender
+from relay.times import rfc3339
 
 
 class NewSender(Form):

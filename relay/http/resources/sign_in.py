@@ -7,13 +7,13 @@ What the two are is in `cookies.py`, how long they live in `page_sessions.py`.
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from quart import Response, request
 
+from relay.access.keys import SCOPES
 from relay.crypto import hash_token
 from relay.http import tickets
 from relay.http.auth import MAX_TOKEN, Caller, identify
@@ -41,8 +41,7 @@ from relay.http.operations import (
 from relay.http.page_sessions import Holder, Opened
 from relay.http.problems import Problem, unauthenticated
 from relay.http.routing import Api
-from relay.mailboxes.keys import SCOPES
-from relay.mailboxes.store import rfc3339
+from relay.times import rfc3339
 
 _LINK_LASTS = 60.0  # s
 _MAILBOXES = "/api/v1/mailboxes/"
@@ -294,7 +293,7 @@ def register(api: Api) -> None:
 
 
 def _from_now(seconds: float) -> str:
-    return rfc3339(datetime.fromtimestamp(time.time() + seconds, UTC))
+    return rfc3339(time.time() + seconds)
 
 
 def _shown(caller: Caller) -> dict[str, Any]:

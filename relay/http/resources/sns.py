@@ -25,6 +25,7 @@ from prometheus_client import Counter
 from pydantic import BaseModel
 from quart import Response, request
 
+from relay.addresses import canonical
 from relay.errors import TemporaryFailure
 from relay.http.deps import Fetch
 from relay.http.fetch import Unreadable
@@ -41,7 +42,6 @@ from relay.http.problems import Problem, unavailable
 from relay.http.rates import Rates, address_of
 from relay.http.routing import Api
 from relay.log import get_logger
-from relay.mailboxes.address import canonical
 from relay.mailboxes.sns import (
     NOTIFICATION,
     SUBSCRIPTION,

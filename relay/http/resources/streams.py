@@ -59,7 +59,8 @@ from relay.http.rates import address_of
 from relay.http.resources.messages import BASE, MessageEntry, WholeMessage
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
-from relay.mailboxes.store import Entry, Mailbox, Store, parse_after
+from relay.mailboxes.arrivals import Arrivals, parse_after
+from relay.mailboxes.records import Entry, Mailbox
 from relay.metrics import registry
 from relay.peers import Gate, Place, TurnedAway
 
@@ -209,7 +210,7 @@ class Slots:
 
 
 async def entries(
-    store: Store,
+    arrivals: Arrivals,
     watch: Watch,
     mailbox: Mailbox,
     cursor: int | None,
@@ -228,7 +229,7 @@ async def entries(
     while not draining.is_set():
         refused = await refusal()  # first: one that is due to the mailbox's end is not raised
         try:
-            events = await store.events(mailbox.id, cursor)
+            events = await arrivals.events(mailbox.id, cursor)
         except DatabaseUnavailable:
             if trio.current_time() >= ends_at:
                 return  # what was known last says that it is over
@@ -257,7 +258,7 @@ async def entries(
 
 def register(api: Api) -> None:
     """Declare the calls."""
-    store, hub, limits = api.deps.store, api.deps.hub, api.deps.limits
+    arrivals, hub, limits = api.deps.arrivals, api.deps.hub, api.deps.limits
     draining = api.deps.draining
     trusted = api.deps.trusted_proxies
     slots = Slots(limits, trusted)
@@ -266,11 +267,11 @@ def register(api: Api) -> None:
     async def start(mailbox: Mailbox, last: str | None) -> int | None:
         """The cursor behind the message `last`; the present when none is given."""
         if last is None:
-            present = await store.events(mailbox.id, None)
+            present = await arrivals.events(mailbox.id, None)
             if present is None:
                 raise mailbox_not_found()
             return present.cursor
-        return await store.cursor_after(mailbox.id, last)
+        return await arrivals.cursor_after(mailbox.id, last)
 
     @api.add(
         "GET",
@@ -308,7 +309,7 @@ def register(api: Api) -> None:
             watching(hub, mailbox_id, draining, call.standing) as watch,
         ):
             while True:
-                found = await store.next_match(
+                found = await arrivals.next_match(
                     mailbox_id, sender=query.sender, subject=query.subject, after=after
                 )
                 if found is None:
@@ -426,7 +427,7 @@ def register(api: Api) -> None:
 
     def follow(call: Call, watch: Watch, cursor: int | None) -> AsyncGenerator[list[Entry], None]:
         return entries(
-            store, watch, call.mailbox, cursor, draining=draining,
+            arrivals, watch, call.mailbox, cursor, draining=draining,
             keep_alive_every=limits.keep_alive_every, refusal=call.refusal,
         )  # fmt: skip
 

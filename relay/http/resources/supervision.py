@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel
@@ -18,7 +17,7 @@ from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.problems import Problem
 from relay.http.routing import Api
 from relay.log import get_logger
-from relay.mailboxes.store import rfc3339
+from relay.times import rfc3339
 
 log = get_logger()
 
@@ -64,7 +63,7 @@ def find(node: Node, name: str) -> Node | None:
 
 
 def _instant(seconds: float | None) -> str | None:
-    return None if seconds is None else rfc3339(datetime.fromtimestamp(seconds, UTC))
+    return None if seconds is None else rfc3339(seconds)
 
 
 def register(api: Api) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.mailboxes.address import canonical
+from relay.addresses import canonical
 
 
 @pytest.mark.parametrize(

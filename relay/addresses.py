@@ -47,6 +47,11 @@ def canonical(address: str) -> str:
     return lowered
 
 
+def canonical_domain(name: str) -> str:
+    """Return the canonical spelling of a domain, without a last dot, or raise ValueError."""
+    return canonical(f"x@{name.rstrip('.')}").partition("@")[2]
+
+
 def _unusual(address: str) -> str:
     """Bring quotes, Unicode, dots in odd places and address literals to one form."""
     local, _, domain = unicodedata.normalize("NFC", address).rpartition("@")

@@ -16,11 +16,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from relay.addresses import canonical
 from relay.crypto import hash_token, new_api_token
 from relay.db.pool import Pool
-from relay.mailboxes.address import canonical
-from relay.mailboxes.plans import Invalid
-from relay.mailboxes.store import rfc3339
+from relay.errors import Invalid
+from relay.times import rfc3339
 
 SCOPES = ("read", "send", "accounts", "admin")
 """What a key may do: read its mailboxes and make some; send, and delete what it has; make and

@@ -1,0 +1,183 @@
+"""What arrives in a mailbox, for those who wait for it: in the order in which it became readable.
+
+A message is readable once it was parsed; its place in that order is `seq`, which only grows.  So a
+caller that goes on from what it got last sees every message once, also when one that came earlier
+took longer to parse.
+
+Promises: every call answers None from the instant at which the mailbox is over (`visibility.py`),
+and nothing is marked read.  Fails with `DatabaseUnavailable` (temporary) from the pool, `Invalid`
+for an `after` that is neither a message nor a time.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, cast
+from uuid import UUID
+
+from relay.db.pool import Pool
+from relay.errors import Invalid
+from relay.mailboxes import search
+from relay.mailboxes.grams import probes
+from relay.mailboxes.records import ENTRY_COLUMNS, MESSAGE_COLUMNS, Entry, Events, Found, message_of
+from relay.mailboxes.values import like_pattern, parse_uuid, storable
+from relay.mailboxes.visibility import LIVE
+from relay.times import parse_instant
+
+_ANYWHERE = """
+    CROSS JOIN relay.summaries s
+    JOIN relay.messages m ON m.id = s.message_id"""
+
+
+class Arrivals:
+    """What arrives in the mailboxes of one relay."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def next_match(
+        self,
+        mailbox_id: UUID,
+        *,
+        sender: str | None = None,
+        subject: str | None = None,
+        after: UUID | datetime | None = None,
+    ) -> Found | None:
+        """The oldest parsed message that matches; None if the mailbox is no longer live.
+
+        `sender` and `subject` are sub-strings without regard to case; `after` (see
+        `parse_after`) is exclusive.  Order is that in which messages became readable, so a
+        caller that passes the id it got last sees every message once, also when a message that
+        came earlier took longer to parse.  Nothing is marked read.
+        """
+        seq = await self._seq(mailbox_id, after) if isinstance(after, UUID) else None
+        values: dict[str, Any] = {
+            "mailbox": mailbox_id,
+            "from": like_pattern(sender),
+            "subject": like_pattern(subject),
+            "at": after if isinstance(after, datetime) else None,
+            "id": after if isinstance(after, UUID) and seq is None else None,
+            "seq": seq or 0,
+        }
+        if values["from"] or values["subject"] or values["at"]:
+            asked = probes(storable(sender or ""), storable(subject or ""))
+            batch = search.FIRST_CHUNKS
+            mark = await search.mark(self._pool, mailbox_id)
+            while mark > values["seq"]:
+                chunks = await search.candidates(
+                    self._pool,
+                    mailbox_id,
+                    asked,
+                    above=values["seq"],
+                    since=values["at"],
+                    most=batch,
+                )
+                if not chunks:
+                    values["seq"] = mark
+                    break
+                found = await self._oldest(search.IN_CHUNKS, values | search.bounds(chunks))
+                if found is None or found.message is not None:
+                    return found
+                values["seq"], batch = chunks[-1].last_seq, min(2 * batch, search.MOST_CHUNKS)
+        return await self._oldest(_ANYWHERE, values)
+
+    async def _oldest(self, where: str, values: dict[str, Any]) -> Found | None:
+        """The oldest match with a `seq` above the one given, in some chunks or anywhere."""
+        rows = await self._pool.fetch(
+            # relay.summaries_mailbox gives the order.  An `after` whose message is gone or not
+            # parsed yet falls back to the ids' own order, which is that of arrival.
+            f"""
+            SELECT extract(epoch FROM b.expires_at - now())::float8, e.*
+            FROM relay.mailboxes b
+            LEFT JOIN LATERAL (
+                SELECT {MESSAGE_COLUMNS}
+                FROM (SELECT) one
+                {where}
+                WHERE s.mailbox_id = b.id
+                  AND s.seq > %(seq)s
+                  AND (%(from)s::text IS NULL
+                       OR coalesce(s.from_address, m.reverse_path) ILIKE %(from)s)
+                  AND (%(subject)s::text IS NULL OR s.subject ILIKE %(subject)s)
+                  AND (%(at)s::timestamptz IS NULL OR m.received_at > %(at)s)
+                  AND (%(id)s::uuid IS NULL OR m.id > %(id)s)
+                ORDER BY s.seq
+                LIMIT 1
+            ) e ON true
+            WHERE b.id = %(mailbox)s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of this module only
+            values,
+        )
+        if not rows:
+            return None
+        seconds, *row = rows[0]
+        return Found(message_of(tuple(row)) if row[0] is not None else None, seconds)
+
+    async def events(
+        self, mailbox_id: UUID, cursor: int | None = None, *, limit: int = 100
+    ) -> Events | None:
+        """What became readable after `cursor`, in that order; None if the mailbox is not live.
+
+        `cursor` None starts at the present: no entries, and the cursor to go on from.  A full
+        answer (`limit` entries) means: ask again at once.
+        """
+        rows = await self._pool.fetch(
+            f"""
+            SELECT extract(epoch FROM b.expires_at - now())::float8,
+                   (SELECT max(seq) FROM relay.summaries WHERE mailbox_id = b.id),
+                   e.*
+            FROM relay.mailboxes b
+            LEFT JOIN LATERAL (
+                SELECT {ENTRY_COLUMNS}
+                FROM relay.summaries s
+                JOIN relay.messages m ON m.id = s.message_id
+                WHERE s.mailbox_id = b.id
+                  AND s.seq > %(cursor)s
+                ORDER BY s.seq
+                LIMIT %(limit)s
+            ) e ON true
+            WHERE b.id = %(mailbox)s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of this module only
+            {"mailbox": mailbox_id, "cursor": cursor, "limit": limit},
+        )
+        if not rows:
+            return None
+        seconds, newest = rows[0][:2]
+        entries = [Entry(*row[2:]) for row in rows if row[2] is not None]
+        if cursor is None:
+            cursor = newest or 0
+        elif entries:
+            cursor = cast(int, entries[-1].seq)
+        return Events(entries, cursor, seconds)
+
+    async def cursor_after(self, mailbox_id: UUID, message_id: str | UUID) -> int:
+        """The cursor of `events` that goes on behind a message, which may be deleted by now.
+
+        An id that is none starts at the beginning.
+        """
+        wanted = parse_uuid(message_id)
+        if wanted is None:
+            return 0
+        seq = await self._seq(mailbox_id, wanted)
+        if seq is None:  # deleted: ids go by age, so behind the youngest that is not younger
+            seq = await self._pool.fetch_value(
+                "SELECT max(seq) FROM relay.summaries WHERE mailbox_id = %s AND message_id < %s",
+                (mailbox_id, wanted),
+            )
+        return cast("int | None", seq) or 0
+
+    async def _seq(self, mailbox_id: UUID, message_id: UUID) -> int | None:
+        value = await self._pool.fetch_value(
+            "SELECT seq FROM relay.summaries WHERE message_id = %s AND mailbox_id = %s",
+            (message_id, mailbox_id),
+        )
+        return cast("int | None", value)
+
+
+def parse_after(value: str) -> UUID | datetime:
+    """Read the `after` of a waiter: a message id or an RFC 3339 time.  `Invalid` if neither."""
+    found = parse_uuid(value) or parse_instant(value)
+    if found is None:
+        raise Invalid("after must be a message id or an RFC 3339 time")
+    return found

@@ -1,0 +1,329 @@
+"""The messages of a mailbox: listed and searched, read, fetched byte for byte, deleted.
+
+Promises
+- Each call answers None (or False) from the instant at which the mailbox is over (`visibility.py`).
+- Paging is by keyset: rows that arrive meanwhile neither repeat nor hide others.
+- A search reads what its chunks (`search.py`) say may match, and finds what a scan of all would.
+
+Fails with `DatabaseUnavailable` (temporary) from the pool, `Invalid` for a cursor that was not made
+here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from relay.db.pool import Pool
+from relay.errors import Invalid
+from relay.mailboxes import search
+from relay.mailboxes.grams import probes
+from relay.mailboxes.records import (
+    ENTRY_COLUMNS,
+    MESSAGE_COLUMNS,
+    Entry,
+    Page,
+    ReceivedMessage,
+    message_of,
+)
+from relay.mailboxes.values import (
+    decode_cursor,
+    encode_cursor,
+    like_pattern,
+    parse_uuid,
+    storable,
+)
+from relay.mailboxes.visibility import LIVE
+from relay.times import parse_instant
+
+_RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
+
+_BEHIND = """(%(at)s::timestamptz IS NULL
+    OR (m.received_at, m.id) < (%(at)s::timestamptz, %(id)s::uuid))"""
+_MATCHES = """(coalesce(s.from_address, m.reverse_path) ILIKE %(like)s
+    OR s.subject ILIKE %(like)s
+    OR coalesce(s.body_text, s.body_html) ILIKE %(like)s)"""
+
+
+class Messages:
+    """The messages of one relay's mailboxes."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def page(
+        self,
+        mailbox_id: UUID,
+        *,
+        limit: int = 50,
+        offset: int = 0,
+        cursor: str | None = None,
+        query: str | None = None,
+    ) -> Page[Entry] | None:
+        """The messages of a mailbox, newest first; None if it is no longer live.
+
+        `query` is a sub-string, without regard to case, of sender, subject or body.  `offset`
+        skips rows after the cursor.  `Invalid` for a cursor that was not made here.
+        """
+        after = decode_cursor(cursor, 2)
+        before_at, before_id = None, None
+        if after:
+            before_at, before_id = parse_instant(after[0]), parse_uuid(after[1])
+            if before_at is None or before_id is None:
+                raise Invalid("the cursor is not one of ours")
+        values = {
+            "mailbox": mailbox_id,
+            "at": before_at,
+            "id": before_id,
+            "like": like_pattern(query),
+            "limit": limit + 1,
+            "offset": min(offset, 2**62),
+        }
+        if not query:
+            rows = await self._unfiltered(values)
+        elif mark := await search.mark(self._pool, mailbox_id):
+            rows = await self._search(values, query, mark)
+        else:
+            rows = await self._scan(values)
+        if not rows:
+            return None
+        items = [Entry(*row) for row in rows[:limit] if row[0] is not None]
+        more = len(rows) > limit
+        last = items[-1] if items else None
+        if not more or last is None:
+            return Page(items, None)
+        return Page(items, encode_cursor(last.received_at.isoformat(), str(last.id)))
+
+    # Of the three, a live mailbox without matches gives one row of NULLs, one that is gone none.
+
+    async def _unfiltered(self, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Messages from beyond a cursor and an offset, newest first."""
+        return await self._pool.fetch(
+            # The ids first, from relay.messages_mailbox alone: what an offset skips is not read.
+            f"""
+            SELECT e.*
+            FROM relay.mailboxes b
+            LEFT JOIN LATERAL (
+                SELECT {ENTRY_COLUMNS}
+                FROM (
+                    SELECT id
+                    FROM relay.messages
+                    WHERE mailbox_id = b.id
+                      AND (%(at)s::timestamptz IS NULL
+                           OR (received_at, id) < (%(at)s::timestamptz, %(id)s::uuid))
+                    ORDER BY received_at DESC, id DESC
+                    LIMIT %(limit)s
+                    OFFSET %(offset)s
+                ) page
+                JOIN relay.messages m ON m.id = page.id
+                LEFT JOIN relay.summaries s ON s.message_id = m.id
+                ORDER BY m.received_at DESC, m.id DESC
+            ) e ON true
+            WHERE b.id = %(mailbox)s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of this module only
+            values,
+        )
+
+    async def _scan(self, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Those among all messages that match, newest first."""
+        return await self._pool.fetch(
+            # relay.messages_mailbox gives the order.
+            f"""
+            SELECT e.*
+            FROM relay.mailboxes b
+            LEFT JOIN LATERAL (
+                SELECT {ENTRY_COLUMNS}
+                FROM relay.messages m
+                LEFT JOIN relay.summaries s ON s.message_id = m.id
+                WHERE m.mailbox_id = b.id
+                  AND {_BEHIND}
+                  AND {_MATCHES}
+                ORDER BY m.received_at DESC, m.id DESC
+                LIMIT %(limit)s
+                OFFSET %(offset)s
+            ) e ON true
+            WHERE b.id = %(mailbox)s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of this module only
+            values,
+        )
+
+    async def _search(self, values: dict[str, Any], query: str, mark: int) -> list[tuple[Any, ...]]:
+        """What `_scan` gives, for a mailbox all of which up to `mark` is in chunks."""
+        mailbox_id, offset = values["mailbox"], values["offset"]
+        needed = values["limit"] + offset
+        values = values | {"needed": needed, "mark": mark}
+        rows = await self._pool.fetch(
+            # The tail: what is in no chunk yet.
+            f"""
+            SELECT e.*
+            FROM relay.mailboxes b
+            LEFT JOIN LATERAL (
+                SELECT {ENTRY_COLUMNS}
+                FROM (
+                    SELECT message_id FROM relay.summaries
+                    WHERE mailbox_id = b.id AND seq > %(mark)s
+                    UNION
+                    SELECT message_id FROM relay.unsummarised WHERE mailbox_id = b.id
+                ) tail
+                JOIN relay.messages m ON m.id = tail.message_id
+                LEFT JOIN relay.summaries s ON s.message_id = m.id
+                WHERE {_BEHIND}
+                  AND {_MATCHES}
+                ORDER BY m.received_at DESC, m.id DESC
+                LIMIT %(needed)s
+            ) e ON true
+            WHERE b.id = %(mailbox)s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of this module only
+            values,
+        )
+        if not rows:
+            return []
+        found = {row[0]: row for row in rows if row[0] is not None}
+        asked = probes(storable(query))
+        below: search.Chunk | None = None
+        batch = search.FIRST_CHUNKS
+        while True:
+            chunks = await search.candidates_backwards(
+                self._pool, mailbox_id, asked, below=below, before=values["at"], most=batch
+            )
+            best = sorted(found.values(), key=_newest_first)[:needed]
+            # No chunk that is left has anything as new as the last of what is asked for.
+            if not chunks or (len(best) == needed and best[-1][3] > chunks[0].newest_at):
+                break
+            rows = await self._pool.fetch(
+                f"""
+                SELECT {ENTRY_COLUMNS}
+                FROM relay.mailboxes b
+                {search.IN_CHUNKS}
+                WHERE b.id = %(mailbox)s
+                  AND {LIVE}
+                  AND {_BEHIND}
+                  AND {_MATCHES}
+                ORDER BY m.received_at DESC, m.id DESC
+                LIMIT %(needed)s
+                """,  # noqa: S608 - constants of this module only
+                values | search.bounds(chunks),
+            )
+            found |= {row[0]: row for row in rows}
+            below, batch = chunks[-1], min(2 * batch, search.MOST_CHUNKS)
+        return best[offset:] or [(None,)]
+
+    async def get(
+        self, mailbox_id: UUID, message_id: str | UUID, *, mark_read: bool = True
+    ) -> ReceivedMessage | None:
+        """One message of a live mailbox, marked read; None if either is not there."""
+        wanted = parse_uuid(message_id)
+        if wanted is None:
+            return None
+        row = await self._pool.fetch_row(
+            # The UPDATE runs though nobody reads from it; a message read before is not written
+            # again.  The answer shows the flag as it is after this call.
+            f"""
+            WITH found AS MATERIALIZED (
+                SELECT {MESSAGE_COLUMNS}
+                FROM relay.mailboxes b
+                JOIN relay.messages m ON m.mailbox_id = b.id
+                LEFT JOIN relay.summaries s ON s.message_id = m.id
+                WHERE b.id = %(mailbox)s
+                  AND m.id = %(message)s
+                  AND {LIVE}
+            ), marked AS (
+                UPDATE relay.messages
+                SET is_read = true
+                WHERE %(mark)s
+                  AND id IN (SELECT id FROM found WHERE NOT is_read)
+            )
+            SELECT * FROM found
+            """,  # noqa: S608 - constants of this module only
+            {"mailbox": mailbox_id, "message": wanted, "mark": mark_read},
+        )
+        if row is None:
+            return None
+        if mark_read:
+            row = (*row[:4], True, *row[5:])
+        return message_of(row)
+
+    async def raw(self, mailbox_id: UUID, message_id: str | UUID) -> bytes | None:
+        """The message byte for byte as it was accepted; None if it or its mailbox is not there."""
+        wanted = parse_uuid(message_id)
+        if wanted is None:
+            return None
+        sql = f"""
+            SELECT m.raw_email
+            FROM relay.mailboxes b
+            JOIN relay.messages m ON m.mailbox_id = b.id
+            WHERE b.id = %s
+              AND m.id = %s
+              AND {LIVE}
+            """  # noqa: S608 - constants of this module only
+        async with self._pool.connection(patience=_RAW_TIMEOUT) as conn:
+            # Binary: as text every byte travels as two hexadecimal digits.
+            cursor = await conn.execute(sql, (mailbox_id, wanted), binary=True)
+            row = await cursor.fetchone()
+            return bytes(row[0]) if row else None
+
+    async def raw_size(self, mailbox_id: UUID, message_id: str | UUID) -> int | None:
+        """Bytes that `raw` gives, without reading them; None if it or its mailbox is not there."""
+        wanted = parse_uuid(message_id)
+        if wanted is None:
+            return None
+        row = await self._pool.fetch_row(
+            f"""
+            SELECT m.size
+            FROM relay.mailboxes b
+            JOIN relay.messages m ON m.mailbox_id = b.id
+            WHERE b.id = %s
+              AND m.id = %s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of this module only
+            (mailbox_id, wanted),
+        )
+        return row[0] if row else None
+
+    async def raw_piece(
+        self, mailbox_id: UUID, message_id: str | UUID, at: int, count: int
+    ) -> bytes | None:
+        """`count` bytes of a message from byte `at` on; None if it is no more.
+
+        It is stored as it came, so a piece costs no more than its own pages.  Whoever began to read
+        may go on when the mailbox is over, until its mail is deleted.
+        """
+        async with self._pool.connection() as conn:
+            cursor = await conn.execute(
+                """
+                SELECT substring(raw_email FROM %s FOR %s)
+                FROM relay.messages
+                WHERE mailbox_id = %s
+                  AND id = %s
+                """,
+                (at + 1, count, mailbox_id, parse_uuid(message_id)),
+                binary=True,
+            )
+            row = await cursor.fetchone()
+            return bytes(row[0]) if row else None
+
+    async def delete(self, mailbox_id: UUID, message_id: str | UUID) -> bool:
+        """Delete a message of a live mailbox for good.  False if either is not there."""
+        wanted = parse_uuid(message_id)
+        if wanted is None:
+            return False
+        changed = await self._pool.execute_durable(
+            f"""
+            DELETE FROM relay.messages m
+            USING relay.mailboxes b
+            WHERE b.id = %s
+              AND m.id = %s
+              AND m.mailbox_id = b.id
+              AND {LIVE}
+            """,  # noqa: S608 - constants of this module only
+            (mailbox_id, wanted),
+        )
+        return changed > 0
+
+
+def _newest_first(row: tuple[Any, ...]) -> tuple[float, int]:
+    """The order of lists, for rows of `ENTRY_COLUMNS`."""
+    return -row[3].timestamp(), -row[0].int

@@ -1,0 +1,190 @@
+"""Mailboxes and messages as they are read, and the columns that each record is read from.
+
+A record is made of a row by position: `ENTRY_COLUMNS` are the fields of `Entry` in their order,
+and so on.  `as_json` is what the HTTP API shows of it.  In the SQL `b` is relay.mailboxes, `m`
+relay.messages and `s` relay.summaries.  Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from relay.mailboxes.usage import LIMITED, USED, Usage
+from relay.times import rfc3339
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Mailbox:
+    """A live mailbox; `expires_in` is the seconds it had left when it was read.
+
+    `usage` is None where nobody asked for it.
+    """
+
+    id: UUID
+    address: str
+    plan: str
+    owner_type: str
+    owner_id: UUID | None
+    webhook_url: str | None
+    created_at: datetime
+    expires_at: datetime
+    expires_in: float
+    is_active: bool
+    usage: Usage | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The mailbox as the HTTP API shows it, which needs its `usage`."""
+        usage = self.usage or Usage()
+        return {
+            "address": self.address,
+            "expires_at": rfc3339(self.expires_at),
+            "is_active": self.is_active,
+            "owner_type": self.owner_type,
+            "message_count": usage.messages,
+            "bytes": usage.bytes,
+            "max_messages": usage.max_messages,
+            "max_bytes": usage.max_bytes,
+            "plan": self.plan,
+            "created_at": rfc3339(self.created_at),
+        }
+
+
+@dataclass(frozen=True)
+class Created:
+    """A new mailbox; `session_token` is None when a key or the administrator owns it."""
+
+    mailbox: Mailbox
+    session_token: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer of the call that creates a mailbox."""
+        return {
+            "address": self.mailbox.address,
+            "expires_at": rfc3339(self.mailbox.expires_at),
+            "session_token": self.session_token,
+            "plan": self.mailbox.plan,
+        }
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message as a list shows it; `summarised` is False while it still waits for parsing."""
+
+    id: UUID
+    from_address: str
+    subject: str | None
+    received_at: datetime
+    is_read: bool
+    has_attachments: bool | None
+    size: int
+    summarised: bool
+    seq: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry as the HTTP API shows it."""
+        return {
+            "id": str(self.id),
+            "from_address": self.from_address,
+            "subject": self.subject,
+            "received_at": rfc3339(self.received_at),
+            "is_read": self.is_read,
+            "has_attachments": self.has_attachments,
+            "size": self.size,
+        }
+
+
+@dataclass(frozen=True)
+class ReceivedMessage(Entry):
+    """One message with everything that was parsed; `error` says why parsing was partial."""
+
+    to: str = ""
+    headers: list[list[str]] = field(default_factory=list)
+    body_text: str | None = None
+    body_html: str | None = None
+    attachments: list[dict[str, Any]] = field(default_factory=list)
+    otp: str | None = None
+    links: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The message as the HTTP API shows it.
+
+        `headers` is an object; a name that occurs several times has a list of values.
+        """
+        headers: dict[str, str | list[str]] = {}
+        for name, value in self.headers:
+            known = headers.get(name)
+            if known is None:
+                headers[name] = value
+            elif isinstance(known, list):
+                known.append(value)
+            else:
+                headers[name] = [known, value]
+        return {
+            **super().as_json(),
+            "to": self.to,
+            "headers": headers,
+            "body_text": self.body_text,
+            "body_html": self.body_html,
+            "attachments": self.attachments,
+            "otp": self.otp,
+            "links": self.links,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Part of a list; `cursor` asks for the next part and is None at the end."""
+
+    items: list[T]
+    cursor: str | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a waiter found: the oldest match if any, and the seconds until the mailbox expires."""
+
+    message: ReceivedMessage | None
+    expires_in: float
+
+
+@dataclass(frozen=True)
+class Events:
+    """Entries that became readable after a cursor, the cursor to go on from, seconds to expiry."""
+
+    entries: list[Entry]
+    cursor: int
+    expires_in: float
+
+
+MAILBOX_COLUMNS = """
+    b.id, b.address, b.plan, b.owner_type::text, b.owner_id, b.webhook_url, b.created_at,
+    b.expires_at, extract(epoch FROM b.expires_at - now())::float8, b.is_active"""
+USAGE_COLUMNS = f"""
+    used.messages, used.bytes,
+    CASE WHEN {LIMITED} THEN p.max_messages END, CASE WHEN {LIMITED} THEN p.max_bytes END"""
+WITH_USAGE = f"LEFT JOIN relay.plans p ON p.name = b.plan CROSS JOIN LATERAL ({USED}) used"
+"""The join that `USAGE_COLUMNS` are read from."""
+ENTRY_COLUMNS = """
+    m.id, coalesce(s.from_address, m.reverse_path), s.subject, m.received_at, m.is_read,
+    s.has_attachments, m.size, s.message_id IS NOT NULL, s.seq"""
+MESSAGE_COLUMNS = (
+    ENTRY_COLUMNS
+    + """, coalesce(m.recipient, b.address), s.headers, s.body_text, s.body_html,
+    s.attachments, s.otp, s.links, s.error"""
+)
+_ENTRY_WIDTH = 9
+
+
+def message_of(row: tuple[Any, ...]) -> ReceivedMessage:
+    """Return the record of a row of `MESSAGE_COLUMNS`."""
+    to, headers, text, html, attachments, otp, links, error = row[_ENTRY_WIDTH:]
+    fields: list[Any] = [*row[:_ENTRY_WIDTH], to, headers or [], text, html]
+    fields += [attachments or [], otp, links or [], error]
+    return ReceivedMessage(*fields)

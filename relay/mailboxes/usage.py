@@ -1,0 +1,27 @@
+"""What a mailbox holds, and may hold: the count as SQL, in which `b` is relay.mailboxes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+USED = """
+    SELECT coalesce(sum(messages), 0)::bigint AS messages, coalesce(sum(bytes), 0)::bigint AS bytes
+    FROM (
+        SELECT messages, bytes FROM relay.mailbox_usage WHERE mailbox_id = b.id
+        UNION ALL
+        SELECT messages, bytes FROM relay.usage_changes WHERE mailbox_id = b.id
+    ) folded_and_since"""
+"""What the mailbox `b` holds, as a sub-select of one row; in one snapshot it is exact."""
+
+LIMITED = "b.owner_id IS DISTINCT FROM '00000000-0000-0000-0000-000000000000'"
+"""Whether the quotas of its plan hold for the mailbox `b`: not for the administrator's."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a mailbox holds, and what its plan allows; None: no limit."""
+
+    messages: int = 0
+    bytes: int = 0
+    max_messages: int | None = None
+    max_bytes: int | None = None

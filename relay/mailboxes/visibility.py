@@ -1,0 +1,45 @@
+"""Who sees which mailbox, and until when: the law, once, as SQL.
+
+A mailbox is visible while it is active and its `expires_at` lies ahead, by the database's clock, to
+whoever has one of its credentials.  Both are tested in the very statement that reads or writes.
+In the SQL `b` is relay.mailboxes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from relay.crypto import hash_token
+
+LIVE = "b.is_active AND b.expires_at > now()"
+"""The mailbox accepts and shows mail."""
+# NULL = NULL is not true, so a credential without a token or a key matches by neither.
+ALLOWED = "(%(administrator)s OR b.token_hash = %(token_hash)s OR b.owner_id = %(owner_id)s)"
+"""One of the credentials of `Credential.values` opens the mailbox."""
+
+
+@dataclass(frozen=True)
+class Credential:
+    """Who asks: any of a session token, an API key, the administrator.
+
+    `token_hash` is the SHA-256 of a session token, `owner_id` the id of an API key.
+    """
+
+    token_hash: bytes | None = None
+    owner_id: UUID | None = None
+    administrator: bool = False
+
+    @classmethod
+    def of_session(cls, token: str) -> Credential:
+        """The credential of whoever knows a mailbox's session token."""
+        return cls(token_hash=hash_token(token))
+
+    def values(self) -> dict[str, Any]:
+        """The parameters that `ALLOWED` needs."""
+        return {
+            "administrator": self.administrator,
+            "token_hash": self.token_hash,
+            "owner_id": self.owner_id,
+        }

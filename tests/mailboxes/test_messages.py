@@ -1,0 +1,132 @@
+"""Messages in PostgreSQL: listed, searched, read, deleted, and until when."""
+
+from uuid import uuid4
+
+import pytest
+
+from relay.times import rfc3339
+from tests.mailboxes.mail import deliver
+
+EXPIRE = "UPDATE relay.mailboxes SET expires_at = now() - interval '1 microsecond' WHERE id = %s"
+
+
+async def test_every_read_ends_with_the_mailbox(pool, store, messages, arrivals):
+    """From the instant of expires_at no call answers, though nobody has flipped the flag."""
+    mailbox = (await store.create()).mailbox.id
+    message = await deliver(pool, mailbox, "x")
+    assert await messages.raw(mailbox, message) == b"Subject: x\r\n\r\n"
+    await pool.execute(EXPIRE, (mailbox,))
+    assert await pool.fetch_value("SELECT is_active FROM relay.mailboxes")
+    assert await messages.page(mailbox) is None
+    assert await messages.get(mailbox, message) is None
+    assert await messages.raw(mailbox, message) is None
+    assert await arrivals.next_match(mailbox) is None
+    assert await arrivals.events(mailbox) is None
+    assert not await messages.delete(mailbox, message)
+    assert not await store.delete(mailbox)
+    assert await pool.fetch_value("SELECT is_read FROM relay.messages") is False
+
+
+async def test_pages_through_messages(pool, store, messages):
+    """Messages come newest first; a page goes on behind the one before, whatever arrives."""
+    mailbox = (await store.create()).mailbox.id
+    for number in range(7):
+        await deliver(pool, mailbox, str(number))
+    first = await messages.page(mailbox, limit=3)
+    assert [item.subject for item in first.items] == ["6", "5", "4"]
+    await deliver(pool, mailbox, "new")
+    second = await messages.page(mailbox, limit=3, cursor=first.cursor)
+    assert [item.subject for item in second.items] == ["3", "2", "1"]
+    third = await messages.page(mailbox, limit=3, cursor=second.cursor)
+    assert [item.subject for item in third.items] == ["0"]
+    assert third.cursor is None
+    skipped = await messages.page(mailbox, limit=2, offset=6)
+    assert [item.subject for item in skipped.items] == ["1", "0"]
+    empty = await store.create()
+    assert (await messages.page(empty.mailbox.id)).items == []
+
+
+@pytest.mark.parametrize(
+    ("query", "subjects"),
+    [
+        ("INVOICE", ["Your invoice"]),
+        ("100%", ["100% off"]),
+        ("%", ["100% off"]),
+        ("_", ["snake_case"]),
+        ("\\", ["back\\slash"]),
+        ("shop@", ["Your invoice"]),
+        ("HiDdEn", ["100% off"]),
+        ("bounce@a", ["back\\slash", "snake_case", "100% off"]),
+        ("ÄRGER", ["ärger"]),
+        ("\x00", []),
+        ("", ["ärger", "back\\slash", "snake_case", "100% off", "Your invoice"]),
+    ],
+)
+async def test_searches_literally(pool, store, messages, query, subjects):
+    """A search is a sub-string without regard to case; wild cards are ordinary letters."""
+    mailbox = (await store.create()).mailbox.id
+    await deliver(pool, mailbox, "Your invoice", sender="shop@x.example")
+    await deliver(pool, mailbox, "100% off", text="something hidden")
+    await deliver(pool, mailbox, "snake_case")
+    await deliver(pool, mailbox, "back\\slash")
+    await deliver(pool, mailbox, "ärger", sender="x@y")
+    found = await messages.page(mailbox, query=query)
+    assert [item.subject for item in found.items] == subjects
+
+
+async def test_shows_a_message_that_is_not_parsed_yet(pool, store, messages, arrivals):
+    """Before its summary a message is listed with its reverse-path, size and nulls."""
+    created = await store.create()
+    mailbox = created.mailbox.id
+    message = await pool.fetch_value(
+        "INSERT INTO relay.messages (mailbox_id, raw_email, reverse_path) "
+        "VALUES (%s, 'abc', 'a@b.example') RETURNING id",
+        (mailbox,),
+    )
+    (entry,) = (await messages.page(mailbox)).items
+    assert entry.as_json() == {
+        "id": str(message),
+        "from_address": "a@b.example",
+        "subject": None,
+        "received_at": rfc3339(entry.received_at),
+        "is_read": False,
+        "has_attachments": None,
+        "size": 3,
+    }
+    shown = await messages.get(mailbox, str(message))
+    assert shown.as_json()["to"] == created.mailbox.address
+    assert (await store.usage(created.mailbox.id)).messages == 1
+    assert (await arrivals.next_match(mailbox)).message is None
+
+
+async def test_reading_marks_read(pool, store, messages):
+    """One look marks a message read, a look without marking does not."""
+    mailbox = (await store.create()).mailbox.id
+    message = await deliver(pool, mailbox, "x")
+    assert not (await messages.get(mailbox, message, mark_read=False)).is_read
+    assert not (await messages.page(mailbox)).items[0].is_read
+    assert (await messages.get(mailbox, message)).is_read
+    assert (await messages.page(mailbox)).items[0].is_read
+
+
+async def test_a_message_belongs_to_its_mailbox(pool, store, messages):
+    """Another mailbox's message, an unknown and a malformed id are not there."""
+    mine, other = (await store.create()).mailbox.id, (await store.create()).mailbox.id
+    message = await deliver(pool, mine, "x")
+    for wanted in (message, uuid4(), "nonsense", ""):
+        assert await messages.get(other, wanted) is None
+        assert await messages.raw(other, wanted) is None
+        assert not await messages.delete(other, wanted)
+    assert await messages.delete(mine, message)
+    assert await messages.get(mine, message) is None
+
+
+async def test_returns_the_raw_bytes(pool, store, messages):
+    """Any bytes come back as they were stored, small and large."""
+    mailbox = (await store.create()).mailbox.id
+    for raw in (b"", bytes(range(256)), bytes(range(256)) * 20_000):
+        message = await pool.fetch_value(
+            "INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%s, %s) RETURNING id",
+            (mailbox, raw),
+        )
+        assert await messages.raw(mailbox, message) == raw
