@@ -42,7 +42,7 @@ from relay.http.deps import (
 )
 from relay.http.fetch import fetch as fetch_https
 from relay.http.fetch import fetch_object
-from relay.http.page_sessions import Sessions
+from relay.http.page_sessions import PageSessions
 from relay.http.serve import MAX_CONNECTIONS, gate_of, serve
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.budget import Budget
@@ -121,7 +121,7 @@ async def run(
     the disk nothing is queued.
     """
     announcer = _Announcer(pool)
-    sessions = Sessions(pool, keys, admin_token_hash=admin_token_hash, node=node)
+    sessions = PageSessions(pool, keys, admin_token_hash=admin_token_hash, node=node)
     parser = Parser()  # its child starts with the first attachment that somebody downloads
     app = create_app(
         Deps(

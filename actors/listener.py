@@ -16,23 +16,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from relay.db.channels import ALL
 from relay.db.hosts import Hosts
 from relay.db.listen import EVERYONE, Hub, Reconnected, notifications
 
 if TYPE_CHECKING:
     from supervisor import Context
-
-CHANNELS = (
-    "relay_messages",
-    "relay_summaries",
-    "relay_expiry",
-    "relay_mailboxes",
-    "relay_outbound",
-    "relay_webhooks",
-    "relay_devices",
-    "relay_sessions",
-    "token_insert",
-)
 
 
 async def run(
@@ -41,7 +30,7 @@ async def run(
     dsn: str,
     hub: Hub,
     routes: Mapping[str, Callable[[str], None]],
-    channels: tuple[str, ...] = CHANNELS,
+    channels: tuple[str, ...] = ALL,
     hosts: Hosts | None = None,
 ) -> None:
     """Listen on `channels` until draining begins.

@@ -3,7 +3,7 @@
 Promises
 - A message has its summary within milliseconds of its commit when idle.  Under a backlog too, for
   a mailbox that has had little of the parser's time lately: such mailboxes come first
-  (`relay.mailboxes.shares`), what is small before what is large, and groups are taken from the
+  (`relay.mailboxes.fair_order`), what is small before what is large, and groups are taken from the
   oldest end and from the newest in turn.
 - Nobody's summary waits for a slow message of somebody else's: a group is cut when it has taken
   `slice_for`, what is done of it is stored at once, and while one group keeps the parser busy for
@@ -48,13 +48,14 @@ from psycopg.pq.abc import PGresult
 
 from actors.turns import next_turn
 from relay.db.arrays import uuids
+from relay.db.channels import SUMMARIES
 from relay.db.connection import Connection, Statement
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
 from relay.log import get_logger
 from relay.mailboxes import search
+from relay.mailboxes.fair_order import GROUP, FairOrder, Waiting
 from relay.mailboxes.parser import Parsed, Parser
-from relay.mailboxes.shares import GROUP, Shares, Waiting
 from relay.metrics import registry
 from supervisor import Context, Drained
 
@@ -135,7 +136,7 @@ _CLAIM = """
 
 # Numbers (`seq`) are drawn after a lock per mailbox is held, and the lock ends with the commit, so
 # they become visible in order within a mailbox.  Locks are taken in one order: no deadlock.
-_STORE = """
+_STORE = f"""
     WITH done AS MATERIALIZED (
         SELECT *, hashtext(mailbox_id::text) AS key
         FROM jsonb_to_recordset(%(rows)s::jsonb) AS r (
@@ -161,8 +162,8 @@ _STORE = """
         WHERE message_id = ANY (%(ids)b)
     )
     SELECT pg_notify(
-        'relay_summaries', relay.payload_of(ARRAY(SELECT DISTINCT mailbox_id FROM stored)))
-    """
+        '{SUMMARIES}', relay.payload_of(ARRAY(SELECT DISTINCT mailbox_id FROM stored)))
+    """  # noqa: S608 - a constant of ours
 
 # Rows whose message was deleted before its turn came.
 _ORPHANS = """
@@ -256,7 +257,7 @@ class Summariser:
     slice_for: float = math.inf
     help_after: float = 0.2
     load: Load = field(default_factory=Load)
-    _shares: Shares = field(default_factory=Shares)
+    _order: FairOrder = field(default_factory=FairOrder)
     _outage: float = 0.0
     _orphans_at: float = field(default=-math.inf)
     _deep_at: float = field(default=-math.inf)
@@ -370,7 +371,7 @@ class Summariser:
         parser = self.second if helping and self.second is not None else self.parser
         waiting, full = await self._look(newest=newest)
         free = self._free(waiting, helping=helping)
-        group = self._shares.choose(free, trio.current_time(), newest=newest)
+        group = self._order.choose(free, trio.current_time(), newest=newest)
         if not group:
             self._looked.clear()
             return 0, full
@@ -447,7 +448,7 @@ class Summariser:
             rows.sort(key=lambda row: order[row[0].bytes])
             found = await parser.summarise([row[2] for row in rows], budget=self.slice_for)
             for row, parsed in zip(rows, found, strict=False):
-                self._shares.charge(row[1].bytes, parsed.seconds)
+                self._order.charge(row[1].bytes, parsed.seconds)
             await self._store(conn, rows[: len(found)], found)
         _SUMMARISED.inc(len(found))
         missing = order.keys() - {row[0].bytes for row in rows}

@@ -25,8 +25,10 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from relay.errors import Invalid, OverQuota, TemporaryFailure
-from relay.http.auth import Admission, Admitted, Authorisation, Hosts
+from relay.http.allowed_hosts import AllowedHosts
+from relay.http.auth import Admission, Admitted, Authorisation
 from relay.http.bodies import Connection, Request, Uploads
+from relay.http.callers import address_of, owner_of
 from relay.http.deps import Deps
 from relay.http.operations import (
     Call,
@@ -43,7 +45,7 @@ from relay.http.problems import (
     reserved_name,
     unavailable,
 )
-from relay.http.rates import Rates, address_of
+from relay.http.rate_limits import RateLimits
 from relay.http.resources import (
     accounts,
     collector,
@@ -69,7 +71,6 @@ from relay.http.resources import (
     webhooks,
 )
 from relay.http.routing import Api, Route
-from relay.http.shares import owner_of
 from relay.log import get_logger
 from relay.mailboxes.store import AddressTaken, ReservedName
 from relay.metrics import registry
@@ -132,17 +133,17 @@ def create_app(deps: Deps) -> QuartTrio:
     for resource in RESOURCES:
         resource.register(api)
     app.extensions["relay.routes"] = tuple(api.routes)
-    uploads, rates = Uploads(deps.limits), Rates()
+    uploads, rates = Uploads(deps.limits), RateLimits()
     for route in api.routes:
         _mount(app, deps, uploads, rates, route)
     anywhere = {_endpoint(route) for route in api.routes if route.operation.any_host}
-    _guard(app, Hosts(deps.urls), anywhere)
+    _guard(app, AllowedHosts(deps.urls), anywhere)
     app.register_error_handler(Exception, _answer_error)
     app.after_request(_finish)
     return app
 
 
-def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: Rates, route: Route) -> None:
+def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: RateLimits, route: Route) -> None:
     operation, known = route.operation, parameters(route.operation)
 
     async def view(**path: str) -> Any:
@@ -177,7 +178,7 @@ def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: Rates, route: Ro
 
 
 async def _admit(
-    deps: Deps, rates: Rates, operation: Operation, connection: Any, asked: Authorisation
+    deps: Deps, rates: RateLimits, operation: Operation, connection: Any, asked: Authorisation
 ) -> Admitted:
     """Return who calls and the mailbox named, charged for the call, or raise the refusal."""
 
@@ -199,7 +200,7 @@ def _endpoint(route: Route) -> str:
     return f"{route.method} {route.rule}"
 
 
-def _guard(app: QuartTrio, hosts: Hosts, anywhere: Collection[str]) -> None:
+def _guard(app: QuartTrio, hosts: AllowedHosts, anywhere: Collection[str]) -> None:
     """Check Host and Origin before each call; those in `anywhere` are asked under any Host."""
 
     async def check_http() -> None:
@@ -212,7 +213,7 @@ def _guard(app: QuartTrio, hosts: Hosts, anywhere: Collection[str]) -> None:
     app.before_websocket(check_websocket)
 
 
-def _check(hosts: Hosts, connection: Any, *, any_host: bool) -> None:
+def _check(hosts: AllowedHosts, connection: Any, *, any_host: bool) -> None:
     server = connection.scope.get("server")
     hosts.check(
         connection.headers.get("Host"),

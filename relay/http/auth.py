@@ -18,70 +18,32 @@ Promises
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
-from uuid import UUID
 
 import trio
 
-from relay.access.keys import ApiKey
-from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import hash_token, tokens_equal
+from relay.db.channels import SESSIONS
 from relay.db.listen import Hub, Subscription
 from relay.errors import TemporaryFailure
 from relay.http import tickets
+from relay.http.callers import Caller
 from relay.http.cookies import Shown, shown
 from relay.http.deps import Deps
-from relay.http.operations import Access, Doubt, Operation
-from relay.http.page_sessions import CHANNEL, Proof, Session
+from relay.http.operations import Access, Operation, Recheck
+from relay.http.page_sessions import PageSession, Proof
 from relay.http.problems import Problem, mailbox_not_found, missing_scope, unauthenticated
 from relay.mailboxes.records import Mailbox
 from relay.mailboxes.visibility import Credential
-from relay.settings import is_loopback
 
 MAX_TOKEN = 512
 """Characters beyond which a credential is not even looked up."""
 
 _PATIENCE = 5.0  # s; a stream does not stand still longer for a database that does not answer
-
-
-@dataclass(frozen=True)
-class Caller:
-    """A credential that is valid: the administrator (no key), or the holder of a key."""
-
-    key: ApiKey | None
-
-    @property
-    def owner_id(self) -> UUID:
-        """The owner of what this caller makes."""
-        return ADMINISTRATOR_ID if self.key is None else self.key.id
-
-    @property
-    def plan(self) -> str:
-        """The plan of what this caller makes."""
-        return "enterprise" if self.key is None else self.key.plan
-
-    @property
-    def kind(self) -> str:
-        """The owner type of the mailboxes that this caller makes."""
-        return "api" if self.key is None else self.key.kind
-
-    def allows(self, scope: str) -> bool:
-        """Whether the caller may do what needs `scope`."""
-        return self.key is None or self.key.allows(scope)
-
-    @property
-    def credential(self) -> Credential:
-        """The caller, as the store asks for it."""
-        if self.key is None:
-            return Credential(administrator=True)
-        return Credential(owner_id=self.key.id)
 
 
 async def identify(deps: Deps, token: str) -> Caller | None:
@@ -92,7 +54,7 @@ async def identify(deps: Deps, token: str) -> Caller | None:
     if tokens_equal(token_hash, deps.admin_token_hash):
         return Caller(None)
     key = await deps.keys.authenticate(token_hash)
-    deps.seen.note(token_hash, key)
+    deps.known_keys.note(token_hash, key)
     return None if key is None else Caller(key)
 
 
@@ -101,7 +63,7 @@ class Admitted(NamedTuple):
 
     caller: Caller | None = None
     mailbox: Mailbox | None = None
-    session: Session | None = None
+    session: PageSession | None = None
 
 
 class Authorisation:
@@ -142,7 +104,7 @@ class Authorisation:
         token_hash = hash_token(token)
         if tokens_equal(token_hash, deps.admin_token_hash):
             return Caller(None)
-        key = deps.seen.key(token_hash)
+        key = deps.known_keys.key(token_hash)
         return None if key is None else Caller(key)
 
     async def authorise(self) -> Admitted:
@@ -163,7 +125,7 @@ class Authorisation:
             raise missing_scope(operation.scope)
         return Admitted(caller, None, session)
 
-    async def _caller(self) -> tuple[Caller | None, Session | None]:
+    async def _caller(self) -> tuple[Caller | None, PageSession | None]:
         authorization = self._connection.headers.get("Authorization")
         if authorization is None:
             # A session that is no more is no credential; what needs one says 401 by itself.
@@ -181,7 +143,7 @@ class Authorisation:
     async def _on_mailbox(self) -> Admitted:
         deps, operation, headers = self._deps, self._operation, self._connection.headers
         caller, token_hash = await _of_mailbox(deps, operation, headers, self._connection.args)
-        session: Session | None = None
+        session: PageSession | None = None
         if caller is None and token_hash is None and not _named(headers):
             operator, own = await self._of_page()
             if own is not None:
@@ -209,10 +171,10 @@ class Authorisation:
             raise mailbox_not_found()
         return Admitted(caller, mailbox, session)
 
-    async def _of_page(self) -> tuple[tuple[Caller, Session] | None, Session | None]:
+    async def _of_page(self) -> tuple[tuple[Caller, PageSession] | None, PageSession | None]:
         """Return the operator with his page session, and the mailbox's page session."""
-        operator: tuple[Caller, Session] | None = None
-        own: Session | None = None
+        operator: tuple[Caller, PageSession] | None = None
+        own: PageSession | None = None
         for session, key in await self._deps.sessions.find(self._shown(), self._proof()):
             if session.holder.kind == "mailbox":
                 own = session
@@ -226,7 +188,7 @@ class Authorisation:
     def _proof(self) -> Proof:
         given, path = self._shown(), self._connection.path
 
-        def proof(session: Session) -> bool:
+        def proof(session: PageSession) -> bool:
             if any(tokens_equal(key, session.page_key_hash) for key in given.keys):
                 return True
             return given.ticket is not None and tickets.opens(
@@ -279,21 +241,21 @@ class Admission:
         return self._refusal
 
     @contextmanager
-    def watched(self) -> Iterator[Doubt]:
+    def watched(self) -> Iterator[Recheck]:
         """Hear of the end of the call's page session while in the block: give what waits for it."""
         if self._session is None:
             yield trio.sleep_forever
             return
-        with self._hub.subscribe(CHANNEL, str(self._session.id)) as news:
+        with self._hub.subscribe(SESSIONS, str(self._session.id)) as news:
             self._news = news
             self._due = -math.inf  # it may have ended between its look-up and here
 
-            async def doubt() -> None:
+            async def recheck() -> None:
                 await news.wait()
                 self._due = -math.inf
 
             try:
-                yield doubt
+                yield recheck
             finally:
                 self._news = None
 
@@ -318,82 +280,3 @@ def _bearer(headers: Mapping[str, str]) -> str | None:
 def _named(headers: Mapping[str, str]) -> bool:
     # A wrong credential is not mended by a right cookie: who sends both is told of the wrong one.
     return "Authorization" in headers or "X-Session-Token" in headers
-
-
-class Hosts:
-    """Which Host and Origin are this relay's own."""
-
-    def __init__(self, public_urls: Iterable[str]) -> None:
-        """`public_urls`: the addresses that people see; empty ones are none."""
-        parts = [urlsplit(url) for url in public_urls if url]
-        self._public_hosts = {each.hostname for each in parts}
-        self._public_origins = {
-            (each.scheme, each.hostname, each.port or _port_of(each.scheme)) for each in parts
-        }
-
-    def check(
-        self,
-        host: str | None,
-        origin: str | None,
-        server: str | None,
-        tls: bool,
-        *,
-        any_host: bool = False,
-    ) -> None:
-        """Raise the 403 of a foreign `Host` or `Origin`.
-
-        `server` is the address that the connection arrived at, which may be named too; `any_host`
-        lets every Host pass, and no Origin more than otherwise.
-        """
-        name, port = _split(host)
-        if not any_host and (name is None or not self._names_us(name, server)):
-            raise Problem(
-                403,
-                "foreign-host",
-                "The Host header does not name this relay. RELAY_HTTP__PUBLIC_URL says by which "
-                "addresses it is reached, one or a JSON list of them; localhost and the address "
-                "of the port need not be said.",
-            )
-        if origin is None:
-            return
-        try:
-            parts = urlsplit(origin)
-            theirs = (parts.scheme, parts.hostname, parts.port or _port_of(parts.scheme))
-        except ValueError:
-            theirs = ("", None, None)
-        scheme, their_host, their_port = theirs
-        if theirs in self._public_origins:
-            return
-        if (
-            scheme in {"http", "https"}
-            and their_host is not None
-            and self._names_us(their_host, server)
-            and their_port == (port or _port_of("https" if tls else "http"))
-        ):
-            return
-        raise Problem(403, "foreign-origin", "Pages of other origins may not call this relay.")
-
-    def _names_us(self, name: str, server: str | None) -> bool:
-        if is_loopback(name) or name in self._public_hosts:
-            return True
-        try:  # addresses are compared as addresses: ::1 has several spellings
-            return server is not None and ipaddress.ip_address(name) == ipaddress.ip_address(
-                server.partition("%")[0]
-            )
-        except ValueError:
-            return False
-
-
-def _split(host: str | None) -> tuple[str | None, int | None]:
-    if not host or any(c in host for c in "/?#@\\, \t"):
-        return None, None
-    try:
-        parts = urlsplit(f"//{host}")
-        name, port = parts.hostname, parts.port
-    except ValueError:
-        return None, None
-    return name, port
-
-
-def _port_of(scheme: str) -> int | None:
-    return {"http": 80, "https": 443, "ws": 80, "wss": 443}.get(scheme)

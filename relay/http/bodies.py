@@ -6,7 +6,7 @@ Promises
   * Bodies over `MAX_BODY` are few in memory at once; the others wait, for a bounded time.  A place
     is taken once more than `MAX_BODY` has come, whatever was announced, and is lost by a body that
     comes more slowly than `STEP` in `Limits.upload_every`.
-  * No owner has more than half of the places, and one is kept for the administrator (`shares`).
+  * No owner has more than half of the places, and one is kept for the administrator.
 
 Why not the framework's own limit: it is one number for all calls, and it takes what comes as fast
 as it comes, before anybody has asked for a credential.
@@ -25,9 +25,9 @@ from quart_trio.wrappers import TrioRequest
 from quart_trio.wrappers.request import TrioBody
 from werkzeug.exceptions import RequestTimeout
 
+from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import MAX_BODY, Operation
 from relay.http.problems import unavailable
-from relay.http.shares import Crowded, Shares
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable
@@ -110,7 +110,7 @@ class Uploads:
 
     def __init__(self, limits: Limits) -> None:
         places = limits.uploads
-        self._places = Shares(places, places // 2, kept=1, waiting=32)
+        self._places = FairLimiter(places, places // 2, kept=1, waiting=32)
         self._begin = limits.body_timeout
         self._timeout = limits.upload_timeout
         self._every = limits.upload_every

@@ -28,8 +28,8 @@ from relay.access.keys import Keys
 from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.devices.desk import DeviceDesk
-from relay.http.page_sessions import Sessions
-from relay.http.rates import Seen
+from relay.http.page_sessions import PageSessions
+from relay.http.rate_limits import KnownKeys
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import Report
@@ -158,7 +158,7 @@ class Deps:
     messages: Messages
     arrivals: Arrivals
     keys: Keys
-    sessions: Sessions
+    sessions: PageSessions
     hub: Hub
     accept: Accept
     attachment: ExtractAttachment
@@ -185,7 +185,7 @@ class Deps:
     other_urls: Sequence[str] = ()  # whose hosts and origins are this relay's own, too
     return_url: str = ""  # where the pages of mailed links lead afterwards; empty: nowhere
     anonymous_rate: float = 0.0  # calls a second of an address without a key; 0: no limit
-    seen: Seen = field(default_factory=Seen)  # the keys that are charged as keys
+    known_keys: KnownKeys = field(default_factory=KnownKeys)  # the keys that are charged as keys
     trusted_proxies: Collection[str] = ()  # whose X-Forwarded-For is believed
     sns_topics: Iterable[str] = ()
     buckets: Buckets | None = None  # where SES may have put a letter; None: nowhere

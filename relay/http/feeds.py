@@ -9,11 +9,11 @@ from typing import Any
 import trio
 from quart import Response
 
-from relay.http.operations import Standing
+from relay.http.operations import StillAdmitted
 
 
 async def follow(
-    feed: AsyncIterable[Any], *, stop: trio.Event, quiet_after: float, standing: Standing
+    feed: AsyncIterable[Any], *, stop: trio.Event, quiet_after: float, admission: StillAdmitted
 ) -> AsyncGenerator[Any, None]:
     """Yield the items of `feed`, and None after each `quiet_after` seconds without one.
 
@@ -21,7 +21,7 @@ async def follow(
     `__anext__` must lose nothing when it is cancelled.
     """
     source = aiter(feed)
-    with standing.watched() as doubt:
+    with admission.watched() as recheck:
         while not stop.is_set():
             item, ended = None, False
 
@@ -32,13 +32,13 @@ async def follow(
             with trio.move_on_after(quiet_after):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(until, stop.wait, nursery)
-                    nursery.start_soon(until, doubt, nursery)
+                    nursery.start_soon(until, recheck, nursery)
                     try:
                         item = await anext(source)
                     except StopAsyncIteration:
                         ended = True
                     nursery.cancel_scope.cancel()
-            if ended or await standing.refusal() is not None:
+            if ended or await admission.refusal() is not None:
                 return
             yield item
 

@@ -24,7 +24,7 @@ from quart import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from relay.http.cookies import TICKET
-from relay.http.page_sessions import Session
+from relay.http.page_sessions import PageSession
 from relay.http.problems import Problem, from_status, invalid, repeated_parameter, unknown_parameter
 
 JSON_BODY = 64 * 1024
@@ -102,15 +102,15 @@ class Operation:
 Refusal = Callable[[], Awaitable[Problem | None]]
 """What a call would be refused with by now, or None; cheap to ask often (`auth.Admission`)."""
 
-Doubt = Callable[[], Awaitable[None]]
+Recheck = Callable[[], Awaitable[None]]
 """Returns when a call's refusal should be asked for at once: its page session may be over."""
 
 
-class Standing(Protocol):
+class StillAdmitted(Protocol):
     """Whether a call that was let in still would be (`auth.Admission`)."""
 
     async def refusal(self) -> Problem | None: ...
-    def watched(self) -> AbstractContextManager[Doubt]: ...
+    def watched(self) -> AbstractContextManager[Recheck]: ...
 
 
 @dataclass(frozen=True)
@@ -118,20 +118,20 @@ class Call:
     """What a handler is given, checked: `caller`, `mailbox` as its operation's access says.
 
     `session` is the page session that authorised the call, if one did.  Who answers for long asks
-    for the `refusal`, again and again, above all in `doubt`, and ends with it.
+    for the `refusal`, again and again, above all in `recheck`, and ends with it.
     """
 
     caller: Any
     mailbox: Any
     query: Any
     body: Any
-    session: Session | None
-    standing: Standing
+    session: PageSession | None
+    admission: StillAdmitted
 
     @property
     def refusal(self) -> Refusal:
         """What this call would be refused with by now."""
-        return self.standing.refusal
+        return self.admission.refusal
 
 
 Handler = Callable[..., Awaitable[Any]]

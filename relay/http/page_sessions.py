@@ -32,6 +32,7 @@ import trio
 
 from relay.access.keys import ApiKey, Keys
 from relay.crypto import hash_token, tokens_equal
+from relay.db.channels import SESSIONS
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
@@ -39,9 +40,6 @@ from relay.http.cookies import Shown
 
 SESSION_AGE = 12 * 3600.0
 """Seconds after which a signed-in page has to sign in again."""
-
-CHANNEL = "relay_sessions"
-"""The notifications of sessions that ended, by their ids."""
 
 _MOST = 100  # sessions of one key, or of one mailbox; the oldest go
 _REMEMBERED = 1000
@@ -59,7 +57,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class PageSession:
     """A live session; `ends_at` is Trio's clock."""
 
     id: UUID
@@ -73,7 +71,7 @@ class Session:
 class Opened:
     """A session just made, with its secrets; nobody can read them again."""
 
-    session: Session
+    session: PageSession
     cookie: str
     page_key: str
     lasts: float  # s
@@ -81,17 +79,17 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    session: Session
+    session: PageSession
     key: ApiKey | None  # with a session of the kind key
 
 
 _Pair = tuple[bytes, bytes]  # the hashes of a cookie and of a page key
 
-Proof = Callable[[Session], bool]
+Proof = Callable[[PageSession], bool]
 """Whether a request that shows a session's cookie shows its page key, or a ticket, too."""
 
 
-class Sessions:
+class PageSessions:
     """The page sessions in `relay.page_sessions`."""
 
     def __init__(self, pool: Pool, keys: Keys, *, admin_token_hash: bytes, node: str = "") -> None:
@@ -105,7 +103,7 @@ class Sessions:
         # By the cookie's hash: what operators had a while ago.  Inboxes are opened by anybody, so
         # they would only push the administrator out.
         self._seen: dict[bytes, _Seen] = {}
-        self._own: dict[bytes, Session] = {}  # made while the database was away
+        self._own: dict[bytes, PageSession] = {}  # made while the database was away
         # Cookies and page keys of sign-outs that the database did not take: of sessions that were
         # known, and of those that may or may not exist, as anybody can show secrets of none.
         self._ended: set[_Pair] = set()
@@ -119,7 +117,7 @@ class Sessions:
     async def run(self, hub: Hub) -> None:
         """Forget what was seen of a session as soon as it ended anywhere; end those of former
         starts."""
-        with hub.subscribe(CHANNEL) as ended:
+        with hub.subscribe(SESSIONS) as ended:
             former = True
             while True:
                 if former:
@@ -139,7 +137,7 @@ class Sessions:
     ) -> Opened:
         """Make a session of `lasts` seconds, instead of its holder's one of a cookie given."""
         cookie, page_key = secrets.token_urlsafe(32), "rp_" + secrets.token_urlsafe(32)
-        session = Session(
+        session = PageSession(
             uuid4(), holder, hash_token(cookie), hash_token(page_key), trio.current_time() + lasts
         )
         try:
@@ -151,7 +149,7 @@ class Sessions:
             self._own[session.cookie_hash] = session
         return Opened(session, cookie, page_key, lasts)
 
-    async def _insert(self, session: Session, lasts: float, replacing: Sequence[bytes]) -> None:
+    async def _insert(self, session: PageSession, lasts: float, replacing: Sequence[bytes]) -> None:
         holder = session.holder
         whose = {"kind": holder.kind, "key": holder.key_id, "token": holder.token_hash}
         async with self._pool.transaction(timeout=_LOOK) as conn:
@@ -256,14 +254,14 @@ class Sessions:
 
     # Looking up ------------------------------------------------------------------------------
 
-    async def find(self, shown: Shown, proof: Proof) -> list[tuple[Session, ApiKey | None]]:
+    async def find(self, shown: Shown, proof: Proof) -> list[tuple[PageSession, ApiKey | None]]:
         """Return the live sessions whose cookies are shown and `proof` holds of.
 
         With a session of a key comes the key.  At most one is of a mailbox and one of another kind.
         """
         if not shown:
             return []
-        good: list[tuple[Session, ApiKey | None]] = [
+        good: list[tuple[PageSession, ApiKey | None]] = [
             (session, None)
             for cookie in shown.cookies
             if (session := self._own.get(cookie)) is not None and proof(session)
@@ -284,7 +282,7 @@ class Sessions:
                 ]
                 if not good:
                     raise
-        found: dict[bool, tuple[Session, ApiKey | None]] = {}
+        found: dict[bool, tuple[PageSession, ApiKey | None]] = {}
         for session, key in good:
             revoked = session.holder.kind == "key" and key is None
             pair = session.cookie_hash, session.page_key_hash
@@ -295,7 +293,7 @@ class Sessions:
                 found.setdefault(session.holder.kind == "mailbox", (session, key))
         return list(found.values())
 
-    def known(self, shown: Shown, proof: Proof) -> tuple[Session, ApiKey | None] | None:
+    def known(self, shown: Shown, proof: Proof) -> tuple[PageSession, ApiKey | None] | None:
         """Return the operator's session that a request shows, as it was last seen, or None.
 
         Costs no query, and says nothing of what the caller may.
@@ -310,7 +308,7 @@ class Sessions:
                 return seen.session, seen.key
         return None
 
-    async def _look(self, cookies: Sequence[bytes]) -> list[Session]:
+    async def _look(self, cookies: Sequence[bytes]) -> list[PageSession]:
         now = trio.current_time()
         gone = self._ended.union(self._ended_unknown)
         if gone:
@@ -344,11 +342,11 @@ class Sessions:
         # Let in by a token that this relay had before it was started again.
         return holder.node == self._admin.node and holder.token_hash != self._admin.token_hash
 
-    async def _key_of(self, session: Session) -> ApiKey | None:
+    async def _key_of(self, session: PageSession) -> ApiKey | None:
         key_id = session.holder.key_id
         return None if key_id is None else await self._keys.live(key_id)
 
-    def _remember(self, session: Session, key: ApiKey | None) -> None:
+    def _remember(self, session: PageSession, key: ApiKey | None) -> None:
         self._seen.pop(session.cookie_hash, None)
         if len(self._seen) >= _REMEMBERED:
             del self._seen[next(iter(self._seen))]
@@ -370,10 +368,10 @@ def _has(hashes: Sequence[bytes], wanted: bytes) -> bool:
     return any(tokens_equal(one, wanted) for one in hashes)
 
 
-def _session(row: tuple[Any, ...], now: float) -> Session:
+def _session(row: tuple[Any, ...], now: float) -> PageSession:
     id_, kind, key_id, token_hash, node, cookie_hash, page_key_hash, left = row
     holder = Holder(
         kind, key_id, None if token_hash is None else bytes(token_hash),
         None if node is None else bytes(node),
     )  # fmt: skip
-    return Session(id_, holder, bytes(cookie_hash), bytes(page_key_hash), now + left)
+    return PageSession(id_, holder, bytes(cookie_hash), bytes(page_key_hash), now + left)

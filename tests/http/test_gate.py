@@ -15,11 +15,11 @@ import pytest
 import trio
 
 from relay.http import serve
+from relay.http.allowed_hosts import AllowedHosts
 from relay.http.app import RESOURCES
-from relay.http.auth import Hosts
 from relay.http.deps import Deps
 from relay.http.operations import Access
-from relay.http.page_sessions import Sessions
+from relay.http.page_sessions import PageSessions
 from relay.http.problems import Problem
 from relay.http.routing import Api, Route
 from relay.lifecycle.accounts import Accounts
@@ -43,7 +43,7 @@ def inert(house: House) -> Deps:
         messages=Messages(house.pool),
         arrivals=Arrivals(house.pool),
         keys=house.keys,
-        sessions=Sessions(house.pool, house.keys, admin_token_hash=bytes(32)),
+        sessions=PageSessions(house.pool, house.keys, admin_token_hash=bytes(32)),
         hub=house.hub,
         accept=None,  # type: ignore[arg-type]  # nothing is called
         attachment=None,  # type: ignore[arg-type]
@@ -314,7 +314,7 @@ async def test_health_is_asked_under_any_host(house: House, path: str, host: str
 
 def test_every_public_address_is_our_own():
     """Each of PUBLIC_URL's hosts passes, and each origin; no other."""
-    hosts = Hosts(("", "https://relay.example", "http://relay:8025"))
+    hosts = AllowedHosts(("", "https://relay.example", "http://relay:8025"))
     hosts.check("relay:8025", "http://relay:8025", "10.0.0.1", False)
     hosts.check("relay:8025", "https://relay.example", "10.0.0.1", False)
     with pytest.raises(Problem):
@@ -323,7 +323,7 @@ def test_every_public_address_is_our_own():
 
 def test_the_public_address_is_our_own():
     """The host of PUBLIC_URL passes, its origin too, a like name does not."""
-    hosts = Hosts(["https://relay.example"])
+    hosts = AllowedHosts(["https://relay.example"])
     hosts.check("relay.example", None, "10.0.0.1", False)
     hosts.check("relay.example", "https://relay.example", "10.0.0.1", False)
     hosts.check("10.0.0.1:8025", "http://10.0.0.1:8025", "10.0.0.1", False)

@@ -20,6 +20,7 @@ from websocket import WebSocketBadStatusException
 
 from relay.access.keys import SCOPES, Keys
 from relay.crypto import hash_token
+from relay.db.channels import SESSIONS
 from relay.db.listen import Hub
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
@@ -27,7 +28,7 @@ from relay.errors import DatabaseUnavailable
 from relay.http import tickets
 from relay.http.cookies import Shown
 from relay.http.deps import Limits
-from relay.http.page_sessions import CHANNEL, SESSION_AGE, Holder, Opened, Sessions
+from relay.http.page_sessions import SESSION_AGE, Holder, Opened, PageSessions
 from relay.http.tickets import PREVIEW, STREAM
 from tests.db.cluster import Cluster
 from tests.http.conftest import House, open_house
@@ -385,7 +386,7 @@ async def test_signing_in_again_ends_the_session_before(house: House):
 async def test_no_holder_fills_the_table(house: House):
     """Of one key's sessions the newest hundred stay."""
     key, _ = await house.keys.create("someone", ["read"])
-    sessions = Sessions(house.pool, house.keys, admin_token_hash=bytes(32))
+    sessions = PageSessions(house.pool, house.keys, admin_token_hash=bytes(32))
     made = [await sessions.open(Holder("key", key_id=key.id)) for _ in range(103)]
     rows = await house.pool.fetch("SELECT cookie_hash FROM relay.page_sessions")
     assert {bytes(row[0]) for row in rows} == {one.session.cookie_hash for one in made[3:]}
@@ -746,7 +747,7 @@ async def test_a_sign_out_in_an_outage_holds_whatever_is_shown_and_seen_besides(
     neither other sessions' ends nor a thousand open inboxes put the administrator's page out."""
     await migrate(own_server.dsn("relay"))
     hub, pool = Hub(), Pool(own_server.dsn("relay"))
-    sessions = Sessions(pool, Keys(pool), admin_token_hash=bytes(32), node="one")
+    sessions = PageSessions(pool, Keys(pool), admin_token_hash=bytes(32), node="one")
     seen, other, unseen, long_seen = [await sessions.open(sessions.administrator) for _ in range(4)]
 
     def secrets(one: Opened, page_key: bytes | None = None) -> Shown:
@@ -775,7 +776,7 @@ async def test_a_sign_out_in_an_outage_holds_whatever_is_shown_and_seen_besides(
         )
         everybody = Shown(tuple(bytes(row[0]) for row in inboxes), (bytes(32),))
         assert len(await sessions.find(everybody, lambda session: True)) == 1
-        hub.publish(CHANNEL, [str(other.session.id), str(uuid4())])
+        hub.publish(SESSIONS, [str(other.session.id), str(uuid4())])
         await trio.testing.wait_all_tasks_blocked()
         await in_thread(own_server.stop)
         assert await lives(seen)

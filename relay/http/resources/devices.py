@@ -17,9 +17,9 @@ from relay.devices.desk import DeviceDesk
 from relay.devices.intake import Short, Shortage
 from relay.devices.store import StoreUnavailable
 from relay.devices.wire import MAX_ENVELOPE, Reason, Refused
+from relay.http.callers import address_of
 from relay.http.operations import Access, Answer, Call, Operation, Query, json_response, read_body
 from relay.http.problems import Problem, no_space, unavailable
-from relay.http.rates import address_of
 from relay.http.routing import Api
 from relay.settings import duration
 

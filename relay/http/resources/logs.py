@@ -71,7 +71,7 @@ def register(api: Api) -> None:
                 if not query.follow:
                     return
                 told = 0
-                following = follow(feed, stop=draining, quiet_after=every, standing=call.standing)
+                following = follow(feed, stop=draining, quiet_after=every, admission=call.admission)
                 async with aclosing(following) as news:
                     async for lines in news:
                         if feed.dropped > told:

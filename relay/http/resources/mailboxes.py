@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from quart import Response, request
 
 from relay.crypto import hash_source
+from relay.http.callers import address_of
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -23,7 +24,6 @@ from relay.http.operations import (
 )
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import mailbox_not_found
-from relay.http.rates import address_of
 from relay.http.routing import Api
 
 

@@ -25,6 +25,8 @@ from pydantic import BaseModel, Field
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
+from relay.http.callers import owner_of
+from relay.http.fair_limiter import Crowded, FairLimiter, Held
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -44,7 +46,6 @@ from relay.http.problems import (
 )
 from relay.http.resources.mailboxes import PurgeQuery
 from relay.http.routing import Api
-from relay.http.shares import Crowded, Held, Shares, owner_of
 from relay.http.tickets import PREVIEW
 from relay.log import get_logger
 
@@ -128,8 +129,8 @@ def register(api: Api) -> None:
     """Declare the calls."""
     messages = api.deps.messages
     limits = api.deps.limits
-    parsing = Shares(limits.attachments, max(1, limits.attachments // 4), kept=1, waiting=16)
-    loading = Shares(_LOADS, _LOADS_OF_ONE, kept=1)
+    parsing = FairLimiter(limits.attachments, max(1, limits.attachments // 4), kept=1, waiting=16)
+    loading = FairLimiter(_LOADS, _LOADS_OF_ONE, kept=1)
     downloads = Downloads(limits.download_bytes)
 
     def owner_by(call: Call) -> Hashable:
@@ -348,7 +349,7 @@ class Downloads:
     """What is on its way to clients, written piece by piece within a memory budget."""
 
     def __init__(self, budget: int) -> None:
-        self._budget = Shares(budget, budget // 4, kept=budget // 8)
+        self._budget = FairLimiter(budget, budget // 4, kept=budget // 8)
 
     def hold(self, owner: Hashable, size: int) -> Held:
         """Reserve memory before anything is loaded; the 503 while there is none left."""

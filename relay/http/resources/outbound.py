@@ -16,7 +16,7 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 from quart import Response
 
-from relay.http.auth import Caller
+from relay.http.callers import Caller
 from relay.http.operations import Access, Answer, Call, Operation, Query, json_response
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem

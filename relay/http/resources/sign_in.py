@@ -16,7 +16,8 @@ from quart import Response, request
 from relay.access.keys import SCOPES
 from relay.crypto import hash_token
 from relay.http import tickets
-from relay.http.auth import MAX_TOKEN, Caller, identify
+from relay.http.auth import MAX_TOKEN, identify
+from relay.http.callers import Caller
 from relay.http.cookies import (
     MAILBOX,
     PAGE_KEY_HEADER,

@@ -27,6 +27,7 @@ from quart import Response, request
 
 from relay.addresses import canonical
 from relay.errors import TemporaryFailure
+from relay.http.callers import address_of
 from relay.http.deps import Fetch
 from relay.http.fetch import Unreadable
 from relay.http.operations import (
@@ -39,7 +40,7 @@ from relay.http.operations import (
     read_body,
 )
 from relay.http.problems import Problem, unavailable
-from relay.http.rates import Rates, address_of
+from relay.http.rate_limits import RateLimits
 from relay.http.routing import Api
 from relay.log import get_logger
 from relay.mailboxes.sns import (
@@ -139,7 +140,7 @@ def register(api: Api) -> None:
     deps = api.deps
     topics = frozenset(deps.sns_topics)
     certificates = None if deps.fetch is None else Certificates(deps.fetch)
-    strangers = Rates()
+    strangers = RateLimits()
     fetching = trio.CapacityLimiter(_LETTERS)
 
     operation = Operation(

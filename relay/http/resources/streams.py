@@ -38,8 +38,10 @@ from prometheus_client import Gauge
 from pydantic import Field
 from quart import Response, request, websocket
 
+from relay.db.channels import MAILBOXES, SUMMARIES
 from relay.db.listen import Hub
 from relay.errors import DatabaseUnavailable
+from relay.http.callers import address_of
 from relay.http.deps import Limits
 from relay.http.feeds import event_stream
 from relay.http.operations import (
@@ -50,12 +52,11 @@ from relay.http.operations import (
     Operation,
     Query,
     Refusal,
-    Standing,
+    StillAdmitted,
     json_response,
     no_content,
 )
 from relay.http.problems import Problem, mailbox_not_found, unavailable
-from relay.http.rates import address_of
 from relay.http.resources.messages import BASE, MessageEntry, WholeMessage
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
@@ -128,17 +129,17 @@ class Watch:
 
 @contextmanager
 def watching(
-    hub: Hub, mailbox_id: UUID, draining: trio.Event, standing: Standing
+    hub: Hub, mailbox_id: UUID, draining: trio.Event, admission: StillAdmitted
 ) -> Iterator[Watch]:
     """Hear of new summaries in a mailbox, of changes to it, of the relay's stopping, and when the
     caller's page session may be over."""
     key = str(mailbox_id)
     with (
-        standing.watched() as doubt,
-        hub.subscribe("relay_summaries", key) as summaries,
-        hub.subscribe("relay_mailboxes", key) as changes,
+        admission.watched() as recheck,
+        hub.subscribe(SUMMARIES, key) as summaries,
+        hub.subscribe(MAILBOXES, key) as changes,
     ):
-        yield Watch((summaries.wait, changes.wait, draining.wait, doubt))
+        yield Watch((summaries.wait, changes.wait, draining.wait, recheck))
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,7 @@ def register(api: Api) -> None:
         deadline = trio.current_time() + query.timeout
         with (
             slots.hold(waiter, "wait"),
-            watching(hub, mailbox_id, draining, call.standing) as watch,
+            watching(hub, mailbox_id, draining, call.admission) as watch,
         ):
             while True:
                 found = await arrivals.next_match(
@@ -362,7 +363,7 @@ def register(api: Api) -> None:
         async def body() -> AsyncIterator[bytes]:
             with (
                 slots.hold(waiter, "sse"),
-                watching(hub, call.mailbox.id, draining, call.standing) as watch,
+                watching(hub, call.mailbox.id, draining, call.admission) as watch,
                 suppress(Problem),  # refused by now: all that is left to say is the end
             ):
                 yield b"retry: 1000\n\n"
@@ -403,7 +404,7 @@ def register(api: Api) -> None:
 
         with (
             slots.hold(waiter, "ws"),
-            watching(hub, call.mailbox.id, draining, call.standing) as watch,
+            watching(hub, call.mailbox.id, draining, call.admission) as watch,
         ):
             await websocket.accept()
             refused = False

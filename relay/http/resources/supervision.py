@@ -111,7 +111,7 @@ def register(api: Api) -> None:
             with supervision.subscribe() as feed:
                 yield _event("tree", as_json(supervision.tree()))
                 told = 0
-                following = follow(feed, stop=draining, quiet_after=every, standing=call.standing)
+                following = follow(feed, stop=draining, quiet_after=every, admission=call.admission)
                 async with aclosing(following) as items:
                     async for item in items:
                         if feed.dropped > told:

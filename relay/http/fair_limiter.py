@@ -1,7 +1,8 @@
-"""Shares of what is few: no owner has all of it, and some is kept for the administrator.
+"""A capacity limiter that is fair: no owner takes all, and some is kept for the administrator.
 
-What: `Shares` counts what each owner holds of a total that all have together: places, turns, bytes.
-An owner is whoever answers for a call: a key, the administrator, or a peer's address (`owner_of`).
+What: `FairLimiter` counts what each owner holds of a total that all have together: places, turns,
+bytes.  An owner is whoever answers for a call: a key, the administrator, or a peer's address
+(`callers.owner_of`).
 
 Promises
   * An owner other than the administrator holds `each` at most, and all of them together leave
@@ -19,40 +20,30 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Hashable
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
 
 import trio
 
 from relay.access.owners import ADMINISTRATOR_ID
-from relay.http.rates import address_of
-
-if TYPE_CHECKING:
-    from relay.http.auth import Caller
 
 
 class Crowded(Exception):
     """An owner waits for too many turns already."""
 
 
-def owner_of(caller: Caller | None, connection: Any, trusted: Collection[str]) -> Hashable:
-    """Return who answers for a call: the caller, or the address of one without a key."""
-    return address_of(connection, trusted) if caller is None else caller.owner_id
-
-
 class Held:
     """What was taken; give it back with `release`, once or more often."""
 
-    def __init__(self, shares: Shares, owner: Hashable, amount: int) -> None:
-        self._shares, self._owner, self.amount = shares, owner, amount
+    def __init__(self, limiter: FairLimiter, owner: Hashable, amount: int) -> None:
+        self._limiter, self._owner, self.amount = limiter, owner, amount
 
     def shrink(self, amount: int) -> None:
         """Keep so much of it at most."""
         spare = self.amount - amount
         if spare > 0:
             self.amount = amount
-            self._shares._give_back(self._owner, spare)
+            self._limiter._give_back(self._owner, spare)
 
     def release(self) -> None:
         """Give it all back."""
@@ -66,7 +57,7 @@ class _Waiter:
         self.called = trio.Event()
 
 
-class Shares:
+class FairLimiter:
     """A total that is shared by owners."""
 
     def __init__(self, total: int, each: int, kept: int = 0, waiting: float = math.inf) -> None:

@@ -43,7 +43,7 @@ class Waiting(NamedTuple):
     size: int
 
 
-class Shares:
+class FairOrder:
     """Who has had how much of the parser's time."""
 
     def __init__(self) -> None:

@@ -11,14 +11,15 @@ from werkzeug.datastructures import Headers
 
 from relay.access.keys import ApiKey
 from relay.db.pool import Pool
-from relay.http import rates
-from relay.http.page_sessions import Holder, Sessions
+from relay.http import rate_limits
+from relay.http.callers import address_of
+from relay.http.page_sessions import Holder, PageSessions
 from relay.http.problems import Problem
-from relay.http.rates import Rates, Seen, address_of
+from relay.http.rate_limits import KnownKeys, RateLimits
 from tests.http.conftest import House, open_house
 
 
-def passed(buckets: Rates, caller: object, rate: float, calls: int) -> int:
+def passed(buckets: RateLimits, caller: object, rate: float, calls: int) -> int:
     """How many of so many calls at this instant pass."""
     count = 0
     for _ in range(calls):
@@ -33,7 +34,7 @@ def passed(buckets: Rates, caller: object, rate: float, calls: int) -> int:
 
 async def test_a_burst_passes_then_the_rate_holds(mock_clock: MockClock):
     """Ten seconds' worth at once, then exactly the rate, and others are unhurt."""
-    buckets = Rates()
+    buckets = RateLimits()
     assert passed(buckets, "a", 5.0, 100) == 50
     mock_clock.jump(1.0)
     assert passed(buckets, "a", 5.0, 100) == 5
@@ -45,7 +46,7 @@ async def test_a_burst_passes_then_the_rate_holds(mock_clock: MockClock):
 
 async def test_retry_after_says_when(mock_clock: MockClock):
     """The seconds in the refusal are enough for the next call."""
-    buckets = Rates()
+    buckets = RateLimits()
     passed(buckets, "a", 0.25, 10)
     with pytest.raises(Problem) as refusal:
         buckets.charge("a", 0.25)
@@ -55,8 +56,8 @@ async def test_retry_after_says_when(mock_clock: MockClock):
 
 async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock):
     """A flood of addresses makes the oldest forgotten, not the table grow."""
-    monkeypatch.setattr(rates, "CALLERS", 100)
-    buckets = Rates()
+    monkeypatch.setattr(rate_limits, "CALLERS", 100)
+    buckets = RateLimits()
     for number in range(1000):
         buckets.charge(str(number), 0.001)
     assert len(buckets._next) <= 100
@@ -157,7 +158,7 @@ async def test_a_key_that_was_seen_is_charged_as_a_key(database_url: str, pool: 
         key, token = await house.keys.create("someone", ["read"], "pro")
         credential = {"Authorization": f"Bearer {token}"}
         if by == "cookie":
-            sessions = Sessions(house.pool, house.keys, admin_token_hash=bytes(32))
+            sessions = PageSessions(house.pool, house.keys, admin_token_hash=bytes(32))
             opened = await sessions.open(Holder("key", key_id=key.id))
             credential = {
                 "Cookie": f"relay_session={opened.cookie}", "X-Relay-Page-Key": opened.page_key,
@@ -193,8 +194,8 @@ async def test_a_key_above_its_rate_costs_no_query(house: House):
 
 def test_keys_that_were_seen_are_bounded(monkeypatch: pytest.MonkeyPatch):
     """The oldest is forgotten, and a revoked one at once."""
-    monkeypatch.setattr(rates, "CALLERS", 2)
-    seen, key = Seen(), ApiKey(uuid4(), "x", ("read",), "pro", datetime.now(UTC), None, 1.0)
+    monkeypatch.setattr(rate_limits, "CALLERS", 2)
+    seen, key = KnownKeys(), ApiKey(uuid4(), "x", ("read",), "pro", datetime.now(UTC), None, 1.0)
     for token_hash in (b"a", b"b", b"a", b"c"):
         seen.note(token_hash, key)
     assert [seen.key(one) for one in (b"a", b"b", b"c")] == [key, None, key]

@@ -16,20 +16,15 @@ n times the rate; a shared counter would cost every call a query.
 
 from __future__ import annotations
 
-import ipaddress
 import math
-from collections.abc import Collection, Hashable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
 
 import trio
 from prometheus_client import Counter
 
+from relay.access.keys import ApiKey
 from relay.http.problems import Problem
 from relay.metrics import registry
-from relay.peers import peer_key
-
-if TYPE_CHECKING:
-    from relay.access.keys import ApiKey
 
 CALLERS = 20_000
 """How many callers are remembered at once."""
@@ -43,7 +38,7 @@ _REFUSED = Counter(
 )  # fmt: skip
 
 
-class Rates:
+class RateLimits:
     """The buckets of one control plane.  Times are Trio's clock, in seconds."""
 
     def __init__(self) -> None:
@@ -72,7 +67,7 @@ class Rates:
             del self._next[next(iter(self._next))]
 
 
-class Seen:
+class KnownKeys:
     """The keys that were good when they were last looked up, by their token's hash.
 
     Only holders of good keys add to it, and above `CALLERS` the oldest is forgotten.
@@ -102,29 +97,3 @@ def too_often(wait: float) -> Problem:
         "This caller calls more often than it may; see Retry-After.",
         headers={"Retry-After": str(max(1, math.ceil(wait)))},
     )
-
-
-def address_of(connection: Any, trusted: Collection[str] = ()) -> str:
-    """Return whom a call without a key is charged to: its `peer_key`, or "" when nobody knows.
-
-    `trusted`: proxies whose last `X-Forwarded-For` is believed.
-    """
-    client = connection.scope.get("client")
-    address = _address(client[0] if client else "")
-    # The address itself, not its key: a whole network of neighbours is no proxy.
-    if address is not None and any(address == _address(proxy) for proxy in trusted):
-        # Some proxies add to the line that came, others (HAProxy) a line of their own below it:
-        # whichever it was, only the very last is theirs, and all before it are the client's.
-        said = connection.headers.getlist("X-Forwarded-For")
-        if said:
-            address = _address(said[-1].rpartition(",")[2].strip())
-    return "" if address is None else peer_key(str(address))
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    # A socket for both families shows a peer of IPv4 as ::ffff:192.0.2.7.
-    return getattr(address, "ipv4_mapped", None) or address

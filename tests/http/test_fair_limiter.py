@@ -1,49 +1,49 @@
-"""Shares: what one owner may hold, what is kept, who comes next."""
+"""FairLimiter: what one owner may hold, what is kept, who comes next."""
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from relay.access.owners import ADMINISTRATOR_ID
-from relay.http.shares import Crowded, Shares
+from relay.http.fair_limiter import Crowded, FairLimiter
 
 
 def test_an_owner_has_his_share_and_the_administrator_what_is_kept():
     """No owner more than his share, all of them not what is kept; what is given back is free."""
-    shares = Shares(10, 5, kept=2)
-    assert shares.take("a", 3)
-    assert shares.take("a", 3) is None
-    second = shares.take("a", 2)
+    limiter = FairLimiter(10, 5, kept=2)
+    assert limiter.take("a", 3)
+    assert limiter.take("a", 3) is None
+    second = limiter.take("a", 2)
     assert second
-    assert shares.take("b", 4) is None
-    assert shares.take("b", 3)
-    assert shares.take("c", 1) is None
-    assert shares.take(ADMINISTRATOR_ID, 2)
-    assert shares.take(ADMINISTRATOR_ID, 1) is None
+    assert limiter.take("b", 4) is None
+    assert limiter.take("b", 3)
+    assert limiter.take("c", 1) is None
+    assert limiter.take(ADMINISTRATOR_ID, 2)
+    assert limiter.take(ADMINISTRATOR_ID, 1) is None
     second.release()
     second.release()
-    assert shares.take("c", 2)
-    assert shares.take("d", 1) is None
+    assert limiter.take("c", 2)
+    assert limiter.take("d", 1) is None
 
 
 def test_what_is_larger_than_a_share_counts_as_one():
     """It fits where its owner holds nothing, or nobody could ever have it."""
-    shares = Shares(8, 2)
-    held = shares.take("a", 100)
+    limiter = FairLimiter(8, 2)
+    held = limiter.take("a", 100)
     assert held
     assert held.amount == 2
-    assert shares.take("a", 1) is None
+    assert limiter.take("a", 1) is None
     held.shrink(1)
-    assert shares.take("a", 1)
+    assert limiter.take("a", 1)
 
 
 async def test_who_holds_least_comes_next():
     """A second owner's first turn comes before the first owner's third, who asked earlier."""
-    shares, order = Shares(2, 2), []
+    limiter, order = FairLimiter(2, 2), []
     leave = {name: trio.Event() for name in ("a1", "a2", "a3", "b1")}
 
     async def one(name: str) -> None:
-        async with shares.turn(name[0]):
+        async with limiter.turn(name[0]):
             order.append(name)
             await leave[name].wait()
 
@@ -61,14 +61,14 @@ async def test_who_holds_least_comes_next():
 
 async def test_who_leaves_while_waiting_takes_nothing():
     """Cancelled before or with the grant: the place is free for the next; many waiters are told."""
-    shares = Shares(1, 1, waiting=16)
-    held = shares.take("a")
+    limiter = FairLimiter(1, 1, waiting=16)
+    held = limiter.take("a")
     assert held
     scope = trio.CancelScope()
 
     async def wait() -> None:
         with scope:
-            async with shares.turn("b"):
+            async with limiter.turn("b"):
                 await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
@@ -76,13 +76,13 @@ async def test_who_leaves_while_waiting_takes_nothing():
         await wait_all_tasks_blocked()
         held.release()
         scope.cancel()
-    held = shares.take("a")
+    held = limiter.take("a")
     assert held
     async with trio.open_nursery() as nursery:
         for _ in range(16):
-            nursery.start_soon(shares.turn("b").__aenter__)
+            nursery.start_soon(limiter.turn("b").__aenter__)
         await wait_all_tasks_blocked()
         with pytest.raises(Crowded):
-            async with shares.turn("b"):
+            async with limiter.turn("b"):
                 pass
         nursery.cancel_scope.cancel()

@@ -1,0 +1,40 @@
+"""The channels of NOTIFY: by which the database, and relays among themselves, wake each other.
+
+A payload is keys joined by commas, cut to what a notification may hold; "*" and the empty one
+concern everybody on the channel.  Each notification is a hint: whoever waits also looks by himself.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MESSAGES: Final = "relay_messages"
+"""Mail was accepted, and waits for its summary.  By a trigger; no keys."""
+SUMMARIES: Final = "relay_summaries"
+"""Mail became readable.  By the summariser; the ids of mailboxes."""
+EXPIRY: Final = "relay_expiry"
+"""A mailbox was made or changed that ends then.  By a trigger; one instant, in epoch seconds."""
+MAILBOXES: Final = "relay_mailboxes"
+"""Mailboxes were changed, closed or removed.  By triggers; their ids."""
+OUTBOUND: Final = "relay_outbound"
+"""Mail to be sent is due.  By relays and `relay.send`; lanes, or `high`."""
+WEBHOOKS: Final = "relay_webhooks"
+"""A webhook is to be told something.  By triggers; no keys."""
+DEVICES: Final = "relay_devices"
+"""Blobs were stored in PostgreSQL.  By a trigger; the devices' keys, in hexadecimal digits."""
+SESSIONS: Final = "relay_sessions"
+"""Page sessions ended.  By a trigger; their ids."""
+TOKENS: Final = "token_insert"
+"""Tokens wait for their letters.  By triggers, under the name that the documents give; no keys."""
+
+ALL: Final = (
+    MESSAGES,
+    SUMMARIES,
+    EXPIRY,
+    MAILBOXES,
+    OUTBOUND,
+    WEBHOOKS,
+    DEVICES,
+    SESSIONS,
+    TOKENS,
+)
