@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import trio
+from pydantic import TypeAdapter, ValidationError
 
 from relay.crypto import hash_token, tokens_equal
 from relay.db.channels import SESSIONS
@@ -43,6 +44,7 @@ from relay.mailboxes.visibility import Credential
 MAX_TOKEN = 512
 """Characters beyond which a credential is not even looked up."""
 
+_BOOLEAN = TypeAdapter(bool)
 _PATIENCE = 5.0  # s; a stream does not stand still longer for a database that does not answer
 
 
@@ -148,7 +150,7 @@ class Authorisation:
             operator, own = await self._of_page()
             if own is not None:
                 credential = Credential(own.holder.token_hash)
-                mailbox = await deps.store.find(self._address, credential)
+                mailbox = await self._find(credential)
                 if mailbox is not None:
                     return Admitted(None, mailbox, own)
             if operator is not None:
@@ -159,7 +161,7 @@ class Authorisation:
         credential = Credential(token_hash)
         if may:
             credential = Credential(token_hash, known.owner_id, known.administrator)
-        mailbox = await deps.store.find(self._address, credential)
+        mailbox = await self._find(credential)
         if mailbox is None:
             if self._connection.scope.get("method") == "DELETE":
                 await deps.store.confirm_gone(self._address, credential)
@@ -170,6 +172,10 @@ class Authorisation:
                     raise missing_scope(scope)
             raise mailbox_not_found()
         return Admitted(caller, mailbox, session)
+
+    async def _find(self, credential: Credential) -> Mailbox | None:
+        deleted = self._operation.purges and _says_yes(self._connection.args.get("purge", ""))
+        return await self._deps.store.find(self._address, credential, deleted=deleted)
 
     async def _of_page(self) -> tuple[tuple[Caller, PageSession] | None, PageSession | None]:
         """Return the operator with his page session, and the mailbox's page session."""
@@ -270,6 +276,13 @@ async def _of_mailbox(
     caller = await identify(deps, bearer) if bearer else None
     known = session is not None and 0 < len(session) <= MAX_TOKEN
     return caller, hash_token(session or "") if known else None
+
+
+def _says_yes(text: str) -> bool:
+    try:
+        return _BOOLEAN.validate_python(text)
+    except ValidationError:
+        return False  # said to whoever passes
 
 
 def _bearer(headers: Mapping[str, str]) -> str | None:

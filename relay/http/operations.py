@@ -95,6 +95,7 @@ class Operation:
     any_host: bool = False  # whether probes that know no name of ours may ask, by any Host
     ticket: float = 0.0  # s that a ticket of the page opens it, in the URL; 0: none does
     limited: bool = True  # whether callers without a key are charged by their address
+    purges: bool = False  # with MAILBOX and ?purge=true: also one that was deleted before
     stores: bool = False  # it adds data: refused while the disk is nearly full
     details: str = ""
 

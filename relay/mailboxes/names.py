@@ -6,8 +6,9 @@ speak for it.  So these names (RFC 2142, the CA/B list and its forerunners, the 
 and of letters that nobody answers) are `reserved`, whoever asks for one but the administrator.
 
 Promises
-- Case, dots, hyphens and other signs, a part behind a plus, full-width and accented letters, and
-  letters of other scripts that look like Latin ones make no difference.
+- Case, dots, hyphens and other signs, a part behind a plus, full-width and accented letters,
+  letters with a stroke, a bar or a hook, what fonts do not show, and letters of other scripts that
+  look like Latin ones make no difference.
 - An anonymous local part is ASCII: `[a-z0-9._+-]+`.
 
 Digits are not taken for letters (`adm1n` is a name of its own), and words around a role name make
@@ -56,7 +57,7 @@ _LOOKALIKES = {
     "l": "ӏιіıɭꓡꮮʟ",
     "m": "мꓟꮇᴍⲙμ",
     "n": "ոռпηνꓠⲛɴ",
-    "o": "оοօᴏꓳⲟჿσ",
+    "o": "оοօᴏꓳⲟჿσɵө",
     "p": "рρⲣꓑꮲᴘ",
     "r": "гᴦⲅꭈꮁꓣꮢʀꭱ",
     "s": "ѕꜱꓢꮪƽ",
@@ -68,12 +69,27 @@ _LOOKALIKES = {
 }
 
 
+# Letters by their category, and shown as nothing (Default_Ignorable_Code_Point).
+_UNSEEN = frozenset("\u115f\u1160\u3164\uffa0")
+
+
 def folded(local_part: str) -> str:
     """What is left of a local part without case, marks, signs and what stands behind a plus."""
     plain = unicodedata.normalize("NFKD", local_part).casefold()
     plain = unicodedata.normalize("NFKD", plain)  # case folding may compose
     head = plain.lstrip("+.-_").partition("+")[0]
-    return "".join(character for character in head if character.isalnum())
+    return "".join(_plain(each) for each in head if each.isalnum() and each not in _UNSEEN)
+
+
+def _plain(letter: str) -> str:
+    """A letter without its stroke, bar, hook or tail, of which NFKD leaves it whole: ø is o."""
+    base, with_, _ = unicodedata.name(letter, "").partition(" WITH ")
+    if letter.isascii() or not with_:
+        return letter
+    try:
+        return unicodedata.lookup(base)
+    except KeyError:
+        return letter
 
 
 def random_local_part() -> str:

@@ -40,7 +40,7 @@ from relay.mailboxes.records import (
 )
 from relay.mailboxes.usage import Usage
 from relay.mailboxes.values import decode_cursor, encode_cursor, parse_uuid
-from relay.mailboxes.visibility import ALLOWED, LIVE, Credential
+from relay.mailboxes.visibility import ALLOWED, DELETED, LIVE, Credential
 from relay.public import BadUrl, check_url
 
 _PURGED_ROWS, _PURGED_BYTES = 1000, 32 * 2**20  # a statement
@@ -198,9 +198,14 @@ class Store:
             )
         raise AddressTaken(f"{chosen or domain} is taken")
 
-    async def find(self, address: str, credential: Credential) -> Mailbox | None:
+    async def find(
+        self, address: str, credential: Credential, *, deleted: bool = False
+    ) -> Mailbox | None:
         """The live mailbox at `address`, if `credential` may see it; else None, whatever the
-        reason.  Without its usage."""
+        reason.  Without its usage.
+
+        `deleted`: also one that was deleted before its time, to be purged.
+        """
         try:
             spelled = canonical(address)
         except ValueError:
@@ -210,9 +215,9 @@ class Store:
             SELECT {MAILBOX_COLUMNS}
             FROM relay.mailboxes b
             WHERE b.address = %(address)s
-              AND {LIVE}
+              AND {f"({LIVE} OR {DELETED})" if deleted else LIVE}
               AND {ALLOWED}
-            """,  # noqa: S608 - constants of this module only
+            """,  # noqa: S608 - constants of ours only
             {"address": spelled, **credential.values()},
         )
         return Mailbox(*row) if row else None
@@ -329,7 +334,7 @@ class Store:
         return changed > 0
 
     async def purge(self, mailbox_id: UUID) -> bool:
-        """Close a live mailbox and delete it with all that is in it.  False if it was not live.
+        """Delete a mailbox, live or deleted before, with all that is in it.  False without one.
 
         Closed at the beginning of time it is what the reaper takes first, so that a purge which
         breaks off is finished by the next round.
@@ -339,7 +344,7 @@ class Store:
             UPDATE relay.mailboxes b
             SET is_active = false, closed_at = '-infinity'
             WHERE b.id = %s
-              AND {LIVE}
+              AND ({LIVE} OR {DELETED})
             """,  # noqa: S608 - constants of this module only
             (mailbox_id,),
         )

@@ -15,6 +15,8 @@ from relay.crypto import hash_token
 
 LIVE = "b.is_active AND b.expires_at > now()"
 """The mailbox accepts and shows mail."""
+DELETED = "NOT b.is_active AND b.closed_at < b.expires_at"
+"""Somebody deleted the mailbox before its time; it can only be purged (an expired one cannot)."""
 # NULL = NULL is not true, so a credential without a token or a key matches by neither.
 ALLOWED = "(%(administrator)s OR b.token_hash = %(token_hash)s OR b.owner_id = %(owner_id)s)"
 """One of the credentials of `Credential.values` opens the mailbox."""

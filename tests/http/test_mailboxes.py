@@ -212,9 +212,38 @@ async def test_a_deleted_mailbox_is_gone_for_its_owner_too(house: House):
     assert again.content == never.content
 
 
+@pytest.mark.parametrize("whose", ["anonymous", "key", "administrator"])
+async def test_a_deleted_mailbox_can_be_purged_by_whoever_had_it(house: House, whose: str):
+    """Deleting keeps the rows for a while; a purge takes them then, too, and frees the address."""
+    _, stranger = await house.keys.create("other", ["read", "send"])
+    holders = {"administrator": house.admin}
+    _, token = await house.keys.create("ci", ["read", "send"])
+    holders["key"] = {"Authorization": f"Bearer {token}"}
+    maker = {} if whose == "anonymous" else holders["key"]
+    made = await house.client.post(BASE, json={"local_part": "again"}, headers=maker)
+    holders["anonymous"] = {"X-Session-Token": made.json()["session_token"] or ""}
+    path = f"{BASE}/{made.json()['address']}"
+    await house.deliver(made.json()["address"])
+    assert (await house.client.delete(path, headers=holders[whose])).status_code == 204
+    for headers in ({}, {"Authorization": f"Bearer {stranger}"}):
+        refused = await house.client.delete(f"{path}?purge=true", headers=headers)
+        assert refused.status_code == 404
+    for query in ("", "?purge=false", "?purge=nonsense"):
+        again = await house.client.delete(path + query, headers=holders[whose])
+        assert again.status_code == 404
+    purged = await house.client.delete(f"{path}?purge=1", headers=holders[whose])
+    assert purged.status_code == 204
+    assert await house.pool.fetch_value("SELECT count(*) FROM relay.messages") == 0
+    twice = await house.client.delete(f"{path}?purge=true", headers=holders[whose])
+    assert twice.status_code == 404
+    assert (await house.client.post(BASE, json={"local_part": "again"})).status_code == 201
+
+
 async def test_an_expired_mailbox_is_gone_from_that_instant(house: House):
     """No ticker runs here: the time alone ends it."""
     address, token = await house.mailbox()
     await house.expire(address)
     for credential in (token, house.admin):
         assert (await house.client.get(f"{BASE}/{address}", headers=credential)).status_code == 404
+        purged = await house.client.delete(f"{BASE}/{address}?purge=true", headers=credential)
+        assert purged.status_code == 404

@@ -41,6 +41,38 @@ def test_names_that_look_like_a_role_name_are_reserved(name: str):
 @pytest.mark.parametrize(
     "name",
     [
+        "ađmin",
+        "suᵽport",
+        "røøt",
+        "pøstmaster",
+        "secuɍity",
+        "aƀuse",
+        "infø",
+        "rooŧ",
+        "nøreply",
+        "maiłer-daemon",
+        "ɦostmaster",
+        "ƚetters",
+        "suрpoɍŧ",
+    ],
+)
+def test_letters_with_a_stroke_make_no_other_name(name: str):
+    """A bar, a stroke or a hook through a letter hides no role name."""
+    assert not name.isascii()
+    assert NAMES.reserves(name)
+
+
+@pytest.mark.parametrize("filler", ["\u115f", "\u1160", "\u3164", "\uffa0"])
+def test_what_is_not_shown_makes_no_other_name(filler: str):
+    """Hangul fillers are letters that no font shows."""
+    for name in (f"ad{filler}min", f"{filler}root", f"postmaster{filler}"):
+        assert NAMES.reserves(name)
+        assert NAMES.reserves_address(f"{name}@relay.localhost")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
         "ada",
         "adm1n",
         "rooted",
@@ -50,6 +82,8 @@ def test_names_that_look_like_a_role_name_are_reserved(name: str):
         "x",
         "мама",
         "鈴木",
+        "søren",
+        "한글",
         "",
     ],
 )

@@ -226,9 +226,11 @@ def register(api: Api) -> None:
             (Answer(204, "it accepts and shows nothing from now on"), MAILBOX_NOT_FOUND),
             scope="send",
             query=PurgeQuery,
+            purges=True,
             details="Its rows are reclaimed after the retention. With purge they are deleted "
-            "before the answer, and the address may be made again. One with very much mail is "
-            "closed, and what is left deleted by the reaper's next round (503).",
+            "before the answer, also of a mailbox that was deleted before, and the address may be "
+            "made again. One with very much mail is closed, and what is left deleted by the "
+            "reaper's next round (503).",
         ),
     )
     async def delete(call: Call) -> Response:
