@@ -244,7 +244,7 @@ class Keys:
 
 
 def _sender(text: str) -> str:
-    """One of a key's `senders`, as it is compared."""
+    """One of a key's `senders` in the spelling that addresses are compared in."""
     text = text.strip()
     if text == OWN:
         return text

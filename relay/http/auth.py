@@ -1,6 +1,6 @@
-"""Who calls, and whether they may.
+"""Authentication and authorisation: who calls, and whether they may.
 
-Three credentials: the administrator's token and API keys (`Authorization: Bearer`), and a
+There are three credentials: the administrator's token and API keys (`Authorization: Bearer`), and a
 mailbox's session token (`X-Session-Token`, on streams also `?token=`).  The operator's page has
 page sessions instead (`page_sessions.py`), each known by a cookie and by a secret of the page
 (`cookies.py`); they count where no header names a credential.
@@ -9,8 +9,6 @@ Promises
   * Tokens are compared as hashes, the administrator's in constant time.
   * On a mailbox, no credential, a wrong one and a foreign one are one answer, after the same
     look-up: nobody learns whether an address exists.
-  * Host must name this relay (but for health) and Origin must be its own page, on WebSockets too;
-    so no other site's script reaches it, not even through a name made to resolve to this machine.
   * A cookie alone is no credential, and neither is what the page alone holds.
   * A stream does not outlive its key by more than two keep-alives, and ends at once with its page
     session's (`Admission`).
@@ -69,7 +67,7 @@ class Admitted(NamedTuple):
 
 
 class Authorisation:
-    """Identification of one call: begun when it came, and repeated while it is answered.
+    """Finds out who makes one call and whether they may: when it comes, and again later on.
 
     `connection` is Quart's request or websocket, `address` the mailbox that its path names.
     """
@@ -84,10 +82,10 @@ class Authorisation:
         self._came_at = time.time()  # a ticket that was in time stays so for a long answer
 
     def payer(self) -> Caller | None:
-        """Return whom the call is charged to before any look-up: None is the address.
+        """Return the caller whom to charge for the call; None: charge the client's address.
 
-        A key counts from the first time on that it was found good, and until it is found revoked;
-        so does a page session.  It says nothing of what the caller may: that is `authorise`'s,
+        It asks nobody: a key and a page session are believed from the first time that they were
+        found good until they are found revoked.  What the caller may is `authorise`'s to say,
         which looks them up.
         """
         deps, operation, headers = self._deps, self._operation, self._connection.headers
@@ -178,7 +176,7 @@ class Authorisation:
         return await self._deps.store.find(self._address, credential, deleted=deleted)
 
     async def _of_page(self) -> tuple[tuple[Caller, PageSession] | None, PageSession | None]:
-        """Return the operator with his page session, and the mailbox's page session."""
+        """Return the operator with their page session, and the mailbox's page session."""
         operator: tuple[Caller, PageSession] | None = None
         own: PageSession | None = None
         for session, key in await self._deps.sessions.find(self._shown(), self._proof()):
@@ -206,7 +204,7 @@ class Authorisation:
 
 
 class Admission:
-    """Whether a call that was let in still would be, for those that answer for long.
+    """Checks again, while a call is answered for long, whether it would still be let in.
 
     `again` is `Authorisation.authorise` of the same call, so that the two cannot differ.  It runs
     once `every` seconds have passed since it last did, and at once when the call's page session may
@@ -231,7 +229,7 @@ class Admission:
         self._refusal: Problem | None = None
 
     async def refusal(self) -> Problem | None:
-        """Return what the call would be refused with by now, or None; an outage refuses nobody."""
+        """Return what the call would be refused with now, or None; an outage refuses nobody."""
         if self._news is not None and self._news.woken:
             await self._news.wait()
             self._due = -math.inf
@@ -248,7 +246,7 @@ class Admission:
 
     @contextmanager
     def watched(self) -> Iterator[Recheck]:
-        """Hear of the end of the call's page session while in the block: give what waits for it."""
+        """Watch the call's page session while in the block; what is given returns when it ends."""
         if self._session is None:
             yield trio.sleep_forever
             return

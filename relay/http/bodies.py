@@ -1,4 +1,4 @@
-"""Request bodies that take memory only as their call is known.
+"""Request bodies: a large one is read only when the caller may send it and there is room for it.
 
 Promises
   * Before it is known who calls and what, a body takes `MAX_BODY` at most: what follows stays in

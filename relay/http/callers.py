@@ -53,7 +53,7 @@ def owner_of(caller: Caller | None, connection: Any, trusted: Collection[str]) -
 
 
 def address_of(connection: Any, trusted: Collection[str] = ()) -> str:
-    """Return whom a call without a key is charged to: its `peer_key`, or "" when nobody knows.
+    """Return the address that a call came from, as its `peer_key`; "" when nobody knows.
 
     `trusted`: proxies whose last `X-Forwarded-For` is believed.
     """

@@ -1,7 +1,7 @@
-"""Gauges of what waits in the database: counted now and then, and shown as it was counted last.
+"""Gauges of what waits in the database: a task counts in the background, `/metrics` shows the last.
 
-`/metrics` never asks the database: a task counts in the background, one statement for all, so that
-the figures are of one moment.  It rests `_REST` times as long as it took, at least `EVERY`: with a
+So `/metrics` never asks the database.  One statement counts all, so that the figures are of one
+moment.  The task rests `_REST` times as long as it took, at least `EVERY`: with a
 million queued messages it looks less often and costs the same.
 
 Fails: never.  While the database is away there is nothing to show; figures that are older than

@@ -1,7 +1,7 @@
-"""What the control plane is given: narrow parts, so that it knows nobody it need not know.
+"""The dependencies of the control plane: all that its calls use, handed in when it is made.
 
-The application imports no actor and no supervisor; those are the Protocols below.  All of it
-is wired once, by `actors/control.py`.
+The application imports no actor and no supervisor: it sees them as the Protocols below.
+`actors/control.py` makes the `Deps`, once.
 """
 
 from __future__ import annotations

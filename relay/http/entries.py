@@ -1,4 +1,4 @@
-"""What lists of a caller's own entries have in common: how they are paged, and how one is removed.
+"""The two calls that every list of a caller's own things has: show a page of it, remove an entry.
 
 Senders, suppressions, webhooks and keys are such lists; each declares here that it can be listed
 and its entries removed, and says beside it how one is made.  A list goes by one column, which is
@@ -24,8 +24,10 @@ T = TypeVar("T")
 
 
 class Column(NamedTuple):
-    """What a list goes by: its name in an entry, and what a text becomes as a cursor and as the
-    name of an entry; ValueError where it can be neither.
+    """The column that orders a list and names its entries.
+
+    `name` is the field of an entry; `cursor` and `entry` read it from a text, as a cursor and as
+    the name of an entry.  Both raise ValueError for what cannot be one.
     """
 
     name: str

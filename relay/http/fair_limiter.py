@@ -9,11 +9,11 @@ Promises
     `kept` to the administrator.
   * What comes free goes to the owner, of those that wait, who holds least; among equals to the one
     who came first.
-  * Whoever is cancelled while he waits leaves nothing taken.
+  * Whoever is cancelled while waiting leaves nothing taken.
 
 Fails: never; what does not fit is refused (`take`) or waits (`turn`).
 
-Why not one limiter for all: the first to come would hold it for as long as he is slow.
+Why not one limiter for all: the first to come would hold it for as long as they are slow.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Reading a live feed for a client: with a bound on silence, and an end when the relay stops or
-the client may read it no more."""
+"""Live feeds (the log, the tree's events) for one client: never silent for long, and ended in time.
+
+A feed ends when the relay stops, and when the client would not be let in any more.
+"""
 
 from __future__ import annotations
 

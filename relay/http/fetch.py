@@ -1,4 +1,4 @@
-"""A careful GET: to an address already checked, bounded in time and size.
+"""GET over https: from a host that the caller has checked, bounded in time and size, no redirects.
 
 `fetch` is for certificates and confirmations, `fetch_object` for letters in S3.
 """

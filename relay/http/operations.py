@@ -1,4 +1,4 @@
-"""What a call is: who may make it, what it takes, what it answers; declared once, enforced.
+"""The declaration of a call: who may make it, what it takes, what it answers.
 
 An `Operation` stands beside its handler.  The same declaration authenticates, authorises,
 validates, limits the body, and is read by `openapi.py`, so the description cannot drift from
@@ -108,7 +108,7 @@ Recheck = Callable[[], Awaitable[None]]
 
 
 class StillAdmitted(Protocol):
-    """Whether a call that was let in still would be (`auth.Admission`)."""
+    """Tells whether a call that was let in would still be (`auth.Admission`)."""
 
     async def refusal(self) -> Problem | None: ...
     def watched(self) -> AbstractContextManager[Recheck]: ...
@@ -118,8 +118,9 @@ class StillAdmitted(Protocol):
 class Call:
     """What a handler is given, checked: `caller`, `mailbox` as its operation's access says.
 
-    `session` is the page session that authorised the call, if one did.  Who answers for long asks
-    for the `refusal`, again and again, above all in `recheck`, and ends with it.
+    `session` is the page session that authorised the call, if one did.  A handler that answers for
+    long asks for the `refusal` from time to time, and at once when a `Recheck` returns, and ends
+    with it.
     """
 
     caller: Any

@@ -1,4 +1,4 @@
-"""Page sessions, on the server: who is signed in to the page, until when, and by which secrets.
+"""The sessions of the operator's page: who is signed in, until when, and by which secrets.
 
 A session is a row of `relay.page_sessions`, shared by all relays on the database.  It stands for a
 credential: the administrator's token, an API key, or a mailbox's session token.  Its two secrets
@@ -7,9 +7,9 @@ one.
 
 Promises
   * A session ends by signing out, by age, and with what it stands for: a key's with its
-    revocation, an administrator's with the next start of the relay that let him in (which has
-    another token).  From that commit on its cookie, page key and tickets open nothing on any relay;
-    streams hear of it by NOTIFY.
+    revocation, an administrator's with the next start of the relay that let them in (which
+    has another token).  From that commit on its cookie, page key and tickets open nothing on any
+    relay; streams hear of it by NOTIFY.
   * A sign-in code is used once, whichever relay it is shown to.
   * The administrator's page works while the database is away, when it is needed most: sessions
     that this process saw good go on, and signing in makes one of this process alone.
@@ -135,7 +135,7 @@ class PageSessions:
     async def open(
         self, holder: Holder, lasts: float = SESSION_AGE, replacing: Sequence[bytes] = ()
     ) -> Opened:
-        """Make a session of `lasts` seconds, instead of its holder's one of a cookie given."""
+        """Make a session of `lasts` seconds; the holder's own of the cookies `replacing` end."""
         cookie, page_key = secrets.token_urlsafe(32), "rp_" + secrets.token_urlsafe(32)
         session = PageSession(
             uuid4(), holder, hash_token(cookie), hash_token(page_key), trio.current_time() + lasts
@@ -216,7 +216,7 @@ class PageSessions:
             del self._ended_unknown[next(iter(self._ended_unknown))]
 
     def _taken(self, pairs: set[_Pair]) -> None:
-        """The database has no session of these any more."""
+        """Note that the database has no session of these any more."""
         self._ended -= pairs
         for pair in pairs:
             self._ended_unknown.pop(pair, None)
@@ -238,7 +238,10 @@ class PageSessions:
         return code
 
     async def redeem(self, code: str) -> Holder | None:
-        """Use a code up: the administrator it was made for, or None if it opens nothing (more)."""
+        """Use a sign-in code up.
+
+        Returns the administrator that it was made for, or None if it is unknown, used or too old.
+        """
         row = await self._pool.fetch_row(
             """
             DELETE FROM relay.page_links
@@ -255,7 +258,7 @@ class PageSessions:
     # Looking up ------------------------------------------------------------------------------
 
     async def find(self, shown: Shown, proof: Proof) -> list[tuple[PageSession, ApiKey | None]]:
-        """Return the live sessions whose cookies are shown and `proof` holds of.
+        """Return the live sessions whose cookies are shown, and for which `proof` holds.
 
         With a session of a key comes the key.  At most one is of a mailbox and one of another kind.
         """

@@ -324,9 +324,9 @@ class Lookups:
         self._asked = trio.lowlevel.ParkingLot()
 
     def find(self, address: str) -> Question:
-        """Ask why no mail is taken for this canonical address: unknown, expired; None: it is.
+        """Return why a canonical address takes no mail (unknown, expired), or None if it does.
 
-        What is over includes what was deleted; of what is full the answer raises `OverQuota`.
+        A deleted mailbox is expired, too; of a full one the answer raises `OverQuota`.
         """
         question = Question(address)
         self._questions.append(question)

@@ -30,7 +30,7 @@ _ANYWHERE = """
 
 
 class Arrivals:
-    """What arrives in the mailboxes of one relay."""
+    """Answers those who wait for mail in the mailboxes of one relay."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -46,9 +46,7 @@ class Arrivals:
         """The oldest parsed message that matches; None if the mailbox is no longer live.
 
         `sender` and `subject` are sub-strings without regard to case; `after` (see
-        `parse_after`) is exclusive.  Order is that in which messages became readable, so a
-        caller that passes the id it got last sees every message once, also when a message that
-        came earlier took longer to parse.  Nothing is marked read.
+        `parse_after`) is exclusive: with the id of the message before, every message comes once.
         """
         seq = await self._seq(mailbox_id, after) if isinstance(after, UUID) else None
         values: dict[str, Any] = {

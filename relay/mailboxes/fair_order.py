@@ -1,4 +1,4 @@
-"""Which messages are parsed next, so that no mailbox's mail waits for another's.  Pure.
+"""In which order messages are parsed, so that no mailbox's mail waits for another's.  Pure.
 
 Promises
 - The mailbox that has had the least of the parser's time lately comes first, and from each
@@ -44,7 +44,7 @@ class Waiting(NamedTuple):
 
 
 class FairOrder:
-    """Who has had how much of the parser's time."""
+    """Chooses what is parsed next by what each mailbox has had of the parser's time."""
 
     def __init__(self) -> None:
         self._had: dict[bytes, float] = {}

@@ -1,9 +1,9 @@
-"""Chunks: what spares a search in a large mailbox the reading of nearly all its messages.
+"""The search index of large mailboxes: chunks of messages, each with a filter of what is in it.
 
-A chunk is a run of a mailbox's messages, in the order in which they became readable, with a filter
-(`relay.mailboxes.grams`) of their senders, subjects and bodies.  `grow` makes the next one;
-`candidates` gives those that may hold what is looked for.  What is in no chunk yet, the tail, is
-read as ever.
+With it a search reads next to none of the messages that cannot match.  A chunk is a run of a
+mailbox's messages, in the order in which they became readable; its filter (`relay.mailboxes.grams`)
+is of their senders, subjects and bodies.  `grow` makes the next chunk; `candidates` gives those
+that may hold what is looked for.  What is in no chunk yet, the tail, is read as ever.
 
 Promises
 - Every message that is in no chunk has a `seq` above `mark`, or no summary yet.

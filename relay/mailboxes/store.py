@@ -11,7 +11,7 @@ Promises
 
 Fails with `DatabaseUnavailable` (temporary) from the pool, `Invalid` for a value that cannot be
 used, `AddressTaken` for a local part in use (by a closed mailbox too, until it is reclaimed: an
-address that comes back to a stranger would show him somebody else's mail).
+address that comes back to a stranger would show them somebody else's mail).
 
 Why one statement a call: a look-up followed by a read would have a gap in which a mailbox can
 expire, and a transaction over two statements costs more round trips than one join.
@@ -192,7 +192,7 @@ class Store:
             if row is not None:
                 return Created(replace(Mailbox(*row), usage=Usage(0, 0, *limits)), token)
         if chosen:
-            # Said to somebody who may have made it himself, and was not told so.
+            # Whoever hears this may have made it themselves, and not been told so.
             await self._pool.fetch_durable(
                 "SELECT FROM relay.mailboxes WHERE address = %s", (chosen,)
             )

@@ -1,4 +1,4 @@
-"""`/api/v1/keys`: who else may call.
+"""`/api/v1/keys`: API keys, made, listed, renewed and revoked.
 
 A key outlives the page session that makes or renews it, so the page must show a token again before
 it does: whoever takes a session over cannot keep what it opens.

@@ -1,11 +1,11 @@
-"""`…/messages`: what arrived in a mailbox; read, raw, shown in a sandbox, taken apart.
+"""`…/{address}/messages`: the messages of a mailbox, their raw bytes, HTML and attachments.
 
 Promises
   * `raw` is byte for byte what was accepted.
   * A message's HTML runs no script, loads nothing from outside, not so much as connects there,
     and shares no origin with the relay's pages; an attachment is always a download, under a name
     that is only a name.
-  * Attachments are taken apart in threads, a few at a time.
+  * Attachments are extracted where hostile mail hurts nobody (`Deps.attachment`), a few at a time.
   * A slow reader holds one piece of a message, or one attachment.  No owner (a key, or the address
     of one without a key) holds more than a quarter of the memory that there is for them, or more
     than some of the turns in which they are loaded; some of both is the administrator's.

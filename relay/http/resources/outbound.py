@@ -2,7 +2,7 @@
 
 A message is its owner's: the holder of the key that sent it, and nobody else but the
 administrator, finds it.  The administrator sees the state of every message, but recipient and
-subject only of his own (those sent with his token, and by `relay.send` in SQL).
+subject only of their own (those sent with their token, and by `relay.send` in SQL).
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def register(api: Api) -> None:
             (Answer(200, "a page of them", list[OutboundMessage], headers=NEXT),),
             scope="send",
             query=OutboundQuery,
-            details="The holder of a key sees his own. The administrator sees everybody's, "
-            "recipient and subject of his own only. Asked for by priority or domain, a page may "
+            details="The holder of a key sees their own. The administrator sees everybody's, "
+            "recipient and subject of their own only. Asked for by priority or domain, a page may "
             "hold less than its limit, or nothing, and still have a next one.",
         ),
     )

@@ -149,7 +149,7 @@ def register(api: Api) -> None:
             body=NewMessage,
             max_body=SEND_BODY,
             stores=True,
-            details="Each recipient gets a message of his own and sees no other's address. With "
+            details="Each recipient gets a message of their own, and sees no other's address. With "
             "an Idempotency-Key header (1 to 255 bytes) the same call again within 24 hours gives "
             "the same answer and sends nothing; keys belong to the credential. Any address may "
             "be `from`, except that role names (postmaster, noreply …) of the relay's own domains "
@@ -288,9 +288,9 @@ def _decoded(item: NewAttachment, index: int) -> bytes:
 
 
 def answer_refusal(error: Exception) -> Problem | None:
-    """Return the problem that a refusal of the outbound queue is, or None for any other error.
+    """Map an error of the outbound queue to its HTTP problem; None for any other error.
 
-    No address is repeated: a refusal may be logged by whoever gets it.
+    No address is repeated: whoever gets the answer may log it.
     """
     if isinstance(error, message.MalformedMessage):
         return _invalid([f"{error.field}: it {str(error).removeprefix(error.field).strip()}."])

@@ -1,7 +1,8 @@
-"""`/api/v1/session`, `…/{address}/session`, `…/{address}/tickets`: page sessions, for the
-operator's page: a token for a cookie and a page key, and what stands for those in a URL.
+"""`/api/v1/session`, `…/{address}/session`, `…/{address}/tickets`: signing in to the page.
 
-What the two are is in `cookies.py`, how long they live in `page_sessions.py`.
+The page sends a token, or the code of a sign-in link, and gets a cookie and a page key, which are
+explained in `cookies.py`; a ticket stands for the key where a browser can only send a URL.  How
+long they live is in `page_sessions.py`.
 """
 
 from __future__ import annotations

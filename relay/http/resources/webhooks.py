@@ -1,4 +1,4 @@
-"""`/api/v1/webhooks`: who is told what became of his mail; and a mailbox's own webhook."""
+"""`/api/v1/webhooks`: URLs that are told what became of one's mail; and a mailbox's own webhook."""
 
 from __future__ import annotations
 
