@@ -69,8 +69,8 @@ OUTCOMES: dict[tuple[str, str], dict[str, str]] = {
     },
     ("relay_tokens_consumed_total", "outcome"): {
         "signature": "",
-        "consumed": "tests/http/test_tokens.py::test_the_counters_name_nobody",
-        "remembered": "tests/http/test_tokens.py::test_the_counters_name_nobody",
+        "consumed": "tests/http/resources/test_tokens.py::test_the_counters_name_nobody",
+        "remembered": "tests/http/resources/test_tokens.py::test_the_counters_name_nobody",
         "guesses": f"{_CONSUMED}test_codes_cannot_be_tried_out",
         "state": f"{_CONSUMED}test_a_suspended_account_uses_nothing_up",
     },

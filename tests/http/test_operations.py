@@ -11,8 +11,8 @@ import trio
 from relay.http.app import create_app
 from relay.http.openapi import describe
 from tests.http.conftest import SMALL, House
+from tests.http.resources.test_streams import in_thread
 from tests.http.test_gate import inert, routes
-from tests.http.test_streams import in_thread
 
 TREE = "/api/v1/supervision"
 

@@ -32,8 +32,8 @@ from relay.http.page_sessions import SESSION_AGE, Holder, Opened, PageSessions
 from relay.http.tickets import PREVIEW, STREAM
 from tests.db.cluster import Cluster
 from tests.http.conftest import House, open_house
+from tests.http.resources.test_streams import connect, in_thread
 from tests.http.test_gate import MISSING, routes
-from tests.http.test_streams import connect, in_thread
 
 KEYS = (b"k" * 32, b"o" * 32)
 HEADER = "X-Relay-Page-Key"
