@@ -25,14 +25,13 @@ from quart_trio.wrappers import TrioRequest
 from quart_trio.wrappers.request import TrioBody
 from werkzeug.exceptions import RequestTimeout
 
+from relay.http.deps import Limits
 from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import MAX_BODY, Operation
 from relay.http.problems import unavailable
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable
-
-    from relay.http.deps import Limits
 
 
 STEP = 64 * 1024

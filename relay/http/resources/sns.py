@@ -74,7 +74,7 @@ _LETTERS = 4  # that are fetched from S3 at once: each is in memory
 _PATIENCE = 15.0  # s; SNS itself waits as long
 
 
-class Outcome(BaseModel):
+class IngestOutcome(BaseModel):
     """What was done: stored (and how many), subscribed, ignored."""
 
     status: str
@@ -148,7 +148,7 @@ def register(api: Api) -> None:
         "ingest",
         Access.OPEN,
         (
-            Answer(200, "done; what is stored is durable", Outcome),
+            Answer(200, "done; what is stored is durable", IngestOutcome),
             Answer(400, "no SNS message"),
             Answer(403, "not signed by Amazon, or of a topic or bucket that is not allowed"),
             Answer(429, "this address has had certificates fetched that verified nothing"),
@@ -182,7 +182,7 @@ def register(api: Api) -> None:
         POSTS.labels(outcome.status).inc()
         return json_response(outcome.model_dump())
 
-    async def handle(body: bytes) -> Outcome:
+    async def handle(body: bytes) -> IngestOutcome:
         notification = parse(body)
         if notification.topic not in topics:
             POSTS.labels("refused").inc()
@@ -196,7 +196,7 @@ def register(api: Api) -> None:
         if notification.kind == NOTIFICATION:
             return await store(notification)
         log.warning("sns.unsubscribed", topic=notification.topic)
-        return Outcome(status="ignored")
+        return IngestOutcome(status="ignored")
 
     async def authenticate(notification: Notification) -> None:
         url = notification.certificate_url
@@ -217,19 +217,19 @@ def register(api: Api) -> None:
             raise
         certificates.prove(url, certificate)
 
-    async def subscribe(notification: Notification) -> Outcome:
+    async def subscribe(notification: Notification) -> IngestOutcome:
         if deps.fetch is None or notification.subscribe_url is None:
-            return Outcome(status="ignored")
+            return IngestOutcome(status="ignored")
         url = notification.subscribe_url
         await deps.fetch(url)
         log.info("sns.subscribed", topic=notification.topic)
-        return Outcome(status="subscribed")
+        return IngestOutcome(status="subscribed")
 
-    async def store(notification: Notification) -> Outcome:
+    async def store(notification: Notification) -> IngestOutcome:
         mail = received_mail(notification)
         if mail is None:
             log.info("sns.ignored", topic=notification.topic)
-            return Outcome(status="ignored")
+            return IngestOutcome(status="ignored")
         recipients = []
         for recipient in mail.recipients:
             try:
@@ -239,18 +239,18 @@ def register(api: Api) -> None:
             recipients.append((message_uuid(notification, address), address))
         recipients = list(dict.fromkeys(recipients))
         if not recipients:
-            return Outcome(status="stored")
+            return IngestOutcome(status="stored")
         try:
             raw = await letter(notification, mail.raw)
         except Unreadable as error:
             # A refusal would be repeated for hours, and be no other then.
             log.warning("sns.unreadable", reason=str(error))
-            return Outcome(status="ignored")
+            return IngestOutcome(status="ignored")
         stored = await api.committed(
             lambda: deps.accept(_reverse_path(mail.reverse_path), recipients, raw)
         )
         log.info("sns.stored", recipients=len(recipients), stored=len(stored), size=len(raw))
-        return Outcome(status="stored", stored=len(stored))
+        return IngestOutcome(status="stored", stored=len(stored))
 
     async def letter(notification: Notification, raw: bytes | StoredObject) -> bytes:
         if isinstance(raw, bytes):
