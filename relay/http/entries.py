@@ -18,6 +18,7 @@ from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
 from relay.http.routing import Api
+from relay.mailboxes.values import storable
 from relay.outbound.message import MalformedMessage
 
 T = TypeVar("T")
@@ -33,11 +34,6 @@ class Column(NamedTuple):
     name: str
     cursor: Callable[[str], Any]
     entry: Callable[[str], Any]
-
-
-def storable(text: str) -> str:
-    """Return a text as one that PostgreSQL takes; it is compared only."""
-    return text.replace("\x00", "").encode("utf-8", "replace").decode()
 
 
 BY_ADDRESS = Column("address", storable, str)
