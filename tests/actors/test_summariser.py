@@ -13,8 +13,8 @@ from actors import summariser
 from actors.letters import Wake
 from relay.db.pool import Pool
 from relay.mailboxes import search
+from relay.mailboxes.messages import Messages
 from relay.mailboxes.parser import Parser
-from relay.mailboxes.store import Store
 from relay.metrics import registry
 from supervisor import Mailbox
 from tests.actors.running import becomes, make_mailbox, running, undisturbed
@@ -47,7 +47,7 @@ async def test_summarises_what_sql_inserted(pool):
     (message,) = await _accept(pool, mailbox, MESSAGE % 1)
     async with running(summariser.run, pool=pool):
         await becomes(pool, LEFT, 0)
-    found = await Store(pool, ["relay.localhost"]).message(mailbox, message)
+    found = await Messages(pool).get(mailbox, message)
     assert found is not None
     assert (found.from_address, found.subject, found.otp) == ("a@b.example", "1", "123456")
     assert found.size == len(MESSAGE % 1)

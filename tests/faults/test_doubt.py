@@ -29,6 +29,7 @@ from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.tokens import Action, sign
 from relay.mailboxes.accept import Row, insert_many, insert_one, message_id, stored_among
+from relay.mailboxes.messages import Messages
 from relay.mailboxes.store import Store
 from relay.mailboxes.visibility import Credential
 from relay.outbound.desk import Desk
@@ -211,7 +212,7 @@ async def a_message_deleted(pool: Pool, known: Known) -> None:
     if not known:
         await mail(pool, known)
     (row,) = await pool.fetch("SELECT id FROM relay.mailboxes WHERE address = %s", (known["box"],))
-    await Store(pool, ["relay.localhost"]).delete_message(row[0], known["id"])
+    await Messages(pool).delete(row[0], known["id"])
 
 
 async def a_key_revoked(pool: Pool, known: Known) -> None:
