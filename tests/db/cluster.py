@@ -23,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 from relay.db import embedded
 
 _numbers = itertools.count(1)
+_ROOM = 4 * 2**30  # bytes, for two servers of two versions with a heap of databases each
 
 
 def binaries(version: int) -> Path | None:
@@ -31,6 +32,18 @@ def binaries(version: int) -> Path | None:
         return embedded.binaries()
     path = Path(f"/usr/lib/postgresql/{version}/bin")
     return path if (path / "postgres").exists() else None
+
+
+def _place(*, fsync: bool) -> str | None:
+    """Where a server's files are: in memory, where nothing is about the disk and there is room.
+
+    Hundreds of databases are made and dropped, each of a thousand files, which stalls a disk that
+    others use too.
+    """
+    memory = Path("/dev/shm")
+    if fsync or not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < _ROOM:
+        return None
+    return str(memory)
 
 
 class Cluster:
@@ -47,7 +60,7 @@ class Cluster:
     ):
         self.bin_dir = bin_dir
         # Short: a socket's path may have 107 bytes.
-        self.directory = Path(tempfile.mkdtemp(prefix="relay-test-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="relay-test-", dir=_place(fsync=fsync)))
         self.data = self.directory / "data"
         self.fsync = fsync
         self.tcp_port = tcp_port
