@@ -9,7 +9,7 @@ WHAT IT IS
 PROMISES
     * The process outlives its actors: no exception of a child, of whatever type, reaches another
       child or the supervisor, except those it names `fatal`.
-    * A letter that was accepted by `Mailbox.send` is done, dead-lettered or still in the mailbox:
+    * A message that was accepted by `Mailbox.send` is done, dead-lettered or still in the mailbox:
       never lost by a crash, never looping past its attempt limit, never handed out after `done()`.
     * Order: a child starts when those before it are ready; it stops when those after it are gone.
     * `run` ends.  No child can hold it up for longer than the deadlines of the specs add up to.
@@ -21,7 +21,7 @@ FAILURES, AND WHAT HAPPENS
     child returns                 Exited(finished), the same for PERMANENT; others have ended
     not ready in start_timeout    cancelled, Exited(start_timeout), as a crash
     no beat in liveness           Stalled, cancelled, Exited(stalled), as a crash
-    a letter kills its actor      handed out again, first and alone; after `attempts` it is dead
+    a message kills its actor      handed out again, first and alone; after `attempts` it is dead
     too many restarts             the supervisor stops its children and fails, as a child of its
                                   parent; at the root `run` raises GaveUp with the cause
     `fatal` exception             the others are stopped in order, `run` raises it unchanged
@@ -127,9 +127,9 @@ class Drained(SupervisorError):
 class MailboxStatistics:
     """A mailbox at one instant.
 
-    `depth` letters wait, of `capacity`; `in_hand` have been handed out and are not done;
+    `depth` messages wait, of `capacity`; `in_hand` have been handed out and are not done;
     `redelivered` and `dead` count since the mailbox was made; `senders_waiting` tasks wait in
-    `send`.  Letters that came back from a crash may raise `depth` above `capacity`.
+    `send`.  Messages that came back from a crash may raise `depth` above `capacity`.
     """
 
     depth: int
@@ -141,24 +141,24 @@ class MailboxStatistics:
 
 
 class Held(Generic[T]):
-    """A letter in hand.
+    """A message in hand.
 
     `attempts`: how many times it has been handed out (first: 1), not counting incarnations that
     were merely stopped with it in hand.
     """
 
-    __slots__ = ("_mailbox", "attempts", "letter")
+    __slots__ = ("_mailbox", "attempts", "message")
 
-    def __init__(self, letter: T, mailbox: Mailbox[T]) -> None:
+    def __init__(self, message: T, mailbox: Mailbox[T]) -> None:
         """Made by the mailbox only."""
-        self.letter: Final = letter
+        self.message: Final = message
         self.attempts = 1
         self._mailbox: Mailbox[T] | None = mailbox
 
     def done(self) -> None:
-        """Say that the letter needs nothing more.  Saying so twice, or late, does no harm.
+        """Say that the message needs nothing more.  Saying so twice, or late, does no harm.
 
-        Late means after the incarnation that held it has ended: then the letter is taken out of
+        Late means after the incarnation that held it has ended: then the message is taken out of
         the mailbox again, or out of the hand of whoever holds it now.
         """
         mailbox = self._mailbox
@@ -168,7 +168,7 @@ class Held(Generic[T]):
 
 
 class Mailbox(Generic[T]):
-    """A bounded queue of letters that outlives its actor; the supervisor owns both ends.
+    """A bounded queue of messages that outlives its actor; the supervisor owns both ends.
 
     Anyone may send, from the moment it is made, while its actor is down or paused too.  Only the
     actor of the one child it is declared for receives, through `Context.inbox`.
@@ -181,16 +181,16 @@ class Mailbox(Generic[T]):
         attempts: int = 3,
         on_dead: Callable[[T, int], None] | None = None,
     ) -> None:
-        """Hold up to `capacity` waiting letters (an int of 1 or more, or `math.inf`).
+        """Hold up to `capacity` waiting messages (an int of 1 or more, or `math.inf`).
 
-        A letter whose actor has failed `attempts` times with it in hand is dead: it is given to
-        `on_dead(letter, attempts)` and dropped.  What `on_dead` raises is reported in the
+        A message whose actor has failed `attempts` times with it in hand is dead: it is given to
+        `on_dead(message, attempts)` and dropped.  What `on_dead` raises is reported in the
         DeadLettered event and otherwise ignored.
         """
         if capacity < 1:
-            raise ValueError("a mailbox holds at least one letter")
+            raise ValueError("a mailbox holds at least one message")
         if attempts < 1:
-            raise ValueError("a letter has at least one attempt")
+            raise ValueError("a message has at least one attempt")
         self.name = name
         self.capacity = capacity
         self._limit = attempts
@@ -221,37 +221,37 @@ class Mailbox(Generic[T]):
             senders_waiting=len(self._senders),
         )
 
-    def send_nowait(self, letter: T) -> None:
-        """Put a letter in, or raise `trio.WouldBlock` when the mailbox is full.
+    def send_nowait(self, message: T) -> None:
+        """Put a message in, or raise `trio.WouldBlock` when the mailbox is full.
 
         Raises `trio.ClosedResourceError` when its actor has ended for good as it was told or
         meant to, `trio.BrokenResourceError` when it has failed for good.
         """
         if self._closed is not None:
             raise self._closed(f"the actor of mailbox {self.name!r} has ended")
-        # Letters that came back do not count: they had their place before.  And nobody overtakes a
+        # Messages that came back do not count: they had their place before.  And nobody overtakes a
         # blocked sender: there are some only while `_fresh` is full (see `_admit`).
         if len(self._fresh) >= self.capacity:
             raise trio.WouldBlock
-        self._fresh.append(letter)
+        self._fresh.append(message)
         if self._receivers:
             self._wake_one()
 
-    async def send(self, letter: T) -> None:
-        """Put a letter in, waiting while the mailbox is full.  Cancelled: it was not put in.
+    async def send(self, message: T) -> None:
+        """Put a message in, waiting while the mailbox is full.  Cancelled: it was not put in.
 
         Raises as `send_nowait` does, at once or when the actor ends while this waits.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
-            self.send_nowait(letter)
+            self.send_nowait(message)
         except trio.WouldBlock:
             pass
         else:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         task = trio.lowlevel.current_task()
-        self._senders[task] = letter
+        self._senders[task] = message
 
         def abort(_: Any) -> trio.lowlevel.Abort:
             del self._senders[task]
@@ -285,7 +285,7 @@ class Mailbox(Generic[T]):
                 self._wake_one()
 
     def _next_is_innocent(self) -> bool:
-        """Whether there is a letter, and it was not in hand when an incarnation failed."""
+        """Whether there is a message, and it was not in hand when an incarnation failed."""
         return self._again[0].attempts == 0 if self._again else bool(self._fresh)
 
     def _done(self, held: Held[T]) -> None:
@@ -297,7 +297,7 @@ class Mailbox(Generic[T]):
     def _recall(self, *, blame: bool) -> list[tuple[int, BaseException | None]]:
         """Take back what is in hand, to be handed out again before all else.
 
-        With `blame` (the incarnation failed, it was not merely stopped) letters that have used up
+        With `blame` (the incarnation failed, it was not merely stopped) messages that have used up
         their attempts are dead.  Returns (attempts, what on_dead raised) for each of those.
         """
         back: list[Held[T]] = []
@@ -319,7 +319,7 @@ class Mailbox(Generic[T]):
     def _bury(self, held: Held[T]) -> BaseException | None:
         if self._on_dead is not None:
             try:
-                self._on_dead(held.letter, held.attempts)
+                self._on_dead(held.message, held.attempts)
             except Exception as exc:
                 return exc
         return None
@@ -328,7 +328,7 @@ class Mailbox(Generic[T]):
         self._closed = None
 
     def _close(self, *, failed: bool) -> None:
-        """Refuse letters from now on; those inside stay.  Blocked senders learn it at once."""
+        """Refuse messages from now on; those inside stay.  Blocked senders learn it at once."""
         self._closed = trio.BrokenResourceError if failed else trio.ClosedResourceError
         for task in self._senders:
             self._refused[task] = self._closed(f"the actor of mailbox {self.name!r} has ended")
@@ -339,13 +339,13 @@ class Mailbox(Generic[T]):
 class Inbox(Generic[T]):
     """The receiving end of a mailbox, for one incarnation of its actor.
 
-    `async for letter in ctx.inbox` and `receive()` keep one letter in hand for each task: asking
-    for the next says that the one before is done.  Whoever hands a letter on to another task, or
+    `async for message in ctx.inbox` and `receive()` keep one message in hand for each task: asking
+    for the next says that the one before is done.  Whoever hands a message on to another task, or
     works in batches, uses `take()` and says `done()` himself.
 
     Nothing is handed out while the child is paused.  When it drains for a shutdown, what is in the
     box is still handed out; when it drains to be restarted, nothing more is, since the box stays.
-    Waiting can be cancelled without losing a letter.
+    Waiting can be cancelled without losing a message.
     """
 
     __slots__ = ("_clocked", "_closed", "_current", "_final", "_idle", "_mailbox", "beat_at")
@@ -357,22 +357,22 @@ class Inbox(Generic[T]):
         self._final: bool | None = None  # None: not draining; True: until empty; False: stop now
         self._closed = False
         self._clocked = clocked  # somebody looks at beat_at
-        self._idle = 0  # tasks that wait for a letter or a tick
+        self._idle = 0  # tasks that wait for a message or a tick
         self.beat_at = -math.inf
 
     def __aiter__(self) -> Inbox[T]:
-        """Iterate over letters until drained."""
+        """Iterate over messages until drained."""
         return self
 
     async def __anext__(self) -> T:
-        """Say that this task's letter before is done, and wait for the next one."""
+        """Say that this task's message before is done, and wait for the next one."""
         try:
             return await self.receive()
         except Drained:
             raise StopAsyncIteration from None
 
     async def receive(self) -> T:
-        """Say that this task's letter before is done, and wait for the next one.
+        """Say that this task's message before is done, and wait for the next one.
 
         Raises Drained when the child is draining and nothing more is handed out, and
         `trio.ClosedResourceError` when this incarnation has ended.
@@ -387,17 +387,17 @@ class Inbox(Generic[T]):
             await self._wait(task)
             held = self._next()
         self._current[task] = held
-        return held.letter
+        return held.message
 
     async def take(self, limit: int) -> list[Held[T]]:
-        """Wait for one letter, then take up to `limit` of those that are there.
+        """Wait for one message, then take up to `limit` of those that are there.
 
-        Each stays in hand until its `done()`.  A letter that was in hand when an incarnation
+        Each stays in hand until its `done()`.  A message that was in hand when an incarnation
         failed comes alone: were it handed out in company, a poisonous one would take the innocent
         with it.  Raises as `receive` does.
         """
         if limit < 1:
-            raise ValueError("take at least one letter")
+            raise ValueError("take at least one message")
         await trio.lowlevel.checkpoint()
         held = self._next()
         while held is None:
@@ -416,7 +416,7 @@ class Inbox(Generic[T]):
         return self._mailbox.statistics()
 
     def _next(self) -> Held[T] | None:
-        """Hand out one letter, or None when there is a reason to wait."""
+        """Hand out one message, or None when there is a reason to wait."""
         mailbox = self._mailbox
         if self._closed:
             raise trio.ClosedResourceError("this incarnation has ended")
@@ -513,7 +513,7 @@ class ChildSpec:
     supervisor shuts down.  As in OTP a PERMANENT child cannot be significant: it never ends.
     `start_timeout`: from start to `ctx.ready()`.  `drain_timeout`: to finish what is in hand.
     `stop_timeout`: to end once cancelled.  `liveness`: the longest time between two beats while
-    ready; waiting for a letter or a tick is not silence.  `fatal`: exceptions that end the tree.
+    ready; waiting for a message or a tick is not silence.  `fatal`: exceptions that end the tree.
     """
 
     name: str
@@ -669,7 +669,7 @@ class Paused(Event):
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """Its inbox hands letters out again."""
+    """Its inbox hands messages out again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -681,7 +681,7 @@ class Restarting(Event):
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered(Event):
-    """A letter that failed its actor `attempts` times was given up; `error`: on_dead raised it."""
+    """A message that failed its actor `attempts` times was given up; `error`: on_dead raised it."""
 
     attempts: int
     error: BaseException | None
@@ -1014,7 +1014,7 @@ class _Worker(_Child):
             self.context._pause_lot.unpark_all()
 
     def recall(self, *, blame: bool) -> None:
-        """Take the letters back from an incarnation that has ended."""
+        """Take the messages back from an incarnation that has ended."""
         if self.context is not None:
             self.context.inbox._close()
             self.context = None

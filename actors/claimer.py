@@ -2,11 +2,11 @@
 
 Demand flows backwards: the sender says `Room`, the claimer claims at most that much and hands it
 on as one `Deliver`.  A claim that was filled to the brim is followed by the next at once, but
-letters are read in between.  Part of the room is kept for high priority, so that what a backlog of
+messages are read in between.  Part of the room is kept for high priority, so that what a backlog of
 other mail has taken is never in the way of a one-time code.
 
 It looks again when something says so: a notification (another node, or `relay.send` in somebody's
-transaction), a `Due` letter (this node queued or deferred something), the next due time known,
+transaction), a `Due` message (this node queued or deferred something), the next due time known,
 the opening of a gate, and a sweep every few seconds with jitter, whatever happens.
 
 Promises
@@ -33,7 +33,7 @@ from typing import Any
 import trio
 from prometheus_client import Counter, Histogram
 
-from actors.letters import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
+from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
 from actors.turns import next_turn
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
@@ -156,16 +156,16 @@ class _Claimer:
         self._unannounced = trio.Event()
         self._announces_high = False
 
-    # Letters --------------------------------------------------------------------------------------
+    # Messages ------------------------------------------------------------------------------------
 
     async def take_turns(self) -> None:
         """Wait for a reason, look, claim; until drained."""
         seconds = 0.0
         while True:
             if self._ctx.inbox.statistics().depth:
-                seconds = 1.0  # none of it: letters are there, and are read before more is claimed
-            for letter in await next_turn(self._ctx, seconds):
-                self._read(letter)
+                seconds = 1.0  # none of it: messages are there, and are read before more is claimed
+            for message in await next_turn(self._ctx, seconds):
+                self._read(message)
             try:
                 seconds = await self._turn()
             except DatabaseUnavailable as error:
@@ -174,8 +174,8 @@ class _Claimer:
                 self._recover = True
                 seconds = self._jitter(1.0)
 
-    def _read(self, letter: Any) -> None:
-        match letter:
+    def _read(self, message: Any) -> None:
+        match message:
             case Room(count, fresh, kept):
                 self._room = count if fresh else self._room + count
                 if kept is not None:
@@ -243,7 +243,7 @@ class _Claimer:
         if self._room > 0 and not self._ctx.paused and not self._ctx.draining.is_set():
             at = self._now()
             if at is not None and await self._claim(at):
-                return 0.0  # there may be more; but letters first, which may be of higher priority
+                return 0.0  # there may be more; but messages first, which may be of higher priority
         await self._nothing_high()
         return self._until_next_turn()
 

@@ -25,7 +25,7 @@ from typing import Any
 import trio
 from prometheus_client import Counter, Gauge, Histogram
 
-from actors.letters import SweepNow, Wake
+from actors.messages import SweepNow, Wake
 from actors.turns import next_turn
 from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
@@ -84,7 +84,7 @@ async def run(
 
     `batching` makes the timing; `wake_outbound` tells this process's claimer what is due, None
     where there is none (then all nodes are told); without `space` on the disk nothing is handed
-    over; letters (`Wake`, `SweepNow`) are hints.
+    over; messages (`Wake`, `SweepNow`) are hints.
     """
     rhythm = Rhythm(batching(), sweep_every, rng or random.Random())  # noqa: S311 - jitter
     collector = _Collector(ctx, desk, keyring, wake_outbound, rhythm, space)
@@ -126,12 +126,12 @@ class _Collector:
         self._rhythm = rhythm
         self._space = space
 
-    def heed(self, letters: list[Any]) -> None:
+    def heed(self, messages: list[Any]) -> None:
         """Take hints in."""
-        for letter in letters:
-            if isinstance(letter, Wake):
+        for message in messages:
+            if isinstance(message, Wake):
                 self._rhythm.batching.woken(trio.current_time())
-            elif isinstance(letter, SweepNow):
+            elif isinstance(message, SweepNow):
                 self._rhythm.sweep_now()
 
     async def turn(self) -> float:

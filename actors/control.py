@@ -21,7 +21,7 @@ from uuid import UUID
 
 import trio
 
-from actors.letters import Accept, Accepted, Reply
+from actors.messages import Accept, Accepted, Reply
 from relay import __version__
 from relay.access.keys import Keys
 from relay.datadir import Keyring

@@ -29,7 +29,7 @@ from typing import Any
 
 import trio
 
-from actors.letters import Consult
+from actors.messages import Consult
 from relay.errors import ConfigError
 from relay.log import get_logger
 from relay.smtp.filtering import FilterClass
@@ -54,7 +54,7 @@ async def run(
     max_message_bytes: int,
     timeout: float = 30.0,  # noqa: ASYNC109 - of each hook, in seconds
 ) -> None:
-    """Answer `Consult` letters with the operator's handler until drained."""
+    """Answer `Consult` messages with the operator's handler until drained."""
     import trio_asyncio  # see the header
 
     async with trio_asyncio.open_loop() as loop:
@@ -85,10 +85,10 @@ async def run(
             raise RuntimeError(f"{STUCK} hooks of the filter ignore their cancellation")
 
 
-def dead(letter: Consult, attempts: int) -> None:
+def dead(message: Consult, attempts: int) -> None:
     """Settle a question whose actor failed (`on_dead`): the session answers 451."""
-    log.error("filter.dead_letter", hook=letter.hook, attempts=attempts)
-    letter.reply.settle(None)
+    log.error("filter.dead_letter", hook=message.hook, attempts=attempts)
+    message.reply.settle(None)
 
 
 async def _build(build: Callable[[], Any]) -> Any:
@@ -149,15 +149,15 @@ class _Hooks:
         self._changed.set()
 
     async def _answer(self, held: Held[Consult]) -> None:
-        letter = held.letter
-        letter.session.loop = self._loop
-        call = self._loop.create_task(self._call(letter))
+        message = held.message
+        message.session.loop = self._loop
+        call = self._loop.create_task(self._call(message))
         done, _ = await asyncio.wait({call}, timeout=self._timeout)
         if not done:
-            log.error("filter.timed_out", hook=letter.hook, seconds=self._timeout)
+            log.error("filter.timed_out", hook=message.hook, seconds=self._timeout)
             call.cancel()
         # Settled before the cancelled hook has ended: it may take its time over that.
-        letter.reply.settle(call.result() if done else None)
+        message.reply.settle(call.result() if done else None)
         held.done()
         if not done:
             ended, _ = await asyncio.wait({call}, timeout=_LAST_WORDS)
@@ -168,21 +168,21 @@ class _Hooks:
                 await asyncio.wait({call})
                 self._stuck -= 1
 
-    async def _call(self, letter: Consult) -> object:
+    async def _call(self, message: Consult) -> object:
         """Run the hook; None when it failed, whatever it raised."""
-        hook = getattr(self._handler, f"handle_{letter.hook}")
-        arguments = letter.arguments
-        if letter.hook == "EHLO":
+        hook = getattr(self._handler, f"handle_{message.hook}")
+        arguments = message.arguments
+        if message.hook == "EHLO":
             arguments = arguments[: self._ehlo_arguments]
         try:
-            answer = await hook(self._server, letter.session, letter.envelope, *arguments)
+            answer = await hook(self._server, message.session, message.envelope, *arguments)
         except asyncio.CancelledError:
             return None
         except BaseException:
             # SystemExit too: in an asyncio task it would end the whole process.
-            log.exception("filter.hook_failed", hook=letter.hook)
+            log.exception("filter.hook_failed", hook=message.hook)
             return None
-        if letter.hook == "EHLO" and isinstance(answer, list | tuple):
+        if message.hook == "EHLO" and isinstance(answer, list | tuple):
             refusals = [line for line in answer if not str(line).startswith("250")]
             return str(refusals[0]) if refusals else "250 OK"
         return answer

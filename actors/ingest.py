@@ -21,7 +21,7 @@ from typing import Any
 import trio
 from aiosmtpd.smtp import Envelope, Session
 
-from actors.letters import Accept, Accepted, Consult, Reply
+from actors.messages import Accept, Accepted, Consult, Reply
 from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import OverQuota, TemporaryFailure
@@ -46,7 +46,7 @@ class _Mailboxes:
 
     def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> _Stored:
         reply: Reply[Accepted] = Reply()
-        letter = Accept(
+        message = Accept(
             reverse_path,
             tuple((message_id(), address) for address in recipients),
             raw,
@@ -54,7 +54,7 @@ class _Mailboxes:
             admitted=True,
         )
         try:
-            self._writer.send_nowait(letter)
+            self._writer.send_nowait(message)
         except trio.WouldBlock:
             raise TemporaryFailure("the writer is behind") from None
         except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
@@ -90,14 +90,14 @@ class _Filter:
     async def ask(
         self, hook: str, session: Session, envelope: Envelope, arguments: tuple[Any, ...]
     ) -> object:
-        letter = Consult(hook, session, envelope, arguments)
+        message = Consult(hook, session, envelope, arguments)
         try:
-            self._mailbox.send_nowait(letter)
+            self._mailbox.send_nowait(message)
         except trio.WouldBlock:
             raise TemporaryFailure("the filter is behind") from None
         except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
             raise TemporaryFailure("the filter has ended") from error
-        return await letter.reply.wait()
+        return await message.reply.wait()
 
 
 async def run(

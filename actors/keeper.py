@@ -4,7 +4,7 @@ Promises:
 - Ready when the store answers.  Sessions and HTTP calls come and go with their own actors; the
   store stays, and ends after them.
 - Blobs past their time are reaped every `reap_every` seconds, a batch a transaction, and when a
-  letter (`SweepNow`) says so.  With a store that nodes share, one of them does it at a time,
+  message (`SweepNow`) says so.  With a store that nodes share, one of them does it at a time,
   under the lease `keeper`.
 
 Fails: with `ConfigError` when the store is not to be touched (a newer relay's, not ours).  An

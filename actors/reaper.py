@@ -19,7 +19,7 @@ Promises
 Fails: never on an outage of the database; the next round finds the same rows.
 
 Rounds come every few minutes with jitter, so that nodes started together do not ask together,
-and when a letter (`Wake`, `SweepNow`) says so.
+and when a message (`Wake`, `SweepNow`) says so.
 """
 
 from __future__ import annotations

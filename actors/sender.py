@@ -45,7 +45,7 @@ import psycopg
 import trio
 from prometheus_client import Counter, Gauge
 
-from actors.letters import Accept, Claiming, Deliver, Due, NothingHigh, Room
+from actors.messages import Accept, Claiming, Deliver, Due, NothingHigh, Room
 from relay.addresses import canonical
 from relay.crypto import Unreadable, Vault
 from relay.db.pool import Pool
@@ -290,7 +290,7 @@ class _Sender:
         try:
             while True:
                 for held in await self._ctx.inbox.take(64):
-                    letter = held.letter
+                    letter = held.message
                     again = held.attempts > 1
                     # Done at once: after a crash of ours its messages are lost leases, and may
                     # have been delivered; the letter must not be acted on twice.

@@ -326,7 +326,7 @@ class Summariser:
         """Whether more mail was announced since this was last asked."""
         if not ctx.inbox.statistics().depth or ctx.paused or ctx.draining.is_set():
             return False
-        # Taken out, for they are done: left in the box, one letter would slow down every round.
+        # Taken out, for they are done: left in the box, one message would slow down every round.
         for held in await ctx.inbox.take(_LETTERS):
             held.done()
         return True

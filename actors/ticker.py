@@ -13,8 +13,8 @@ so with the ticker dead an expired mailbox still gets no mail and shows none.
 
 Fails: never on an outage of the database (back-off, one warning, recovery by itself).
 
-Why sleep instead of poll: the earliest `expires_at` is known; a letter announces an earlier one
-(most letters announce a later one and cost no query).  Delays are differences of the database's
+Why sleep instead of poll: the earliest `expires_at` is known; a message announces an earlier one
+(most messages announce a later one and cost no query).  Delays are differences of the database's
 own clock, so a wrong clock on this machine changes nothing.
 """
 
@@ -28,7 +28,7 @@ from uuid import UUID, uuid4
 import trio
 from prometheus_client import Counter
 
-from actors.letters import SweepNow, Wake
+from actors.messages import SweepNow, Wake
 from actors.turns import next_turn
 from relay.db import leases
 from relay.db.leases import Lease
@@ -135,12 +135,12 @@ class Ticker:
             log.info("ticker.recovered")
         return min(self._due_at, self._sweep_at, self._renew_at) - trio.current_time()
 
-    def heed(self, letters: list[Any]) -> None:
+    def heed(self, messages: list[Any]) -> None:
         """Take hints in: an earlier expiry, or the order to look now."""
-        for letter in letters:
-            if isinstance(letter, Wake) and letter.due_at is not None:
-                self._due_at = min(self._due_at, letter.due_at - self._clock + _EARLY)
-            elif isinstance(letter, (Wake, SweepNow)):
+        for message in messages:
+            if isinstance(message, Wake) and message.due_at is not None:
+                self._due_at = min(self._due_at, message.due_at - self._clock + _EARLY)
+            elif isinstance(message, (Wake, SweepNow)):
                 self._due_at = -math.inf
 
     async def resign(self) -> None:

@@ -60,7 +60,7 @@ from actors import (
     ticker,
     writer,
 )
-from actors.letters import Accept, Consult, Due, Wake
+from actors.messages import Accept, Consult, Due, Wake
 from relay.access.keys import Keys
 from relay.datadir import Keyring
 from relay.db.embedded import Embedded
@@ -590,13 +590,13 @@ def _wake_outbound(claimer_box: Mailbox[Any], right_of_way: RightOfWay) -> Calla
     return route
 
 
-def _put(mailbox: Mailbox[Any], letter: object) -> None:
+def _put(mailbox: Mailbox[Any], message: object) -> None:
     """Put a hint in.
 
     A full box holds a reason to look already; an actor that has ended finds it by itself.
     """
     with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):
-        mailbox.send_nowait(letter)
+        mailbox.send_nowait(message)
 
 
 def _nudge(mailbox: Mailbox[Wake]) -> Callable[[], None]:

@@ -1,6 +1,6 @@
-"""How an actor that mostly sleeps takes its turns: until a time, a letter, or the drain.
+"""How an actor that mostly sleeps takes its turns: until a time, a message, or the drain.
 
-Shared by the actors whose letters are hints (ticker, reaper, summariser).  A hint is done as
+Shared by the actors whose messages are hints (ticker, reaper, summariser).  A hint is done as
 soon as it is read: what it points at is in the database, and the next sweep finds it anyway.
 """
 
@@ -12,35 +12,35 @@ import trio
 
 from supervisor import Context
 
-_MOST = 4096  # letters taken at once; more are only more of the same hint
+_MOST = 4096  # messages taken at once; more are only more of the same hint
 
 
 async def next_turn(ctx: Context, seconds: float) -> list[Any]:
-    """Wait until letters arrive or `seconds` have passed, and return the letters.
+    """Wait until messages arrive or `seconds` have passed, and return the messages.
 
     While the child is paused it does not return.  Raises `supervisor.Drained` when draining.
     """
-    letters: list[Any] = []
+    messages: list[Any] = []
     while True:
         with trio.move_on_after(max(0.0, seconds)):
-            letters += await _taken(ctx)
+            messages += await _taken(ctx)
         ctx.beat()
         if ctx.draining.is_set():
             # Raises Drained once the box is empty, and when paused: a timed-out wait above must
             # not hide it.
-            return letters + await _taken(ctx)
+            return messages + await _taken(ctx)
         if not ctx.paused:
-            return letters
+            return messages
         await _paused(ctx)
         seconds = 0.0
 
 
 async def _taken(ctx: Context) -> list[Any]:
-    letters = []
+    messages = []
     for held in await ctx.inbox.take(_MOST):
         held.done()
-        letters.append(held.letter)
-    return letters
+        messages.append(held.message)
+    return messages
 
 
 async def _paused(ctx: Context) -> None:

@@ -1,25 +1,25 @@
 """The writer: makes accepted mail durable, many messages to one commit.
 
-Every way in (SMTP, SNS, the relay's own loop) sends it `Accept` letters and awaits their
-`Reply`.  While a commit is under way letters gather in the mailbox; whoever commits next takes
+Every way in (SMTP, SNS, the relay's own loop) sends it `Accept` messages and awaits their
+`Reply`.  While a commit is under way messages gather in the mailbox; whoever commits next takes
 them all, so the price of a flush is shared by as many as are waiting.
 
 Promises:
-- A letter is settled as stored only after its COMMIT.  Message ids come with the letter: one
+- An `Accept` is settled as stored only after its COMMIT.  Message ids come with it: one
   that is handed over again after a crash is stored once and still settled.
-- A letter that the database refuses fails alone: its batch is done again one by one.
+- A message that the database refuses fails alone: its batch is done again one by one.
 - A commit that has begun is not broken off by the end of the session that waits for it; when the
   writer itself is cancelled it gets `GRACE` seconds.
 - A commit in doubt (its answer was lost, its wait for a standby cut short) is looked up by id on
   a fresh connection, together with a commit of the look's own: what is only visible is no 250.
 - A mailbox that holds what its plan allows takes no more: RCPT asks for small mail, and here, at
   the last moment, for what is large and what came by another way than SMTP.  So a quota is passed
-  by the small messages that sessions had in hand, and no more; a letter with a mailbox that it does
-  not fit is refused whole, so that nobody who was accepted goes without.
+  by the small messages that sessions had in hand, and no more; one with a mailbox that it does not
+  fit is refused whole, so that nobody who was accepted goes without.
 - What is appended to a mailbox's counts is folded before it grows long (a hint: counts are right
   without, and the reaper does it, too).
 
-Fails: while the database is away every letter is settled with an error at once, and the sender
+Fails: while the database is away every message is settled with an error at once, and the sender
 answers 4xx; nothing is kept for later, since whoever sent it still has it.
 
 | the relay dies …                     | the message                  | the client heard |
@@ -39,7 +39,7 @@ import psycopg
 import trio
 from prometheus_client import Counter, Histogram
 
-from actors.letters import Accept, Accepted
+from actors.messages import Accept, Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
@@ -75,7 +75,7 @@ _ROWS = Histogram(
     registry=registry,
 )
 _FAILED = Counter(
-    "relay_writer_failed_letters", "Letters that could not be stored.", registry=registry
+    "relay_writer_failed_letters", "Messages that could not be stored.", registry=registry
 )
 
 
@@ -88,7 +88,7 @@ async def run(
     batch_bytes: int = 1024 * 1024,
     aside: int = 2,
 ) -> None:
-    """Store letters until drained, in commits of at most `batch_rows` messages and about
+    """Store messages until drained, in commits of at most `batch_rows` messages and about
     `batch_bytes` bytes.  Large messages and those for several mailboxes are stored aside, so many
     at once, and hold nobody up.  `stored` is called after each commit: there is mail to parse."""
     writer = _Writer(ctx, pool, stored, batch_rows, batch_bytes, aside)
@@ -101,11 +101,11 @@ async def run(
         nursery.cancel_scope.cancel()
 
 
-def dead(letter: Accept, attempts: int) -> None:
-    """Settle a letter that its mailbox gives up (`on_dead`): the sender answers 451."""
-    log.error("writer.dead_letter", attempts=attempts, bytes=len(letter.raw))
+def dead(message: Accept, attempts: int) -> None:
+    """Settle a message that its mailbox gives up (`on_dead`): the sender answers 451."""
+    log.error("writer.dead_letter", attempts=attempts, bytes=len(message.raw))
     _FAILED.inc()
-    letter.reply.settle(Accepted({}, "the message could not be stored"))
+    message.reply.settle(Accepted({}, "the message could not be stored"))
 
 
 class _Writer:
@@ -154,7 +154,7 @@ class _Writer:
     def _note(self, batch: Sequence[Held[Accept]]) -> None:
         """Remember to whose counts a statement appended."""
         appended = self._appended
-        for address in {address for one in batch for _, address in one.letter.recipients}:
+        for address in {address for one in batch for _, address in one.message.recipients}:
             if (times := appended.pop(address, 0) + 1) < _LONG:
                 appended[address] = times
             else:
@@ -175,13 +175,13 @@ class _Writer:
             except Drained:
                 return
             await self._dispatch(held, lane)
-            del held  # or they would be in memory until the next letter comes
+            del held  # or they would be in memory until the next message comes
             self._ctx.beat()
 
     async def _dispatch(self, held: list[Held[Accept]], lane: trio.Nursery) -> None:
-        small = [one for one in held if not _alone(one.letter)]
+        small = [one for one in held if not _alone(one.message)]
         for one in held:
-            if _alone(one.letter):
+            if _alone(one.message):
                 lane.start_soon(self._store_aside, one)
         for batch in self._batches(small):
             await self._store(batch)
@@ -227,7 +227,7 @@ class _Writer:
                 for one in batch:
                     await self._commit([one])
                 return
-            log.exception("writer.letter_refused", bytes=len(batch[0].letter.raw))
+            log.exception("writer.letter_refused", bytes=len(batch[0].message.raw))
             stored = None
         if stored is None:
             _settle_failed(batch, "the database did not take the message")
@@ -237,27 +237,27 @@ class _Writer:
             self._announce()
 
     async def _admit(self, batch: list[Held[Accept]]) -> list[Held[Accept]]:
-        """Settle letters that no longer fit a mailbox of theirs, and return the others.
+        """Settle messages that no longer fit a mailbox of theirs, and return the others.
 
-        All of a letter is refused, or a recipient who was accepted would go without: its sender
+        All of a message is refused, or a recipient who was accepted would go without: its sender
         tries again, and hears at RCPT who has no room.  One that was handed over again may be
         stored, and is not asked for.
         """
-        asked = [one for one in batch if one.attempts == 1 and _may_be_full(one.letter)]
+        asked = [one for one in batch if one.attempts == 1 and _may_be_full(one.message)]
         if not asked:
             return batch
         room = await room_in(
-            self._pool, {address for one in asked for _, address in one.letter.recipients}
+            self._pool, {address for one in asked for _, address in one.message.recipients}
         )
         if not room:
             return batch
         rest = []
         for one in batch:
-            addresses = [address for _, address in one.letter.recipients if address in room]
-            size = len(one.letter.raw)
+            addresses = [address for _, address in one.message.recipients if address in room]
+            size = len(one.message.raw)
             full = frozenset(each for each in addresses if not _fits(room[each], size))
             if full and one.attempts == 1:
-                one.letter.reply.settle(Accepted({}, full=full))
+                one.message.reply.settle(Accepted({}, full=full))
                 one.done()
                 continue
             rest.append(one)
@@ -274,30 +274,30 @@ class _Writer:
         batch: list[Held[Accept]] = []
         size = 0
         for one in held:
-            if size + len(one.letter.raw) > self._batch_bytes and batch:
+            if size + len(one.message.raw) > self._batch_bytes and batch:
                 yield batch
                 batch, size = [], 0
             batch.append(one)
-            size += len(one.letter.raw)
+            size += len(one.message.raw)
         if batch:
             yield batch
 
     async def _insert(self, batch: list[Held[Accept]], *, again: bool) -> set[UUID]:
-        letter = batch[0].letter
+        message = batch[0].message
         before: set[UUID] = set()
         if again:
             # Its first attempt may have been committed: ON CONFLICT would store nothing and
             # return nothing.
             before = await stored_among(self._pool, _ids(batch), timeout=_CHECK_TIMEOUT)
-        if _alone(letter):
+        if _alone(message):
             return before | await insert_one(
-                self._pool, letter.reverse_path, letter.recipients, letter.raw
+                self._pool, message.reverse_path, message.recipients, message.raw
             )
         rows = []
         for one in batch:
-            letter = one.letter
-            identity, address = letter.recipients[0]
-            rows.append(Row(identity, address, letter.reverse_path, letter.raw))
+            message = one.message
+            identity, address = message.recipients[0]
+            rows.append(Row(identity, address, message.reverse_path, message.raw))
         return before | await insert_many(self._pool, rows)
 
     async def _look(self, batch: list[Held[Accept]], why: str) -> set[UUID] | None:
@@ -312,9 +312,9 @@ class _Writer:
             return None
 
 
-def _alone(letter: Accept) -> bool:
-    """Whether a letter has a statement to itself."""
-    return len(letter.recipients) != 1 or len(letter.raw) > LARGE
+def _alone(message: Accept) -> bool:
+    """Whether a message has a statement to itself."""
+    return len(message.recipients) != 1 or len(message.raw) > LARGE
 
 
 def _fits(room: Room, size: int) -> bool:
@@ -323,26 +323,24 @@ def _fits(room: Room, size: int) -> bool:
     )
 
 
-def _may_be_full(letter: Accept) -> bool:
+def _may_be_full(message: Accept) -> bool:
     """Whether to ask for room at the last moment."""
-    return not letter.admitted or len(letter.raw) > LARGE
+    return not message.admitted or len(message.raw) > LARGE
 
 
 def _ids(batch: Sequence[Held[Accept]]) -> list[UUID]:
-    return [identity for one in batch for identity, _ in one.letter.recipients]
+    return [identity for one in batch for identity, _ in one.message.recipients]
 
 
 def _settle_stored(batch: Sequence[Held[Accept]], stored: set[UUID]) -> None:
     size = 0
     for one in batch:
-        letter = one.letter
-        letter.reply.settle(
-            Accepted(
-                {address: identity for identity, address in letter.recipients if identity in stored}
-            )
+        message = one.message
+        message.reply.settle(
+            Accepted({address: id_ for id_, address in message.recipients if id_ in stored})
         )
         one.done()
-        size += len(letter.raw)
+        size += len(message.raw)
     _ROWS.observe(len(stored))
     if len(stored) == 1:
         log.info("writer.stored", messages=1, bytes=size, id=str(next(iter(stored))))
@@ -352,7 +350,7 @@ def _settle_stored(batch: Sequence[Held[Accept]], stored: set[UUID]) -> None:
 
 def _settle_failed(batch: Sequence[Held[Accept]], error: str) -> None:
     for one in batch:
-        if not one.letter.reply.settled:
+        if not one.message.reply.settled:
             _FAILED.inc()
-            one.letter.reply.settle(Accepted({}, error))
+            one.message.reply.settle(Accepted({}, error))
         one.done()

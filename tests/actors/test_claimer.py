@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from actors import claimer
-from actors.letters import Claiming, Deliver, Due, NothingHigh, Room, Wake
+from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, Wake
 from relay.db.pool import Pool
 from relay.outbound.enqueue import NOBODY, Message, Recipient, announce, enqueue
 from relay.outbound.gates import GateKey, Gates
@@ -41,13 +41,13 @@ class Claims:
     async def collect(self, ctx: Context) -> None:
         """The sender's place."""
         ctx.ready()
-        async for letter in ctx.inbox:
-            if isinstance(letter, Claiming):
+        async for message in ctx.inbox:
+            if isinstance(message, Claiming):
                 self.hellos += 1
-            elif isinstance(letter, NothingHigh):
+            elif isinstance(message, NothingHigh):
                 self.nothing_high += 1
-            elif isinstance(letter, Deliver):
-                self.batches.append(letter.batch.messages)
+            elif isinstance(message, Deliver):
+                self.batches.append(message.batch.messages)
 
     @property
     def claimed(self) -> list[Claimed]:
@@ -145,8 +145,8 @@ async def test_a_full_batch_is_followed_by_the_next_at_once(pool):
     assert len(claims.batches) >= 3
 
 
-@pytest.mark.parametrize("letter", ["wake", "due", "look"])
-async def test_letters_are_reasons_to_look(pool, letter):
+@pytest.mark.parametrize("hint", ["wake", "due", "look"])
+async def test_hints_are_reasons_to_look(pool, hint):
     """A notification, and what this node queued itself, are claimed at once."""
     async with claiming(pool) as claims:
         claims.box.send_nowait(Room(8))
@@ -156,8 +156,8 @@ async def test_letters_are_reasons_to_look(pool, letter):
         (queued,) = enqueued.messages
         assert enqueued.due_at is not None
         strip = Strip(queued.lane, queued.priority, enqueued.due_at, queued.domain)
-        letters = {"wake": Wake(), "due": Due((strip,)), "look": Due(())}
-        claims.box.send_nowait(letters[letter])
+        hints = {"wake": Wake(), "due": Due((strip,)), "look": Due(())}
+        claims.box.send_nowait(hints[hint])
         with trio.fail_after(2):
             await claims.get(1)
 
@@ -198,7 +198,7 @@ async def test_the_sweep_finds_what_nobody_announced(pool):
 
 @pytest.mark.parametrize("priority", [0, 1])
 async def test_what_was_queued_here_is_announced_to_other_nodes(pool, priority):
-    """Many letters are one notification, soon afterwards; one of high mail says so."""
+    """Many messages are one notification, soon afterwards; one of high mail says so."""
     heard = []
     strip = Strip(1, priority, datetime.now(UTC), "a.example")
     async with pool.connection() as conn:

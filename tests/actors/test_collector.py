@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 import trio
 
-from actors.letters import SweepNow, Wake
+from actors.messages import SweepNow, Wake
 from relay import log
 from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool

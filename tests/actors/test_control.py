@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from actors.control import _Acceptor
-from actors.letters import Accept, Accepted
+from actors.messages import Accept, Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota
 from relay.mailboxes.accept import message_id
@@ -43,8 +43,8 @@ class _Writer(Mailbox[Accept]):
         super().__init__("writer")
         self._outcome = outcome
 
-    async def send(self, letter: Accept) -> None:
-        letter.reply.settle(self._outcome)
+    async def send(self, message: Accept) -> None:
+        message.reply.settle(self._outcome)
 
 
 async def test_mail_for_the_writer_is_stored_or_a_temporary_failure(pool: Pool):

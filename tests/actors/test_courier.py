@@ -19,7 +19,7 @@ import trio
 from cryptography.fernet import Fernet
 
 from actors import courier
-from actors.letters import Wake
+from actors.messages import Wake
 from relay.datadir import DataDir, Keyring
 from relay.db.listen import Reconnected, notifications
 from relay.db.migrate import migrate

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from actors import devices, keeper
-from actors.letters import SweepNow
+from actors.messages import SweepNow
 from relay.devices.intake import Intake
 from relay.devices.noise import KeyPair
 from relay.devices.server import DeviceServer
@@ -227,7 +227,7 @@ async def test_what_waits_for_the_store_is_counted(tmp_path):
 
 
 async def test_the_keeper_reaps_when_told(tmp_path):
-    """A letter starts a round, in batches; devices hear how many they missed."""
+    """A message starts a round, in batches; devices hear how many they missed."""
     private, public = key_pair()
     async with house(tmp_path) as here:
         async with trio.open_nursery() as nursery:

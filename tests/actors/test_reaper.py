@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 import trio
 
 from actors import reaper
-from actors.letters import SweepNow
+from actors.messages import SweepNow
 from relay.db import leases
 from relay.db.pool import Pool
 from relay.mailboxes.store import Store

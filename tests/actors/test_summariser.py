@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from actors import summariser
-from actors.letters import Wake
+from actors.messages import Wake
 from relay.db.pool import Pool
 from relay.mailboxes import search
 from relay.mailboxes.messages import Messages
@@ -54,8 +54,8 @@ async def test_summarises_what_sql_inserted(pool):
     assert found.error is None
 
 
-async def test_is_woken_by_a_letter(pool):
-    """A letter is enough; nothing waits for the sweep."""
+async def test_is_woken_by_a_message(pool):
+    """A message is enough; nothing waits for the sweep."""
     mailbox = await make_mailbox(pool)
     async with running(summariser.run, pool=pool, sweep_every=3600.0) as (_, inbox):
         await trio.sleep(0.1)
@@ -184,7 +184,7 @@ async def test_a_burst_of_large_mail_is_parsed_in_one_go(pool):
         await becomes(pool, LEFT, 0)
 
 
-async def test_a_letter_slows_down_one_round_and_no_more(pool):
+async def test_a_message_slows_down_one_round_and_no_more(pool):
     """What announces mail is taken while a backlog is worked off: it rests once for it."""
     mailbox = await make_mailbox(pool)
     async with running(summariser.run, pool=pool, sweep_every=3600.0) as (_, inbox):

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from actors import ticker
-from actors.letters import SweepNow, Wake
+from actors.messages import SweepNow, Wake
 from relay.db import leases
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
@@ -30,15 +30,15 @@ async def test_flips_what_was_due_at_the_start(pool):
 
 
 async def test_sleeps_until_the_earliest_expiry(pool):
-    """A mailbox is flipped when it is due, with no letter and long before the sweep."""
+    """A mailbox is flipped when it is due, with no message and long before the sweep."""
     await make_mailbox(pool, 0.3)
     async with running(ticker.run, pool=pool):
         await becomes(pool, ACTIVE, 0)
     assert await pool.fetch_value("SELECT closed_at >= expires_at FROM relay.mailboxes")
 
 
-async def test_a_letter_announces_an_earlier_expiry(pool):
-    """A mailbox made while the ticker sleeps is flipped in time once a letter has said so."""
+async def test_a_message_announces_an_earlier_expiry(pool):
+    """A mailbox made while the ticker sleeps is flipped in time once a message has said so."""
     async with running(ticker.run, pool=pool, sweep_every=3600.0) as (_, mailbox):
         await becomes(pool, "SELECT count(*) FROM relay.leases WHERE expires_at > now()", 1)
         await make_mailbox(pool, 0.2)
@@ -49,8 +49,8 @@ async def test_a_letter_announces_an_earlier_expiry(pool):
         await becomes(pool, ACTIVE, 0)
 
 
-async def test_a_lost_letter_costs_a_sweep(pool):
-    """Without any letter the next sweep finds what has come due."""
+async def test_a_lost_message_costs_a_sweep(pool):
+    """Without any message the next sweep finds what has come due."""
     async with running(ticker.run, pool=pool, sweep_every=0.1):
         await becomes(pool, "SELECT count(*) FROM relay.leases WHERE expires_at > now()", 1)
         await make_mailbox(pool, -1)
@@ -160,7 +160,7 @@ async def test_a_delivery_does_not_hide_its_mailbox(pool):
 
 
 async def test_a_later_expiry_costs_no_query(pool):
-    """A letter that announces something later than what is planned changes nothing."""
+    """A message that announces something later than what is planned changes nothing."""
     await make_mailbox(pool, 5)
     one = ticker.Ticker(pool, lease_ttl=300)
     before = await one.turn(undisturbed())

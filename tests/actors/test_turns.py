@@ -1,4 +1,4 @@
-"""Turns of the actors that mostly sleep: a pause, a letter, the drain."""
+"""Turns of the actors that mostly sleep: a pause, a message, the drain."""
 
 import structlog
 import trio

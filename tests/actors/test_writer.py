@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from actors import writer
-from actors.letters import Accept, Accepted
+from actors.messages import Accept, Accepted
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
@@ -38,12 +38,12 @@ async def writing(
     pool: Pool, *, attempts: int = 3, **arguments: Any
 ) -> AsyncIterator[tuple[Mailbox[Accept], Supervisor]]:
     """A supervised writer; yields its mailbox and its supervisor."""
-    letters: Mailbox[Accept] = Mailbox("writer", attempts=attempts, on_dead=writer.dead)
+    messages: Mailbox[Accept] = Mailbox("writer", attempts=attempts, on_dead=writer.dead)
     boss = Supervisor()
     spec = ChildSpec(
         "writer",
         functools.partial(writer.run, pool=pool, **arguments),
-        mailbox=letters,
+        mailbox=messages,
         backoff=Backoff(base=0.01, cap=0.02),
     )
     async with trio.open_nursery() as nursery:
@@ -54,7 +54,7 @@ async def writing(
                 if isinstance(event, Ready) and event.name == "writer":
                     break
         try:
-            yield letters, boss
+            yield messages, boss
         finally:
             boss.shutdown()
 
@@ -65,14 +65,14 @@ async def make(pool: Pool, *addresses: str) -> None:
         await pool.execute("INSERT INTO relay.mailboxes (address) VALUES (%s)", (address,))
 
 
-def letter(raw: bytes = b"x\r\n", *addresses: str) -> Accept:
+def message(raw: bytes = b"x\r\n", *addresses: str) -> Accept:
     """One message for bob, or for those named."""
     recipients = tuple((message_id(), address) for address in addresses or (BOB,))
     return Accept("a@b.example", recipients, raw)
 
 
 def failures() -> float:
-    """Letters that could not be stored, as the metric counts them."""
+    """Messages that could not be stored, as the metric counts them."""
     return registry.get_sample_value("relay_writer_failed_letters_total") or 0.0
 
 
@@ -83,13 +83,13 @@ async def stored(pool: Pool) -> dict[UUID, bytes]:
 
 
 async def test_what_gathers_shares_a_commit(pool):
-    """Letters sent while a commit is under way are stored by the next, all of them."""
+    """Messages sent while a commit is under way are stored by the next, all of them."""
     await make(pool, BOB)
-    sent = [letter(b"%d" % number) for number in range(500)]
-    async with writing(pool) as (letters, _):
+    sent = [message(b"%d" % number) for number in range(500)]
+    async with writing(pool) as (messages, _):
         before = await commits(pool)
         for one in sent:
-            await letters.send(one)
+            await messages.send(one)
         answers = [await one.reply.wait() for one in sent]
     assert [answer.stored for answer in answers] == [{BOB: one.recipients[0][0]} for one in sent]
     assert await stored(pool) == {one.recipients[0][0]: one.raw for one in sent}
@@ -115,11 +115,11 @@ async def test_only_live_recipients_get_it(pool):
     await pool.execute(
         "UPDATE relay.mailboxes SET is_active = false WHERE address LIKE 'closed%'", ()
     )
-    mixed = letter(b"m", BOB, EVE, "closed@relay.localhost", "nobody@relay.localhost")
-    alone = letter(b"a", EVE)
-    async with writing(pool) as (letters, _):
-        await letters.send(mixed)
-        await letters.send(alone)
+    mixed = message(b"m", BOB, EVE, "closed@relay.localhost", "nobody@relay.localhost")
+    alone = message(b"a", EVE)
+    async with writing(pool) as (messages, _):
+        await messages.send(mixed)
+        await messages.send(alone)
         assert await mixed.reply.wait() == Accepted({BOB: mixed.recipients[0][0]})
         assert await alone.reply.wait() == Accepted({})
     assert await stored(pool) == {mixed.recipients[0][0]: b"m"}
@@ -133,27 +133,27 @@ async def test_only_live_recipients_get_it(pool):
 async def test_large_messages_travel_alone(pool):
     """A message of many megabytes is stored exactly, beside small ones."""
     await make(pool, BOB, EVE)
-    sent = [letter(b"s"), letter(b"\x00\xff" * 4_000_000, BOB, EVE), letter(b"t")]
-    async with writing(pool) as (letters, _):
+    sent = [message(b"s"), message(b"\x00\xff" * 4_000_000, BOB, EVE), message(b"t")]
+    async with writing(pool) as (messages, _):
         for one in sent:
-            await letters.send(one)
+            await messages.send(one)
         for one in sent:
             assert (await one.reply.wait()).error is None
     found = await stored(pool)
     assert found == {identity: one.raw for one in sent for identity, _ in one.recipients}
 
 
-async def test_a_poisonous_letter_fails_alone(pool):
+async def test_a_poisonous_message_fails_alone(pool):
     """What the database refuses costs its batch-mates nothing."""
     await make(pool, BOB)
-    sent = [letter(b"1"), letter(b"2"), letter(b"3")]
+    sent = [message(b"1"), message(b"2"), message(b"3")]
     poison = Accept("nul\x00byte", sent[1].recipients, b"p")
-    worse = Accept("half\ud800", letter().recipients, b"p")  # nor can it be sent there
+    worse = Accept("half\ud800", message().recipients, b"p")  # nor can it be sent there
     failed = failures()
-    async with writing(pool, attempts=1) as (letters, boss):
+    async with writing(pool, attempts=1) as (messages, boss):
         boss.pause("writer")
         for one in (sent[0], poison, worse, sent[2]):
-            await letters.send(one)
+            await messages.send(one)
         boss.resume("writer")
         assert (await sent[0].reply.wait()).stored
         assert (await poison.reply.wait()).error
@@ -163,11 +163,11 @@ async def test_a_poisonous_letter_fails_alone(pool):
     assert failures() == failed + 2
 
 
-async def test_a_letter_in_hand_when_the_writer_dies_is_stored_once(pool, monkeypatch):
+async def test_a_message_in_hand_when_the_writer_dies_is_stored_once(pool, monkeypatch):
     """A crash after COMMIT and before the answer: the next incarnation finds it stored, says so,
     and does not store it again."""
     await make(pool, BOB)
-    one = letter()
+    one = message()
     insert, calls = accept.insert_many, []
 
     async def insert_and_crash(*args):
@@ -177,14 +177,14 @@ async def test_a_letter_in_hand_when_the_writer_dies_is_stored_once(pool, monkey
         return calls[-1]
 
     monkeypatch.setattr(writer, "insert_many", insert_and_crash)
-    async with writing(pool) as (letters, _):
-        await letters.send(one)
+    async with writing(pool) as (messages, _):
+        await messages.send(one)
         assert (await one.reply.wait()).stored == {BOB: one.recipients[0][0]}
     assert calls == [{one.recipients[0][0]}, set()]
     assert len(await stored(pool)) == 1
 
 
-async def test_a_letter_that_kills_every_writer_is_answered(pool, monkeypatch):
+async def test_a_message_that_kills_every_writer_is_answered(pool, monkeypatch):
     """After its attempts it is dead, and its sender hears an error."""
     await make(pool, BOB)
     failed = failures()
@@ -194,9 +194,9 @@ async def test_a_letter_that_kills_every_writer_is_answered(pool, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(writer, "insert_many", crash)
-        async with writing(pool, attempts=2) as (letters, _):
-            one = letter()
-            await letters.send(one)
+        async with writing(pool, attempts=2) as (messages, _):
+            one = message()
+            await messages.send(one)
             assert (await one.reply.wait()).error == "the message could not be stored"
     assert failures() == failed + 1
 
@@ -204,11 +204,11 @@ async def test_a_letter_that_kills_every_writer_is_answered(pool, monkeypatch):
 async def test_a_restart_in_mid_commit_loses_nothing(pool):
     """Cancelled while the database is at work, the writer finishes the commit first."""
     await make(pool, BOB)
-    one = letter()
-    async with writing(pool) as (letters, boss), pool.transaction() as blocker:
+    one = message()
+    async with writing(pool) as (messages, boss), pool.transaction() as blocker:
         # The INSERT's foreign key waits for this lock.
         await blocker.execute("SELECT FROM relay.mailboxes FOR UPDATE")
-        await letters.send(one)
+        await messages.send(one)
         await trio.sleep(0.1)  # a real database: let the INSERT reach the lock
         async with trio.open_nursery() as nursery:
             nursery.start_soon(boss.restart, "writer")
@@ -219,7 +219,7 @@ async def test_a_restart_in_mid_commit_loses_nothing(pool):
 
 
 async def test_a_database_that_is_away_is_an_error_at_once_and_comes_back():
-    """No letter waits for it; the first after its return is stored."""
+    """No message waits for it; the first after its return is stored."""
     bin_dir = binaries(18)
     assert bin_dir is not None
     cluster = Cluster(bin_dir)
@@ -228,17 +228,17 @@ async def test_a_database_that_is_away_is_an_error_at_once_and_comes_back():
         pool = Pool(cluster.dsn())
         await migrate(cluster.dsn())
         await make(pool, BOB)
-        async with writing(pool) as (letters, _):
-            first, second = letter(b"1"), letter(b"2")
-            await letters.send(first)
+        async with writing(pool) as (messages, _):
+            first, second = message(b"1"), message(b"2")
+            await messages.send(first)
             assert (await first.reply.wait()).stored
             await trio.to_thread.run_sync(cluster.stop)
-            await letters.send(second)
+            await messages.send(second)
             assert (await second.reply.wait()).error
             await trio.to_thread.run_sync(cluster.start)
             while True:
-                third = letter(b"3")
-                await letters.send(third)
+                third = message(b"3")
+                await messages.send(third)
                 if (await third.reply.wait()).stored:
                     break
         assert sorted((await stored(pool)).values()) == [b"1", b"3"]
@@ -257,18 +257,18 @@ async def test_a_lost_answer_to_a_commit_is_looked_up(pool, database_url, monkey
         raise DatabaseUnavailable("connection lost")
 
     monkeypatch.setattr(writer, "insert_many", insert_and_lose)
-    async with writing(pool) as (letters, _):
-        one = letter()
-        await letters.send(one)
+    async with writing(pool) as (messages, _):
+        one = message()
+        await messages.send(one)
         assert (await one.reply.wait()).stored == {BOB: one.recipients[0][0]}
 
 
 async def test_a_repeat_vouches_for_nobody_else(pool, monkeypatch):
     """The connection breaks before COMMIT: that a repeat is there says nothing of its mates."""
     await make(pool, BOB)
-    async with writing(pool) as (letters, boss):
-        repeat, fresh = letter(b"1"), letter(b"2")
-        await letters.send(repeat)
+    async with writing(pool) as (messages, boss):
+        repeat, fresh = message(b"1"), message(b"2")
+        await messages.send(repeat)
         assert (await repeat.reply.wait()).stored
 
         async def lose(*_):
@@ -277,8 +277,8 @@ async def test_a_repeat_vouches_for_nobody_else(pool, monkeypatch):
         monkeypatch.setattr(writer, "insert_many", lose)
         repeated = Accept(repeat.reverse_path, repeat.recipients, repeat.raw)
         boss.pause("writer")
-        await letters.send(repeated)
-        await letters.send(fresh)
+        await messages.send(repeated)
+        await messages.send(fresh)
         boss.resume("writer")
         assert (await repeated.reply.wait()).stored == {BOB: repeat.recipients[0][0]}
         outcome = await fresh.reply.wait()
@@ -288,19 +288,19 @@ async def test_a_repeat_vouches_for_nobody_else(pool, monkeypatch):
 async def test_a_terminated_backend_is_an_error_and_no_more(pool, database_url):
     """The statement dies with its backend: nothing is stored, the sender may try again."""
     await make(pool, BOB)
-    async with writing(pool) as (letters, _):
+    async with writing(pool) as (messages, _):
         async with pool.transaction() as blocker:
             await blocker.execute("SELECT FROM relay.mailboxes FOR UPDATE")
-            one = letter()
-            await letters.send(one)
+            one = message()
+            await messages.send(one)
             await trio.sleep(0.1)  # a real database: let the INSERT reach the lock
             await blocker.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE wait_event_type = 'Lock'"
             )
             assert (await one.reply.wait()).error
-        again = letter()
-        await letters.send(again)
+        again = message()
+        await messages.send(again)
         assert (await again.reply.wait()).stored
     with psycopg.connect(database_url) as conn:
         assert conn.execute("SELECT count(*) FROM relay.messages").fetchone() == (1,)
@@ -314,16 +314,16 @@ async def test_what_does_not_fit_a_mailbox_with_all_before_it_is_refused_whole(p
     await pool.execute("UPDATE relay.plans SET max_bytes = NULL WHERE name <> 'free'")
     await pool.execute("UPDATE relay.mailboxes SET plan = 'pro' WHERE address = %s", (EVE,))
     large, small = b"x" * 600_000, b"x" * 300_000
-    both = letter(large, EVE, BOB)
-    sent = [letter(large), both, letter(small), letter(b"x" * 1_100_000)]
-    async with writing(pool) as (letters, _):
+    both = message(large, EVE, BOB)
+    sent = [message(large), both, message(small), message(b"x" * 1_100_000)]
+    async with writing(pool) as (messages, _):
         answers = []
         for one in sent:
-            await letters.send(one)
+            await messages.send(one)
             answers.append(await one.reply.wait())
-        together = [letter(b"y") for _ in range(4)]
+        together = [message(b"y") for _ in range(4)]
         for one in together:
-            await letters.send(one)
+            await messages.send(one)
         last = [await one.reply.wait() for one in together]
     assert [set(answer.stored) for answer in answers] == [{BOB}, set(), {BOB}, set()]
     assert [answer.full for answer in answers] == [

@@ -58,7 +58,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 def serve_relay(dsn: str) -> None:
     """Run writer and ingest, as actors/tree.py wires them, until killed."""
     from actors import ingest, writer
-    from actors.letters import Accept
+    from actors.messages import Accept
     from relay import log
     from relay.db.pool import Pool
     from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
@@ -67,14 +67,14 @@ def serve_relay(dsn: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     print(listener.getsockname()[1], flush=True)
     pool = Pool(dsn)
-    letters: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
+    messages: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
     tree = SupervisorSpec(
         name="relay",
         children=(
-            ChildSpec("writer", functools.partial(writer.run, pool=pool), mailbox=letters),
+            ChildSpec("writer", functools.partial(writer.run, pool=pool), mailbox=messages),
             ChildSpec(
                 "ingest",
-                functools.partial(ingest.run, sockets=[listener], pool=pool, writer=letters),
+                functools.partial(ingest.run, sockets=[listener], pool=pool, writer=messages),
             ),
         ),
     )

@@ -16,7 +16,7 @@ from cryptography.fernet import Fernet
 from psycopg.conninfo import make_conninfo
 
 from actors import writer
-from actors.letters import Accept
+from actors.messages import Accept
 from relay.access.keys import Keys
 from relay.crypto import Vault
 from relay.db.listen import Hub

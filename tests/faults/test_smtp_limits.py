@@ -196,7 +196,7 @@ def serve(dsn: str) -> None:
     import trio
 
     from actors import ingest, writer
-    from actors.letters import Accept
+    from actors.messages import Accept
     from relay.db.pool import Pool
     from relay.memory import return_large_blocks
     from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec

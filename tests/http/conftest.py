@@ -17,7 +17,7 @@ import trio
 from cryptography.fernet import Fernet
 
 from actors import control, listener, writer
-from actors.letters import Accept
+from actors.messages import Accept
 from relay.access.keys import Keys
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir, Keyring
@@ -140,7 +140,7 @@ async def open_house(
     token = new_admin_token()
     # Keys as the settings give them, so that no directory is touched.
     keyring = keyring or Keyring(DataDir(Path("none")), "5a" * 32, Fernet.generate_key().decode())
-    letters: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
+    messages: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
     fetchers: list[Callable[[str], Awaitable[bytes]]] = [no_fetch]
 
     async def fetch(url: str) -> bytes:
@@ -153,7 +153,7 @@ async def open_house(
                 "listener",
                 functools.partial(listener.run, dsn=database_url, hub=hub, routes={}),
             ),
-            ChildSpec("writer", functools.partial(writer.run, pool=pool), mailbox=letters),
+            ChildSpec("writer", functools.partial(writer.run, pool=pool), mailbox=messages),
             ChildSpec(
                 "control",
                 functools.partial(
@@ -163,7 +163,7 @@ async def open_house(
                     store=Store(pool, ["relay.localhost"]),
                     keys=Keys(pool),
                     hub=hub,
-                    writer=letters,
+                    writer=messages,
                     supervision=supervisor,
                     logs=ring,
                     admin_token_hash=hash_token(token),

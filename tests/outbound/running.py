@@ -11,7 +11,7 @@ import trio
 from cryptography.fernet import Fernet
 
 from actors import claimer, sender, writer
-from actors.letters import Due, Wake
+from actors.messages import Due, Wake
 from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.outbound.enqueue import FLUSH

@@ -12,7 +12,7 @@ import trio
 
 from actors import filter as filter_actor
 from actors import ingest, writer
-from actors.letters import Accept, Consult
+from actors.messages import Accept, Consult
 from relay.db.pool import Pool
 from relay.errors import ConfigError
 from relay.smtp.filtering import FilterClass
@@ -167,7 +167,7 @@ async def serving(
     **supervisor: Any,
 ) -> AsyncIterator[Service]:
     """Run writer and ingest on a free port until the block ends."""
-    letters: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
+    messages: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     questions: Mailbox[Consult] = Mailbox("filter", attempts=1, on_dead=filter_actor.dead)
     children: list[ChildSpec] = []
@@ -187,7 +187,7 @@ async def serving(
             ChildSpec(
                 name="writer",
                 run=functools.partial(writer.run, pool=writer_pool or pool),
-                mailbox=letters,
+                mailbox=messages,
             ),
             *children,
             ChildSpec(
@@ -196,7 +196,7 @@ async def serving(
                     ingest.run,
                     sockets=[listener],
                     pool=pool,
-                    writer=letters,
+                    writer=messages,
                     limits=limits,
                     filter_=questions if filter_ else None,
                     filter_hooks=filter_.hooks if filter_ else frozenset(),

@@ -19,8 +19,8 @@ from supervisor import (
 from tests.supervisor.house import dies_after, finishes, idle, running
 
 
-async def test_a_paused_child_gets_no_letters_until_resumed(autojump_clock):
-    """Its letters wait, it keeps running, and it is told."""
+async def test_a_paused_child_gets_no_messages_until_resumed(autojump_clock):
+    """Its messages wait, it keeps running, and it is told."""
     box, got, told = Mailbox[int]("a"), [], []
 
     async def run(ctx: Context) -> None:
@@ -31,8 +31,8 @@ async def test_a_paused_child_gets_no_letters_until_resumed(autojump_clock):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             ctx.ready()
-            async for letter in ctx.inbox:
-                got.append(letter)
+            async for message in ctx.inbox:
+                got.append(message)
             nursery.cancel_scope.cancel()
 
     async with running(SupervisorSpec("root", (ChildSpec("a", run, mailbox=box),))) as house:
@@ -81,7 +81,7 @@ async def test_a_pause_outlives_a_crash(autojump_clock):
             await trio.sleep(1)
             raise ValueError
         assert ctx.paused
-        got.extend([letter async for letter in ctx.inbox])
+        got.extend([message async for message in ctx.inbox])
 
     async with running(SupervisorSpec("root", (ChildSpec("a", run, mailbox=box),))) as house:
         house.supervisor.pause("a")
@@ -92,7 +92,7 @@ async def test_a_pause_outlives_a_crash(autojump_clock):
 
 
 async def test_a_paused_child_can_be_shut_down(autojump_clock):
-    """Its letters stay in the box; it does not wait for a resume that never comes."""
+    """Its messages stay in the box; it does not wait for a resume that never comes."""
     box = Mailbox[int]("a")
     async with running(SupervisorSpec("root", (ChildSpec("a", idle, mailbox=box),))) as house:
         house.supervisor.pause("a")

@@ -29,7 +29,7 @@ def one(run: Actor, mailbox: Mailbox[Any], **kw: Any) -> SupervisorSpec:
 
 
 async def test_it_can_be_made_and_filled_before_trio_runs_an_actor(autojump_clock):
-    """Letters sent while the actor is down wait for it, in order."""
+    """Messages sent while the actor is down wait for it, in order."""
     box, got = Mailbox[int]("a", capacity=3), []
     for n in range(3):
         box.send_nowait(n)
@@ -38,8 +38,8 @@ async def test_it_can_be_made_and_filled_before_trio_runs_an_actor(autojump_cloc
 
     async def run(ctx: Context) -> None:
         ctx.ready()
-        async for letter in ctx.inbox:
-            got.append(letter)
+        async for message in ctx.inbox:
+            got.append(message)
 
     async with running(one(run, box)) as house:
         await house.settle()
@@ -51,7 +51,7 @@ def test_a_mailbox_needs_no_running_loop():
     box = Mailbox[int]("a")
     box.send_nowait(1)
     assert box.statistics().depth == 1
-    with pytest.raises(ValueError, match="one letter"):
+    with pytest.raises(ValueError, match="one message"):
         Mailbox[int]("a", capacity=0)
     with pytest.raises(ValueError, match="one attempt"):
         Mailbox[int]("a", attempts=0)
@@ -64,8 +64,8 @@ async def test_send_waits_for_room_in_order_and_can_be_cancelled(autojump_clock)
     async def run(ctx: Context) -> None:
         ctx.ready()
         await go.wait()
-        async for letter in ctx.inbox:
-            got.append(letter)
+        async for message in ctx.inbox:
+            got.append(message)
 
     async with running(one(run, box)) as house, trio.open_nursery() as nursery:
         await box.send(0)
@@ -84,41 +84,41 @@ async def test_send_waits_for_room_in_order_and_can_be_cancelled(autojump_clock)
         assert got == [0, 1, 2]
 
 
-async def test_a_letter_in_hand_at_a_crash_comes_first_to_the_next_incarnation(autojump_clock):
-    """The letters before it are done, it comes again, the ones after it follow."""
+async def test_a_message_in_hand_at_a_crash_comes_first_to_the_next_incarnation(autojump_clock):
+    """The messages before it are done, it comes again, the ones after it follow."""
     box, got = Mailbox[str]("a"), []
 
     async def run(ctx: Context) -> None:
         ctx.ready()
-        async for letter in ctx.inbox:
-            got.append((ctx.incarnation, letter))
-            if letter == "x" and ctx.incarnation == 1:
+        async for message in ctx.inbox:
+            got.append((ctx.incarnation, message))
+            if message == "x" and ctx.incarnation == 1:
                 raise ValueError
 
     async with running(one(run, box)) as house:
-        for letter in "wxyz":
-            await box.send(letter)
+        for message in "wxyz":
+            await box.send(message)
         await house.settle(2)
         assert got == [(1, "w"), (1, "x"), (2, "x"), (2, "y"), (2, "z")]
         stats = box.statistics()
         assert (stats.depth, stats.in_hand, stats.redelivered, stats.dead) == (0, 0, 1, 0)
 
 
-async def test_a_poisonous_letter_is_dead_after_its_attempts(autojump_clock):
+async def test_a_poisonous_message_is_dead_after_its_attempts(autojump_clock):
     """It kills its actor `attempts` times, is reported once, and the rest is worked on."""
     dead, got = [], []
     box = Mailbox[str]("a", attempts=3, on_dead=lambda *args: dead.append(args))
 
     async def run(ctx: Context) -> None:
         ctx.ready()
-        async for letter in ctx.inbox:
-            got.append(letter)
-            if letter == "x":
+        async for message in ctx.inbox:
+            got.append(message)
+            if message == "x":
                 raise ValueError
 
     async with running(one(run, box)) as house:
-        for letter in "xy":
-            await box.send(letter)
+        for message in "xy":
+            await box.send(message)
         await house.settle(5)
         assert got == ["x", "x", "x", "y"]
         assert dead == [("x", 3)]
@@ -127,23 +127,23 @@ async def test_a_poisonous_letter_is_dead_after_its_attempts(autojump_clock):
 
 
 async def test_the_innocent_of_a_batch_outlive_the_guilty(autojump_clock):
-    """After a crash the letters of a batch come one by one, so only the poisonous one dies."""
+    """After a crash the messages of a batch come one by one, so only the poisonous one dies."""
     dead, done = [], []
-    box = Mailbox[int]("a", attempts=3, on_dead=lambda letter, _: dead.append(letter))
+    box = Mailbox[int]("a", attempts=3, on_dead=lambda message, _: dead.append(message))
 
     async def run(ctx: Context) -> None:
         ctx.ready()
         while True:
             batch = await ctx.inbox.take(100)
-            if any(held.letter == 5 for held in batch):
+            if any(held.message == 5 for held in batch):
                 raise ValueError
             for held in batch:
-                done.append(held.letter)
+                done.append(held.message)
                 held.done()
 
     async with running(one(run, box)) as house:
-        for letter in range(10):
-            box.send_nowait(letter)
+        for message in range(10):
+            box.send_nowait(message)
         await house.settle(10)
         assert dead == [5]
         assert sorted(done) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
@@ -152,7 +152,7 @@ async def test_the_innocent_of_a_batch_outlive_the_guilty(autojump_clock):
 async def test_what_on_dead_raises_stays_there(autojump_clock):
     """A faulty dead-letter outcome is in the event and harms nobody."""
 
-    def broken(letter, attempts):
+    def broken(message, attempts):
         raise OSError("disk full")
 
     async def run(ctx: Context) -> None:
@@ -170,7 +170,7 @@ async def test_what_on_dead_raises_stays_there(autojump_clock):
 
 
 async def test_a_restart_by_hand_is_no_attempt(autojump_clock):
-    """A letter is not blamed when its actor was merely stopped, however often."""
+    """A message is not blamed when its actor was merely stopped, however often."""
     box, got = Mailbox[int]("a", attempts=2), []
 
     async def run(ctx: Context) -> None:
@@ -197,7 +197,7 @@ async def test_take_gives_what_is_there_and_each_is_done_by_itself(autojump_cloc
         ctx.ready()
         while True:
             batch = await ctx.inbox.take(3)
-            batches.append([(held.letter, held.attempts) for held in batch])
+            batches.append([(held.message, held.attempts) for held in batch])
             if len(batches) == 1:
                 batch[1].done()
                 batch[1].done()
@@ -206,15 +206,15 @@ async def test_take_gives_what_is_there_and_each_is_done_by_itself(autojump_cloc
                 held.done()
 
     async with running(one(run, box)) as house:
-        for letter in range(5):
-            box.send_nowait(letter)
+        for message in range(5):
+            box.send_nowait(message)
         await house.settle(5)
         assert batches == [[(0, 1), (1, 1), (2, 1)], [(0, 2)], [(2, 2)], [(3, 1), (4, 1)]]
         assert box.statistics().in_hand == 0
 
 
 async def test_done_after_the_crash_still_counts(autojump_clock):
-    """A late done() takes the letter out of the box, or out of its new holder's hand."""
+    """A late done() takes the message out of the box, or out of its new holder's hand."""
     box, held_by = Mailbox[int]("a"), {}
 
     async def run(ctx: Context) -> None:
@@ -231,22 +231,22 @@ async def test_done_after_the_crash_still_counts(autojump_clock):
         held_by[1][0].done()
         assert box.statistics().depth == 1
         await house.settle(1)
-        assert [held.letter for held in held_by[2]] == [2]
+        assert [held.message for held in held_by[2]] == [2]
         held_by[1][1].done()
         assert box.statistics().in_hand == 0
 
 
-async def test_each_task_of_an_actor_has_its_own_letter_in_hand(autojump_clock):
-    """One task asking for more does not say that the letter of another is done."""
+async def test_each_task_of_an_actor_has_its_own_message_in_hand(autojump_clock):
+    """One task asking for more does not say that the message of another is done."""
     box, got = Mailbox[int]("a"), []
 
     async def run(ctx: Context) -> None:
         ctx.ready()
 
         async def work() -> None:
-            async for letter in ctx.inbox:
-                got.append(letter)
-                if letter == 0:
+            async for message in ctx.inbox:
+                got.append(message)
+                if message == 0:
                     await trio.sleep_forever()
 
         async with trio.open_nursery() as nursery:
@@ -258,8 +258,8 @@ async def test_each_task_of_an_actor_has_its_own_letter_in_hand(autojump_clock):
             await ctx.draining.wait()
 
     async with running(one(run, box, drain_timeout=0)) as house:
-        for letter in range(4):
-            box.send_nowait(letter)
+        for message in range(4):
+            box.send_nowait(message)
         await house.settle(0.5)
         assert box.statistics().in_hand == 1
         await house.settle(2)
@@ -267,7 +267,7 @@ async def test_each_task_of_an_actor_has_its_own_letter_in_hand(autojump_clock):
 
 
 async def test_a_cancelled_receive_loses_nothing(autojump_clock):
-    """Whenever the wait ends, the letter is in the box or in hand."""
+    """Whenever the wait ends, the message is in the box or in hand."""
     box, got = Mailbox[int]("a"), []
 
     async def run(ctx: Context) -> None:
@@ -277,22 +277,22 @@ async def test_a_cancelled_receive_loses_nothing(autojump_clock):
                 got.append(await ctx.inbox.receive())
 
     async with running(one(run, box, drain_timeout=0)) as house:
-        for letter in range(50):
+        for message in range(50):
             await trio.sleep(0.01)
-            await box.send(letter)
+            await box.send(message)
         await house.settle(1)
         assert got == list(range(50))
 
 
 async def test_a_final_drain_works_the_box_off(autojump_clock):
-    """In a shutdown the letters that wait are handed out, and then the iteration ends."""
+    """In a shutdown the messages that wait are handed out, and then the iteration ends."""
     box, got, ended = Mailbox[int]("a"), [], []
 
     async def run(ctx: Context) -> None:
         ctx.ready()
-        async for letter in ctx.inbox:
+        async for message in ctx.inbox:
             await trio.sleep(1)
-            got.append(letter)
+            got.append(message)
         with pytest.raises(Drained):
             await ctx.inbox.receive()
         with pytest.raises(Drained):
@@ -300,8 +300,8 @@ async def test_a_final_drain_works_the_box_off(autojump_clock):
         ended.append(trio.current_time())
 
     async with running(one(run, box)) as house:
-        for letter in range(4):
-            box.send_nowait(letter)
+        for message in range(4):
+            box.send_nowait(message)
         await house.settle(0.5)
     assert got == [0, 1, 2, 3]
     assert len(ended) == 1
@@ -309,25 +309,25 @@ async def test_a_final_drain_works_the_box_off(autojump_clock):
 
 
 async def test_a_drain_for_a_restart_leaves_the_box(autojump_clock):
-    """The letter in hand is finished; those that wait are the next incarnation's."""
+    """The message in hand is finished; those that wait are the next incarnation's."""
     box, got = Mailbox[int]("a"), []
 
     async def run(ctx: Context) -> None:
         ctx.ready()
-        async for letter in ctx.inbox:
+        async for message in ctx.inbox:
             await trio.sleep(1)
-            got.append((ctx.incarnation, letter))
+            got.append((ctx.incarnation, message))
 
     async with running(one(run, box)) as house:
-        for letter in range(3):
-            box.send_nowait(letter)
+        for message in range(3):
+            box.send_nowait(message)
         await house.settle(0.5)
         await house.supervisor.restart("a")
         await house.settle(5)
         assert got == [(1, 0), (2, 1), (2, 2)]
 
 
-async def test_a_stopped_actor_refuses_letters(autojump_clock):
+async def test_a_stopped_actor_refuses_messages(autojump_clock):
     """After an orderly end send raises ClosedResourceError, blocked senders too."""
     box = Mailbox[int]("a", capacity=1)
     refused = []
@@ -374,7 +374,7 @@ async def test_a_failed_actor_breaks_its_mailbox(autojump_clock):
 
 
 async def test_a_finished_actor_closes_its_mailbox(autojump_clock):
-    """A transient actor that returned takes no letters."""
+    """A transient actor that returned takes no messages."""
     box = Mailbox[int]("a")
     async with running(one(finishes, box, restart=Restart.TRANSIENT)) as house:
         await house.settle(2)
@@ -404,7 +404,7 @@ async def test_a_tree_that_gave_up_breaks_its_mailboxes(autojump_clock):
 
 
 async def test_an_inbox_dies_with_its_incarnation(autojump_clock):
-    """A task that outlived its actor cannot take letters from the next incarnation."""
+    """A task that outlived its actor cannot take messages from the next incarnation."""
     box, inboxes = Mailbox[int]("a", capacity=math.inf), []
 
     async def run(ctx: Context) -> None:
@@ -424,7 +424,7 @@ async def test_an_inbox_dies_with_its_incarnation(autojump_clock):
         assert (await inboxes[1].receive()) == 1
 
 
-async def test_letters_that_came_back_keep_their_order_through_another_crash(autojump_clock):
+async def test_messages_that_came_back_keep_their_order_through_another_crash(autojump_clock):
     """The one in hand at the second crash is still before those that wait since the first."""
     box, got = Mailbox[int]("a"), []
 
@@ -432,14 +432,14 @@ async def test_letters_that_came_back_keep_their_order_through_another_crash(aut
         ctx.ready()
         while True:
             batch = await ctx.inbox.take(3)
-            got.append([held.letter for held in batch])
+            got.append([held.message for held in batch])
             if ctx.incarnation < 3:
                 raise ValueError
             for held in batch:
                 held.done()
 
     async with running(one(run, box)) as house:
-        for letter in range(4):
-            box.send_nowait(letter)
+        for message in range(4):
+            box.send_nowait(message)
         await house.settle(5)
         assert got == [[0, 1, 2], [0], [0], [1], [2], [3]]

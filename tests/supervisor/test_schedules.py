@@ -1,4 +1,4 @@
-"""Random schedules of crashes, pauses, stalls, restarts and drains: no letter is lost."""
+"""Random schedules of crashes, pauses, stalls, restarts and drains: no message is lost."""
 
 import contextlib
 import random
@@ -25,11 +25,11 @@ from supervisor import (
 from tests.supervisor.house import Actor
 
 SEEDS = 400
-LETTERS = 40
+MESSAGES = 40
 
 
 class Ledger:
-    """What became of every letter."""
+    """What became of every message."""
 
     def __init__(self) -> None:
         self.accepted: set[int] = set()
@@ -38,22 +38,22 @@ class Ledger:
         self.failures: Counter[int] = Counter()
         self.incarnations: Counter[str] = Counter()  # running at this moment, by child
 
-    def begin(self, letter: int) -> None:
-        """Work on a letter: it was accepted, and is neither done nor dead."""
-        assert letter in self.accepted
-        assert letter not in self.done
-        assert letter not in self.dead
+    def begin(self, message: int) -> None:
+        """Work on a message: it was accepted, and is neither done nor dead."""
+        assert message in self.accepted
+        assert message not in self.done
+        assert message not in self.dead
 
-    def finish(self, letter: int) -> None:
-        """A letter needs nothing more, from now on."""
-        self.done.add(letter)
+    def finish(self, message: int) -> None:
+        """A message needs nothing more, from now on."""
+        self.done.add(message)
 
-    def bury(self, letter: int, attempts: int) -> None:
-        """A letter was given up: at its limit and not a moment sooner, and only once."""
+    def bury(self, message: int, attempts: int) -> None:
+        """A message was given up: at its limit and not a moment sooner, and only once."""
         assert attempts == 3
-        assert letter not in self.done
-        assert letter not in self.dead
-        self.dead.add(letter)
+        assert message not in self.done
+        assert message not in self.dead
+        self.dead.add(message)
 
 
 def actor(ledger: Ledger, rng: random.Random, style: str) -> Actor:
@@ -71,23 +71,23 @@ def actor(ledger: Ledger, rng: random.Random, style: str) -> Actor:
         await trio.sleep(rng.choice((0, 0, 0.1, 1)))
 
     async def singly(ctx: Context) -> None:
-        async for letter in ctx.inbox:
-            ledger.begin(letter)
+        async for message in ctx.inbox:
+            ledger.begin(message)
             await mishap()
-            # Asking for the next letter says that this one is done; nothing runs in between.
-            ledger.finish(letter)
+            # Asking for the next message says that this one is done; nothing runs in between.
+            ledger.finish(message)
 
     async def batches(ctx: Context) -> None:
         inbox: Inbox[int] = ctx.inbox
         while not ctx.draining.is_set():
             for held in await inbox.take(rng.randint(1, 6)):
-                ledger.begin(held.letter)
+                ledger.begin(held.message)
                 await mishap()
                 end(held)
                 ctx.beat()
 
     def end(held: Held[int]) -> None:
-        ledger.finish(held.letter)
+        ledger.finish(held.message)
         held.done()
 
     async def crowd(ctx: Context) -> None:
@@ -143,19 +143,19 @@ async def play(seed: int) -> Ledger:
             await boss.run(tree)
 
     async def send(first: int) -> None:
-        for letter in range(first, first + LETTERS):
+        for message in range(first, first + MESSAGES):
             await trio.sleep(rng.choice((0, 0, 0.05, 1)))
             box = rng.choice(boxes)
             # Noted before it is sent, as the actor may begin before send() has returned.
-            ledger.accepted.add(letter)
+            ledger.accepted.add(message)
             with trio.move_on_after(rng.choice((0, 1, 1000))) as scope:
                 try:
-                    await box.send(letter)
+                    await box.send(message)
                 except (trio.ClosedResourceError, trio.BrokenResourceError):
-                    ledger.accepted.discard(letter)
+                    ledger.accepted.discard(message)
             if scope.cancelled_caught:
-                assert letter not in ledger.done
-                ledger.accepted.discard(letter)
+                assert message not in ledger.done
+                ledger.accepted.discard(message)
 
     async def meddle() -> None:
         names = ["c0", "c1", "c2", "inner", "root"]
@@ -185,8 +185,8 @@ async def play(seed: int) -> Ledger:
             if rng.random() < 0.3:
                 await trio.sleep(rng.uniform(0, 2))
                 boss.shutdown()
-    held = {letter for box in boxes for letter in box._fresh} | {
-        item.letter for box in boxes for item in (*box._again, *box._held)
+    held = {message for box in boxes for message in box._fresh} | {
+        item.message for box in boxes for item in (*box._again, *box._held)
     }
     assert ledger.done | ledger.dead | held >= ledger.accepted, "lost"
     assert not ledger.dead & ledger.done
@@ -209,7 +209,7 @@ def books(seed: int) -> Ledger:
         raise
 
 
-def test_every_letter_is_done_dead_or_still_held():
+def test_every_message_is_done_dead_or_still_held():
     """Hundreds of random schedules; and together they have seen every kind of outcome."""
     done = dead = left = 0
     for seed in range(SEEDS):
@@ -217,7 +217,7 @@ def test_every_letter_is_done_dead_or_still_held():
         done += len(ledger.done)
         dead += len(ledger.dead)
         left += len(ledger.accepted - ledger.done - ledger.dead)
-    assert done > SEEDS * LETTERS / 2
+    assert done > SEEDS * MESSAGES / 2
     assert dead > SEEDS / 10
     assert left > SEEDS / 10
 

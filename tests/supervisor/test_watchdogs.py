@@ -55,7 +55,7 @@ async def test_a_silent_actor_is_stalled_cancelled_and_restarted(autojump_clock)
         ]
 
 
-async def test_a_letter_that_stalls_its_actor_is_not_handed_out_for_ever(autojump_clock):
+async def test_a_message_that_stalls_its_actor_is_not_handed_out_for_ever(autojump_clock):
     """A stall counts as an attempt, as a crash does."""
     dead = []
     box = Mailbox[int]("a", attempts=2, on_dead=lambda *args: dead.append(args))
@@ -98,8 +98,8 @@ async def test_waiting_for_something_to_do_is_not_silence(autojump_clock, waits)
         assert not house.of("stalled", "exited")
 
 
-async def test_letters_are_beats(autojump_clock):
-    """An actor that is busy all the time, each letter in less than `liveness`, is alive."""
+async def test_messages_are_beats(autojump_clock):
+    """An actor that is busy all the time, each message in less than `liveness`, is alive."""
     box = Mailbox[int]("a")
 
     async def run(ctx: Context) -> None:

@@ -1,13 +1,13 @@
 """The messages that actors send each other.
 
-Letters are frozen: what is in a mailbox may be handed to an actor twice (its first reader
-crashed), so nobody may change one.  The one exception is the `Reply` that a letter may
+Messages are frozen: what is in a mailbox may be handed to an actor twice (its first reader
+crashed), so nobody may change one.  The one exception is the `Reply` that a message may
 carry, which is settled at most once; settling it again changes nothing.
 
-Letters are hints (`Wake`, `SweepNow`, `Due`), work (`Accept`, `Deliver`) or agreements on how much
+Messages are hints (`Wake`, `SweepNow`, `Due`), work (`Accept`, `Deliver`) or agreements on how much
 work may come (`Room`, `Claiming`).  A lost hint costs time until the next sweep; accepted mail is
 lost only together with the session that waits for its reply, and that session then answers 4xx;
-a lost `Deliver` is a lease that runs out, after which its messages are due again.
+a lost `Deliver` is a lease that runs out, after which its mail is due again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SweepNow:
 
 
 class Reply(Generic[T]):
-    """Where the answer to a letter arrives; settled once, awaited by one.
+    """Where the answer to a message arrives; settled once, awaited by one.
 
     Every message accepted awaits one, so it costs a flag and a switch of tasks, no `trio.Event`.
     """
@@ -112,8 +112,9 @@ class Accept:
     """One message for one or more mailboxes of this relay, to be made durable.
 
     `recipients` are (message id, canonical address) pairs; the ids are made by the sender,
-    so handing the same letter over twice stores it once.  `admitted`: their mailboxes had room when
-    they were named (RCPT), so that one is refused for its quota only together with all the others.
+    so handing the same `Accept` over twice stores it once.  `admitted`: their mailboxes had room
+    when they were named (RCPT), so that one is refused for its quota only together with all the
+    others.
     """
 
     reverse_path: str
@@ -142,7 +143,7 @@ class Consult:
 class Due:
     """To the claimer: these lanes have something due at these times; none named means: look.
 
-    `announce`: other nodes do not know it yet; the claimer tells them, for many letters at once.
+    `announce`: other nodes do not know it yet; the claimer tells them, for many of these at once.
     """
 
     strips: tuple[Strip, ...]
