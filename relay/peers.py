@@ -57,20 +57,29 @@ _TURNED_AWAY = Counter(
 )
 
 
+def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the address that a socket, a header or a URL shows as `host`; ValueError: none.
+
+    A zone (`%eth0`) is dropped; IPv4 as a socket for both families shows it (::ffff:192.0.2.7) is
+    IPv4.
+    """
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
 def peer_key(host: str) -> str:
     """Return what a peer is counted by: its IPv4 address, or its IPv6 /64.
 
-    One subscriber commonly has a whole /64, so a single IPv6 address identifies nobody.  IPv4 as
-    a socket for both families shows it (::ffff:192.0.2.7) is IPv4.
+    One subscriber commonly has a whole /64, so a single IPv6 address identifies nobody.
     """
     if ":" not in host:
         return host
     try:
-        address = ipaddress.IPv6Address(host.partition("%")[0])
+        address = ip_address(host)
     except ValueError:
         return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
+    if address.version == 4:
+        return str(address)
     return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
@@ -81,6 +90,8 @@ class TurnedAway(enum.Enum):
     """Its peer has as many as one may have."""
     FULL = "full"
     """There is no place left for anybody like it."""
+    PAUSED = "paused"
+    """The port lets nobody in now; this is its owner's word, no gate's."""
 
 
 class Guest(Protocol):

@@ -13,7 +13,6 @@ Promises
 from __future__ import annotations
 
 import enum
-import errno
 import math
 import socket
 from collections.abc import Callable
@@ -22,8 +21,8 @@ from typing import NoReturn
 
 import trio
 from prometheus_client import Counter
-from trio.lowlevel import wait_readable
 
+from relay.connections import accept
 from relay.devices.channel import Channel, Ended, Memory
 from relay.devices.intake import Intake
 from relay.devices.limits import DeviceLimits
@@ -41,11 +40,6 @@ _ENDED = Counter(
     "relay_devices_sessions_ended", "Device sessions that ended, by kind and how.", ["kind", "how"],
     registry=registry,
 )  # fmt: skip
-
-_ACCEPT_BURST = 64
-_ACCEPT_PAUSE = 0.1  # s
-_OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_COMPLAIN_EVERY = 10.0  # s
 
 
 class Kind(enum.Enum):
@@ -115,7 +109,6 @@ class DeviceServer:
         self._sessions: set[PushSession | ReceiveSession] = set()
         self._shaking: set[trio.CancelScope] = set()
         self._draining = False
-        self._complained_at = -_COMPLAIN_EVERY
 
     def statistics(self) -> SessionStatistics:
         """Return the figures of this instant."""
@@ -139,19 +132,23 @@ class DeviceServer:
 
         `listener` listens and does not block.  While `paused` connections are closed at once.
         """
-        gate = self._gates[kind]
-        while True:
-            for sock, host in await self._accept(listener):
-                place: Place | TurnedAway = TurnedAway.FULL
-                if not paused():
-                    place = gate.enter(host, trio.current_time())
-                if isinstance(place, TurnedAway):
-                    sock.close()
-                    _ENDED.labels(kind.value, "not_let_in").inc()
-                else:
-                    self._open[kind] += 1
-                    place.guest = attended = _Attended()
-                    nursery.start_soon(self._attend, kind, sock, place, attended)
+
+        def welcome(sock: socket.socket, _host: str, place: Place) -> None:
+            self._open[kind] += 1
+            place.guest = attended = _Attended()
+            nursery.start_soon(self._attend, kind, sock, place, attended)
+
+        def turn_away(_sock: socket.socket, _host: str, _why: TurnedAway) -> None:
+            _ENDED.labels(kind.value, "not_let_in").inc()
+
+        await accept(
+            listener,
+            self._gates[kind],
+            welcome=welcome,
+            turn_away=turn_away,
+            starved="device.accept_failed",
+            paused=paused,
+        )
 
     def open(self) -> None:
         """Let sessions in (again): the opposite of `drain`."""
@@ -164,36 +161,6 @@ class DeviceServer:
             scope.cancel()
         for session in tuple(self._sessions):
             session.drain()
-
-    async def _accept(self, listener: socket.socket) -> list[tuple[socket.socket, str]]:
-        """Wait for connections and return them, each with its peer's address."""
-        await wait_readable(listener)
-        found: list[tuple[socket.socket, str]] = []
-        for _ in range(_ACCEPT_BURST):
-            try:
-                sock, address = listener.accept()
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno in _OUT_OF:
-                    self._complain(error)
-                    await trio.sleep(_ACCEPT_PAUSE)
-                    break
-                continue  # that one connection failed before we had it (ECONNABORTED …)
-            try:
-                sock.setblocking(False)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except OSError:
-                sock.close()
-            else:
-                found.append((sock, str(address[0])))
-        return found
-
-    def _complain(self, error: OSError) -> None:
-        now = trio.current_time()
-        if now >= self._complained_at + _COMPLAIN_EVERY:
-            self._complained_at = now
-            log.error("device.accept_failed", error=str(error))
 
     async def _attend(
         self, kind: Kind, sock: socket.socket, place: Place, attended: _Attended

@@ -11,7 +11,7 @@ from uuid import UUID
 from relay.access.keys import ApiKey
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.mailboxes.visibility import Credential
-from relay.peers import peer_key
+from relay.peers import ip_address, peer_key
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,6 @@ def address_of(connection: Any, trusted: Collection[str] = ()) -> str:
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        address = ipaddress.ip_address(text.partition("%")[0])
+        return ip_address(text)
     except ValueError:
         return None
-    # A socket for both families shows a peer of IPv4 as ::ffff:192.0.2.7.
-    return getattr(address, "ipv4_mapped", None) or address

@@ -39,7 +39,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 import socket
 import sys
@@ -60,9 +59,11 @@ from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ConnectionState
 from quart_trio import QuartTrio
 
+from relay.connections import accept
 from relay.http.problems import PREFIX
 from relay.log import get_logger
-from relay.peers import Gate, TurnedAway
+from relay.peers import Gate, Place, TurnedAway
+from relay.throttle import Throttle
 
 KEEP_ALIVE = 30.0
 """Seconds that a connection may idle between requests, headers being sent included."""
@@ -444,37 +445,25 @@ async def serve(
     stopping = False
     empty = trio.Event()
 
-    complained_at = failed_at = -math.inf
+    refusals, failures = Throttle(_COMPLAIN_EVERY), Throttle(_COMPLAIN_EVERY)
 
     def failed(error: BaseExceptionGroup) -> None:
         """Tell of a connection that failed, for few of them: peers may bring it about."""
-        nonlocal failed_at
-        now = trio.current_time()
-        if now - failed_at >= _COMPLAIN_EVERY:
-            failed_at = now
+        if failures.ready():
             log.error("http.connection_failed", exc_info=error)
 
-    def turn_away(raw: trio.SocketStream, host: str, why: TurnedAway) -> None:
+    def turn_away(sock: socket.socket, host: str, why: TurnedAway) -> None:
         """Refuse a connection, cheaply: there may be many.  A line in the log for few of them."""
-        nonlocal complained_at
         with contextlib.suppress(OSError):  # it is gone, or reads nothing
-            os.write(raw.socket.fileno(), _SAID[why])
-        raw.socket.close()
-        now = trio.current_time()
-        if now - complained_at >= _COMPLAIN_EVERY:
-            complained_at = now
+            sock.send(_SAID[why])
+        if refusals.ready():
             log.warning("http.refused", peer=host, why=why.value)
 
-    async def connection(raw: trio.SocketStream) -> None:
-        try:
-            host = str(raw.socket.getpeername()[0])
-        except OSError:  # it is gone already
-            raw.socket.close()
-            return
-        place = gate.enter(host, trio.current_time())
-        if isinstance(place, TurnedAway):
-            turn_away(raw, host, place)
-            return
+    def welcome(sock: socket.socket, _host: str, place: Place) -> None:
+        raw = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        connections.start_soon(connection, raw, place)
+
+    async def connection(raw: trio.SocketStream, place: Place) -> None:
         stream = _Stream(raw, write_timeout, terminated)
         place.guest = stream
         streams.add(stream)
@@ -496,21 +485,23 @@ async def serve(
 
     own = [one.dup() for one in bound]
     try:
-        listeners = []
         for one in own:
+            one.setblocking(False)
             one.listen(1024)
-            listeners.append(trio.SocketListener(trio.socket.from_stdlib_socket(one)))
         async with trio.open_nursery() as connections:
             try:
                 async with trio.open_nursery() as accepting:
-                    accepting.start_soon(
-                        partial(
-                            trio.serve_listeners,
-                            connection,
-                            listeners,
-                            handler_nursery=connections,
+                    for one in own:
+                        accepting.start_soon(
+                            partial(
+                                accept,
+                                one,
+                                gate,
+                                welcome=welcome,
+                                turn_away=turn_away,
+                                starved="http.accept_failed",
+                            )
                         )
-                    )
                     ready()
                     await wait_draining()
                     accepting.cancel_scope.cancel()

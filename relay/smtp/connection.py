@@ -26,7 +26,6 @@ cancel scope for each delivery cost more than reading the replies.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import math
 import os
 import socket
@@ -37,6 +36,7 @@ from enum import StrEnum
 import trio
 
 from relay.errors import ConfigError, TemporaryFailure
+from relay.peers import ip_address
 from relay.public import NotPublic, addresses_of
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Following, Mail, Outcome, Phase, SmtpClient, Step, Verdict
@@ -623,12 +623,9 @@ async def _reach(route: Route) -> trio.SocketStream:
 
 def _is_loopback(sock: socket.socket) -> bool:
     try:
-        host = sock.getpeername()[0]
+        return ip_address(sock.getpeername()[0]).is_loopback
     except OSError:
         return False
-    address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def _reason(error: BaseException) -> str:

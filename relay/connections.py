@@ -1,0 +1,90 @@
+"""Accepting connections: one loop for every port, held to what its gate allows.
+
+`accept` takes what a listening socket has, asks the port's `relay.peers.Gate` about each peer, and
+hands the connection either to `welcome`, with its place, or to `turn_away`, with the reason.
+
+Promises
+  * `BURST` connections are taken before other tasks have a turn, however many knock.
+  * One that is turned away costs no task.
+  * Out of file descriptors or memory it waits for connections to end, and says so in the log, at
+    most once in ten seconds.
+  * Sockets are handed over non-blocking, without Nagle's delay.
+
+Fails: with the `OSError` of the listening socket itself, for supervision.  A connection that failed
+before we had it is passed over.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from typing import NoReturn
+
+import trio
+from trio.lowlevel import wait_readable
+
+from relay.log import get_logger
+from relay.peers import Gate, Place, TurnedAway
+from relay.throttle import Throttle
+
+log = get_logger()
+
+BURST = 64
+_PAUSE = 0.1  # s; without descriptors: let connections end first
+_OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+_LISTENER_BROKEN = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
+
+
+async def accept(
+    listener: socket.socket,
+    gate: Gate,
+    *,
+    welcome: Callable[[socket.socket, str, Place], object],
+    turn_away: Callable[[socket.socket, str, TurnedAway], object],
+    starved: str,
+    paused: Callable[[], bool] = lambda: False,
+) -> NoReturn:
+    """Let in whoever connects, until cancelled.
+
+    `listener` listens and does not block.  `welcome` and `turn_away` get the socket and its peer's
+    address, and must not raise; the first owns the socket from then on and leaves its place when it
+    closes it, of the second it is closed behind it.  `starved` is the event logged when there are
+    no descriptors.  While `paused`, everybody is turned away.
+    """
+    complaints = Throttle(10.0)
+
+    def complain(error: OSError) -> None:
+        if complaints.ready():
+            log.error(starved, error=str(error))
+
+    while True:
+        await wait_readable(listener)
+        for _ in range(BURST):
+            try:
+                sock, address = listener.accept()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in _LISTENER_BROKEN:
+                    raise
+                if error.errno in _OUT_OF:
+                    complain(error)
+                    await trio.sleep(_PAUSE)
+                    break
+                continue  # ECONNABORTED and its kin
+            try:
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError:
+                sock.close()
+                continue
+            host = str(address[0])
+            place: Place | TurnedAway = TurnedAway.PAUSED
+            if not paused():
+                place = gate.enter(host, trio.current_time())
+            if isinstance(place, Place):
+                welcome(sock, host, place)
+            else:
+                turn_away(sock, host, place)
+                sock.close()
