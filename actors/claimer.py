@@ -34,7 +34,7 @@ import trio
 from prometheus_client import Counter, Histogram
 
 from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
-from actors.turns import next_turn
+from actors.periodic import wait_for_messages
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
@@ -164,7 +164,7 @@ class _Claimer:
         while True:
             if self._ctx.inbox.statistics().depth:
                 seconds = 1.0  # none of it: messages are there, and are read before more is claimed
-            for message in await next_turn(self._ctx, seconds):
+            for message in await wait_for_messages(self._ctx, seconds):
                 self._read(message)
             try:
                 seconds = await self._turn()

@@ -26,7 +26,7 @@ import trio
 from prometheus_client import Counter, Gauge, Histogram
 
 from actors.messages import SweepNow, Wake
-from actors.turns import next_turn
+from actors.periodic import wait_for_messages
 from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle import queue
@@ -101,7 +101,7 @@ async def run(
     seconds = 0.0
     try:
         while True:
-            collector.heed(await next_turn(ctx, seconds))
+            collector.heed(await wait_for_messages(ctx, seconds))
             seconds = await collector.turn()
     except Drained:
         return  # a batch in hand was finished: it is one turn

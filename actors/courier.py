@@ -25,7 +25,7 @@ import prometheus_client
 import psycopg
 import trio
 
-from actors.turns import next_turn
+from actors.periodic import wait_for_messages
 from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
@@ -77,7 +77,7 @@ async def run(
         ctx.ready()
         with suppress(Drained):
             while True:
-                await next_turn(ctx, SWEEP_EVERY)
+                await wait_for_messages(ctx, SWEEP_EVERY)
                 courier.look()
         courier.stop()
 

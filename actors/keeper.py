@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 import trio
 from prometheus_client import Counter
 
-from actors.turns import next_turn
+from actors.periodic import wait_for_messages
 from relay import metrics
 from relay.db import leases
 from relay.db.pool import Pool
@@ -61,7 +61,7 @@ async def run(
                 while True:
                     finished = await _reap(store, ctx.beat, shared, node)
                     seconds = reap_every if finished else min(_RETRY, reap_every)
-                    await next_turn(ctx, seconds * rng.uniform(0.75, 1.25))
+                    await wait_for_messages(ctx, seconds * rng.uniform(0.75, 1.25))
             except Drained:
                 nursery.cancel_scope.cancel()
     finally:

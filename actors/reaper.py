@@ -33,7 +33,7 @@ import psycopg
 import trio
 from prometheus_client import Counter
 
-from actors.turns import next_turn
+from actors.periodic import wait_for_messages
 from relay.db import leases
 from relay.db.leases import Lease
 from relay.db.pool import Pool
@@ -125,7 +125,7 @@ async def run(
         while True:
             finished = await reaper.round(ctx)
             seconds = sweep_every if finished else min(_RETRY, sweep_every)
-            await next_turn(ctx, seconds * rng.uniform(0.75, 1.25))
+            await wait_for_messages(ctx, seconds * rng.uniform(0.75, 1.25))
     except Drained:
         return
 

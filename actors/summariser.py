@@ -46,7 +46,7 @@ import trio
 from prometheus_client import Counter
 from psycopg.pq.abc import PGresult
 
-from actors.turns import next_turn
+from actors.periodic import wait_for_messages
 from relay.db.arrays import uuids
 from relay.db.channels import SUMMARIES
 from relay.db.connection import Connection, Statement
@@ -199,7 +199,7 @@ async def run(
         seconds = 0.0
         try:
             while True:
-                await next_turn(ctx, seconds)
+                await wait_for_messages(ctx, seconds)
                 seconds = await summariser.turn(ctx) or sweep_every
         except Drained:
             nursery.cancel_scope.cancel()
@@ -249,7 +249,7 @@ class Load:
 
 @dataclass
 class Summariser:
-    """One node's summariser between its turns.  `second` is the parser that helps out."""
+    """What one node's summariser knows from turn to turn; `second` parses to help out."""
 
     pool: Pool
     parser: Parser
@@ -337,7 +337,7 @@ class Summariser:
         while second is not None:
             with trio.move_on_after(_LET_GO):
                 await self._working.wait()
-                await trio.sleep(self.help_after)  # so a burst of short turns costs few looks
+                await trio.sleep(self.help_after)  # so a burst of short groups costs few looks
             try:
                 while self._is_late(trio.current_time()):
                     chosen, _ = await self.round(newest=newest, helping=True)

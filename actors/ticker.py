@@ -29,7 +29,7 @@ import trio
 from prometheus_client import Counter
 
 from actors.messages import SweepNow, Wake
-from actors.turns import next_turn
+from actors.periodic import wait_for_messages
 from relay.db import leases
 from relay.db.leases import Lease
 from relay.db.pool import Pool
@@ -100,14 +100,14 @@ async def run(
     ctx.ready()
     try:
         while True:
-            ticker.heed(await next_turn(ctx, await ticker.turn(ctx)))
+            ticker.heed(await wait_for_messages(ctx, await ticker.turn(ctx)))
     except Drained:
         await ticker.resign()
 
 
 @dataclass
 class Ticker:
-    """One node's ticker between its turns.  All deadlines are of Trio's clock, in seconds."""
+    """What one node's ticker knows from turn to turn.  All deadlines are of Trio's clock."""
 
     pool: Pool
     sweep_every: float = 60.0

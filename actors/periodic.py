@@ -1,7 +1,7 @@
-"""How an actor that mostly sleeps takes its turns: until a time, a message, or the drain.
+"""How an actor that works now and then waits: until a time, a message, or the drain.
 
-Shared by the actors whose messages are hints (ticker, reaper, summariser).  A hint is done as
-soon as it is read: what it points at is in the database, and the next sweep finds it anyway.
+For actors whose messages are hints (ticker, reaper, summariser).  A hint is done as soon as it is
+read: what it points at is in the database, and the next sweep finds it anyway.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from supervisor import Context
 _MOST = 4096  # messages taken at once; more are only more of the same hint
 
 
-async def next_turn(ctx: Context, seconds: float) -> list[Any]:
+async def wait_for_messages(ctx: Context, seconds: float) -> list[Any]:
     """Wait until messages arrive or `seconds` have passed, and return the messages.
 
     While the child is paused it does not return.  Raises `supervisor.Drained` when draining.
