@@ -42,7 +42,7 @@ from relay.outbound.enqueue import FLUSH, HIGH
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import LaneBook
 from relay.outbound.queue import Batch, Claimed, Outcome, Queue
-from relay.outbound.rates import Meter, Rates, domain_key, route_key
+from relay.outbound.rates import Meter, SharedRates, domain_key, route_key
 from relay.outbound.states import Cause
 from supervisor import Context, Drained, Mailbox
 
@@ -91,7 +91,7 @@ async def run(
     queue: Queue,
     sender: Mailbox[Any],
     gates: Gates,
-    rates: Rates | None = None,
+    rates: SharedRates | None = None,
     upstream: str = "loop:",
     announce: Callable[[str], Any] | None = None,
     sweep_every: float = 4.0,
@@ -124,7 +124,7 @@ class _Claimer:
         queue: Queue,
         sender: Mailbox[Any],
         gates: Gates,
-        rates: Rates | None,
+        rates: SharedRates | None,
         upstream: str,
         sweep_every: float,
         rng: random.Random,
@@ -182,11 +182,11 @@ class _Claimer:
                     self._kept = kept
                 if fresh:
                     self._gates.start_afresh()
-            case Due(strips, announce):
-                self._look = self._look or not strips
-                for strip in strips:
-                    self._book.wake(strip.lane, strip.priority, strip.due_at, strip.domain)
-                    self._high_due = self._high_due or strip.priority == 0
+            case Due(due_lanes, announce):
+                self._look = self._look or not due_lanes
+                for due_lane in due_lanes:
+                    self._book.wake(due_lane)
+                    self._high_due = self._high_due or due_lane.priority == 0
                 if announce:
                     self._announces_high = self._announces_high or self._high_due
                     self._unannounced.set()
@@ -232,7 +232,7 @@ class _Claimer:
         at = self._now()
         if at is not None and self._due_at is not None and at >= self._due_at:
             # What said so had another clock, or was early by the length of a commit: asked for
-            # too soon, the strip would be taken for empty.
+            # too soon, the lane would be taken for empty.
             self._look = True
             self._due_at = None
         if self._look and (now >= self._rests_until or self._room <= 0):
@@ -353,7 +353,7 @@ class _Claimer:
             wait = max(self._meter.wait(keys, now), 0.05)
             over.append(Outcome(message.id, message.token, Cause.RELEASED, delay=wait))
             due_at = self._instant(now + wait)
-            self._book.wake(message.lane, message.priority, due_at, message.domain)
+            self._book.wake(message.due_lane(due_at))
         if over:
             batch.messages[:] = kept
             _PUT_BACK.inc(len(over))
@@ -369,14 +369,14 @@ class _Claimer:
         self._look = False
         mark = self._book.mark()
         began = trio.current_time()
-        strips, at = await self._queue.survey()
+        due_lanes, at = await self._queue.survey()
         self._clock_at = trio.current_time()
         self._clock = at
         self._survey_ended_at, self._survey_took = self._clock_at, self._clock_at - began
-        self._book.learn(strips, mark)
+        self._book.learn(due_lanes, mark)
         if self._limited:
             self._meter.forget(self._clock_at)
-            known = {strip.lane for strip in strips}
+            known = {due_lane.lane for due_lane in due_lanes}
             self._routes = {lane: key for lane, key in self._routes.items() if lane in known}
 
     @property

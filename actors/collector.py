@@ -36,7 +36,7 @@ from relay.lifecycle.rhythm import Rhythm
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.enqueue import announce
-from relay.outbound.lanes import Strip
+from relay.outbound.lanes import DueLane
 from relay.storage import AMPLE, REFUSED, Space
 from supervisor import Context, Drained
 
@@ -75,7 +75,7 @@ async def run(
     desk: Desk,
     batching: Callable[[], Batching],
     keyring: Keyring,
-    wake_outbound: Callable[[Collection[Strip]], None] | None = None,
+    wake_outbound: Callable[[Collection[DueLane]], None] | None = None,
     sweep_every: float = SWEEP_EVERY,
     rng: random.Random | None = None,
     space: Space = AMPLE,
@@ -115,7 +115,7 @@ class _Collector:
         ctx: Context,
         desk: Desk,
         keyring: Keyring,
-        wake_outbound: Callable[[Collection[Strip]], None] | None,
+        wake_outbound: Callable[[Collection[DueLane]], None] | None,
         rhythm: Rhythm,
         space: Space,
     ) -> None:
@@ -169,14 +169,14 @@ class _Collector:
             if handed.rows:
                 _SECONDS.observe(ended - began)
             self._note(handed, rhythm.batching.sent(handed.rows, ended, reason))
-            if handed.strips and self._wake_outbound is None:
+            if handed.due_lanes and self._wake_outbound is None:
                 await announce(self._desk.pool)
             self._ctx.beat()
 
     def _note(self, handed: Handed, reason: Reason) -> None:
         """Tell the claimer, the log and the metrics; remember what the budget wants."""
-        if handed.strips and self._wake_outbound is not None:
-            self._wake_outbound(handed.strips)
+        if handed.due_lanes and self._wake_outbound is not None:
+            self._wake_outbound(handed.due_lanes)
         if handed.saved is not None:
             _SAVED.set(handed.saved)
         if handed.rest is not None:

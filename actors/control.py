@@ -54,11 +54,11 @@ from relay.mailboxes.messages import Messages
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
-from relay.outbound.desk import Desk
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.dispatch import RightOfWay
 from relay.outbound.enqueue import Enqueued, Message, announce, enqueue
 from relay.outbound.gates import Gates
-from relay.outbound.lanes import Strip
+from relay.outbound.lanes import DueLane
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
 from relay.outbound.webhooks import Webhooks
@@ -138,7 +138,7 @@ async def run(
             admin_token_hash=admin_token_hash,
             draining=ctx.draining,
             enqueue=_Enqueuer(pool, right_of_way).enqueue,
-            desk=Desk(pool),
+            queue_admin=QueueAdmin(pool),
             senders=Senders(pool, keyring.vault, private_upstreams=private_upstreams),
             suppressions=Suppressions(pool),
             keyring=keyring,
@@ -245,7 +245,7 @@ class _Announcer:
         self._pool = pool
         self._queued = trio.Event()
 
-    def wake(self, strips: Collection[Strip]) -> None:
+    def wake(self, due_lanes: Collection[DueLane]) -> None:
         self._queued.set()
 
     async def run(self) -> None:

@@ -20,7 +20,7 @@ from uuid import UUID
 import trio
 from aiosmtpd.smtp import Envelope, Session
 
-from relay.outbound.lanes import Strip
+from relay.outbound.lanes import DueLane
 from relay.outbound.queue import Batch
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class Due:
     `announce`: other nodes do not know it yet; the claimer tells them, for many of these at once.
     """
 
-    strips: tuple[Strip, ...]
+    due_lanes: tuple[DueLane, ...]
     announce: bool = False
 
 

@@ -58,9 +58,8 @@ from relay.outbound.demand import Demand
 from relay.outbound.dispatch import Dispatch, Line, Place, RightOfWay
 from relay.outbound.finaliser import Done, Finaliser
 from relay.outbound.gates import Gate, GateKey, Gates
-from relay.outbound.lanes import Strip
-from relay.outbound.letter import mail_of
 from relay.outbound.queue import Claimed, Content, Queue
+from relay.outbound.render import mail_of
 from relay.outbound.routes import MOST_MAILS, Connections, route_of
 from relay.outbound.senders import Upstream
 from relay.outbound.states import Cause, cause_of
@@ -505,7 +504,7 @@ class _Sender:
         """
         job = self._jobs.get(message.id)
         if job is None:
-            return self._finaliser.adopt(message.id, message.token, lost=message.lost)
+            return self._finaliser.fence_anew(message.id, message.token, lost=message.lost)
         if job.lost and not (job.connection is not None and job.connection.in_data):
             return False  # it was broken off, or will be dropped
         job.message, job.leased_until, job.lost = message, leased_until, False
@@ -943,8 +942,7 @@ class _Sender:
         )
         if cause is Cause.DEFERRED:
             due_at = datetime.fromtimestamp(now + self._epoch, UTC) + timedelta(seconds=delay)
-            strip = Strip(message.lane, message.priority, due_at, message.domain)
-            self._say(Due((strip,)))
+            self._say(Due((message.due_lane(due_at),)))
 
     def _cut_short(
         self, job: _Job, outcome: Outcome, began_at: float, opening: Sequence[Step]
@@ -964,8 +962,7 @@ class _Sender:
         self._finaliser.put(Done(message.id, message.token, Cause.RELEASED, now, delay=delay))
         if not self._leaving:
             due_at = datetime.fromtimestamp(now + self._epoch, UTC) + timedelta(seconds=delay)
-            strip = Strip(message.lane, message.priority, due_at, message.domain)
-            self._say(Due((strip,)))
+            self._say(Due((message.due_lane(due_at),)))
 
     def _learn(self, line: _Line, job: _Job, outcome: Outcome, now: float) -> None:
         """What an outcome says of the route and of the destination."""

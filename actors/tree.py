@@ -89,11 +89,11 @@ from relay.outbound import webhooks
 from relay.outbound.dispatch import RightOfWay
 from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
-from relay.outbound.lanes import Strip
+from relay.outbound.lanes import DueLane
 from relay.outbound.message import MalformedMessage
 from relay.outbound.post import Poster
 from relay.outbound.queue import Queue
-from relay.outbound.rates import LeaseBudget, Rates
+from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.peers import shares
 from relay.settings import Settings
@@ -301,7 +301,7 @@ def build_tree(
                 queue=queue,
                 sender=sender_box,
                 gates=gates,
-                rates=Rates(
+                rates=SharedRates(
                     pool,
                     route=outbound.route_rate,
                     domain=outbound.domain_rate,
@@ -567,14 +567,14 @@ def _upstream(text: str) -> Upstream:
 
 def _due(
     claimer_box: Mailbox[Any], right_of_way: RightOfWay
-) -> Callable[[Collection[Strip]], None]:
+) -> Callable[[Collection[DueLane]], None]:
     """Return what tells the claimer, and through it other nodes, of mail that was queued."""
 
-    def tell(strips: Collection[Strip]) -> None:
+    def tell(due_lanes: Collection[DueLane]) -> None:
         now = datetime.now(UTC)  # for mail of another day; a clock that is off costs a moment
-        if any(not strip.priority and strip.due_at <= now for strip in strips):
+        if any(not due_lane.priority and due_lane.due_at <= now for due_lane in due_lanes):
             right_of_way.expect(trio.current_time())
-        _put(claimer_box, Due(tuple(strips), announce=True))
+        _put(claimer_box, Due(tuple(due_lanes), announce=True))
 
     return tell
 

@@ -37,10 +37,10 @@ from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
-from relay.outbound.desk import Desk
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import Enqueued, Message
 from relay.outbound.gates import Standing
-from relay.outbound.lanes import Strip
+from relay.outbound.lanes import DueLane
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
 from relay.outbound.webhooks import Webhooks
@@ -118,7 +118,7 @@ class Enqueue(Protocol):
     ) -> Enqueued: ...
 
 
-WakeOutbound = Callable[[Collection[Strip]], None]
+WakeOutbound = Callable[[Collection[DueLane]], None]
 """Say at once that these lanes have something due, to this process's claimer and through it to
 the other nodes.  Never waits; what it says is found without it too, only later."""
 
@@ -167,7 +167,7 @@ class Deps:
     admin_token_hash: bytes
     draining: trio.Event
     enqueue: Enqueue
-    desk: Desk
+    queue_admin: QueueAdmin
     senders: Senders
     suppressions: Suppressions
     keyring: Keyring

@@ -29,7 +29,7 @@ from relay.lifecycle.budget import Budget, allowance, spend, wait
 from relay.lifecycle.letters import Letters, Unwritable
 from relay.lifecycle.tokens import Action
 from relay.outbound.enqueue import Message, Suppressed, enqueue
-from relay.outbound.lanes import Strip
+from relay.outbound.lanes import DueLane
 
 _TIMEOUT = 20.0  # s for a statement; a stopped backend defeats the server's own limits
 _CHUNK = 100  # letters that are written without letting others run: about 7 ms
@@ -47,13 +47,13 @@ class Refused:
 class Handed:
     """What became of a batch.
 
-    `rows` tokens were taken; `strips` have something due now (for the claimer); `rest` is None,
+    `rows` tokens were taken; `due_lanes` have something due now (for the claimer); `rest` is None,
     or the seconds that the budget wants to pass before the next batch; `saved` is how many
     letters the budget would pay for now.
     """
 
     rows: int = 0
-    strips: frozenset[Strip] = frozenset()
+    due_lanes: frozenset[DueLane] = frozenset()
     refused: tuple[Refused, ...] = ()
     rest: float | None = None
     saved: float | None = None
@@ -96,20 +96,20 @@ class Desk:
         rest = None
         if handed.rows == allowed < self.limit:
             rest = wait(self.budget, left, limit=self.limit, timeout=self.timeout)
-        return Handed(handed.rows, handed.strips, handed.refused, rest, left.letters)
+        return Handed(handed.rows, handed.due_lanes, handed.refused, rest, left.letters)
 
     async def _queue(
         self, connection: Connection, key: bytes, limit: int, patience: trio.CancelScope
     ) -> Handed:
         rows = await queue.take(connection, limit)
-        strips: set[Strip] = set()
+        due_lanes: set[DueLane] = set()
         refused: list[Refused] = []
         for at in range(0, len(rows), _CHUNK):
             # Others run while each part is stored.
             patience.deadline = trio.current_time() + _TIMEOUT
             messages = self._write(rows[at : at + _CHUNK], key, refused)
-            strips |= await self._enqueue(connection, messages, refused)
-        return Handed(len(rows), frozenset(strips), tuple(refused))
+            due_lanes |= await self._enqueue(connection, messages, refused)
+        return Handed(len(rows), frozenset(due_lanes), tuple(refused))
 
     def _write(
         self, rows: Sequence[queue.Row], key: bytes, refused: list[Refused]
@@ -136,7 +136,7 @@ class Desk:
 
     async def _enqueue(
         self, connection: Connection, messages: dict[int, Message], refused: list[Refused]
-    ) -> set[Strip]:
+    ) -> set[DueLane]:
         try:
             queued = await enqueue(self.pool, list(messages.values()), conn=connection)
         except Suppressed as error:
@@ -149,7 +149,4 @@ class Desk:
                 else:
                     wanted.append(message)
             queued = await enqueue(self.pool, wanted, conn=connection)
-        due_at = queued.due_at
-        if due_at is None:  # nothing was queued
-            return set()
-        return {Strip(each.lane, each.priority, due_at, each.domain) for each in queued.messages}
+        return queued.due_lanes

@@ -127,16 +127,16 @@ class Line(Generic[J, W]):
 
     def waiting(self, domain: str) -> int:
         """Jobs that wait for a destination."""
-        return sum(len(strip[domain]) for strip in self._waiting if domain in strip)
+        return sum(len(queues[domain]) for queues in self._waiting if domain in queues)
 
     def jobs(self, domain: str | None = None) -> Iterator[J]:
         """What waits: all of it, or what is for one destination."""
-        for strip in self._waiting:
+        for queues in self._waiting:
             if domain is None:
-                for queue in strip.values():
+                for queue in queues.values():
                     yield from queue
             else:
-                yield from strip.get(domain, ())
+                yield from queues.get(domain, ())
 
     @property
     def urgent(self) -> bool:
@@ -153,13 +153,13 @@ class Line(Generic[J, W]):
         self.seconds += (seconds - self.seconds) / 8 if self.seconds else seconds
 
     def _put(self, job: J, *, first: bool) -> None:
-        strip = self._waiting[job.priority]
-        queue = strip.get(job.domain)
+        queues = self._waiting[job.priority]
+        queue = queues.get(job.domain)
         if queue is None:
-            queue = strip[job.domain] = deque()
+            queue = queues[job.domain] = deque()
         if first:
             queue.appendleft(job)
-            strip.move_to_end(job.domain, last=False)
+            queues.move_to_end(job.domain, last=False)
         else:
             queue.append(job)
         self.waits += 1
@@ -168,13 +168,13 @@ class Line(Generic[J, W]):
     def _remove(self, domain: str | None, owner: Hashable) -> list[J]:
         """Take out what waits: all, what is for one destination, what is one owner's."""
         found = [job for job in self.jobs(domain) if owner is None or job.owner == owner]
-        for strip in self._waiting:
-            for name in list(strip) if domain is None else [domain] if domain in strip else []:
-                left = () if owner is None else [job for job in strip[name] if job.owner != owner]
+        for queues in self._waiting:
+            for name in list(queues) if domain is None else [domain] if domain in queues else []:
+                left = () if owner is None else [job for job in queues[name] if job.owner != owner]
                 if left:
-                    strip[name] = deque(left)
+                    queues[name] = deque(left)
                 else:
-                    del strip[name]
+                    del queues[name]
         self.waits -= len(found)
         for job in found:
             _add(self._wait_for, job.owner, -1)
@@ -182,7 +182,7 @@ class Line(Generic[J, W]):
 
     def _others_wait(self, domain: str) -> bool:
         """Whether anything waits for another destination."""
-        return any(len(strip) > (domain in strip) for strip in self._waiting)
+        return any(len(queues) > (domain in queues) for queues in self._waiting)
 
     def _others_of_owner_wait(self, owner: Hashable) -> bool:
         """Whether anything of another owner waits."""
@@ -210,8 +210,8 @@ class Line(Generic[J, W]):
         self, priority: int, may: Callable[[str], bool], barred: Collection[Hashable]
     ) -> J | None:
         """Take the next job of a priority whose destination and owner may have a place."""
-        strip = self._waiting[priority]
-        for domain, queue in strip.items():
+        queues = self._waiting[priority]
+        for domain, queue in queues.items():
             if not may(domain):
                 continue
             if not barred:
@@ -223,9 +223,9 @@ class Line(Generic[J, W]):
                 job = queue[number]
                 del queue[number]
             if queue:
-                strip.move_to_end(domain)
+                queues.move_to_end(domain)
             else:
-                del strip[domain]
+                del queues[domain]
             self.waits -= 1
             _add(self._wait_for, job.owner, -1)
             passed = self._passed

@@ -32,7 +32,7 @@ from uuid import UUID
 from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.errors import Bug, PermanentFailure
-from relay.outbound.lanes import PRIORITIES, lane_of
+from relay.outbound.lanes import PRIORITIES, DueLane, lane_of
 
 NOBODY = UUID(int=0)
 """The owner of what the administrator and `relay.send` queue."""
@@ -132,6 +132,15 @@ class Enqueued:
     messages: list[Queued]
     replayed: bool = False
     due_at: datetime | None = None
+
+    @property
+    def due_lanes(self) -> set[DueLane]:
+        """What the claimer has to be told: where something is due now; nothing when replayed."""
+        if self.due_at is None:
+            return set()
+        return {
+            DueLane(each.lane, each.priority, self.due_at, each.domain) for each in self.messages
+        }
 
 
 def new_id() -> UUID:

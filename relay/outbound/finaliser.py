@@ -9,7 +9,8 @@ Promises
   its lease too, as the token alone decides whether it still counts.
 - Repeating one whose commit is in doubt changes nothing; it is repeated until a commit has
   succeeded, though the outcome can be seen (`relay.db.doubt`).
-- `adopt` gives an outcome that is not recorded yet the token of a later claim by the same node.
+- `fence_anew` gives an outcome that is not recorded yet the new lease, where the same node has
+  claimed its message again meanwhile: it still counts, and nothing is delivered twice.
 - A value that the database refuses costs that one outcome; its message's lease runs out.
 
 Fails: never; `run` ends when `close` was called and everything is recorded, or when cancelled,
@@ -98,7 +99,7 @@ class Finaliser:
         self._waiting: list[Done] = []
         self._in_hand: Sequence[Done] = ()
         self._delivered: set[UUID] = set()  # of both: every claimed message is looked up in it
-        self._adopted: dict[UUID, int] = {}  # later tokens of what is in hand
+        self._fenced_anew: dict[UUID, int] = {}  # later tokens of what is in hand
         self._wanted = 1  # outcomes for which `run` is woken
         self._closed = False
         self._lot = trio.lowlevel.ParkingLot()
@@ -115,8 +116,8 @@ class Finaliser:
         if self._lot and len(self._waiting) >= self._wanted:
             self._lot.unpark()
 
-    def adopt(self, message_id: UUID, token: int, *, lost: bool) -> bool:
-        """Give the outcome of a message the token of its new lease; False if there is none.
+    def fence_anew(self, message_id: UUID, token: int, *, lost: bool) -> bool:
+        """Fence an outcome that is not recorded yet with the new lease; False if there is none.
 
         `lost`: the lease before ran out.  If not, the outcome may have been recorded, with its
         answer still on the way, and the new claim be what follows from it; only a delivery is
@@ -130,7 +131,7 @@ class Finaliser:
                 return True
         if any(done.id == message_id for done in self._in_hand):
             # The statement under way has the former token; it is followed by one with this.
-            self._adopted[message_id] = token
+            self._fenced_anew[message_id] = token
             return True
         return False
 
@@ -158,10 +159,12 @@ class Finaliser:
             busy = len(batch) >= GATHER // 4
             fenced = await self._record(batch)
             self._in_hand = ()
-            if self._adopted:
-                again = [done for done in batch if done.id in self._adopted]
-                batch = [done for done in batch if done.id not in self._adopted]
-                self._waiting += [done._replace(token=self._adopted.pop(done.id)) for done in again]
+            if self._fenced_anew:
+                again = [done for done in batch if done.id in self._fenced_anew]
+                batch = [done for done in batch if done.id not in self._fenced_anew]
+                for done in again:
+                    token = self._fenced_anew.pop(done.id)
+                    self._waiting.append(done._replace(token=token))
                 fenced -= {done.id for done in again}
             self._delivered.difference_update(done.id for done in batch)
             self._count(batch, fenced)

@@ -1,8 +1,8 @@
 """Which messages to claim next: priorities without starvation, lanes with fair shares.
 
-A lane is one tenant's mail to one destination domain; within it, each priority is a strip of the
-index that the claim reads.  `LaneBook` knows which strips have something due, and turns "room for
-32" into "up to 11 of this strip, 20 of that".
+A lane is one tenant's mail to one destination domain; within it, each priority is a range of
+the index that the claim reads.  `LaneBook` keeps the earliest due time of each, and turns "room
+for 32" into "up to 11 of this lane, 20 of that".
 
 Promises
 - High goes before normal, normal before bulk; yet while a lower priority has something due, it
@@ -16,7 +16,7 @@ Promises
 Fails: never; asking for nothing is an empty plan.  What the book knows may be out of date (other
 nodes claim and enqueue); then a claim finds less than was asked, or the next survey finds more.
 
-Why a floor per strip: rows are claimed in order of `run_at`, so below the last one claimed there
+Why a floor for each: rows are claimed in order of `run_at`, so below the last one claimed there
 are only dead index entries, and while some old snapshot keeps those alive a scan from the very
 beginning reads all of them again at each claim (measured: 21 ms against 2.4 ms).  What can turn
 up below the floor (a transaction that committed late) announces itself, and each survey starts
@@ -53,7 +53,7 @@ def lane_of(owner: UUID, domain: str) -> int:
 
 
 class Ask(NamedTuple):
-    """Claim up to `limit` of one strip, none due before `floor`."""
+    """Claim up to `limit` of one lane and priority, none due before `floor`."""
 
     lane: int
     priority: int
@@ -62,8 +62,8 @@ class Ask(NamedTuple):
     domain: str
 
 
-class Strip(NamedTuple):
-    """What a survey found: the first of a lane and priority is due at `due_at`."""
+class DueLane(NamedTuple):
+    """The earliest due time of a lane and priority."""
 
     lane: int
     priority: int
@@ -99,32 +99,33 @@ class LaneBook:
         """A mark to be taken before a survey and given to `learn`."""
         return self._wakes
 
-    def learn(self, strips: Iterable[Strip], since: int) -> None:
+    def learn(self, due_lanes: Iterable[DueLane], since: int) -> None:
         """Take over what a survey found that began at `mark() == since`."""
-        found: tuple[dict[int, Strip], ...] = tuple({} for _ in PRIORITIES)
-        for strip in strips:
-            found[strip.priority][strip.lane] = strip
-        for ring, strips_by_lane in zip(self._rings, found, strict=True):
-            for lane in [lane for lane in ring if lane not in strips_by_lane]:
+        found: tuple[dict[int, DueLane], ...] = tuple({} for _ in PRIORITIES)
+        for due_lane in due_lanes:
+            found[due_lane.priority][due_lane.lane] = due_lane
+        for ring, by_lane in zip(self._rings, found, strict=True):
+            for lane in [lane for lane in ring if lane not in by_lane]:
                 if ring[lane].woken <= since:
                     del ring[lane]
-            for lane, strip in strips_by_lane.items():
+            for lane, due_lane in by_lane.items():
                 entry = ring.get(lane)
                 if entry is None:
-                    ring[lane] = _Entry(*strip, woken=since)
+                    ring[lane] = _Entry(*due_lane, woken=since)
                 elif entry.woken > since:
-                    entry.floor = min(entry.floor, strip.due_at)
+                    entry.floor = min(entry.floor, due_lane.due_at)
                 else:
-                    entry.floor = strip.due_at
+                    entry.floor = due_lane.due_at
 
-    def wake(self, lane: int, priority: int, due_at: datetime, domain: str) -> None:
-        """Something in this strip is due at `due_at` (this node enqueued or deferred it)."""
+    def wake(self, due: DueLane) -> None:
+        """Something is due (this node enqueued or deferred it)."""
         self._wakes += 1
-        entry = self._rings[priority].get(lane)
+        ring = self._rings[due.priority]
+        entry = ring.get(due.lane)
         if entry is None:
-            self._rings[priority][lane] = _Entry(lane, priority, due_at, domain, self._wakes)
+            ring[due.lane] = _Entry(*due, woken=self._wakes)
         else:
-            entry.floor = min(entry.floor, due_at)
+            entry.floor = min(entry.floor, due.due_at)
             entry.woken = self._wakes
 
     def plan(
@@ -180,7 +181,7 @@ class LaneBook:
     ) -> None:
         """Record what a claim by `plan` found: (lane, priority) → how many, and the last's due_at.
 
-        A strip that gave less than it was asked for is exhausted and forgotten until a wake-up
+        A lane that gave less than it was asked for is exhausted and forgotten until a wake-up
         or a survey speaks of it.  Several plans may be under way at once.
         """
         for ask in plan:
@@ -190,7 +191,7 @@ class LaneBook:
             if entry is None:
                 # Another claim, under way at the same time, found the end of what it could see.
                 if count >= ask.limit:
-                    self.wake(ask.lane, ask.priority, last, ask.domain)
+                    self.wake(DueLane(ask.lane, ask.priority, last, ask.domain))
                 continue
             # Below the floor that was asked from: a wake-up came in while the claim was under way.
             if entry.floor < ask.floor:
@@ -210,7 +211,7 @@ class LaneBook:
             for ring in self._rings
         ]
         for each in zip_longest(*rings):
-            yield from (strip for strip in each if strip is not None)
+            yield from (lane for lane in each if lane is not None)
 
     def next_due(self, after: datetime) -> datetime | None:
         """The earliest instant later than `after` at which something known becomes due."""

@@ -50,7 +50,7 @@ from relay.db import arrays
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.outbound.enqueue import KEY_LIFETIME, Attachment
-from relay.outbound.lanes import Ask, Strip
+from relay.outbound.lanes import Ask, DueLane
 from relay.outbound.states import NOT_BEGUN, OUTCOMES, Cause
 
 _FETCH_TIMEOUT = 60.0  # s; the largest message over a slow network
@@ -108,6 +108,10 @@ class Claimed(NamedTuple):
     username: str | None
     password: bytes | None
     private: bool | None
+
+    def due_lane(self, due_at: datetime) -> DueLane:
+        """Where it will wait, due at `due_at`."""
+        return DueLane(self.lane, self.priority, due_at, self.domain)
 
     @property
     def content(self) -> Content:
@@ -224,7 +228,7 @@ class Queue:
 
     # Taking out -----------------------------------------------------------------------------------
 
-    async def survey(self) -> tuple[list[Strip], datetime]:
+    async def survey(self) -> tuple[list[DueLane], datetime]:
         """Return every lane and priority with anything in it, and the database's clock."""
         rows = await self._pool.fetch(
             """
@@ -233,7 +237,7 @@ class Queue:
             LEFT JOIN relay.outbound_survey() s ON true
             """
         )
-        return [Strip(*row[:4]) for row in rows if row[0] is not None], rows[0][4]
+        return [DueLane(*row[:4]) for row in rows if row[0] is not None], rows[0][4]
 
     async def claim(self, asks: Sequence[Ask]) -> Batch:
         """Lease what `asks` name, committed, and return all that delivering it needs.
@@ -275,9 +279,9 @@ class Queue:
         skipped: list[Outcome] = []
         for row in rows:
             message = Claimed._make(row)
-            strip = (message.lane, message.priority)
-            count, _ = batch.claimed.get(strip, (0, None))
-            batch.claimed[strip] = (count + 1, message.due_at)
+            lane = (message.lane, message.priority)
+            count, _ = batch.claimed.get(lane, (0, None))
+            batch.claimed[lane] = (count + 1, message.due_at)
             if message.has_body:
                 batch.contents[message.content_id] = message.content
             if message.lost:

@@ -2,8 +2,8 @@
 
 The algorithm is GCRA (ITU-T I.371, the virtual scheduling form): one instant a key, the
 theoretical arrival time, says how much of the rate has been given away already.  A node leases
-what it will need in about the next second (`Rates.lease`, one call for all its keys) and spends it
-from memory (`Meter`), so a message costs no query.
+what it will need in about the next second (`SharedRates.lease`, one call for all its keys) and
+spends it from memory (`Meter`), so a message costs no query.
 
 Promises
 - Whatever the number of nodes, no more than `burst + rate × t` messages are granted in any t
@@ -80,7 +80,7 @@ def grant(tat: float, now: float, rate: float, burst: float, want: int) -> tuple
     return Grant(count, max(tat - now - (burst - worth) / rate, 0.0)), tat
 
 
-class Rates:
+class SharedRates:
     """The limits in `relay.outbound_rates`, and those that every route and domain has."""
 
     def __init__(

@@ -16,9 +16,9 @@ from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, Wake
 from relay.db.pool import Pool
 from relay.outbound.enqueue import NOBODY, Message, Recipient, announce, enqueue
 from relay.outbound.gates import GateKey, Gates
-from relay.outbound.lanes import Strip, lane_of
+from relay.outbound.lanes import DueLane, lane_of
 from relay.outbound.queue import Claimed, Queue
-from relay.outbound.rates import Rates
+from relay.outbound.rates import SharedRates
 from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
 from tests.outbound.node import put
 
@@ -66,7 +66,7 @@ class Claims:
 
 @asynccontextmanager
 async def claiming(
-    pool: Pool, *, sweep_every: float = QUIET, rates: Rates | None = None
+    pool: Pool, *, sweep_every: float = QUIET, rates: SharedRates | None = None
 ) -> AsyncIterator[Claims]:
     """Run a claimer until the block ends."""
     claims = Claims(pool)
@@ -155,8 +155,8 @@ async def test_hints_are_reasons_to_look(pool, hint):
         enqueued = await enqueue(pool, [message])
         (queued,) = enqueued.messages
         assert enqueued.due_at is not None
-        strip = Strip(queued.lane, queued.priority, enqueued.due_at, queued.domain)
-        hints = {"wake": Wake(), "due": Due((strip,)), "look": Due(())}
+        due_lane = DueLane(queued.lane, queued.priority, enqueued.due_at, queued.domain)
+        hints = {"wake": Wake(), "due": Due((due_lane,)), "look": Due(())}
         claims.box.send_nowait(hints[hint])
         with trio.fail_after(2):
             await claims.get(1)
@@ -181,7 +181,7 @@ async def test_a_due_time_announced_too_early_is_no_reason_to_forget(pool):
         claims.box.send_nowait(Room(8))
         await claims.rest()
         early = send_at - timedelta(seconds=0.3)
-        claims.box.send_nowait(Due((Strip(queued.lane, 1, early, queued.domain),)))
+        claims.box.send_nowait(Due((DueLane(queued.lane, 1, early, queued.domain),)))
         with trio.fail_after(2):
             await claims.get(1)
 
@@ -200,12 +200,12 @@ async def test_the_sweep_finds_what_nobody_announced(pool):
 async def test_what_was_queued_here_is_announced_to_other_nodes(pool, priority):
     """Many messages are one notification, soon afterwards; one of high mail says so."""
     heard = []
-    strip = Strip(1, priority, datetime.now(UTC), "a.example")
+    due_lane = DueLane(1, priority, datetime.now(UTC), "a.example")
     async with pool.connection() as conn:
         await conn.execute("LISTEN relay_outbound")
         async with claiming(pool) as claims:
             for _ in range(20):
-                claims.box.send_nowait(Due((strip,), announce=True))
+                claims.box.send_nowait(Due((due_lane,), announce=True))
             await claims.rest()
         async for notification in conn.notifies(timeout=0.2):
             heard.append((notification.channel, notification.payload))
@@ -234,16 +234,16 @@ async def test_a_lane_before_a_shut_gate_is_left_alone(pool):
 async def test_lanes_before_a_shut_gate_hide_no_other_from_the_rates(pool):
     """However many they are and whatever their place, what comes after them is claimed."""
     await put(pool, *(f"u@d{number}.example" for number in range(300)))
-    strips, _ = await Queue(pool, uuid4()).survey()
-    async with claiming(pool, rates=Rates(pool, domain=100.0)) as claims:
+    due_lanes, _ = await Queue(pool, uuid4()).survey()
+    async with claiming(pool, rates=SharedRates(pool, domain=100.0)) as claims:
         gate = claims.gates.make(GateKey("slow"))
         gate.opens_at = trio.current_time() + QUIET
         gate.window = 1.0
-        for strip in strips[:-1]:
-            claims.gates.before(strip.lane, gate)
+        for due_lane in due_lanes[:-1]:
+            claims.gates.before(due_lane.lane, gate)
         claims.box.send_nowait(Room(100))
         await claims.get(1)
-        assert [message.domain for message in claims.claimed] == [strips[-1].domain]
+        assert [message.domain for message in claims.claimed] == [due_lanes[-1].domain]
 
 
 async def test_an_outage_is_waited_out(pool):

@@ -16,7 +16,7 @@ from relay.db.pool import Pool
 from relay.lifecycle.batching import Fixed
 from relay.lifecycle.budget import Budget
 from relay.outbound.enqueue import NOBODY
-from relay.outbound.lanes import Strip
+from relay.outbound.lanes import DueLane
 from relay.outbound.suppressions import Suppressions
 from tests.actors.running import becomes
 from tests.lifecycle.checker import accepts
@@ -45,7 +45,7 @@ def fresh_log(monkeypatch):
 
 async def test_an_account_becomes_a_letter(pool):
     """At once when idle: signed, linked, told to the claimer with its lane."""
-    told: list[Collection[Strip]] = []
+    told: list[Collection[DueLane]] = []
     async with collecting(pool, wake_outbound=told.append) as (_, mailbox):
         await becomes(pool, QUEUED, 0)
         await insert(pool, prefix="ada")
@@ -65,8 +65,8 @@ async def test_an_account_becomes_a_letter(pool):
     link = next(line for line in text.splitlines() if line.startswith("https://"))
     assert link.startswith("https://shop.example/activate?token=")
     assert accepts(KEY, link.partition("=")[2]) == "activate"
-    (strips,) = told
-    assert [(strip.domain, strip.priority) for strip in strips] == [("example.org", 1)]
+    (due_lanes,) = told
+    assert [(due_lane.domain, due_lane.priority) for due_lane in due_lanes] == [("example.org", 1)]
     assert await pool.fetch_value(WAITING) == 0
     assert batches() == [(1, "drain")]
 

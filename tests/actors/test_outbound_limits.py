@@ -16,7 +16,7 @@ from relay.db.pool import Pool
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.purse import lease
 from relay.outbound.enqueue import NOBODY
-from relay.outbound.rates import Rates
+from relay.outbound.rates import SharedRates
 from relay.outbound.senders import Senders
 from tests.outbound.node import put
 from tests.outbound.running import running_outbound
@@ -38,7 +38,7 @@ async def test_two_nodes_share_a_rate_and_do_not_exceed_it(pool: Pool, limited: 
     async with running_sink() as sink, AsyncExitStack() as nodes:
         began = trio.current_time()
         for _ in range(2):
-            rates = Rates(pool, route=rate if limited == "route" else 0.0)
+            rates = SharedRates(pool, route=rate if limited == "route" else 0.0)
             if limited == "domain":
                 await pool.execute(
                     """
@@ -78,7 +78,7 @@ async def test_a_route_of_a_sender_has_a_rate_of_its_own(pool: Pool):
             (f"route:{slow.url}",),
         )
         await put(pool, *to("x.example", 30))
-        async with running_outbound(pool, fast.url, vault=vault, rates=Rates(pool)):
+        async with running_outbound(pool, fast.url, vault=vault, rates=SharedRates(pool)):
             await slow.gets(5)
             await pool.execute("DELETE FROM relay.senders")  # the rest takes the other route
             await fast.gets(30 - len(slow.recipients) - 2)
@@ -163,7 +163,7 @@ async def test_a_budget_may_cover_all_mail(pool: Pool):
     await put(pool, *to("x.example", 12), *to("y.example", 12))
     async with running_sink() as sink, AsyncExitStack() as nodes:
         for _ in range(2):
-            rates = Rates(pool, budget=partial(lease, pool, budget))
+            rates = SharedRates(pool, budget=partial(lease, pool, budget))
             await nodes.enter_async_context(running_outbound(pool, sink.url, rates=rates))
         await sink.gets(7)
         left = await pool.fetch_row("SELECT floor(letters), spent FROM relay.token_budget")

@@ -417,7 +417,7 @@ async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, mon
 async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
     """It happens in a thread, few at once; the loop and other mail go on meanwhile."""
     from actors import sender
-    from relay.outbound.letter import mail_of
+    from relay.outbound.render import mail_of
 
     release = threading.Event()
     most = busy = 0
@@ -477,7 +477,7 @@ async def test_an_announced_message_survives_the_connection(pool):
 async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, monkeypatch, place):
     """The one before a poisoned message is delivered, and so is the one after it."""
     from actors import sender
-    from relay.outbound.letter import mail_of
+    from relay.outbound.render import mail_of
     from relay.smtp.connection import Connection
 
     def compose(message, content):

@@ -129,8 +129,8 @@ async def drain(dsn: str, jobs: int, throttled: str | None) -> float:
     queue = Queue(pool, uuid4())
     book = LaneBook()
     mark = book.mark()
-    strips, at = await queue.survey()
-    book.learn(strips, mark)
+    due_lanes, at = await queue.survey()
+    book.learn(due_lanes, mark)
     done = 0
     send, receive = trio.open_memory_channel[list[Claimed]](2)
 

@@ -32,7 +32,7 @@ from relay.mailboxes.accept import Row, insert_many, insert_one, message_id, sto
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.store import Store
 from relay.mailboxes.visibility import Credential
-from relay.outbound.desk import Desk
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import NOBODY, Message, Recipient, enqueue, new_ids
 from relay.outbound.queue import Outcome, Queue
 from relay.outbound.senders import Senders
@@ -150,7 +150,7 @@ async def a_cancel(pool: Pool, known: Known) -> None:
     if not known:
         (queued,) = (await enqueue(pool, [message()])).messages
         known["id"] = queued.id
-    await Desk(pool).cancel(known["id"])
+    await QueueAdmin(pool).cancel(known["id"])
 
 
 async def a_hold(pool: Pool, known: Known) -> None:
@@ -158,12 +158,12 @@ async def a_hold(pool: Pool, known: Known) -> None:
     if not known:
         (queued,) = (await enqueue(pool, [message()])).messages
         known["id"] = queued.id
-    await Desk(pool).hold(known["id"])
+    await QueueAdmin(pool).hold(known["id"])
 
 
 async def a_pause(pool: Pool, known: Known) -> None:
     """Paused already."""
-    await Desk(pool).pause()
+    await QueueAdmin(pool).pause()
 
 
 async def a_token(pool: Pool, known: Known) -> None:

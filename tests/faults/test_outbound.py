@@ -16,7 +16,7 @@ from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.metrics import registry
-from relay.outbound.desk import Desk
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import Message, Recipient, announce, enqueue
 from tests.db.cluster import Cluster, binaries
 from tests.faults.outbound import LEASE, finished, relay_process, sent, started
@@ -131,8 +131,8 @@ async def test_ones_failure_sends_nothing_again_to_another(pool):
         for message in queued:
             name = message.recipient.partition("@")[0]
             await outbound.becomes(message.id, ends.get(name, "sent"))
-        stats = (await Desk(pool).stats()).as_json()
-        held = await Desk(pool).show(queued[-1].id)
+        stats = (await QueueAdmin(pool).stats()).as_json()
+        held = await QueueAdmin(pool).show(queued[-1].id)
     copies = Counter(recipient.partition("@")[0] for recipient in sink.recipients)
     assert copies == Counter(
         {"fine": 1, "later": 1, "full": 1, "doubt": 2, "well": 1, "hold": 1}  # one doubtful, twice

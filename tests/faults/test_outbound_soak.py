@@ -22,7 +22,7 @@ import trio
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.outbound.desk import Desk
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import announce
 from tests.db.cluster import Cluster, binaries
 from tests.faults.outbound import LEASE, relay_process, sent
@@ -135,7 +135,7 @@ async def _break(
 
 async def _settled(pool: Pool, count: int) -> None:
     """Wait until all are sent; what was set aside after lost leases is sent on by hand."""
-    desk = Desk(pool)
+    admin = QueueAdmin(pool)
     with trio.fail_after(120):
         while True:
             try:
@@ -144,7 +144,7 @@ async def _settled(pool: Pool, count: int) -> None:
                 for (held,) in await pool.fetch(
                     "SELECT id FROM relay.outbound_messages WHERE status = 'held'"
                 ):
-                    await desk.retry(held)
+                    await admin.retry(held)
             except DatabaseUnavailable:
                 pass
             await trio.sleep(0.1)

@@ -26,7 +26,7 @@ from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.messages import Messages
-from relay.outbound.desk import Desk
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import enqueue
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
@@ -52,7 +52,7 @@ def inert(house: House) -> Deps:
         admin_token_hash=b"",
         draining=trio.Event(),
         enqueue=functools.partial(enqueue, house.pool),
-        desk=Desk(house.pool),
+        queue_admin=QueueAdmin(house.pool),
         senders=Senders(house.pool, house.keyring.vault),
         suppressions=Suppressions(house.pool),
         keyring=house.keyring,
@@ -60,7 +60,7 @@ def inert(house: House) -> Deps:
         accounts=Accounts(house.pool),
         consumption=Consumption(house.pool, lambda: house.keyring.signing),
         collector=None,  # type: ignore[arg-type]
-        wake_outbound=lambda strips: None,
+        wake_outbound=lambda due_lanes: None,
     )
 
 

@@ -8,7 +8,7 @@ import trio
 from relay.db.pool import Pool
 from relay.lifecycle.handover import Desk
 from relay.lifecycle.letters import Letters
-from relay.outbound.desk import Desk as OutboundDesk
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.states import Cause
 from tests.lifecycle.collecting import KEY
 from tests.lifecycle.people import insert, set_status, tokens
@@ -51,7 +51,7 @@ async def test_a_held_letter_ends_with_its_token(node: Node):
     """Nobody could let it go any more."""
     (account,) = await insert(node.pool)
     letter = await letter_to(node, account)
-    await OutboundDesk(node.pool).hold(letter)
+    await QueueAdmin(node.pool).hold(letter)
     await consume(node.pool, account)
     assert await status(node.pool, letter) == "cancelled"
 

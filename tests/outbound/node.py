@@ -23,8 +23,8 @@ class Node:
     async def look(self, capacity: int = 100) -> Batch:
         """Survey, plan, claim."""
         mark = self.book.mark()
-        strips, at = await self.queue.survey()
-        self.book.learn(strips, mark)
+        due_lanes, at = await self.queue.survey()
+        self.book.learn(due_lanes, mark)
         plan = self.book.plan(capacity, at)
         batch = await self.queue.claim(plan)
         self.book.took(plan, batch.claimed)

@@ -16,9 +16,9 @@ from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.outbound.enqueue import FLUSH
 from relay.outbound.gates import Gates
-from relay.outbound.lanes import Strip
+from relay.outbound.lanes import DueLane
 from relay.outbound.queue import Queue
-from relay.outbound.rates import Rates
+from relay.outbound.rates import SharedRates
 from relay.outbound.senders import parse_upstream
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 
@@ -37,9 +37,9 @@ class Outbound:
         self.writer: Mailbox[Any] = Mailbox("writer", on_dead=writer.dead)
         self.supervisor = Supervisor()
 
-    def wake(self, *strips: Strip) -> None:
+    def wake(self, *due_lanes: DueLane) -> None:
         """Say that something is due."""
-        self.claimer.send_nowait(Due(strips))
+        self.claimer.send_nowait(Due(due_lanes))
 
     def flush(self) -> None:
         """Say that an operator flushed the queue, as the listener does."""
@@ -79,7 +79,7 @@ async def running_outbound(
     sweep_every: float = 0.5,
     within: float = 30.0,
     drain: bool = True,
-    rates: Rates | None = None,
+    rates: SharedRates | None = None,
     domain_connections: int = 0,
     **wiring: Any,
 ) -> AsyncIterator[Outbound]:

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from relay.db.pool import Pool
-from relay.outbound.desk import Desk
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.states import Cause, State
 from tests.outbound.node import Node, put, status
 from tests.outbound.running import running_outbound
@@ -77,11 +77,11 @@ async def test_a_deferral_waits_no_longer_than_the_deadline(node: Node):
 
 async def test_what_no_claim_meets_is_cancelled_all_the_same(node: Node):
     """In a paused queue, where nothing is claimed, and what is held until somebody looks."""
-    desk = Desk(node.pool)
+    admin = QueueAdmin(node.pool)
     late, held = [(await put(node.pool, a, not_after=at(-1)))[0] for a in ("a@x.org", "b@x.org")]
     (good,) = await put(node.pool, "c@x.org", not_after=at(60))
-    await desk.hold(held.id)
-    await desk.pause()
+    await admin.hold(held.id)
+    await admin.pause()
     assert await node.claim() == []
     assert await node.queue.expire() == 2
     assert [await status(node.pool, one.id) for one in (late, held, good)] == [
@@ -90,7 +90,7 @@ async def test_what_no_claim_meets_is_cancelled_all_the_same(node: Node):
         "queued",
     ]
     assert await error(node.pool, held.id) == "expired"
-    await desk.resume()
+    await admin.resume()
     assert [message.id for message in await node.claim()] == [good.id]
 
 
@@ -139,20 +139,20 @@ async def test_relay_send_takes_a_deadline(any_pool: Pool):
 
 async def test_a_deferred_message_may_be_retried_at_once_and_a_scheduled_one_not(node: Node):
     """Retry by hand makes it due now with fresh attempts; before its send_at nothing is retried."""
-    desk = Desk(node.pool)
+    admin = QueueAdmin(node.pool)
     (deferred,) = await put(node.pool, "a@x.example")
     await node.finish(await node.claim(), Cause.DEFERRED, delay=3600.0, error="451 later")
     (scheduled,) = await put(node.pool, "b@x.example", send_at=at(3600))
-    assert await desk.retry(deferred.id) is State.QUEUED
+    assert await admin.retry(deferred.id) is State.QUEUED
     (again,) = await node.claim()
     assert (again.id, again.attempt, again.turn) == (deferred.id, 2, 1)
     with pytest.raises(Exception, match="queued cannot be retried"):
-        await desk.retry(scheduled.id)
+        await admin.retry(scheduled.id)
 
 
 async def test_a_flush_makes_deferred_mail_due_by_domain_and_by_route(node: Node):
     """Only what was tried and waits, only what is asked for; scheduled mail keeps its time."""
-    desk = Desk(node.pool)
+    admin = QueueAdmin(node.pool)
     await node.pool.execute(
         "INSERT INTO relay.senders (address, upstream) VALUES ('own@example.org', 'smtps://up:465')"
     )
@@ -163,14 +163,14 @@ async def test_a_flush_makes_deferred_mail_due_by_domain_and_by_route(node: Node
     await node.finish(await node.drain(), Cause.DEFERRED, delay=3600.0, error="451 later")
     await put(node.pool, "later@x.example", send_at=at(3600))
     assert await node.claim() == []
-    assert await desk.flush(domain="X.example") == 1
+    assert await admin.flush(domain="X.example") == 1
     assert [message.id for message in await node.claim()] == [one.id]
-    assert await desk.flush(route="smtps://up:465") == 1
+    assert await admin.flush(route="smtps://up:465") == 1
     assert [message.id for message in await node.claim()] == [own]
-    assert await desk.flush(route="smtps://other:465") == 0
-    assert await desk.flush(route="default") == 1
+    assert await admin.flush(route="smtps://other:465") == 0
+    assert await admin.flush(route="default") == 1
     assert [message.id for message in await node.claim()] == [two.id]
-    assert await desk.flush() == 0
+    assert await admin.flush() == 0
 
 
 async def test_a_flush_ends_the_pause_of_a_route(pool: Pool):
@@ -188,7 +188,7 @@ async def test_a_flush_ends_the_pause_of_a_route(pool: Pool):
         outbound.wake()
         await outbound.becomes(one.id, "queued", 1)
         away = False
-        assert await Desk(pool).flush() == 1
+        assert await QueueAdmin(pool).flush() == 1
         outbound.flush()
         await outbound.becomes(one.id, "sent")
     assert sink.recipients == ["ada@x.example"]
@@ -196,7 +196,7 @@ async def test_a_flush_ends_the_pause_of_a_route(pool: Pool):
 
 async def test_an_instant_that_nobody_can_read_is_refused_and_stops_nobody(node: Node):
     """Beyond the year 9999 a row would fail every claim and list that meets it."""
-    desk = Desk(node.pool)
+    admin = QueueAdmin(node.pool)
     send = "SELECT relay.send('s@x.org', 'a@x.org', 'Hi', 'text', {} => '{}')"
     for name in ("send_at", "not_after"):
         for instant in ("20000-01-01Z", "9999-12-31 23:59:59-12", "1969-01-01Z"):
@@ -212,8 +212,8 @@ async def test_an_instant_that_nobody_can_read_is_refused_and_stops_nobody(node:
             await conn.execute(
                 f"UPDATE relay.{table} SET not_after = '20000-01-01Z' WHERE id = %s", (old.id,)
             )
-    shown = await desk.show(old.id)
+    shown = await admin.show(old.id)
     assert shown is not None
     assert shown["not_after"].year == 9999
-    assert [row["id"] for row in (await desk.find()).rows] == [old.id]
+    assert [row["id"] for row in (await admin.find()).rows] == [old.id]
     assert [message.id for message in await node.claim()] == [old.id]

@@ -9,21 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.db.pool import Pool
-from relay.outbound.lanes import Ask, LaneBook, Strip, lane_of
+from relay.outbound.lanes import Ask, DueLane, LaneBook, lane_of
 from relay.outbound.rates import Meter
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def book_of(*strips: tuple[int, int]) -> LaneBook:
+def book_of(*due_lanes: tuple[int, int]) -> LaneBook:
     """A book in which these (lane, priority) are due."""
     book = LaneBook()
-    book.learn([Strip(lane, p, T0, f"d{lane}.example") for lane, p in strips], book.mark())
+    book.learn([DueLane(lane, p, T0, f"d{lane}.example") for lane, p in due_lanes], book.mark())
     return book
 
 
 def serve(book: LaneBook, rounds: int, capacity: int, **kwargs) -> Counter[tuple[int, int]]:
-    """Claim `rounds` times from strips that never end, and count what each got."""
+    """Claim `rounds` times from lanes that never end, and count what each got."""
     served: Counter[tuple[int, int]] = Counter()
     for _ in range(rounds):
         plan = book.plan(capacity, T0, **kwargs)
@@ -102,7 +102,7 @@ def test_room_kept_for_high_is_filled_by_nothing_else():
     book = book_of((1, 2))
     assert [ask.limit for ask in book.plan(30, T0, kept=20)] == [10]
     assert book.plan(20, T0, kept=20) == []
-    book.wake(2, 0, T0, "d2.example")
+    book.wake(DueLane(2, 0, T0, "d2.example"))
     served = serve(book, 100, 20, kept=20)
     assert served[2, 0] >= 100 * 18
     assert served[1, 2] >= 100 * 20 // 20 - 1
@@ -111,7 +111,7 @@ def test_room_kept_for_high_is_filled_by_nothing_else():
 
 
 def test_the_floor_follows_what_was_claimed_and_a_short_claim_ends_the_strip():
-    """The next claim begins where the last one ended; an empty strip is not asked for again."""
+    """The next claim begins where the last one ended; an empty lane is not asked for again."""
     book = book_of((1, 1))
     later = T0 + timedelta(seconds=5)
     at = T0 + timedelta(seconds=60)
@@ -129,18 +129,18 @@ def test_a_wake_up_lowers_the_floor_also_while_a_claim_or_a_survey_is_under_way(
     book = book_of((1, 1))
     at = T0 + timedelta(seconds=60)
     plan = book.plan(10, at)
-    book.wake(1, 1, T0 - timedelta(seconds=9), "d1.example")
+    book.wake(DueLane(1, 1, T0 - timedelta(seconds=9), "d1.example"))
     book.took(plan, {(1, 1): (3, T0)})
     assert book.plan(10, at) == [Ask(1, 1, T0 - timedelta(seconds=9), 10, "d1.example")]
 
     book = book_of((1, 1))
     plan = book.plan(10, at)
-    book.wake(1, 1, T0 + timedelta(seconds=1), "d1.example")
+    book.wake(DueLane(1, 1, T0 + timedelta(seconds=1), "d1.example"))
     book.took(plan, {(1, 1): (0, T0)})
     assert book.plan(10, at) != []
 
     mark = book.mark()
-    book.wake(7, 2, T0, "d7.example")
+    book.wake(DueLane(7, 2, T0, "d7.example"))
     book.learn([], mark)
     assert [ask.lane for ask in book.plan(10, at)] == [7]
 
@@ -158,7 +158,7 @@ def test_two_claims_under_way_at_once_lose_nothing():
 def test_what_is_due_later_is_not_asked_for_but_known():
     """The claimer sleeps until the next due time."""
     book = book_of((1, 1))
-    book.wake(2, 1, T0 + timedelta(hours=1), "d2.example")
+    book.wake(DueLane(2, 1, T0 + timedelta(hours=1), "d2.example"))
     assert [ask.lane for ask in book.plan(10, T0)] == [1]
     assert book.next_due(T0) == T0 + timedelta(hours=1)
     assert book.next_due(T0 + timedelta(hours=2)) is None

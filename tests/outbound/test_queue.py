@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import trio
 
 from relay.db.pool import Pool
-from relay.outbound.desk import Desk
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import NOBODY, Attachment, Message, Recipient, enqueue
 from relay.outbound.lanes import Ask
 from relay.outbound.queue import Outcome
@@ -130,7 +130,7 @@ async def test_a_stale_worker_stays_stale_after_release_and_retry_by_hand(any_po
         claimed = await node.claim()
         tokens.append(claimed[0].token)
         await node.finish(claimed, cause)
-    await Desk(any_pool).retry(queued.id)
+    await QueueAdmin(any_pool).retry(queued.id)
     tokens.append((await node.claim())[0].token)
     assert tokens == sorted(set(tokens))
     for token in tokens[:-1]:
@@ -202,7 +202,7 @@ async def test_a_message_that_takes_its_workers_down_is_set_aside(any_pool: Pool
     tries = await any_pool.fetch("SELECT attempt, outcome FROM relay.outbound_tries ORDER BY 1")
     assert tries == [(1, "lost"), (2, "lost"), (3, "lost")]
     assert await node.drain() == []
-    await Desk(any_pool).retry(queued.id)
+    await QueueAdmin(any_pool).retry(queued.id)
     assert [m.id for m in await node.claim()] == [queued.id]
 
 
@@ -274,8 +274,8 @@ async def test_a_deferred_message_comes_back_when_it_is_due_and_shows_why(node: 
     )
     assert row == ("queued", 1, "busy", True)
     assert await node.claim() == []
-    strips, at = await node.queue.survey()
-    assert timedelta(minutes=59) < strips[0].due_at - at < timedelta(minutes=61)
+    due_lanes, at = await node.queue.survey()
+    assert timedelta(minutes=59) < due_lanes[0].due_at - at < timedelta(minutes=61)
     await lose(node.pool, queued.id)
     (again,) = await node.claim()
     assert (again.attempt, again.turn, again.lost) == (2, 2, False)
@@ -316,9 +316,9 @@ async def test_scheduled_mail_waits_for_its_time(node: Node):
     when = datetime.now(UTC) + timedelta(hours=2)
     (queued,) = await put(node.pool, "a@x.example", send_at=when)
     assert await node.claim() == []
-    strips, _ = await node.queue.survey()
-    assert strips[0].due_at == when
-    shown = await Desk(node.pool).show(queued.id)
+    due_lanes, _ = await node.queue.survey()
+    assert due_lanes[0].due_at == when
+    shown = await QueueAdmin(node.pool).show(queued.id)
     assert shown is not None
     assert shown["next_retry_at"] == when
 
@@ -355,14 +355,14 @@ async def test_a_pause_stops_every_node_and_resume_starts_them(any_pool: Pool):
     one, two = Node(any_pool), Node(any_pool)
     await put(any_pool, "a@x.example", "b@x.example")
     claimed = await one.claim(1)
-    desk = Desk(any_pool)
-    await desk.pause()
+    admin = QueueAdmin(any_pool)
+    await admin.pause()
     assert await two.claim() == []
-    assert (await desk.stats()).paused
+    assert (await admin.stats()).paused
     assert len(await one.finish(claimed)) == 1
-    await desk.resume()
+    await admin.resume()
     assert len(await two.claim()) == 1
-    assert not (await desk.stats()).paused
+    assert not (await admin.stats()).paused
 
 
 async def test_suppressed_after_queueing_is_cancelled_at_its_turn(node: Node):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relay.db.pool import Pool
 from relay.outbound.queue import Queue
-from relay.outbound.rates import SLICE, Grant, Meter, Rates, domain_key, grant, route_key
+from relay.outbound.rates import SLICE, Grant, Meter, SharedRates, domain_key, grant, route_key
 
 
 @given(
@@ -58,7 +58,7 @@ async def limit(pool: Pool, key: str, rate: float, burst: float | None = None) -
 
 async def test_sql_and_python_grant_alike(any_pool: Pool):
     """The burst at once, then by the rate; a key without a row has no limit."""
-    rates = Rates(any_pool)
+    rates = SharedRates(any_pool)
     assert not await rates.limited()
     one, two = route_key("smtps://up.example:465"), domain_key("example.com")
     await limit(any_pool, one, 0.001, 10)
@@ -78,7 +78,7 @@ async def test_sql_and_python_grant_alike(any_pool: Pool):
 
 async def test_the_settings_limit_what_the_table_does_not(any_pool: Pool):
     """Each key by its kind; one second's worth at once; a row's own rate goes first."""
-    rates = Rates(any_pool, route=0.0, domain=5.0)
+    rates = SharedRates(any_pool, route=0.0, domain=5.0)
     assert await rates.limited()
     await limit(any_pool, "domain:big.example", 50.0)
     found = await rates.lease({"domain:a.example": 100, "domain:big.example": 100, "route:x": 100})
@@ -95,7 +95,7 @@ async def test_the_settings_limit_what_the_table_does_not(any_pool: Pool):
 
 async def test_several_nodes_share_one_rate(any_pool: Pool):
     """Eight that ask at once, for two keys in either order, get the burst between them."""
-    rates = Rates(any_pool, route=0.001)
+    rates = SharedRates(any_pool, route=0.001)
     keys = ["domain:a.example", "domain:b.example", "route:c"]
     for key in keys[:2]:
         await limit(any_pool, key, 0.001, 20)

@@ -120,7 +120,7 @@ _NONE = Answer(404, "there is no such message, or it is not the caller's")
 
 def register(api: Api) -> None:
     """Declare the calls."""
-    desk = api.deps.desk
+    admin = api.deps.queue_admin
 
     @api.add(
         "GET",
@@ -150,7 +150,7 @@ def register(api: Api) -> None:
             recipient = None if wanted.recipient is None else plain_address(wanted.recipient)
         except MalformedMessage:
             return json_response([])  # nothing was ever sent to what is no address
-        found = await desk.find(
+        found = await admin.find(
             owner=_owner(call.caller),
             status=wanted.status,
             recipient=recipient,
@@ -191,7 +191,7 @@ def register(api: Api) -> None:
     )
     async def events(call: Call, message_id: str) -> Response:
         wanted = _uuid(message_id)
-        found = None if wanted is None else await desk.events(wanted, _owner(call.caller))
+        found = None if wanted is None else await admin.events(wanted, _owner(call.caller))
         if found is None:
             raise _not_found()
         return json_response([_event(event) for event in found])
@@ -211,21 +211,21 @@ def register(api: Api) -> None:
     by_hand = (
         (
             "retry",
-            desk.retry,
+            admin.retry,
             "Queue a held, failed or bounced message again, or a deferred one at once",
             "it is queued and due, with a fresh set of attempts",
             "it is in a state in which there is nothing to retry",
         ),
         (
             "cancel",
-            desk.cancel,
+            admin.cancel,
             "Cancel a queued or held message",
             "it will not be sent",
             "it is being delivered, or is finished",
         ),
         (
             "hold",
-            desk.hold,
+            admin.hold,
             "Set a queued message aside until it is retried",
             "it waits for a retry by hand",
             "it is being delivered, or is finished",
@@ -271,7 +271,7 @@ def register(api: Api) -> None:
         ),
     )
     async def queue(call: Call) -> Response:
-        return json_response((await desk.stats()).as_json())
+        return json_response((await admin.stats()).as_json())
 
     @api.add(
         "POST",
@@ -285,8 +285,8 @@ def register(api: Api) -> None:
         ),
     )
     async def pause(call: Call) -> Response:
-        await api.committed(desk.pause)
-        return json_response((await desk.stats()).as_json())
+        await api.committed(admin.pause)
+        return json_response((await admin.stats()).as_json())
 
     @api.add(
         "POST",
@@ -300,8 +300,8 @@ def register(api: Api) -> None:
         ),
     )
     async def resume(call: Call) -> Response:
-        await api.committed(desk.resume)
-        return json_response((await desk.stats()).as_json())
+        await api.committed(admin.resume)
+        return json_response((await admin.stats()).as_json())
 
     @api.add(
         "POST",
@@ -319,12 +319,12 @@ def register(api: Api) -> None:
     )
     async def flush(call: Call) -> Response:
         wanted: FlushQuery = call.query
-        count = await api.committed(lambda: desk.flush(wanted.domain, wanted.route))
+        count = await api.committed(lambda: admin.flush(wanted.domain, wanted.route))
         return json_response({"count": count})
 
     async def _one(caller: Caller, message_id: str) -> dict[str, Any]:
         wanted = _uuid(message_id)
-        row = None if wanted is None else await desk.show(wanted, _owner(caller))
+        row = None if wanted is None else await admin.show(wanted, _owner(caller))
         if row is None:
             raise _not_found()
         return _shown(row, caller)

@@ -23,7 +23,7 @@ from relay.http.resources.health import troubles
 from relay.http.resources.outbound import QueueState
 from relay.http.routing import Api
 from relay.metrics import registry
-from relay.outbound.desk import Stats
+from relay.outbound.admin import Stats
 from relay.times import rfc3339
 
 LATE = 60.0
@@ -79,7 +79,7 @@ def register(api: Api) -> None:
         queue: Stats | None = None
         mailboxes: int | None = None
         try:
-            queue = await deps.desk.stats()
+            queue = await deps.queue_admin.stats()
             mailboxes = await deps.store.count_active()
         except DatabaseUnavailable:
             pass  # said under attention

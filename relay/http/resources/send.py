@@ -18,7 +18,6 @@ from relay.http.problems import Problem, reserved_name
 from relay.http.routing import Api
 from relay.outbound import enqueue, message
 from relay.outbound.compose import compose
-from relay.outbound.lanes import Strip
 
 T = TypeVar("T")
 
@@ -177,13 +176,8 @@ def register(api: Api) -> None:
         queued = await api.committed(
             lambda: deps.enqueue([ready], key=_header_text(key), key_hash=key_hash)
         )
-        if queued.due_at is not None:  # None: replayed, so nothing new is due
-            deps.wake_outbound(
-                {
-                    Strip(item.lane, item.priority, queued.due_at, item.domain)
-                    for item in queued.messages
-                }
-            )
+        if due_lanes := queued.due_lanes:
+            deps.wake_outbound(due_lanes)
         return json_response(
             {
                 "messages": [

@@ -615,9 +615,10 @@ async def test_who_is_asleep_is_told_of_what_is_due(database_url: str, pool: Poo
         sent = await send(house, key="once", to=["a@example.org", "b@example.org", "c@other.org"])
         await send(house, key="once", to=["a@example.org", "b@example.org", "c@other.org"])
     assert sent.status_code == 202
-    (strips,) = told
-    assert {strip.domain for strip in strips} == {"example.org", "other.org"}
-    assert all(abs((strip.due_at - datetime.now(UTC)).total_seconds()) < 60 for strip in strips)
+    (due_lanes,) = told
+    assert {due_lane.domain for due_lane in due_lanes} == {"example.org", "other.org"}
+    for due_lane in due_lanes:
+        assert abs((due_lane.due_at - datetime.now(UTC)).total_seconds()) < 60
 
 
 async def test_other_processes_are_told_where_no_claimer_runs(house: House):

@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.outbound.compose import compose
-from relay.outbound.letter import mail_of
 from relay.outbound.message import MalformedMessage, Message
 from relay.outbound.queue import Claimed, Content
+from relay.outbound.render import mail_of
 
 AT = datetime(2026, 11, 20, 20, 0, 0, 123456, tzinfo=UTC)
 ID = UUID(int=7)

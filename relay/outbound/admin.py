@@ -83,7 +83,7 @@ class Listing:
     before: UUID | None
 
 
-class Desk:
+class QueueAdmin:
     """The messages in the database, to be looked at and changed by hand."""
 
     def __init__(self, pool: Pool) -> None:

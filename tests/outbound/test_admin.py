@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 
 from relay.db.pool import Pool
-from relay.outbound import desk as desk_module
-from relay.outbound.desk import Desk
+from relay.outbound import admin as admin_module
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import new_id
 from relay.outbound.queue import Outcome
 from relay.outbound.states import Cause, Forbidden, State
@@ -17,115 +17,115 @@ from tests.outbound.node import Node, lose, put, status
 
 
 @pytest.fixture
-def desk(any_pool: Pool) -> Desk:
-    """The desk on the test's database."""
-    return Desk(any_pool)
+def admin(any_pool: Pool) -> QueueAdmin:
+    """The admin on the test's database."""
+    return QueueAdmin(any_pool)
 
 
-async def test_cancel_takes_a_message_out_before_its_turn(node: Node, desk: Desk):
+async def test_cancel_takes_a_message_out_before_its_turn(node: Node, admin: QueueAdmin):
     """It is never claimed, and is final."""
     one, two = await put(node.pool, "a@x.example", "b@x.example")
-    assert await desk.cancel(one.id) is State.CANCELLED
+    assert await admin.cancel(one.id) is State.CANCELLED
     assert [m.id for m in await node.claim()] == [two.id]
     assert await status(node.pool, one.id) == "cancelled"
-    for method in (desk.cancel, desk.hold, desk.retry):
+    for method in (admin.cancel, admin.hold, admin.retry):
         with pytest.raises(Forbidden):
             await method(one.id)
 
 
-async def test_what_is_being_delivered_cannot_be_cancelled(node: Node, desk: Desk):
+async def test_what_is_being_delivered_cannot_be_cancelled(node: Node, admin: QueueAdmin):
     """It may be gone already; a lost lease can."""
     (queued,) = await put(node.pool, "a@x.example")
     claimed = await node.claim()
     with pytest.raises(Forbidden, match="processing cannot be cancelled"):
-        await desk.cancel(queued.id)
+        await admin.cancel(queued.id)
     await lose(node.pool, queued.id)
-    assert await desk.cancel(queued.id) is State.CANCELLED
+    assert await admin.cancel(queued.id) is State.CANCELLED
     assert await node.finish(claimed) == set()
 
 
-async def test_a_held_message_waits_until_it_is_released(node: Node, desk: Desk):
+async def test_a_held_message_waits_until_it_is_released(node: Node, admin: QueueAdmin):
     """hold, then retry: due at once; hold, then cancel: out."""
     one, two = await put(node.pool, "a@x.example", "b@x.example")
     for message in (one, two):
-        assert await desk.hold(message.id) is State.HELD
+        assert await admin.hold(message.id) is State.HELD
     assert await node.claim() == []
-    assert await desk.retry(one.id) is State.QUEUED
-    assert await desk.cancel(two.id) is State.CANCELLED
+    assert await admin.retry(one.id) is State.QUEUED
+    assert await admin.cancel(two.id) is State.CANCELLED
     assert [m.id for m in await node.claim()] == [one.id]
 
 
 @pytest.mark.parametrize("cause", [Cause.EXHAUSTED, Cause.REJECTED, Cause.REFUSED])
 async def test_retry_queues_what_failed_or_bounced_with_fresh_attempts(
-    node: Node, desk: Desk, cause: Cause
+    node: Node, admin: QueueAdmin, cause: Cause
 ):
     """The count goes on, the back-off starts again, the history stays, an old token never fits."""
     (queued,) = await put(node.pool, "a@x.example")
     (first,) = await node.claim()
     await node.finish([first], cause, phase="rcpt", code=550, error="no")
-    assert await desk.retry(queued.id) is State.QUEUED
+    assert await admin.retry(queued.id) is State.QUEUED
     (again,) = await node.claim()
     assert (again.attempt, again.turn) == (2, 1)
     assert again.token > first.token + 1
     await node.finish([again], phase="dot", code=250)
-    events = await desk.events(queued.id)
+    events = await admin.events(queued.id)
     assert events is not None
     assert [(e["attempt"], e["phase"], e["code"]) for e in events] == [
         (1, "rcpt", 550),
         (2, "dot", 250),
     ]
     with pytest.raises(Forbidden):
-        await desk.retry(queued.id)
+        await admin.retry(queued.id)
 
 
-async def test_retry_while_it_is_queued_is_forbidden(node: Node, desk: Desk):
+async def test_retry_while_it_is_queued_is_forbidden(node: Node, admin: QueueAdmin):
     """It is waiting already."""
     (queued,) = await put(node.pool, "a@x.example")
     with pytest.raises(Forbidden):
-        await desk.retry(queued.id)
+        await admin.retry(queued.id)
 
 
-async def test_what_is_held_before_its_time_keeps_it(node: Node, desk: Desk):
+async def test_what_is_held_before_its_time_keeps_it(node: Node, admin: QueueAdmin):
     """Queued again it is scheduled as before; a time that has passed meanwhile is now."""
     at = datetime.now(UTC) + timedelta(days=365)
     (later,) = await put(node.pool, "a@x.example", send_at=at)
     (soon,) = await put(node.pool, "b@x.example")
     for queued in (later, soon):
-        assert await desk.hold(queued.id) is State.HELD
-        assert await desk.retry(queued.id) is State.QUEUED
-    row = await desk.show(later.id)
+        assert await admin.hold(queued.id) is State.HELD
+        assert await admin.retry(queued.id) is State.QUEUED
+    row = await admin.show(later.id)
     assert row is not None
     assert row["next_retry_at"] == at
     assert [message.recipient for message in await node.claim()] == ["b@x.example"]
     with pytest.raises(Forbidden):
-        await desk.retry(later.id)
+        await admin.retry(later.id)
 
 
 async def test_what_is_held_after_an_attempt_is_due_at_once_when_queued_again(
-    node: Node, desk: Desk
+    node: Node, admin: QueueAdmin
 ):
     """Its time was that of the back-off, which a retry by hand ends."""
     (queued,) = await put(node.pool, "a@x.example")
     (first,) = await node.claim()
     await node.finish([first], Cause.DEFERRED, phase="rcpt", code=450, delay=3600.0)
-    assert await desk.hold(queued.id) is State.HELD
-    assert await desk.retry(queued.id) is State.QUEUED
+    assert await admin.hold(queued.id) is State.HELD
+    assert await admin.retry(queued.id) is State.QUEUED
     assert [message.attempt for message in await node.claim()] == [2]
 
 
-async def test_to_a_stranger_a_message_is_not_there(node: Node, desk: Desk):
+async def test_to_a_stranger_a_message_is_not_there(node: Node, admin: QueueAdmin):
     """Not to look at, not to touch; to its owner it is."""
     mine, yours = uuid4(), uuid4()
     (queued,) = await put(node.pool, "a@x.example", owner=mine)
-    for method in (desk.state, desk.show, desk.events, desk.cancel, desk.hold, desk.retry):
+    for method in (admin.state, admin.show, admin.events, admin.cancel, admin.hold, admin.retry):
         assert await method(queued.id, yours) is None
         assert await method(new_id(), None) is None
-    assert (await desk.find(owner=yours)).rows == []
-    assert await desk.state(queued.id, mine) is State.QUEUED
-    assert [m["id"] for m in (await desk.find(owner=mine)).rows] == [queued.id]
+    assert (await admin.find(owner=yours)).rows == []
+    assert await admin.state(queued.id, mine) is State.QUEUED
+    assert [m["id"] for m in (await admin.find(owner=mine)).rows] == [queued.id]
 
 
-async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, desk: Desk):
+async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, admin: QueueAdmin):
     """Every filter agrees with the view, page by page."""
     names = ("sent", "failed", "bounced", "queued", "held", "processing", "cancelled")
     causes = {"sent": Cause.DELIVERED, "failed": Cause.REJECTED, "bounced": Cause.REFUSED}
@@ -136,49 +136,49 @@ async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, de
         if name != "processing":
             await node.queue.finalise([Outcome(message.id, message.token, cause)])
         if name == "held":
-            await desk.hold(message.id)
+            await admin.hold(message.id)
         if name == "cancelled":
-            await desk.cancel(message.id)
-    everything = (await desk.find(limit=200)).rows
+            await admin.cancel(message.id)
+    everything = (await admin.find(limit=200)).rows
     assert len(everything) == 21
     assert [m["id"] for m in everything] == sorted((m["id"] for m in everything), reverse=True)
     for name in names:
-        found = (await desk.find(status=State(name))).rows
+        found = (await admin.find(status=State(name))).rows
         assert [m["recipient"] for m in found] == [f"{name}@x.example"] * 3
         assert found == [m for m in everything if m["status"] == name]
-        assert (await desk.find(recipient=f"{name.upper()}@X.example")).rows == found
-        assert (await desk.find(status=State(name), limit=2)).rows == found[:2]
-        assert (await desk.find(status=State(name), before=found[1]["id"])).rows == found[2:]
-    assert (await desk.find(before=everything[10]["id"], limit=5)).rows == everything[11:16]
+        assert (await admin.find(recipient=f"{name.upper()}@X.example")).rows == found
+        assert (await admin.find(status=State(name), limit=2)).rows == found[:2]
+        assert (await admin.find(status=State(name), before=found[1]["id"])).rows == found[2:]
+    assert (await admin.find(before=everything[10]["id"], limit=5)).rows == everything[11:16]
 
 
 async def test_what_has_no_index_is_sifted_page_by_page(
-    node: Node, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    node: Node, admin: QueueAdmin, monkeypatch: pytest.MonkeyPatch
 ):
     """By priority or domain a page looks at so many messages; together the pages hold all."""
-    monkeypatch.setattr(desk_module, "SIFTED", 4)
+    monkeypatch.setattr(admin_module, "SIFTED", 4)
     await put(node.pool, *(f"a@{'x' if n % 7 else 'y'}.example" for n in range(20)))
     found: list[Any] = []
     before, pages = None, 0
     while pages == 0 or before is not None:
-        listing = await desk.find(domain="Y.example", status=State.QUEUED, limit=2, before=before)
+        listing = await admin.find(domain="Y.example", status=State.QUEUED, limit=2, before=before)
         found += listing.rows
         before, pages = listing.before, pages + 1
     assert [m["recipient"] for m in found] == ["a@y.example"] * 3
     assert pages >= 5
-    assert (await desk.find(domain="y.example", priority="bulk", limit=200)).rows == []
+    assert (await admin.find(domain="y.example", priority="bulk", limit=200)).rows == []
 
 
-async def test_events_show_each_phase_of_each_attempt(node: Node, desk: Desk):
+async def test_events_show_each_phase_of_each_attempt(node: Node, admin: QueueAdmin):
     """As recorded, or the deciding phase where nothing more was."""
     (queued,) = await put(node.pool, "a@x.example")
-    assert await desk.events(queued.id) == []
+    assert await admin.events(queued.id) == []
     steps = pack([("mail", 250, 10.5, 0.125), ("rcpt", 450, 3000.25, 2990.5)], 10.0)
     await node.finish(
         await node.claim(), Cause.DEFERRED, age=3000.0, phase="rcpt", code=450, steps=steps
     )
     await node.finish(await node.claim(), phase="dot", code=250, duration=0.5)
-    events = await desk.events(queued.id)
+    events = await admin.events(queued.id)
     assert events is not None
     first, second = (datetime.fromisoformat(event.pop("at")) for event in events[:2])
     assert second - first == timedelta(seconds=2989.75)
@@ -190,7 +190,7 @@ async def test_events_show_each_phase_of_each_attempt(node: Node, desk: Desk):
     assert (events[2]["phase"], events[2]["code"], events[2]["duration"]) == ("dot", 250, 0.5)
 
 
-async def test_the_figures_count_every_state(node: Node, desk: Desk):
+async def test_the_figures_count_every_state(node: Node, admin: QueueAdmin):
     """queued, due, processing, held, lost; and what finished within the hour."""
     await put(node.pool, *(f"u{n}@x.example" for n in range(6)))
     claimed = await node.claim(5)
@@ -198,8 +198,8 @@ async def test_the_figures_count_every_state(node: Node, desk: Desk):
     await node.finish(claimed[1:2], Cause.REFUSED)
     await node.finish(claimed[2:3], Cause.DEFERRED, delay=600)
     await lose(node.pool, claimed[3].id)
-    await desk.hold((await desk.find(status=State.QUEUED)).rows[0]["id"])
-    stats = await desk.stats()
+    await admin.hold((await admin.find(status=State.QUEUED)).rows[0]["id"])
+    stats = await admin.stats()
     assert (stats.queued, stats.due, stats.processing, stats.held, stats.lost) == (2, 1, 1, 1, 1)
     assert stats.finished == {"sent": 1, "bounced": 1}
     assert stats.oldest_due is not None
