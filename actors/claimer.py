@@ -41,8 +41,9 @@ from relay.metrics import registry
 from relay.outbound.enqueue import FLUSH, HIGH
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import LaneBook
-from relay.outbound.queue import Batch, Claimed, Outcome, Queue
+from relay.outbound.queue import Batch, Claimed, Queue
 from relay.outbound.rates import Meter, SharedRates, domain_key, route_key
+from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 from supervisor import Context, Drained, Mailbox
 
@@ -343,7 +344,7 @@ class _Claimer:
         if unknown:
             await self._ask(dict.fromkeys(unknown, len(keyed)), now)
         kept: list[Claimed] = []
-        over: list[Outcome] = []
+        over: list[Settled] = []
         for message, keys in keyed:
             # One whose lease was lost may be in the sender's hands still: it must hear of this.
             if message.lost or self._meter.room(keys):
@@ -351,7 +352,7 @@ class _Claimer:
                 kept.append(message)
                 continue
             wait = max(self._meter.wait(keys, now), 0.05)
-            over.append(Outcome(message.id, message.token, Cause.RELEASED, delay=wait))
+            over.append(Settled(message.id, message.token, Cause.RELEASED, delay=wait))
             due_at = self._instant(now + wait)
             self._book.wake(message.due_lane(due_at))
         if over:

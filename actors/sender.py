@@ -56,14 +56,14 @@ from relay.metrics import Tally, registry
 from relay.outbound.backoff import retry_delay
 from relay.outbound.demand import Demand
 from relay.outbound.dispatch import Dispatch, Line, Place, RightOfWay
-from relay.outbound.finaliser import Done, Finaliser
+from relay.outbound.finaliser import Finaliser
 from relay.outbound.gates import Gate, GateKey, Gates
-from relay.outbound.queue import Claimed, Content, Queue
+from relay.outbound.queue import Claimed, Queue
 from relay.outbound.render import mail_of
 from relay.outbound.routes import MOST_MAILS, Connections, route_of
 from relay.outbound.senders import Upstream
+from relay.outbound.settled import Settled
 from relay.outbound.states import Cause, cause_of
-from relay.outbound.states import Verdict as Judgement
 from relay.outbound.steps import pack
 from relay.redact import redact
 from relay.smtp.client import Mail, Outcome, Phase, Step, Verdict
@@ -100,13 +100,6 @@ _STRIKES = Counter(
 _NO_SPACE = REFUSED.labels("delivery")
 _HELD = Gauge("relay_outbound_held", "Claimed messages in this process.", registry=registry)
 
-_JUDGED = {
-    Verdict.DELIVERED: Judgement.DELIVERED,
-    Verdict.BOUNCED: Judgement.PERMANENT,
-    Verdict.FAILED: Judgement.PERMANENT,
-    Verdict.DEFERRED: Judgement.TEMPORARY,
-    Verdict.UNKNOWN: Judgement.UNKNOWN,
-}
 _OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
 
 
@@ -117,7 +110,6 @@ class _Job:
         "asked_at",
         "began_at",
         "connection",
-        "content",
         "domain",
         "ended",
         "following",
@@ -131,12 +123,11 @@ class _Job:
         "withdrawn",
     )
 
-    def __init__(self, message: Claimed, content: Content | None, leased_until: float) -> None:
+    def __init__(self, message: Claimed, leased_until: float) -> None:
         self.message = message
         self.priority = message.priority
         self.domain = message.domain
         self.owner: Hashable = message.owner
-        self.content = content
         self.leased_until = leased_until
         self.mail: Mail | None = None
         self.ended: trio.Event | None = None  # of a large one: somebody waits for its end
@@ -434,7 +425,7 @@ class _Sender:
             self._gates.arrived(message.lane)
             if self._in_hand(message, batch.leased_until):
                 continue
-            job = _Job(message, batch.contents.get(message.content_id), batch.leased_until)
+            job = _Job(message, batch.leased_until)
             self._jobs[message.id] = job
             if not job.priority:
                 self._right_of_way.arrived(message.id, trio.current_time())
@@ -445,7 +436,7 @@ class _Sender:
                 continue
             if self._gates and self._held_back(line, job):
                 continue
-            if job.content is None and self.delivering is not None:
+            if not message.has_body and self.delivering is not None:
                 line.coming += 1
                 self.delivering.start_soon(self._prepare, line, job)
             else:
@@ -469,13 +460,13 @@ class _Sender:
             self._release(job)
             return
         try:
-            content = await self._queue.content(job.message.content_id)
-            if content is None:
+            message = await self._queue.with_body(job.message)
+            if message is None:
                 now = trio.current_time()
                 text = "the content of the message is not there any more"
                 self._settle(job, _ours(Verdict.FAILED, Phase.DATA, text), now, ())
                 return
-            job.mail = await trio.to_thread.run_sync(mail_of, job.message, content)
+            job.mail = await trio.to_thread.run_sync(mail_of, message)
         except (DatabaseUnavailable, psycopg.Error):
             self._release(job, self._unit / 16)
             return
@@ -485,7 +476,7 @@ class _Sender:
         except Exception as error:
             self._crashed(job, error)
             return
-        del content
+        del message
         if self._leaving:
             self._release(job)
             return
@@ -745,9 +736,8 @@ class _Sender:
         """The mail of a job; None if there can be none, which is settled then."""
         if job.mail is not None:
             return job.mail
-        assert job.content is not None  # else `_prepare` has made the mail
         try:
-            return mail_of(job.message, job.content)
+            return mail_of(job.message)  # with its body, else `_prepare` has made the mail
         except PermanentFailure as error:
             self._unfit(job, error)
             return None
@@ -901,8 +891,7 @@ class _Sender:
             cause = Cause.DELIVERED
         else:
             cause = cause_of(
-                _JUDGED[outcome.verdict],
-                outcome.phase.value,
+                outcome.verdict,
                 turn=message.turn,
                 max_attempts=self._queue.max_attempts,
                 hold_unknown=message.hold_unknown,
@@ -926,13 +915,13 @@ class _Sender:
         self._ended += 1
         _DELIVERY.observe(now - began_at)
         self._finaliser.put(
-            Done(
+            Settled(
                 message.id,
                 message.token,
                 cause,
-                now,
-                began_at,
                 delay,
+                began_at,
+                now,
                 outcome.phase,
                 outcome.code,
                 outcome.enhanced,
@@ -959,7 +948,7 @@ class _Sender:
         if not self._drop(job):
             return
         now = trio.current_time()
-        self._finaliser.put(Done(message.id, message.token, Cause.RELEASED, now, delay=delay))
+        self._finaliser.put(Settled(message.id, message.token, Cause.RELEASED, delay))
         if not self._leaving:
             due_at = datetime.fromtimestamp(now + self._epoch, UTC) + timedelta(seconds=delay)
             self._say(Due((message.due_lane(due_at),)))
@@ -1006,7 +995,7 @@ class _Sender:
         text = " ".join(word for word in words if word)
         return redact(text, self._redact_key, known, secrets=secrets)
 
-    def _recorded(self, batch: Sequence[Done], fenced: set[UUID]) -> None:
+    def _recorded(self, batch: Sequence[Settled], fenced: set[UUID]) -> None:
         """A commit of the finaliser: there is room again."""
         for message_id in fenced:
             log.warning("outbound.fenced", id=str(message_id))

@@ -38,9 +38,10 @@ from relay.mailboxes.messages import Messages
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import Enqueued, Message
+from relay.outbound.enqueue import Enqueued
 from relay.outbound.gates import Standing
 from relay.outbound.lanes import DueLane
+from relay.outbound.message import Message
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
 from relay.outbound.webhooks import Webhooks

@@ -26,7 +26,7 @@ from psycopg import sql
 from relay.db.pool import Pool
 from relay.errors import Bug, PermanentFailure, TemporaryFailure
 from relay.lifecycle.tokens import Action
-from relay.outbound.message import MalformedMessage, check_text, parse_mailbox
+from relay.outbound.message import MalformedMessage, check_text, parse_address
 
 MAX_LOGIN = 254
 """Characters of a login."""
@@ -96,7 +96,7 @@ class Accounts:
 
     async def create(self, email: str, login: str, owner: UUID) -> Account:
         """Make a provisioned account of `owner`'s; its activation is on its way with it."""
-        box = parse_mailbox(email, "email")
+        box = parse_address(email, "email")
         if box.name:
             raise MalformedMessage("email", "must be an address alone, without a display name")
         if not login or "," in login or "\t" in login:

@@ -28,8 +28,9 @@ from relay.lifecycle import purse, queue, tokens
 from relay.lifecycle.budget import Budget, allowance, spend, wait
 from relay.lifecycle.letters import Letters, Unwritable
 from relay.lifecycle.tokens import Action
-from relay.outbound.enqueue import Message, Suppressed, enqueue
+from relay.outbound.enqueue import Suppressed, enqueue
 from relay.outbound.lanes import DueLane
+from relay.outbound.message import Message
 
 _TIMEOUT = 20.0  # s for a statement; a stopped backend defeats the server's own limits
 _CHUNK = 100  # letters that are written without letting others run: about 7 ms

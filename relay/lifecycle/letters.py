@@ -32,8 +32,7 @@ import jinja2
 
 from relay.errors import ConfigError, PermanentFailure
 from relay.lifecycle.tokens import TOKEN_LENGTH, Action
-from relay.outbound.enqueue import Message, Recipient
-from relay.outbound.message import Mailbox, MalformedMessage, check_text, parse_mailbox
+from relay.outbound.message import Address, MalformedMessage, Message, check_text, parse_address
 from relay.settings import Settings
 
 BUILT_IN = Path(__file__).with_name("templates")
@@ -69,8 +68,7 @@ class Letters:
 
     def __init__(self, *, sender: str, base: str, directory: Path | None = None) -> None:
         """Read and try all templates, those of `directory` before the built-in ones."""
-        mailbox = _mailbox(sender)
-        self._sender, self._sender_name = mailbox.address, mailbox.name or None
+        self._sender = _address(sender)
         self._base = base.rstrip("/")
         places = [BUILT_IN]
         if directory is not None:
@@ -107,11 +105,11 @@ class Letters:
     def _write(
         self, action: Action, email: str, login: str, token: str, code: str, minutes: int
     ) -> Message:
-        recipient = parse_mailbox(email, "email").address
+        recipient = Address(parse_address(email, "email").address)
         name = _NAMES[action]
         values: dict[str, object] = {
             "login": _one_line(login),
-            "email": recipient,
+            "email": recipient.address,
             "link": self.link(action, token),
             "token": token,
             "code": code,
@@ -120,8 +118,7 @@ class Letters:
         values["subject"] = subject = _one_line(self._render(f"{name}.subject", values))
         return Message(
             sender=self._sender,
-            sender_name=self._sender_name,
-            recipients=(Recipient(recipient),),
+            recipients=(recipient,),
             subject=check_text(subject, "subject"),
             text=self._render(f"{name}.txt", values),
             html=self._render(f"{name}.html", values),
@@ -166,7 +163,7 @@ class Letters:
 
 def sender_of(settings: Settings) -> str:
     """Return the address that the letters of the settings come from."""
-    return _mailbox(_sender(settings)).address
+    return _address(_sender(settings)).address
 
 
 def letters_of(settings: Settings, base: str) -> Letters:
@@ -183,9 +180,9 @@ def _sender(settings: Settings) -> str:
     return settings.collector.sender or f"no-reply@{settings.smtp.domains[0]}"
 
 
-def _mailbox(sender: str) -> Mailbox:
+def _address(sender: str) -> Address:
     try:
-        return parse_mailbox(sender, "it")
+        return parse_address(sender, "it")
     except MalformedMessage as error:
         raise ConfigError(
             f"RELAY_COLLECTOR__SENDER is {sender!r}, which is not usable: {error}."

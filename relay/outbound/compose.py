@@ -6,7 +6,7 @@ subjects are encoded by RFC 2047, file names by RFC 2231.
 Promises:
 - No CR or LF of any field ever reaches a header: fields are refused that hold one (or any other
   control), and what is encoded is encoded before it is folded.
-- The result is 7-bit (but for addresses that need SMTPUTF8, which `Composed` says), its line
+- The result is 7-bit (but for addresses that need SMTPUTF8, which the `Mail` says), its line
   ends are CRLF, no line has over 998 bytes, and no encoded line over 76.
 - The same message gives the same bytes: Message-ID and boundaries come from its id, so a retry
   repeats it exactly.  No boundary occurs in a part.
@@ -26,19 +26,21 @@ import binascii
 import hashlib
 import re
 from base64 import b64encode
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from email.utils import format_datetime
 from urllib.parse import quote
 
 from relay.outbound.message import (
+    Address,
     Attachment,
-    Mailbox,
     MalformedMessage,
     Message,
     check_text,
-    parse_mailbox,
+    checked_address,
+    parse_address,
 )
+from relay.smtp.client import Mail
 
 MAX_LINE = 998
 FOLD_AT = 76
@@ -53,7 +55,6 @@ _ATOMS = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+(?: [A-Za-z0-9!#$%&'*+/=?^
 SEVEN_BIT = bytes((9, 10, *range(32, 127)))
 """What a text may hold, a line feed for each line end, that needs no encoding."""
 _MESSAGE_ID_LIST = re.compile(r"<[!-;=?-~]{1,500}>(?: <[!-;=?-~]{1,500}>)*")
-_URL = re.compile(r"(?:https?://|mailto:)[!#-;=?-\[\]_a-z~]{1,900}")
 
 _OURS = frozenset(
     {"from", "to", "bcc", "subject", "date", "message-id", "sender", "mime-version"}
@@ -67,59 +68,52 @@ _VERBATIM = ("list-",)
 """Structured headers, in which an encoded word would mean nothing."""
 
 
-@dataclass(frozen=True)
-class Composed:
-    """A message ready for the queue."""
+def compose(message: Message, *, id: str, date: datetime) -> Mail:
+    """Return the mail that `message` is, to all its recipients, or raise MalformedMessage.
 
-    data: bytes
-    sender: str
-    """The address of the reverse-path."""
-    recipients: tuple[str, ...]
-    """One address each, in the order of `to`, without repetition."""
-    smtputf8: bool
-    message_id: str
-    """With its angle brackets."""
-
-
-def compose(message: Message) -> Composed:
-    """Return the bytes and the envelope of `message`, or raise MalformedMessage."""
-    sender = parse_mailbox(message.sender, "from")
-    if not message.to:
+    `id`: unique and stable, as the Message-ID and the boundaries are made from it; `date`: with a
+    time zone.
+    """
+    sender = checked_address(message.sender, "from")
+    if not message.recipients:
         raise MalformedMessage("to", "names nobody")
-    to = [parse_mailbox(text, f"to[{index}]") for index, text in enumerate(message.to)]
-    message_id = _message_id(message, sender)
-    if message.date.tzinfo is None:
+    to = [checked_address(each, f"to[{index}]") for index, each in enumerate(message.recipients)]
+    if not _ID.fullmatch(id):
+        raise MalformedMessage("id", "holds what a Message-ID cannot hold")
+    if date.tzinfo is None:
         raise MalformedMessage("date", "has no time zone")
     lines = [
         _addresses("From", [sender]),
         _addresses("To", to),
         _unstructured("Subject", check_text(message.subject, "subject")),
-        f"Date: {date_of(message.date)}",
-        f"Message-ID: {message_id}",
+        f"Date: {date_of(date)}",
+        f"Message-ID: <{id}@{sender.address.rpartition('@')[2]}>",
         *_user_headers(message),
         "MIME-Version: 1.0",
     ]
-    body = _body(message)
+    body = _body(message, id)
     head = "\r\n".join(lines).encode()
     data = b"\r\n".join((head, body))
-    recipients = tuple(dict.fromkeys(mailbox.address for mailbox in to))
-    return Composed(data, sender.address, recipients, not head.isascii(), message_id)
+    recipients = tuple(dict.fromkeys(each.address for each in to))
+    return Mail(sender.address, recipients, data, smtputf8=not head.isascii(), crlf=True)
+
+
+def check(message: Message) -> None:
+    """Raise `MalformedMessage` for whatever `compose` would refuse.
+
+    It is composed and thrown away, to one recipient and with empty files: the others' addresses
+    were parsed, and of a file only what is said about it can be wrong.
+    """
+    files = [replace(file, content=b"") for file in message.attachments]
+    first = message.recipients[:1]
+    compose(
+        replace(message, recipients=first, attachments=files), id="check", date=datetime.now(UTC)
+    )
 
 
 def date_of(date: datetime) -> str:
     """Return a date (with a time zone) as a Date header has it."""
     return format_datetime(date.replace(microsecond=0))
-
-
-def _message_id(message: Message, sender: Mailbox) -> str:
-    if not _ID.fullmatch(message.id):
-        raise MalformedMessage("id", "holds what a Message-ID cannot hold")
-    domain = message.domain
-    if domain is None:
-        domain = sender.address.rpartition("@")[2]
-    else:
-        domain = parse_mailbox(f"x@{domain}", "domain").address[2:]
-    return f"<{message.id}@{domain}>"
 
 
 # --- headers -------------------------------------------------------------------------------
@@ -140,7 +134,7 @@ def _user_headers(message: Message) -> list[str]:
         seen.add(lower)
         check_text(value, where)
         if lower in _ADDRESSES:
-            boxes = [parse_mailbox(part, where) for part in _split_addresses(value)]
+            boxes = [parse_address(part, where) for part in _split_addresses(value)]
             lines.append(_addresses(name, boxes))
         elif lower in _IDENTIFIERS:
             value = " ".join(value.split())
@@ -154,19 +148,6 @@ def _user_headers(message: Message) -> list[str]:
             lines.append(_fold(name, words))
         else:
             lines.append(_unstructured(name, value))
-    if message.list_unsubscribe is not None:
-        if {"list-unsubscribe", "list-unsubscribe-post"} & seen:
-            raise MalformedMessage("list_unsubscribe", "is also given among the headers")
-        lines += _list_unsubscribe(message.list_unsubscribe)
-    return lines
-
-
-def _list_unsubscribe(url: str) -> list[str]:
-    if not _URL.fullmatch(url):
-        raise MalformedMessage("list_unsubscribe", "is not an https: or mailto: URL")
-    lines = [_fold("List-Unsubscribe", [f"<{url}>"])]
-    if url.startswith("https:"):
-        lines.append("List-Unsubscribe-Post: List-Unsubscribe=One-Click")  # RFC 8058
     return lines
 
 
@@ -190,7 +171,7 @@ def _split_addresses(value: str) -> list[str]:
     return parts
 
 
-def _addresses(name: str, boxes: list[Mailbox]) -> str:
+def _addresses(name: str, boxes: list[Address]) -> str:
     words: list[str] = []
     for index, box in enumerate(boxes):
         comma = "," if index < len(boxes) - 1 else ""
@@ -269,18 +250,18 @@ def _fold(name: str, words: list[str]) -> str:
 # --- bodies --------------------------------------------------------------------------------
 
 
-def _body(message: Message) -> bytes:
+def _body(message: Message, id: str) -> bytes:
     """Return the content headers, an empty line and the content."""
     parts: list[bytes] = []
     if message.text is not None or message.html is None:
         parts.append(_text_part("plain", message.text or "", "text"))
     if message.html is not None:
         parts.append(_text_part("html", message.html, "html"))
-    content = parts[0] if len(parts) == 1 else _multipart("alternative", parts, message.id)
+    content = parts[0] if len(parts) == 1 else _multipart("alternative", parts, id)
     if not message.attachments:
         return content
     files = [_attachment(each, index) for index, each in enumerate(message.attachments)]
-    return _multipart("mixed", [content, *files], message.id)
+    return _multipart("mixed", [content, *files], id)
 
 
 def _text_part(subtype: str, text: str, field: str) -> bytes:

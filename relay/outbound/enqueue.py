@@ -23,8 +23,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -33,9 +33,7 @@ from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.errors import Bug, PermanentFailure
 from relay.outbound.lanes import PRIORITIES, DueLane, lane_of
-
-NOBODY = UUID(int=0)
-"""The owner of what the administrator and `relay.send` queue."""
+from relay.outbound.message import NOBODY, Message
 
 CHANNEL = "relay_outbound"
 """The channel on which "something may be due" is announced, with no payload or one of these."""
@@ -67,49 +65,6 @@ class Suppressed(PermanentFailure):
 
 class KeyConflict(PermanentFailure):
     """The idempotency key was used for another body within 24 hours (409)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recipient:
-    """An address of the envelope, with its display name if it has one."""
-
-    address: str
-    name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """A file to go with a message."""
-
-    filename: str
-    content_type: str
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What is to be sent to whom: becomes one queued message a recipient.
-
-    The caller has checked addresses and header values (relay.outbound.compose); `send_at` None
-    means now, `not_after` that it is cancelled instead of delivered from then on, `token` that it
-    is the letter of that token and ends with it, `hold_unknown` that an unknown outcome is held
-    instead of tried again.
-    """
-
-    sender: str
-    recipients: Sequence[Recipient]
-    subject: str
-    text: str | None = None
-    html: str | None = None
-    sender_name: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    attachments: Sequence[Attachment] = ()
-    priority: str = "normal"
-    send_at: datetime | None = None
-    not_after: datetime | None = None
-    token: int | None = None
-    hold_unknown: bool = False
-    owner: UUID = NOBODY
 
 
 class Queued(NamedTuple):
@@ -382,7 +337,7 @@ def _arrays(
                     content_id,
                     message.owner,
                     recipient.address,
-                    recipient.name,
+                    recipient.name or None,
                     address,
                     domain,
                     priority,
@@ -437,7 +392,7 @@ def _columns(
 
 
 def _content(message: Message) -> tuple[Any, ...]:
-    texts = (message.sender, message.subject, message.text or "", message.html or "")
+    texts = (message.sender.address, message.subject, message.text or "", message.html or "")
     if any("\0" in text for text in texts):
         raise Invalid("a message cannot contain the character NUL")
     headers = json.dumps(dict(message.headers)) if message.headers else None
@@ -454,8 +409,8 @@ def _content(message: Message) -> tuple[Any, ...]:
     size += len(headers or "") + len(blob or b"")
     return (
         message.owner,
-        message.sender,
-        message.sender_name,
+        message.sender.address,
+        message.sender.name or None,
         message.subject,
         message.text,
         message.html,

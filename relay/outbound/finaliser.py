@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -31,7 +30,8 @@ from prometheus_client import Counter, Histogram
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
-from relay.outbound.queue import Outcome, Queue
+from relay.outbound.queue import Queue
+from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 
 log = get_logger()
@@ -74,30 +74,16 @@ _COUNTED = {
 }
 
 
-class Done(NamedTuple):
-    """What became of a claimed message; instants on Trio's clock, the rest as in `Outcome`."""
-
-    id: UUID
-    token: int
-    cause: Cause
-    ended_at: float
-    began_at: float | None = None
-    delay: float = 0.0
-    phase: str | None = None
-    code: int | None = None
-    enhanced: str | None = None
-    error: str | None = None
-    steps: bytes | None = None
-
-
 class Finaliser:
     """Gathers outcomes and commits them.  `recorded` hears of each commit, and who was fenced."""
 
-    def __init__(self, queue: Queue, recorded: Callable[[Sequence[Done], set[UUID]], None]) -> None:
+    def __init__(
+        self, queue: Queue, recorded: Callable[[Sequence[Settled], set[UUID]], None]
+    ) -> None:
         self._queue = queue
         self._recorded = recorded
-        self._waiting: list[Done] = []
-        self._in_hand: Sequence[Done] = ()
+        self._waiting: list[Settled] = []
+        self._in_hand: Sequence[Settled] = ()
         self._delivered: set[UUID] = set()  # of both: every claimed message is looked up in it
         self._fenced_anew: dict[UUID, int] = {}  # later tokens of what is in hand
         self._wanted = 1  # outcomes for which `run` is woken
@@ -108,7 +94,7 @@ class Finaliser:
         """Outcomes that are not recorded yet."""
         return len(self._waiting) + len(self._in_hand)
 
-    def put(self, done: Done) -> None:
+    def put(self, done: Settled) -> None:
         """Hand over an outcome."""
         self._waiting.append(done)
         if done.cause is Cause.DELIVERED:
@@ -170,12 +156,12 @@ class Finaliser:
             self._count(batch, fenced)
             self._recorded(batch, fenced)
 
-    async def _record(self, batch: list[Done], *, repeated: bool = False) -> set[UUID]:
+    async def _record(self, batch: list[Settled], *, repeated: bool = False) -> set[UUID]:
         """Commit a batch, however long it takes; returns those that no longer counted."""
         pause = _AGAIN_AFTER
         while True:
             try:
-                recorded = await self._queue.finalise(_outcomes(batch), again=repeated)
+                recorded = await self._queue.finalise(batch, again=repeated)
             except DatabaseUnavailable as error:
                 log.warning("sender.waits_for_database", outcomes=len(batch), reason=str(error))
                 await trio.sleep(pause)
@@ -197,7 +183,7 @@ class Finaliser:
                     return set()  # missing may mean that the first time was recorded
                 return {done.id for done in batch} - recorded
 
-    def _count(self, batch: list[Done], fenced: set[UUID]) -> None:
+    def _count(self, batch: list[Settled], fenced: set[UUID]) -> None:
         _ROWS.observe(len(batch))
         if fenced:
             _FENCED.inc(len(fenced))
@@ -206,29 +192,3 @@ class Finaliser:
             counts[done.cause] = counts.get(done.cause, 0) + 1
         for cause, count in counts.items():
             _COUNTED[cause].inc(count)
-
-
-def _outcomes(batch: list[Done]) -> list[Outcome]:
-    now = trio.current_time()
-    outcomes = []
-    for done in batch:
-        age = duration = None
-        if done.began_at is not None:
-            age = now - done.began_at
-            duration = done.ended_at - done.began_at
-        outcomes.append(
-            Outcome(
-                done.id,
-                done.token,
-                done.cause,
-                done.delay,
-                age,
-                duration,
-                done.phase,
-                done.code,
-                done.enhanced,
-                done.error,
-                done.steps,
-            )
-        )
-    return outcomes

@@ -1,7 +1,8 @@
-"""What a caller asks to be sent, checked field by field.
+"""An outbound message as its author means it, checked field by field.
 
-`Message` is the request; `Mailbox` one address with its display name; `parse_mailbox` reads the
-form in which callers write one.
+`Message` is the one shape of it: what `POST /messages/send`, a token's letter and the tests make,
+what `enqueue` stores, and what is composed again when it is claimed.  `Address` is one address with
+its display name; `parse_address` reads the form in which callers write one.
 
 Promises: what passed holds no control character and no line separator where a header will be
 made from it, and every address in it is one that SMTP can carry.  A domain outside ASCII becomes
@@ -16,11 +17,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from uuid import UUID
 
 from relay.errors import PermanentFailure
+
+NOBODY = UUID(int=0)
+"""The owner of what the administrator and `relay.send` queue."""
 
 MAX_ADDRESS_BYTES = 254
 MAX_LOCAL_BYTES = 64
@@ -44,42 +49,45 @@ class MalformedMessage(PermanentFailure, ValueError):
         self.field = name
 
 
-@dataclass(frozen=True)
-class Mailbox:
-    """One address (local part as written, domain in lower-case A-labels) and its name."""
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One address (local part as written, domain in lower-case A-labels) and its display name."""
 
     address: str
     name: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Attachment:
-    """One file."""
+    """A file to go with a message."""
 
     filename: str
     content_type: str
     content: bytes = field(repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Message:
-    """A message as its author means it.  `compose` checks it."""
+    """What is to be sent to whom: becomes one queued message a recipient.
 
-    id: str
-    """Unique and stable: the Message-ID, and the boundaries, are made from it."""
-    sender: str
-    to: tuple[str, ...]
+    `send_at` None means now, `not_after` that it is cancelled instead of delivered from then on,
+    `token` that it is the letter of that token and ends with it, `hold_unknown` that an unknown
+    outcome is held instead of tried again.
+    """
+
+    sender: Address
+    recipients: Sequence[Address]
     subject: str
-    date: datetime
-    """With a time zone."""
     text: str | None = None
     html: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    attachments: tuple[Attachment, ...] = ()
-    list_unsubscribe: str | None = None
-    """An https: or mailto: URL."""
-    domain: str | None = None
-    """The Message-ID's; None: the sender's."""
+    attachments: Sequence[Attachment] = ()
+    priority: str = "normal"
+    send_at: datetime | None = None
+    not_after: datetime | None = None
+    token: int | None = None
+    hold_unknown: bool = False
+    owner: UUID = NOBODY
 
 
 def check_text(text: str, name: str, *, limit: int | None = MAX_FIELD_CHARS) -> str:
@@ -94,13 +102,13 @@ def check_text(text: str, name: str, *, limit: int | None = MAX_FIELD_CHARS) -> 
     return text
 
 
-def parse_mailbox(text: str, name: str) -> Mailbox:
+def parse_address(text: str, name: str) -> Address:
     """Read `a@b`, `<a@b>`, `Name <a@b>` or `"Name, the" <a@b>`; one address, no group."""
     if len(text) <= MAX_LOCAL_BYTES and _ORDINARY.fullmatch(text):
-        return Mailbox(text)  # what nearly all are, and what all the below would make of it
+        return Address(text)  # what nearly all are, and what all the below would make of it
     text = check_text(text, name).strip()
     if not text.endswith(">"):
-        return Mailbox(_address(text, name))
+        return Address(_address(text, name))
     shown, found, address = text[:-1].rpartition("<")
     if not found:
         raise MalformedMessage(name, "has a > without its <")
@@ -110,7 +118,15 @@ def parse_mailbox(text: str, name: str) -> Mailbox:
         shown = re.sub(r"\\(.)", r"\1", quoted[1])
     elif any(mark in shown for mark in '<>"'):
         raise MalformedMessage(name, "has quotes or angle brackets that do not match")
-    return Mailbox(_address(address.strip(), name), shown)
+    return Address(_address(address.strip(), name), shown)
+
+
+def checked_address(address: Address, name: str) -> Address:
+    """Return an address as `parse_address` would: whoever queued by SQL may have stored any."""
+    if not address.name:
+        return parse_address(address.address, name)
+    shown = check_text(address.name, name)
+    return Address(_address(check_text(address.address, name).strip(), name), shown)
 
 
 def _address(text: str, name: str) -> str:
@@ -128,7 +144,7 @@ def _address(text: str, name: str) -> str:
             if _DOT_ATOM.fullmatch(bare)
             else '"' + bare.replace("\\", "\\\\").replace('"', '\\"') + '"'
         )
-    elif not _DOT_ATOM.fullmatch(local):
+    elif not _DOT_ATOM.fullmatch(local) or any(map(str.isspace, local)):
         raise MalformedMessage(name, "has a local part that needs quotes or is no local part")
     if not domain.isascii():
         domain = _a_labels(domain, name)

@@ -49,9 +49,11 @@ import trio
 from relay.db import arrays
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.outbound.enqueue import KEY_LIFETIME, Attachment
-from relay.outbound.lanes import Ask, DueLane
-from relay.outbound.states import NOT_BEGUN, OUTCOMES, Cause
+from relay.outbound.enqueue import KEY_LIFETIME
+from relay.outbound.lanes import PRIORITIES, Ask, DueLane
+from relay.outbound.message import Address, Attachment, Message
+from relay.outbound.settled import Settled
+from relay.outbound.states import NOT_BEGUN, REPORTS, Cause
 
 _FETCH_TIMEOUT = 60.0  # s; the largest message over a slow network
 _LOOKED_FOR = 60.0  # s; how long a claim may still be running whose connection broke
@@ -64,12 +66,10 @@ class Claimed(NamedTuple):
     """A leased message with all that delivering it needs; the columns of relay.outbound_claim.
 
     `attempt` counts deliveries begun, this one included; `turn` the same since it was last queued
-    by hand (for back-off).  `has_body` False: another message of this claim with the same
-    `content_id` brought the body (it is in `Batch.contents`), or it is large and `Queue.content`
-    fetches it.  `password` is encrypted; `upstream` None means the default route;
-    `private`: whether the upstream may lie inside this network.  `letter_of` is the token whose
-    letter this is: `expired` if it may not be used any more, `parked` while its account's status
-    does not fit.
+    by hand (for back-off).  `has_body` False: it is large, and `Queue.with_body` fetches it.
+    `password` is encrypted; `upstream` None means the default route; `private`: whether the
+    upstream may lie inside this network.  `letter_of` is the token whose letter this is: `expired`
+    if it may not be used any more, `parked` while its account's status does not fit.
     """
 
     id: UUID
@@ -114,31 +114,32 @@ class Claimed(NamedTuple):
         return DueLane(self.lane, self.priority, due_at, self.domain)
 
     @property
-    def content(self) -> Content:
-        """The body that this row brought (only where `has_body`)."""
-        return Content(
-            self.text_body, self.html_body, self.headers or {}, self.attachments or [], self.blob
-        )
-
-
-class Content(NamedTuple):
-    """What was said, as it is stored: attachments describe the pieces of `blob`, in order."""
-
-    text: str | None
-    html: str | None
-    headers: dict[str, str]
-    attachments: list[dict[str, Any]]
-    blob: bytes | None
-
-    def files(self) -> list[Attachment]:
-        """The attachments, each with its bytes."""
+    def message(self) -> Message:
+        """The message as its author meant it, to this one recipient (only where `has_body`)."""
         files, start = [], 0
-        for part in self.attachments:
+        for part in self.attachments or ():
             end = start + int(part["size"])
             content = (self.blob or b"")[start:end]
             files.append(Attachment(part["filename"], part["content_type"], content))
             start = end
-        return files
+        return Message(
+            Address(self.sender, self.sender_name or ""),
+            (Address(self.recipient, self.recipient_name or ""),),
+            self.subject,
+            self.text_body,
+            self.html_body,
+            self.headers or {},
+            tuple(files),
+            PRIORITIES[self.priority],
+            not_after=self.not_after,
+            token=self.letter_of,
+            hold_unknown=self.hold_unknown,
+            owner=self.owner,
+        )
+
+
+_BODY = slice(Claimed._fields.index("has_body"), Claimed._fields.index("blob") + 1)
+"""The columns that those of a claim share who are told the same: only one of them brings them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +149,13 @@ class Batch:
     `messages` are to be delivered before `leased_until` (seconds of Trio's clock, counted from
     before the claim was sent, so it is over here before it is over in the database).  `claim` is
     its name in the database.
-    `contents` are the bodies, by content id; `claimed` is for `LaneBook.took`.  `lost` are the
+    `claimed` is for `LaneBook.took`.  `lost` are the
     messages whose former lease had run out, `quarantined` those of them that were set aside,
     `suppressed` those cancelled because of the suppression list, `expired` those cancelled for
     their deadline.
     """
 
     messages: list[Claimed]
-    contents: dict[UUID, Content]
     claimed: dict[tuple[int, int], tuple[int, datetime]]
     leased_until: float
     claim: UUID | None = None
@@ -163,33 +163,6 @@ class Batch:
     quarantined: list[UUID] = field(default_factory=list)
     suppressed: list[UUID] = field(default_factory=list)
     expired: list[UUID] = field(default_factory=list)
-
-
-class Outcome(NamedTuple):
-    """What became of a claimed message.
-
-    `cause` is one of `states.OUTCOMES`; `delay` the seconds until the next attempt (DEFERRED,
-    RELEASED).  `age` is how many seconds ago the attempt began, `duration` how long it took.
-    `error` is redacted.  `steps` are those of `relay.outbound.steps.pack`; None where the deciding
-    phase says it all.
-    """
-
-    id: UUID
-    token: int
-    cause: Cause
-    delay: float = 0.0
-    age: float | None = None
-    duration: float | None = None
-    phase: str | None = None
-    code: int | None = None
-    enhanced: str | None = None
-    error: str | None = None
-    steps: bytes | None = None
-
-
-def expired(message: Claimed) -> Outcome:
-    """The outcome of a claimed message that may not be delivered any more."""
-    return Outcome(message.id, message.token, Cause.EXPIRED, error="expired")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +220,7 @@ class Queue:
         """
         leased_until = trio.current_time() + self.lease_timeout
         if not asks:
-            return Batch([], {}, {}, leased_until)
+            return Batch([], {}, leased_until)
         lanes, priorities, floors, limits, _ = zip(*asks, strict=True)
         # Each claim has a name of its own, so that one whose answer is lost can be told apart.
         self._claims += 1
@@ -275,29 +248,28 @@ class Queue:
         except BaseException:
             self._disown(claim)
             raise
-        batch = Batch([], {}, {}, leased_until, claim)
-        skipped: list[Outcome] = []
+        batch = Batch([], {}, leased_until, claim)
+        skipped: list[Settled] = []
+        bodies: dict[UUID, tuple[Any, ...]] = {}
         for row in rows:
             message = Claimed._make(row)
+            if message.has_body:
+                bodies[message.content_id] = row[_BODY]
+            elif body := bodies.get(message.content_id):
+                message = Claimed._make((*row[: _BODY.start], *body, *row[_BODY.stop :]))
             lane = (message.lane, message.priority)
             count, _ = batch.claimed.get(lane, (0, None))
             batch.claimed[lane] = (count + 1, message.due_at)
-            if message.has_body:
-                batch.contents[message.content_id] = message.content
             if message.lost:
                 batch.lost.append(message.id)
             if message.quarantined:
                 batch.quarantined.append(message.id)
             elif message.suppressed:
-                skipped.append(
-                    Outcome(message.id, message.token, Cause.SUPPRESSED, error="suppressed")
-                )
+                skipped.append(_settled(message, Cause.SUPPRESSED, error="suppressed"))
             elif message.expired:
-                skipped.append(expired(message))
+                skipped.append(_settled(message, Cause.EXPIRED, error="expired"))
             elif message.parked:
-                skipped.append(
-                    Outcome(message.id, message.token, Cause.RELEASED, delay=_PARKED_FOR)
-                )
+                skipped.append(_settled(message, Cause.RELEASED, delay=_PARKED_FOR))
             else:
                 batch.messages.append(message)
         try:
@@ -305,11 +277,11 @@ class Queue:
         except DatabaseUnavailable:
             # These are lost leases then; the others are claimed and must not be lost with them.
             return batch
-        for outcome in skipped:
-            if outcome.id in recorded and outcome.cause is Cause.SUPPRESSED:
-                batch.suppressed.append(outcome.id)
-            elif outcome.id in recorded and outcome.cause is Cause.EXPIRED:
-                batch.expired.append(outcome.id)
+        for each in skipped:
+            if each.id in recorded and each.cause is Cause.SUPPRESSED:
+                batch.suppressed.append(each.id)
+            elif each.id in recorded and each.cause is Cause.EXPIRED:
+                batch.expired.append(each.id)
         return batch
 
     async def expire(self) -> int:
@@ -352,18 +324,23 @@ class Queue:
         self._orphaned = {claim: min(until, latest) for claim, until in self._orphaned.items()}
         return [row[0] for row in rows]
 
-    async def content(self, content_id: UUID) -> Content | None:
-        """Fetch one body: a large one, when its delivery is about to begin."""
-        row = await self._pool.fetch_row(
+    async def with_body(self, message: Claimed) -> Claimed | None:
+        """Fetch the body of a large message, when its delivery is about to begin; None: it is gone.
+
+        Its priority, lease and recipient stay as they were claimed.
+        """
+        body = await self._pool.fetch_row(
             """
-            SELECT text_body, html_body, COALESCE(headers, '{}'), COALESCE(attachments, '[]'), blob
+            SELECT true, text_body, html_body, headers, attachments, blob
             FROM relay.outbound_contents
             WHERE id = %s
             """,
-            (content_id,),
+            (message.content_id,),
             timeout=_FETCH_TIMEOUT,
         )
-        return Content._make(row) if row else None
+        if body is None:
+            return None
+        return Claimed._make((*message[: _BODY.start], *body, *message[_BODY.stop :]))
 
     async def is_wanted(self, token: int) -> bool:
         """Whether a letter's token may be used now, so that the letter may be delivered."""
@@ -428,24 +405,30 @@ class Queue:
         )
         return {row[0] for row in rows}
 
-    async def finalise(self, outcomes: Sequence[Outcome], *, again: bool = False) -> set[UUID]:
-        """Record outcomes in one statement; return the ids that were recorded.
+    async def finalise(self, settled: Sequence[Settled], *, again: bool = False) -> set[UUID]:
+        """Record what became of messages in one statement; return the ids that were recorded.
 
         The others had been claimed by somebody else since, or finalised already: nothing was
         changed for them.  `again`: an earlier call ended in doubt; what that one recorded is
         durable once this one returns.
         """
-        if not outcomes:
+        if not settled:
             return set()
-        ids, tokens, causes, delays, ages, durations, phases, codes, enhanced, errors, steps = zip(
-            *outcomes, strict=True
+        ids, tokens, causes, delays, began, ended, phases, codes, enhanced, errors, steps = zip(
+            *settled, strict=True
         )
+        now = trio.current_time()
+        ages = [None if at is None else now - at for at in began]
+        durations = [
+            None if at is None or end is None else end - at
+            for at, end in zip(began, ended, strict=True)
+        ]
         rows = await self._pool.fetch(
             _FINALISE_AGAIN if again else _FINALISE,
             (
                 arrays.uuids(ids),
                 arrays.bigints(tokens),
-                arrays.texts([OUTCOMES[cause] for cause in causes]),
+                arrays.texts([REPORTS[cause] for cause in causes]),
                 arrays.doubles(delays),
                 arrays.booleans([cause not in NOT_BEGUN for cause in causes]),
                 arrays.doubles(ages),
@@ -549,6 +532,10 @@ _FINALISE_AGAIN = (
     WHERE pg_logical_emit_message(true, 'relay', '') IS NULL
     """
 )
+
+
+def _settled(message: Claimed, cause: Cause, **values: Any) -> Settled:
+    return Settled(message.id, message.token, cause, **values)
 
 
 def _pairs(held: Iterable[tuple[UUID, int]]) -> tuple[list[UUID], list[int]]:

@@ -18,8 +18,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from relay.outbound.compose import MAX_LINE, SEVEN_BIT, compose, date_of
-from relay.outbound.message import Attachment, Message
-from relay.outbound.queue import Claimed, Content
+from relay.outbound.queue import Claimed
 from relay.smtp.client import Mail
 
 _ADDRESS = re.compile(r"[A-Za-z0-9_+\-]+(?:\.[A-Za-z0-9_+\-]+)*@[a-z0-9]+(?:[.\-][a-z0-9]+)*")
@@ -27,39 +26,24 @@ _ADDRESS = re.compile(r"[A-Za-z0-9_+\-]+(?:\.[A-Za-z0-9_+\-]+)*@[a-z0-9]+(?:[.\-
 _SHORT = 60  # characters; no header made of so many needs to be folded
 
 
-def mail_of(claimed: Claimed, content: Content) -> Mail:
-    """Return the mail that a claimed message is."""
-    mail = _plain(claimed, content)
+def mail_of(claimed: Claimed) -> Mail:
+    """Return the mail that a claimed message (with its body) is."""
+    mail = _plain(claimed)
     if mail is not None:
         return mail
-    composed = compose(
-        Message(
-            id=str(claimed.id),
-            sender=_mailbox(claimed.sender, claimed.sender_name),
-            to=(_mailbox(claimed.recipient, claimed.recipient_name),),
-            subject=claimed.subject,
-            # In one zone, whatever the session's is: an instant is written in many ways.
-            date=claimed.created_at.astimezone(UTC),
-            text=content.text,
-            html=content.html,
-            headers=content.headers,
-            attachments=tuple(
-                Attachment(file.filename, file.content_type, file.content)
-                for file in content.files()
-            ),
-        )
-    )
-    return Mail(composed.sender, composed.recipients, composed.data, smtputf8=composed.smtputf8)
+    # In one zone, whatever the session's is: an instant is written in many ways.
+    date = claimed.created_at.astimezone(UTC)
+    return compose(claimed.message, id=str(claimed.id), date=date)
 
 
-def _plain(claimed: Claimed, content: Content) -> Mail | None:
+def _plain(claimed: Claimed) -> Mail | None:
     """The mail that a message is which needs none of `compose`'s care, or None."""
     sender, recipient, subject = claimed.sender, claimed.recipient, claimed.subject
     if (
-        content.text is None
-        or content.html is not None
-        or content.headers
-        or content.attachments
+        claimed.text_body is None
+        or claimed.html_body is not None
+        or claimed.headers
+        or claimed.attachments
         or claimed.sender_name
         or claimed.recipient_name
         or len(sender) > _SHORT
@@ -72,7 +56,7 @@ def _plain(claimed: Claimed, content: Content) -> Mail | None:
         or not all(subject.split(" "))  # runs of spaces, or some at an end: folding loses them
     ):
         return None
-    body = _body(content.text)
+    body = _body(claimed.text_body)
     if body is None:
         return None
     head = (
@@ -109,10 +93,3 @@ def _body(text: str) -> bytes | None:
 def _date(second: int) -> str:
     """A second since the epoch as a Date header has it."""
     return date_of(datetime.fromtimestamp(second, UTC))
-
-
-def _mailbox(address: str, name: str | None) -> str:
-    if not name:
-        return address
-    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}" <{address}>'

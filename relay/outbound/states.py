@@ -1,18 +1,33 @@
 """The law of an outbound message: its states, what may happen in each, and what follows.
 
-Promises: `TRANSITIONS` is the whole law.  `next_state` is the only way from one state to another;
-the queue's statements, the HTTP calls and the sender ask it, and nothing else decides.
+Promises: `TRANSITIONS` is the whole law, and this is all of it (a test reads both, and another does
+each of them to a message in PostgreSQL):
 
-    queued ──CLAIMED──> processing ──DELIVERED──> sent
-       ^ ^                  │ │ └─REJECTED, EXHAUSTED──> failed ───┐
-       │ └DEFERRED,RELEASED─┘ ├─REFUSED──────────────> bounced ────┤
-       │  LEASE_LOST          ├─SUPPRESSED───────────> cancelled   │
-       │                      │  EXPIRED ────────────────^         │
-       │                      └─UNCERTAIN, QUARANTINED> held ──────┤
-       └────────────────────────RETRIED────────────────────────────┘
+    from        what happens                            to
+    ----------  --------------------------------------  ----------
+    queued      CLAIMED                                 processing
+                CANCELLED, EXPIRED                      cancelled
+                HELD, QUARANTINED                       held
+                RETRIED, FLUSHED                        queued
+    processing  DELIVERED                               sent
+                DEFERRED, RELEASED, LEASE_LOST          queued
+                EXHAUSTED, REJECTED                     failed
+                REFUSED                                 bounced
+                SUPPRESSED, EXPIRED                     cancelled
+                UNCERTAIN                               held
+    held        RETRIED                                 queued
+                CANCELLED, EXPIRED                      cancelled
+    failed      RETRIED                                 queued
+    bounced     RETRIED                                 queued
+    sent        (nothing)
+    cancelled   (nothing)
 
-A queued message also becomes cancelled (CANCELLED, EXPIRED) or held (HELD), and a held one
-cancelled; RETRIED of one that was deferred makes it due at once.
+`next_state` is the only way from one state to another by hand, `REPORTS` what a worker may report,
+`cause_of` what the end of a delivery means; the statements of the queue do what these say.
+
+Two things happen by themselves.  LEASE_LOST is no statement: the lease's time is over, and who
+looks sees a queued message; its worker's report counts for as long as nobody has claimed it again.
+QUARANTINED is what a claim, or the reaper, does with a message whose lease was lost too often.
 
 Fails with `Forbidden` for what the law does not have (an operator's cancel of a message that is
 being delivered: it may be gone already, so "cancelled" could be a lie).
@@ -26,6 +41,7 @@ from __future__ import annotations
 import enum
 
 from relay.errors import PermanentFailure
+from relay.smtp.client import Verdict
 
 
 class State(enum.StrEnum):
@@ -39,7 +55,7 @@ class State(enum.StrEnum):
     CANCELLED = "cancelled"
     HELD = "held"
 
-    __hash__ = str.__hash__  # the enum's own is a Python function, called for each outcome
+    __hash__ = str.__hash__  # the enum's own is a Python function, called for each report
 
 
 class Cause(enum.StrEnum):
@@ -59,18 +75,10 @@ class Cause(enum.StrEnum):
     EXPIRED = "expired"  # its deadline has passed, or its token is of no use any more
     CANCELLED = "cancelled"  # by hand
     HELD = "held"  # by hand
-    RETRIED = "retried"  # by hand
+    RETRIED = "retried"  # by hand: due now, with a fresh set of attempts
+    FLUSHED = "flushed"  # by hand, with all that were deferred: due now
 
     __hash__ = str.__hash__
-
-
-class Verdict(enum.StrEnum):
-    """What one delivery came to, before the law is asked."""
-
-    DELIVERED = "delivered"
-    TEMPORARY = "temporary"
-    PERMANENT = "permanent"
-    UNKNOWN = "unknown"  # it ended between the dot and the answer
 
 
 TRANSITIONS: dict[tuple[State, Cause], State] = {
@@ -78,7 +86,9 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.QUEUED, Cause.CANCELLED): State.CANCELLED,
     (State.QUEUED, Cause.EXPIRED): State.CANCELLED,
     (State.QUEUED, Cause.HELD): State.HELD,
+    (State.QUEUED, Cause.QUARANTINED): State.HELD,
     (State.QUEUED, Cause.RETRIED): State.QUEUED,  # where it was deferred; not before its send_at
+    (State.QUEUED, Cause.FLUSHED): State.QUEUED,  # where it was deferred
     (State.PROCESSING, Cause.DELIVERED): State.SENT,
     (State.PROCESSING, Cause.DEFERRED): State.QUEUED,
     (State.PROCESSING, Cause.RELEASED): State.QUEUED,
@@ -89,7 +99,6 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.PROCESSING, Cause.SUPPRESSED): State.CANCELLED,
     (State.PROCESSING, Cause.EXPIRED): State.CANCELLED,
     (State.PROCESSING, Cause.UNCERTAIN): State.HELD,
-    (State.PROCESSING, Cause.QUARANTINED): State.HELD,
     (State.HELD, Cause.CANCELLED): State.CANCELLED,
     (State.HELD, Cause.EXPIRED): State.CANCELLED,
     (State.HELD, Cause.RETRIED): State.QUEUED,
@@ -101,17 +110,15 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
 FINISHED = frozenset({State.SENT, State.FAILED, State.BOUNCED, State.CANCELLED})
 """States in which there is nothing left to do: the message is in the log."""
 
-OUTCOMES = {
-    cause: after for (state, cause), after in TRANSITIONS.items() if state is State.PROCESSING
+REPORTS = {
+    cause: after
+    for (state, cause), after in TRANSITIONS.items()
+    if state is State.PROCESSING and cause is not Cause.LEASE_LOST
 }
 """What a worker may report of a message that it holds, and what follows from it."""
 
 NOT_BEGUN = frozenset({Cause.RELEASED, Cause.SUPPRESSED, Cause.EXPIRED})
-"""Outcomes of a claim after which no delivery was begun, so that it does not count as one."""
-
-_ROUTE = frozenset({"connect", "tls", "ehlo", "auth"})
-PHASES = ("connect", "tls", "ehlo", "auth", "mail", "rcpt", "data", "dot")
-"""The phases of a delivery, in order."""
+"""Reports of a claim after which no delivery was begun, so that it does not count as one."""
 
 
 class Forbidden(PermanentFailure):
@@ -132,20 +139,19 @@ def next_state(state: State, cause: Cause) -> State:
 
 
 def cause_of(
-    verdict: Verdict, phase: str, *, turn: int, max_attempts: int, hold_unknown: bool = False
+    verdict: Verdict, *, turn: int, max_attempts: int, hold_unknown: bool = False
 ) -> Cause:
     """Say what a delivery's end means for its message.
 
-    `phase` (one of `PHASES`) is where it ended and `turn` which attempt it was, from 1.  A 5xx
-    before MAIL concerns the route, not this message, and defers it; the attempt number
-    `max_attempts` is the last.
+    What a reply means in its phase `relay.smtp.client.LAW` has decided.  `turn` is which attempt
+    it was, from 1; the attempt number `max_attempts` is the last.
     """
-    if phase not in PHASES:
-        raise ValueError(f"{phase!r} is not a phase of a delivery")
     if verdict is Verdict.DELIVERED:
         return Cause.DELIVERED
-    if verdict is Verdict.PERMANENT and phase not in _ROUTE:
-        return Cause.REFUSED if phase == "rcpt" else Cause.REJECTED
+    if verdict is Verdict.BOUNCED:
+        return Cause.REFUSED
+    if verdict is Verdict.FAILED:
+        return Cause.REJECTED
     if verdict is Verdict.UNKNOWN and hold_unknown:
         return Cause.UNCERTAIN
     return Cause.EXHAUSTED if turn >= max_attempts else Cause.DEFERRED

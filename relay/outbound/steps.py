@@ -1,6 +1,6 @@
 """The steps of a delivery as they are stored: what was answered, when, and how fast.
 
-One step is eleven bytes, big-endian: the number of its phase in `states.PHASES` (u8), the reply's
+One step is eleven bytes, big-endian: the number of its phase in `PHASES` (u8), the reply's
 code (u16; 0: none), microseconds from the start of the attempt to the reply (u32), microseconds
 from the command to the reply (u32).  `relay.outbound_steps` in SQL makes JSON of them, which is
 what `relay.outbound_attempts` shows.
@@ -14,7 +14,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from relay.outbound.states import PHASES
+PHASES = ("connect", "tls", "ehlo", "auth", "mail", "rcpt", "data", "dot")
+"""The phases of a delivery by their stored numbers, which never change."""
 
 _STEP = struct.Struct(">BHII").pack
 _NUMBERS = {phase: number for number, phase in enumerate(PHASES)}

@@ -14,9 +14,10 @@ import trio
 from actors import claimer
 from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, Wake
 from relay.db.pool import Pool
-from relay.outbound.enqueue import NOBODY, Message, Recipient, announce, enqueue
+from relay.outbound.enqueue import announce, enqueue
 from relay.outbound.gates import GateKey, Gates
 from relay.outbound.lanes import DueLane, lane_of
+from relay.outbound.message import NOBODY, Address, Message
 from relay.outbound.queue import Claimed, Queue
 from relay.outbound.rates import SharedRates
 from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
@@ -151,7 +152,7 @@ async def test_hints_are_reasons_to_look(pool, hint):
     async with claiming(pool) as claims:
         claims.box.send_nowait(Room(8))
         await claims.rest()
-        message = Message("a@x.example", [Recipient("a@a.example")], "s", text="t")
+        message = Message(Address("a@x.example"), [Address("a@a.example")], "s", text="t")
         enqueued = await enqueue(pool, [message])
         (queued,) = enqueued.messages
         assert enqueued.due_at is not None

@@ -15,8 +15,8 @@ from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.lifecycle.batching import Fixed
 from relay.lifecycle.budget import Budget
-from relay.outbound.enqueue import NOBODY
 from relay.outbound.lanes import DueLane
+from relay.outbound.message import NOBODY
 from relay.outbound.suppressions import Suppressions
 from tests.actors.running import becomes
 from tests.lifecycle.checker import accepts

@@ -26,7 +26,7 @@ from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import Invalid
 from relay.mailboxes.store import Store
-from relay.outbound.enqueue import NOBODY
+from relay.outbound.message import NOBODY
 from relay.outbound.post import NotPosted, Poster
 from relay.outbound.states import Cause
 from relay.outbound.webhooks import CHANNEL, KINDS, PER_RECEIVER, Webhooks, secret_of

@@ -15,7 +15,7 @@ from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.purse import lease
-from relay.outbound.enqueue import NOBODY
+from relay.outbound.message import NOBODY
 from relay.outbound.rates import SharedRates
 from relay.outbound.senders import Senders
 from tests.outbound.node import put

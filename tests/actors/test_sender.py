@@ -11,7 +11,8 @@ import trio
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.metrics import registry
-from relay.outbound.enqueue import Attachment, Message, Recipient, enqueue
+from relay.outbound.enqueue import enqueue
+from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.queue import Queue
 from tests.actors.running import make_mailbox
 from tests.outbound.node import put
@@ -275,7 +276,9 @@ async def test_mail_of_a_sender_goes_through_its_own_upstream(pool):
         )
         async with running_outbound(pool, common.url) as outbound:
             await ids(pool, "bob@example.net")
-            message = Message("other@example.org", [Recipient("carol@example.net")], "s", text="t")
+            message = Message(
+                Address("other@example.org"), [Address("carol@example.net")], "s", text="t"
+            )
             await enqueue(pool, [message])
             outbound.wake()
             await own.gets(1)
@@ -343,8 +346,8 @@ async def test_the_loop_bounces_what_has_no_mailbox_here(pool):
 async def test_what_can_never_be_sent_fails(pool):
     """A message that was queued by SQL with a header nobody may give fails, with the reason."""
     message = Message(
-        "a@example.org",
-        [Recipient("b@example.net")],
+        Address("a@example.org"),
+        [Address("b@example.net")],
         "s",
         text="t",
         headers={"Bcc": "victim@example.net"},
@@ -362,8 +365,8 @@ async def test_a_large_message_is_fetched_by_itself(pool):
     """What the claim does not bring along arrives whole."""
     content = bytes(range(256)) * 8192
     message = Message(
-        "a@example.org",
-        [Recipient("b@example.net"), Recipient("c@example.net")],
+        Address("a@example.org"),
+        [Address("b@example.net"), Address("c@example.net")],
         "s",
         text="t",
         attachments=[Attachment("a.bin", "application/octet-stream", content)],
@@ -380,11 +383,11 @@ async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, mon
     from actors import sender
 
     prepared = trio.Event()
-    fetch = Queue.content
+    fetch = Queue.with_body
 
-    async def slow(self, content_id):
+    async def slow(self, message):
         await prepared.wait()
-        return await fetch(self, content_id)
+        return await fetch(self, message)
 
     forgets = 0
     forget = sender._Sender._forget_lines
@@ -394,11 +397,11 @@ async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, mon
         forget(self)
         forgets += 1
 
-    monkeypatch.setattr(Queue, "content", slow)
+    monkeypatch.setattr(Queue, "with_body", slow)
     monkeypatch.setattr(sender._Sender, "_forget_lines", count)
     message = Message(
-        "a@example.org",
-        [Recipient("b@example.net")],
+        Address("a@example.org"),
+        [Address("b@example.net")],
         "s",
         text="t",
         attachments=[Attachment("a.bin", "application/octet-stream", b"x" * (1 << 21))],
@@ -422,20 +425,20 @@ async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
     release = threading.Event()
     most = busy = 0
 
-    def slow(message, content):
+    def slow(message):
         nonlocal most, busy
-        if content.attachments:
+        if message.attachments:
             assert threading.current_thread() is not threading.main_thread()
             busy += 1
             most = max(most, busy)
             assert release.wait(20)
             busy -= 1
-        return mail_of(message, content)
+        return mail_of(message)
 
     monkeypatch.setattr(sender, "mail_of", slow)
     large = Message(
-        "a@example.org",
-        [Recipient(f"large{number}@example.net") for number in range(6)],
+        Address("a@example.org"),
+        [Address(f"large{number}@example.net") for number in range(6)],
         "s",
         text="t",
         attachments=[Attachment("a.bin", "application/octet-stream", b"x" * (1 << 20))],
@@ -480,10 +483,10 @@ async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, m
     from relay.outbound.render import mail_of
     from relay.smtp.connection import Connection
 
-    def compose(message, content):
+    def compose(message):
         if place == "composing" and message.recipient == "poison@example.net":
             raise RuntimeError
-        return mail_of(message, content)
+        return mail_of(message)
 
     deliver = Connection.deliver
 

@@ -36,7 +36,7 @@ import psycopg
 import trio
 
 from relay.db.migrate import migrate
-from relay.outbound.enqueue import NOBODY
+from relay.outbound.message import NOBODY
 from tests.bench.queue import FILL_DUE, PGQUEUER_BATCH, PGQUEUER_WORKERS, SERVER
 from tests.bench.smtp_client import BODY, ROOT, bare, running_sink
 from tests.db.cluster import Cluster, binaries

@@ -34,9 +34,11 @@ import trio
 
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
-from relay.outbound.enqueue import NOBODY, Message, Recipient, announce, enqueue
+from relay.outbound.enqueue import announce, enqueue
 from relay.outbound.lanes import LaneBook
-from relay.outbound.queue import Claimed, Outcome, Queue
+from relay.outbound.message import NOBODY, Address, Message
+from relay.outbound.queue import Claimed, Queue
+from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 from tests.db.cluster import Cluster, binaries
 
@@ -140,14 +142,15 @@ async def drain(dsn: str, jobs: int, throttled: str | None) -> float:
     async def finalise() -> None:
         nonlocal done
         async for batch in receive:
+            now = trio.current_time()
             recorded = await queue.finalise(
                 [
-                    Outcome(
+                    Settled(
                         message.id,
                         message.token,
                         Cause.DELIVERED,
-                        age=0.01,
-                        duration=0.01,
+                        began_at=now - 0.01,
+                        ended_at=now,
                         phase="dot",
                         code=250,
                         enhanced="2.0.0",
@@ -188,7 +191,10 @@ async def insert(dsn: str, wake: bool) -> float:
         nonlocal count, fresh
         while True:
             message = Message(
-                "a@example.org", [Recipient(f"u{count}@d{number}.example")], "s", text="x" * 2000
+                Address("a@example.org"),
+                [Address(f"u{count}@d{number}.example")],
+                "s",
+                text="x" * 2000,
             )
             await enqueue(pool, [message])
             count += 1

@@ -25,7 +25,8 @@ from cryptography.fernet import Fernet
 
 from relay.crypto import Vault
 from relay.db.pool import Pool
-from relay.outbound.enqueue import NOBODY, Message, Recipient, enqueue
+from relay.outbound.enqueue import enqueue
+from relay.outbound.message import NOBODY, Address, Message
 from relay.outbound.senders import Senders
 from relay.smtp.connection import client_tls
 from tests.clients.senders import program, run
@@ -122,8 +123,10 @@ async def mail_of(pool: Pool, number: int, url: str) -> None:
     await pool.execute(
         "INSERT INTO relay.senders (address, upstream) VALUES (%s, %s)", (sender, url)
     )
-    recipients = [Recipient(f"r@d{number}-{each}.example") for each in range(EACH)]
-    await enqueue(pool, [Message(sender, recipients, f"mode {number}", text="a\n.b\n..c\n")])
+    recipients = [Address(f"r@d{number}-{each}.example") for each in range(EACH)]
+    await enqueue(
+        pool, [Message(Address(sender), recipients, f"mode {number}", text="a\n.b\n..c\n")]
+    )
 
 
 async def became(pool: Pool, number: int) -> dict[str, Any]:
@@ -198,8 +201,8 @@ async def exchange(
     await Senders(pool, vault).put(NOBODY, sender, upstream)
     context = client_tls(authority)
     async with running_outbound(pool, "loop:", vault=vault, context=context) as outbound:
-        people = [Recipient(f"{name}@{name}.example") for name in recipients]
-        queued = await enqueue(pool, [Message(sender, people, "Grüße", text=text)])
+        people = [Address(f"{name}@{name}.example") for name in recipients]
+        queued = await enqueue(pool, [Message(Address(sender), people, "Grüße", text=text)])
         outbound.wake()
         for message, status in zip(queued.messages, recipients.values(), strict=True):
             attempts = 1 if status == "queued" else None

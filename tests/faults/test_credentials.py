@@ -21,7 +21,7 @@ from cryptography.fernet import Fernet
 
 from relay.crypto import Vault
 from relay.db.pool import Pool
-from relay.outbound.enqueue import NOBODY
+from relay.outbound.message import NOBODY
 from relay.outbound.senders import Senders
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Phase, Verdict

@@ -33,9 +33,11 @@ from relay.mailboxes.messages import Messages
 from relay.mailboxes.store import Store
 from relay.mailboxes.visibility import Credential
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import NOBODY, Message, Recipient, enqueue, new_ids
-from relay.outbound.queue import Outcome, Queue
+from relay.outbound.enqueue import enqueue, new_ids
+from relay.outbound.message import NOBODY, Address, Message
+from relay.outbound.queue import Queue
 from relay.outbound.senders import Senders
+from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 from relay.outbound.suppressions import Suppressions
 from relay.outbound.webhooks import Webhooks
@@ -109,7 +111,7 @@ async def mail_looked_up(pool: Pool, known: Known) -> None:
 
 
 def message(**fields: Any) -> Message:
-    return Message("a@shop.example", [Recipient("b@x.example")], "s", "t", **fields)
+    return Message(Address("a@shop.example"), [Address("b@x.example")], "s", "t", **fields)
 
 
 async def a_key(pool: Pool, known: Known) -> None:
@@ -140,7 +142,7 @@ async def an_outcome(pool: Pool, known: Known) -> None:
             (NOBODY, queued.id),
         )
         known["id"] = rows[0][0]
-    outcome = Outcome(known["id"], 7, Cause.DELIVERED)
+    outcome = Settled(known["id"], 7, Cause.DELIVERED)
     found = await Queue(pool, NOBODY).finalise([outcome], again=again)
     assert again or found == {known["id"]}
 

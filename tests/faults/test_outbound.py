@@ -17,7 +17,8 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.metrics import registry
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import Message, Recipient, announce, enqueue
+from relay.outbound.enqueue import announce, enqueue
+from relay.outbound.message import Address, Message
 from tests.db.cluster import Cluster, binaries
 from tests.faults.outbound import LEASE, finished, relay_process, sent, started
 from tests.outbound.node import put
@@ -148,7 +149,7 @@ async def test_a_peer_that_takes_only_small_mail_is_told_nothing_and_the_owner_w
     """SIZE says no: failed at once, with both figures in the error, and mail that fits goes."""
     text = "a line\n" * 1_500_000
     async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
-        message = Message("a@x.org", [Recipient("big@a.example")], "s", text=text)
+        message = Message(Address("a@x.org"), [Address("big@a.example")], "s", text=text)
         (big,) = (await enqueue(pool, [message])).messages
         (small,) = await put(pool, "small@a.example")
         outbound.wake()

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from relay.db.pool import Pool
-from relay.outbound.enqueue import Message, Recipient, enqueue
+from relay.outbound.enqueue import enqueue
+from relay.outbound.message import Address, Message
 from tests.faults.outbound import (
     LEASE,
     database_proxy,
@@ -69,7 +70,9 @@ async def test_killed_in_a_conversation(pool, database_url, tmp_path, step):
         await put(pool, "b@b.example", "c@c.example")
         # Larger than what the kernel takes at once: without its dot while the sink reads.
         text = "a line\n" * (1_000_000 if step == "body" else 1)
-        await enqueue(pool, [Message("a@x.org", [Recipient("mark@a.example")], "s", text=text)])
+        await enqueue(
+            pool, [Message(Address("a@x.org"), [Address("mark@a.example")], "s", text=text)]
+        )
         dsn = f"{database_url} application_name=victim"
         victim = relay_process(tmp_path / "victim", dsn, sink.url)
         await dies(victim)

@@ -10,7 +10,7 @@ import trio
 from psycopg.conninfo import make_conninfo
 
 from relay.db.pool import Pool
-from relay.outbound.enqueue import NOBODY
+from relay.outbound.message import NOBODY
 from tests.faults.outbound import relay_process, started
 from tests.outbound.sink import Session, Sink, running_sink
 

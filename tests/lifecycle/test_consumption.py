@@ -11,7 +11,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle.consumption import FREE_GUESSES, GUESS_EVERY, Consumed, Consumption, Guesses
 from relay.lifecycle.tokens import Action, sign
-from relay.outbound.enqueue import NOBODY
+from relay.outbound.message import NOBODY
 from tests.lifecycle.people import account, insert, set_status, tokens
 
 KEY = bytes(range(32))

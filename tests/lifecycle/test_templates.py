@@ -10,7 +10,7 @@ from relay.errors import ConfigError
 from relay.lifecycle.letters import BUILT_IN, Letters, Unwritable
 from relay.lifecycle.tokens import Action
 from relay.mailboxes.extract import find_code, find_links
-from relay.outbound.enqueue import Message
+from relay.outbound.message import Address, Message
 
 TOKEN = "BfQXx31qfY2IJFTtzAp21IdeW0dDIxUT1Ejf3tYJDukNsfaxxOfldwL-lEfVy4SEkZ_v18rf-EWsvWXH5qgvIg"
 
@@ -31,7 +31,7 @@ def test_activation():
     """Text and HTML carry the link, from the sender of the settings, to the account's address."""
     letter = written(letters(sender="Shop <hello@shop.example>"), Action.ACTIVATION)
     link = f"https://shop.example/activate?token={TOKEN}"
-    assert (letter.sender, letter.sender_name) == ("hello@shop.example", "Shop")
+    assert letter.sender == Address("hello@shop.example", "Shop")
     assert [each.address for each in letter.recipients] == ["ada@example.org"]
     assert letter.subject == "Activate your account"
     assert letter.text is not None

@@ -5,10 +5,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+import trio
+
 from relay.db.pool import Pool
-from relay.outbound.enqueue import NOBODY, Message, Queued, Recipient, enqueue
+from relay.outbound.enqueue import Queued, enqueue
 from relay.outbound.lanes import LaneBook
-from relay.outbound.queue import Batch, Claimed, Outcome, Queue
+from relay.outbound.message import NOBODY, Address, Message
+from relay.outbound.queue import Batch, Claimed, Queue
+from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 
 
@@ -42,11 +46,21 @@ class Node:
         return found
 
     async def finish(
-        self, messages: Sequence[Claimed], cause: Cause = Cause.DELIVERED, **values: Any
+        self,
+        messages: Sequence[Claimed],
+        cause: Cause = Cause.DELIVERED,
+        *,
+        age: float | None = None,
+        duration: float | None = None,
+        **values: Any,
     ) -> set[UUID]:
-        """Report the same outcome of each."""
+        """Report the same of each; `age`: seconds since the attempt began, `duration` of it."""
+        if age is not None or duration is not None:
+            began_at = trio.current_time() - (age or 0.0)
+            values["began_at"] = began_at
+            values["ended_at"] = None if duration is None else began_at + duration
         return await self.queue.finalise(
-            [Outcome(m.id, m.token, cause, **values) for m in messages]
+            [Settled(m.id, m.token, cause, **values) for m in messages]
         )
 
 
@@ -63,8 +77,8 @@ async def put(
 ) -> list[Queued]:
     """Queue one short message to each address."""
     message = Message(
-        "sender@example.org",
-        [Recipient(address) for address in addresses],
+        Address("sender@example.org"),
+        [Address(address) for address in addresses],
         "Subject",
         text="text",
         owner=owner,

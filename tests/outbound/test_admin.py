@@ -10,7 +10,7 @@ from relay.db.pool import Pool
 from relay.outbound import admin as admin_module
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import new_id
-from relay.outbound.queue import Outcome
+from relay.outbound.settled import Settled
 from relay.outbound.states import Cause, Forbidden, State
 from relay.outbound.steps import pack
 from tests.outbound.node import Node, lose, put, status
@@ -134,7 +134,7 @@ async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, ad
         name = message.recipient.partition("@")[0]
         cause = causes.get(name, Cause.RELEASED)
         if name != "processing":
-            await node.queue.finalise([Outcome(message.id, message.token, cause)])
+            await node.queue.finalise([Settled(message.id, message.token, cause)])
         if name == "held":
             await admin.hold(message.id)
         if name == "cancelled":

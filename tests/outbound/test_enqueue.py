@@ -12,8 +12,6 @@ from relay.outbound.enqueue import (
     CHANNEL,
     Invalid,
     KeyConflict,
-    Message,
-    Recipient,
     Suppressed,
     announce,
     body_hash,
@@ -21,6 +19,7 @@ from relay.outbound.enqueue import (
     enqueue,
     new_ids,
 )
+from relay.outbound.message import Address, Message
 from tests.outbound.node import Node, put
 
 HASH, OTHER = body_hash({"a": 1, "b": [2]}), body_hash({"a": 2})
@@ -33,8 +32,8 @@ async def count(pool: Pool) -> int:
 
 async def test_ten_thousand_in_one_call(node: Node):
     """One statement, all of them due, in the order of the call."""
-    recipients = [Recipient(f"u{n}@d{n % 7}.example") for n in range(10_000)]
-    done = await enqueue(node.pool, [Message("a@x.org", recipients, "s", text="t")])
+    recipients = [Address(f"u{n}@d{n % 7}.example") for n in range(10_000)]
+    done = await enqueue(node.pool, [Message(Address("a@x.org"), recipients, "s", text="t")])
     assert [m.recipient for m in done.messages] == [r.address for r in recipients]
     assert await node.pool.fetch_value("SELECT count(*) FROM relay.outbound_due") == 10_000
     assert await node.pool.fetch_value("SELECT count(*) FROM relay.outbound_contents") == 1
@@ -103,7 +102,7 @@ async def test_a_key_waits_for_the_transaction_that_used_it_first(any_pool: Pool
     async with trio.open_nursery() as nursery:
         try:
             async with any_pool.transaction() as conn:
-                message = Message("a@x.org", [Recipient("first@x.org")], "s", text="t")
+                message = Message(Address("a@x.org"), [Address("first@x.org")], "s", text="t")
                 await enqueue(any_pool, [message], key="k", key_hash=HASH, conn=conn)
                 nursery.start_soon(lambda: put(any_pool, "second@x.org", key="k", key_hash=HASH))
                 await trio.sleep(0.1)
@@ -128,7 +127,7 @@ async def test_one_suppressed_recipient_refuses_the_whole_call(any_pool: Pool):
 async def test_a_call_repeated_with_its_ids_stores_nothing_twice(any_pool: Pool):
     """The answer of the first was lost; also when its message is finished by then."""
     ids = new_ids(2)
-    message = Message("a@x.org", [Recipient("b@x.org"), Recipient("c@x.org")], "s", text="t")
+    message = Message(Address("a@x.org"), [Address("b@x.org"), Address("c@x.org")], "s", text="t")
     node = Node(any_pool)
     for _ in range(2):
         done = await enqueue(any_pool, [message], ids=ids)
@@ -141,7 +140,7 @@ async def test_a_call_repeated_with_its_ids_stores_nothing_twice(any_pool: Pool)
 
 async def test_a_transaction_that_is_rolled_back_queued_nothing(any_pool: Pool):
     """Enqueued on the caller's connection, it is the caller's decision."""
-    message = Message("a@x.org", [Recipient("b@x.org")], "s", text="t")
+    message = Message(Address("a@x.org"), [Address("b@x.org")], "s", text="t")
     for keep in (False, True):
         async with any_pool.connection() as conn, conn.transaction(force_rollback=not keep):
             await enqueue(any_pool, [message], conn=conn)
@@ -150,10 +149,10 @@ async def test_a_transaction_that_is_rolled_back_queued_nothing(any_pool: Pool):
 
 async def test_values_that_cannot_be_stored_are_refused(any_pool: Pool):
     """With a sentence for whoever gave them, and nothing stored."""
-    to = [Recipient("b@x.org")]
+    to = [Address("b@x.org")]
     for message in (
-        Message("a@x.org", to, "s", text="nul \0"),
-        Message("a@x.org", to, "s", text="t", priority="urgent"),
+        Message(Address("a@x.org"), to, "s", text="nul \0"),
+        Message(Address("a@x.org"), to, "s", text="t", priority="urgent"),
     ):
         with pytest.raises(Invalid):
             await enqueue(any_pool, [message])

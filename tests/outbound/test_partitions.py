@@ -9,7 +9,8 @@ from psycopg.conninfo import make_conninfo
 
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
-from relay.outbound.enqueue import Message, Recipient, enqueue
+from relay.outbound.enqueue import enqueue
+from relay.outbound.message import Address, Message
 from relay.outbound.states import Cause
 from tests.conftest import VERSIONS, Clusters
 from tests.outbound.node import Node, lose, put, status
@@ -31,7 +32,7 @@ async def old_message(pool: Pool, number: int) -> UUID:
     """A message of sixty days ago, in a partition of that time."""
     message_id = UUID(int=int(OLD.timestamp() * 1000) << 80 | 0x7 << 76 | 0x2 << 62 | number)
     await enqueue(
-        pool, [Message("a@x.org", [Recipient("b@x.org")], "s", text="t")], ids=[message_id]
+        pool, [Message(Address("a@x.org"), [Address("b@x.org")], "s", text="t")], ids=[message_id]
     )
     return message_id
 

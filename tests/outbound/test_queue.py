@@ -8,9 +8,10 @@ import trio
 
 from relay.db.pool import Pool
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import NOBODY, Attachment, Message, Recipient, enqueue
+from relay.outbound.enqueue import enqueue
 from relay.outbound.lanes import Ask
-from relay.outbound.queue import Outcome
+from relay.outbound.message import NOBODY, Address, Attachment, Message
+from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 from tests.outbound.node import Node, lose, put, status
 
@@ -18,14 +19,13 @@ from tests.outbound.node import Node, lose, put, status
 async def test_a_claim_brings_all_that_delivery_needs_and_shows_processing(node: Node):
     """One round trip: envelope, names, body, headers, attachments, owner, route."""
     owner = uuid4()
-    files = [Attachment("a.txt", "text/plain", b"alpha"), Attachment("b.bin", "x/y", b"\x00\xff")]
+    files = (Attachment("a.txt", "text/plain", b"alpha"), Attachment("b.bin", "x/y", b"\x00\xff"))
     message = Message(
-        "Sender@example.org",
-        [Recipient("Bob@Example.COM", "Bob")],
+        Address("Sender@example.org", "Sender"),
+        (Address("Bob@Example.COM", "Bob"),),
         "Hello",
         text="text",
         html="<p>html</p>",
-        sender_name="Sender",
         headers={"X-One": "1"},
         attachments=files,
         owner=owner,
@@ -39,14 +39,12 @@ async def test_a_claim_brings_all_that_delivery_needs_and_shows_processing(node:
     )
     batch = await node.look()
     (claimed,) = batch.messages
-    content = batch.contents[claimed.content_id]
     assert (claimed.id, claimed.attempt, claimed.turn) == (queued.id, 1, 1)
     assert (claimed.sender, claimed.sender_name) == ("Sender@example.org", "Sender")
     assert (claimed.recipient, claimed.recipient_name) == ("Bob@Example.COM", "Bob")
     assert (claimed.domain, claimed.owner, claimed.subject) == ("example.com", owner, "Hello")
     assert (claimed.upstream, claimed.username) == ("smtps://up.example:465", "u")
-    assert (content.text, content.html, content.headers) == ("text", "<p>html</p>", {"X-One": "1"})
-    assert content.files() == files
+    assert claimed.message == message
     assert await status(node.pool, queued.id) == "processing"
 
 
@@ -55,22 +53,23 @@ async def test_recipients_of_one_message_share_its_body_in_storage_and_in_a_clai
     await put(node.pool, "a@x.example", "b@x.example", "c@y.example")
     batch = await node.look()
     assert len(batch.messages) == 3
-    assert sum(m.has_body for m in batch.messages) == 1
-    assert set(batch.contents) == {m.content_id for m in batch.messages}
+    assert [m.message.text for m in batch.messages] == ["text"] * 3
+    assert len({id(m.text_body) for m in batch.messages}) == 1
 
 
 async def test_a_large_body_is_fetched_apart(node: Node):
     """A claim of many does not bring gigabytes; the body is there when it is asked for."""
     file = Attachment("big", "application/octet-stream", b"x" * (1 << 20))
-    message = Message("a@x.org", [Recipient("b@x.org")], "s", text="t", attachments=[file])
+    message = Message(Address("a@x.org"), (Address("b@x.org"),), "s", text="t", attachments=(file,))
     await enqueue(node.pool, [message])
     batch = await node.look()
     (claimed,) = batch.messages
     assert not claimed.has_body
-    assert batch.contents == {}
-    content = await node.queue.content(claimed.content_id)
-    assert content is not None
-    assert content.files() == [file]
+    assert claimed.blob is None
+    whole = await node.queue.with_body(claimed)
+    assert whole is not None
+    assert whole.message == message
+    assert (whole.id, whole.token, whole.recipient) == (claimed.id, claimed.token, "b@x.org")
 
 
 async def test_sent_is_final_and_leaves_the_hot_table(node: Node):
@@ -134,7 +133,7 @@ async def test_a_stale_worker_stays_stale_after_release_and_retry_by_hand(any_po
     tokens.append((await node.claim())[0].token)
     assert tokens == sorted(set(tokens))
     for token in tokens[:-1]:
-        assert await node.queue.finalise([Outcome(queued.id, token, Cause.DELIVERED)]) == set()
+        assert await node.queue.finalise([Settled(queued.id, token, Cause.DELIVERED)]) == set()
     assert await status(any_pool, queued.id) == "processing"
 
 
@@ -304,7 +303,7 @@ async def test_many_outcomes_of_all_kinds_go_into_one_statement(node: Node):
     }
     claimed = await node.claim()
     outcomes = [
-        Outcome(m.id, m.token, causes[m.recipient.partition("@")[0]], delay=60) for m in claimed
+        Settled(m.id, m.token, causes[m.recipient.partition("@")[0]], delay=60) for m in claimed
     ]
     assert len(await node.queue.finalise(outcomes)) == 5
     for message in claimed:
@@ -423,7 +422,7 @@ async def test_a_plan_made_while_the_queue_is_empty_still_uses_the_index(any_poo
     for _ in range(12):
         await node.queue.survey()
         await node.queue.claim([Ask(1, 1, datetime(2026, 1, 1, tzinfo=UTC), 100, "x.example")])
-        await node.queue.finalise([Outcome(uuid4(), 1, Cause.DELIVERED)])
+        await node.queue.finalise([Settled(uuid4(), 1, Cause.DELIVERED)])
     await put(any_pool, *(f"u{n}@x.example" for n in range(2000)))
     before = await reads(any_pool)
     claimed = await node.drain(100)

@@ -7,8 +7,7 @@ from cryptography.fernet import Fernet
 
 from relay.crypto import Unreadable, Vault
 from relay.db.pool import Pool
-from relay.outbound.enqueue import NOBODY
-from relay.outbound.message import MalformedMessage
+from relay.outbound.message import NOBODY, MalformedMessage
 from relay.outbound.senders import Resealed, Senders, parse_upstream
 from relay.outbound.suppressions import Suppressions
 from tests.outbound.node import Node, put

@@ -1,22 +1,23 @@
 """The law of an outbound message, walked whole."""
 
 import itertools
+import re
 
 import pytest
 
+from relay.outbound import states
 from relay.outbound.states import (
     FINISHED,
     NOT_BEGUN,
-    OUTCOMES,
-    PHASES,
+    REPORTS,
     TRANSITIONS,
     Cause,
     Forbidden,
     State,
-    Verdict,
     cause_of,
     next_state,
 )
+from relay.smtp.client import LAW, Phase, Seen, Verdict
 
 EVERY = list(itertools.product(State, Cause))
 
@@ -59,37 +60,60 @@ def test_what_comes_back_from_the_log_comes_by_hand():
     assert {cause for (state, cause) in TRANSITIONS if state in FINISHED} == {Cause.RETRIED}
 
 
-def test_the_outcomes_of_a_worker_are_the_causes_that_leave_processing():
+def test_a_worker_may_report_what_leaves_processing_but_not_that_it_vanished():
     """A worker may report exactly what the law lets happen to a message that it holds."""
-    assert {(State.PROCESSING, cause) for cause in OUTCOMES} == {
+    assert {(State.PROCESSING, cause) for cause in REPORTS} == {
         pair for pair in TRANSITIONS if pair[0] is State.PROCESSING
-    }
-    assert set(OUTCOMES) >= NOT_BEGUN
+    } - {(State.PROCESSING, Cause.LEASE_LOST)}
+    assert set(REPORTS) >= NOT_BEGUN
+
+
+def test_the_picture_in_the_header_is_the_table():
+    """Every transition is drawn, and nothing is drawn that the table does not have."""
+    assert states.__doc__ is not None
+    drawn: dict[tuple[State, Cause], State] = {}
+    before = ""
+    for row in re.findall(r"^    (\w*) +([A-Z_, ]+[A-Z]) +(\w+)$", states.__doc__, re.MULTILINE):
+        before = row[0] or before
+        for cause in row[1].split(", "):
+            pair = (State(before), Cause[cause])
+            assert pair not in drawn
+            drawn[pair] = State(row[2])
+    assert drawn == TRANSITIONS
 
 
 @pytest.mark.parametrize("turn", [1, 9, 10, 11])
 @pytest.mark.parametrize("hold", [False, True])
-@pytest.mark.parametrize(("verdict", "phase"), list(itertools.product(Verdict, PHASES)))
-def test_what_a_delivery_means_for_its_message(verdict: Verdict, phase: str, hold: bool, turn: int):
-    """5xx bounces at RCPT, fails at MAIL, DATA and dot, defers before; the tenth is the last."""
-    cause = cause_of(verdict, phase, turn=turn, max_attempts=10, hold_unknown=hold)
-    state = next_state(State.PROCESSING, cause)
+@pytest.mark.parametrize(("phase", "seen"), list(itertools.product(Phase, Seen)))
+def test_what_a_reply_means_for_the_message(phase: Phase, seen: Seen, hold: bool, turn: int):
+    """5xx bounces at RCPT, fails at MAIL, DATA and dot, defers before; the tenth is the last.
+
+    The two laws together: that of the conversation, and that of the message.
+    """
+    verdict = LAW[phase][seen].verdict
+    if verdict is None:
+        return  # the conversation goes on
+    state = next_state(
+        State.PROCESSING, cause_of(verdict, turn=turn, max_attempts=10, hold_unknown=hold)
+    )
     again = State.FAILED if turn >= 10 else State.QUEUED
-    expected = {
-        Verdict.DELIVERED: State.SENT,
-        Verdict.TEMPORARY: again,
-        Verdict.UNKNOWN: State.HELD if hold else again,
-        Verdict.PERMANENT: {
-            "rcpt": State.BOUNCED,
-            "mail": State.FAILED,
-            "data": State.FAILED,
-            "dot": State.FAILED,
-        }.get(phase, again),
+    if phase is Phase.DOT and seen is Seen.GOOD:
+        assert state is State.SENT
+    elif verdict is Verdict.UNKNOWN:
+        assert phase is Phase.DOT
+        assert state is (State.HELD if hold else again)
+    elif seen is Seen.PERMANENT and phase is Phase.RCPT:
+        assert state is State.BOUNCED
+    elif seen is Seen.PERMANENT and phase in {Phase.MAIL, Phase.DATA, Phase.DOT}:
+        assert state is State.FAILED
+    else:
+        assert state is again
+
+
+def test_every_verdict_is_ruled():
+    """Each verdict of a conversation means something for the message, and not the same."""
+    causes = {
+        verdict: cause_of(verdict, turn=1, max_attempts=10, hold_unknown=True)
+        for verdict in Verdict
     }
-    assert state is expected[verdict]
-
-
-def test_a_phase_that_does_not_exist_is_refused():
-    """A misspelt phase would otherwise be taken for one of the message's own."""
-    with pytest.raises(ValueError, match="not a phase"):
-        cause_of(Verdict.PERMANENT, "recipient", turn=1, max_attempts=10)
+    assert len(set(causes.values())) == len(Verdict)

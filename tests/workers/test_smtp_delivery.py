@@ -4,7 +4,8 @@ import email
 import email.policy
 from email.message import EmailMessage
 
-from relay.outbound.enqueue import Attachment, Message, Recipient, enqueue
+from relay.outbound.enqueue import enqueue
+from relay.outbound.message import Address, Attachment, Message
 from tests.outbound.running import running_outbound
 from tests.outbound.sink import running_sink
 
@@ -12,7 +13,10 @@ from tests.outbound.sink import running_sink
 async def test_successful_smtp_dispatch(pool):
     """A queued message is claimed, reaches the server once, and ends as sent after one attempt."""
     message = Message(
-        "shop@example.org", [Recipient("ada@example.net", "Ada")], "Your order", text="On its way."
+        Address("shop@example.org", "Der Laden"),
+        [Address("ada@example.net", "Ada")],
+        "Your order",
+        text="On its way.",
     )
     async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
         (queued,) = (await enqueue(pool, [message])).messages
@@ -29,12 +33,11 @@ async def test_successful_smtp_dispatch(pool):
 async def test_mime_multipart_construction(pool):
     """Text and HTML arrive as the two alternatives, the attachment beside them, headers intact."""
     message = Message(
-        "shop@example.org",
-        [Recipient("ada@example.net", "Ada Lovelace")],
+        Address("shop@example.org", "Der Laden"),
+        [Address("ada@example.net", "Ada Lovelace")],
         "Grüße",
         text="Plain café\n",
         html="<p>Rich café</p>\n",
-        sender_name="Der Laden",
         attachments=[Attachment("bill.pdf", "application/pdf", b"%PDF-1.7\x00\xff")],
     )
     async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:

@@ -16,8 +16,9 @@ from quart import Response, request
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
 from relay.http.problems import Problem, reserved_name
 from relay.http.routing import Api
-from relay.outbound import enqueue, message
-from relay.outbound.compose import compose
+from relay.outbound.compose import check
+from relay.outbound.enqueue import Invalid, KeyConflict, Suppressed, body_hash
+from relay.outbound.message import Address, Attachment, MalformedMessage, Message, parse_address
 
 T = TypeVar("T")
 
@@ -162,15 +163,15 @@ def register(api: Api) -> None:
         owner: UUID = call.caller.owner_id
         large = (request.content_length or SEND_BODY) > _IN_A_THREAD
 
-        def prepare() -> tuple[enqueue.Message, bytes | None]:
+        def prepare() -> tuple[Message, bytes | None]:
             return _checked(wanted, owner), None if key is None else _hash(wanted)
 
         ready, key_hash = await (_in_thread(prepare) if large else _here(prepare))
         # Who could speak for the domain would be believed by anybody.
-        if call.caller.key is not None and deps.store.names.reserves_address(ready.sender):
+        if call.caller.key is not None and deps.store.names.reserves_address(ready.sender.address):
             raise reserved_name("from")
         if call.caller.key is not None and not await deps.keys.may_send_from(
-            call.caller.key, ready.sender
+            call.caller.key, ready.sender.address
         ):
             raise Problem(403, "foreign-sender", "from: this key may not send from this address.")
         queued = await api.committed(
@@ -206,7 +207,7 @@ def _header_text(value: str | None) -> str | None:
     except UnicodeError:
         text = value
     if not text.isprintable():
-        raise enqueue.Invalid("an idempotency key holds no control characters")
+        raise Invalid("an idempotency key holds no control characters")
     return text
 
 
@@ -214,53 +215,35 @@ def _hash(wanted: NewMessage) -> bytes:
     said = wanted.model_dump(mode="json", by_alias=True)
     if wanted.not_after is None:
         del said["not_after"]  # as it was before there was one: keys outlive an upgrade
-    return enqueue.body_hash(said)
+    return body_hash(said)
 
 
-def _checked(wanted: NewMessage, owner: UUID) -> enqueue.Message:
+def _checked(wanted: NewMessage, owner: UUID) -> Message:
     """Return what is to be queued, or raise `MalformedMessage`: what passed can be composed."""
     to = (wanted.to,) if isinstance(wanted.to, str) else wanted.to
     if not to:
-        raise message.MalformedMessage("to", "names nobody")
+        raise MalformedMessage("to", "names nobody")
     if len(to) > MAX_RECIPIENTS:
-        raise message.MalformedMessage("to", f"names over {MAX_RECIPIENTS} recipients")
+        raise MalformedMessage("to", f"names over {MAX_RECIPIENTS} recipients")
     if wanted.text is None and wanted.html is None and not wanted.attachments:
-        raise message.MalformedMessage("text", "is required where there is no html")
+        raise MalformedMessage("text", "is required where there is no html")
     files = tuple(
-        enqueue.Attachment(item.filename, item.content_type, _decoded(item, index))
+        Attachment(item.filename, item.content_type, _decoded(item, index))
         for index, item in enumerate(wanted.attachments)
     )
     if sum(len(item.content) for item in files) > MAX_FILES_BYTES:
-        raise message.MalformedMessage("attachments", f"have over {MAX_FILES_BYTES} bytes together")
+        raise MalformedMessage("attachments", f"have over {MAX_FILES_BYTES} bytes together")
     if wanted.not_after and wanted.send_at and wanted.not_after <= wanted.send_at:
-        raise message.MalformedMessage("not_after", "must be later than send_at")
-    sender = message.parse_mailbox(wanted.sender, "from")
-    boxes = [message.parse_mailbox(text, f"to[{index}]") for index, text in enumerate(to)]
-    # Composed once and thrown away: whatever composing refuses is refused here, not in the queue.
-    # The attachments' content cannot matter, only what is said about them.
-    compose(
-        message.Message(
-            id="check",
-            sender=wanted.sender,
-            to=(to[0],),
-            subject=wanted.subject,
-            date=datetime.now(UTC),
-            text=wanted.text,
-            html=wanted.html,
-            headers=wanted.headers,
-            attachments=tuple(
-                message.Attachment(item.filename, item.content_type, b"") for item in files
-            ),
-        )
-    )
-    once: dict[str, message.Mailbox] = {}
-    for box in boxes:
-        once.setdefault(box.address.lower(), box)
+        raise MalformedMessage("not_after", "must be later than send_at")
+    sender = parse_address(wanted.sender, "from")
+    once: dict[str, Address] = {}
+    for index, text in enumerate(to):
+        recipient = parse_address(text, f"to[{index}]")
+        once.setdefault(recipient.address.lower(), recipient)
     send_at = wanted.send_at
-    return enqueue.Message(
-        sender=sender.address,
-        sender_name=sender.name or None,
-        recipients=[enqueue.Recipient(box.address, box.name or None) for box in once.values()],
+    message = Message(
+        sender=sender,
+        recipients=tuple(once.values()),
         subject=wanted.subject,
         text=wanted.text,
         html=wanted.html,
@@ -272,13 +255,15 @@ def _checked(wanted: NewMessage, owner: UUID) -> enqueue.Message:
         hold_unknown=wanted.unknown_outcome == "hold",
         owner=owner,
     )
+    check(message)
+    return message
 
 
 def _decoded(item: NewAttachment, index: int) -> bytes:
     try:
         return b64decode("".join(item.content.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise message.MalformedMessage(f"attachments[{index}].content", "is not base64") from error
+        raise MalformedMessage(f"attachments[{index}].content", "is not base64") from error
 
 
 def answer_refusal(error: Exception) -> Problem | None:
@@ -286,9 +271,9 @@ def answer_refusal(error: Exception) -> Problem | None:
 
     No address is repeated: whoever gets the answer may log it.
     """
-    if isinstance(error, message.MalformedMessage):
+    if isinstance(error, MalformedMessage):
         return _invalid([f"{error.field}: it {str(error).removeprefix(error.field).strip()}."])
-    if isinstance(error, enqueue.Suppressed):
+    if isinstance(error, Suppressed):
         count = len(error.addresses)
         who = "A recipient is" if count == 1 else f"{count} recipients are"
         return Problem(
@@ -297,13 +282,13 @@ def answer_refusal(error: Exception) -> Problem | None:
             f"{who} on the suppression list, so nothing was queued.",
             title="Suppressed recipient",
         )
-    if isinstance(error, enqueue.KeyConflict):
+    if isinstance(error, KeyConflict):
         return Problem(
             409,
             "idempotency-key-reused",
             "The Idempotency-Key was used for another body within 24 hours.",
         )
-    if isinstance(error, enqueue.Invalid):
+    if isinstance(error, Invalid):
         return _invalid([f"{error}.".capitalize()])
     return None
 

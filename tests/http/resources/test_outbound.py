@@ -18,7 +18,7 @@ import trio
 from relay.datadir import DataDir, Keyring
 from relay.db.pool import Pool
 from relay.http.operations import MAX_BODY
-from relay.outbound.enqueue import NOBODY
+from relay.outbound.message import NOBODY
 from relay.outbound.senders import Senders
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
@@ -101,10 +101,10 @@ async def test_everything_that_was_given_reaches_the_queue(house: House):
     node = Node(house.pool)
     batch = await node.look()
     (message,) = batch.messages
-    content = batch.contents[message.content_id]
-    assert (content.text, content.html) == ("Hello", "<p>Hello</p>")
-    assert content.headers == {"Reply-To": "help@example.org"}
-    (file,) = content.files()
+    given = message.message
+    assert (given.text, given.html) == ("Hello", "<p>Hello</p>")
+    assert given.headers == {"Reply-To": "help@example.org"}
+    (file,) = given.attachments
     assert (file.filename, file.content_type, file.content) == (
         "a.bin", "application/x-thing", blob,
     )  # fmt: skip
