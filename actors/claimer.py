@@ -38,11 +38,13 @@ from actors.periodic import wait_for_messages
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.outbound.claimed import Batch, Claimed
 from relay.outbound.enqueue import FLUSH, HIGH
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import LaneBook
-from relay.outbound.queue import Batch, Claimed, Queue
-from relay.outbound.rates import Meter, SharedRates, domain_key, route_key
+from relay.outbound.meter import Meter
+from relay.outbound.queue import Queue
+from relay.outbound.rates import SharedRates, domain_key, route_key
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 from supervisor import Context, Drained, Mailbox

@@ -55,15 +55,15 @@ from relay.mailboxes.parser import Parser
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.dispatch import RightOfWay
 from relay.outbound.enqueue import Enqueued, announce, enqueue
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import DueLane
 from relay.outbound.message import Message
+from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
-from relay.outbound.webhooks import Webhooks
 from relay.storage import AMPLE, Space
+from relay.webhooks.store import Webhooks
 from supervisor import Context, Mailbox
 
 GRACEFUL_TIMEOUT = 5.0

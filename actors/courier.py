@@ -31,8 +31,9 @@ from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.backoff import retry_delay
-from relay.outbound.post import NotPosted, Poster, Refused
-from relay.outbound.webhooks import Event, Webhooks, signed_headers
+from relay.webhooks.post import NotPosted, Poster, Refused
+from relay.webhooks.signing import signed_headers
+from relay.webhooks.store import Event, Webhooks
 from supervisor import Context, Drained
 
 SWEEP_EVERY = 5.0

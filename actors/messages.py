@@ -20,8 +20,8 @@ from uuid import UUID
 import trio
 from aiosmtpd.smtp import Envelope, Session
 
+from relay.outbound.claimed import Batch
 from relay.outbound.lanes import DueLane
-from relay.outbound.queue import Batch
 
 T = TypeVar("T")
 

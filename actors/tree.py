@@ -85,15 +85,13 @@ from relay.lifecycle.letters import letters_of, sender_of
 from relay.log import LogRing
 from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
-from relay.outbound import webhooks
-from relay.outbound.dispatch import RightOfWay
 from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import DueLane
 from relay.outbound.message import MalformedMessage
-from relay.outbound.post import Poster
 from relay.outbound.queue import Queue
 from relay.outbound.rates import LeaseBudget, SharedRates
+from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.peers import shares
 from relay.settings import Settings
@@ -101,6 +99,9 @@ from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
 from relay.smtp.limits import SmtpLimits
 from relay.storage import AMPLE, Space
+from relay.webhooks.post import Poster
+from relay.webhooks.store import CHANNEL as WEBHOOKS
+from relay.webhooks.store import Webhooks
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 
 ROLES = (
@@ -233,7 +234,7 @@ def build_tree(
                     "relay_messages": _wake(summariser_box),
                     "relay_expiry": _wake(ticker_box),
                     "relay_outbound": _wake_outbound(claimer_box, right_of_way),
-                    webhooks.CHANNEL: _wake(courier_box),
+                    WEBHOOKS: _wake(courier_box),
                     token_queue.CHANNEL: _wake(collector_box),
                 },
             ),
@@ -278,15 +279,19 @@ def build_tree(
                 writer=writer_box,
                 gates=gates,
                 vault=resources.keyring.vault,
-                upstream=upstream,
-                domains=settings.smtp.domains,
-                # The oldest key: correlations outlast a rotation for as long as it is kept.
-                redact_key=hmac.digest(resources.keyring.signing[-1], b"relay redact", "sha256"),
-                context=client_tls(outbound.ca_file or None),
-                private_upstreams=outbound.private_upstreams,
-                concurrency=outbound.concurrency,
-                route_connections=outbound.route_connections,
-                retry_unit=outbound.retry_unit,
+                settings=sender.Settings(
+                    upstream,
+                    settings.smtp.domains,
+                    # The oldest key: correlations outlast a rotation for as long as it is kept.
+                    redact_key=hmac.digest(
+                        resources.keyring.signing[-1], b"relay redact", "sha256"
+                    ),
+                    context=client_tls(outbound.ca_file or None),
+                    private_upstreams=outbound.private_upstreams,
+                    concurrency=outbound.concurrency,
+                    route_connections=outbound.route_connections,
+                    retry_unit=outbound.retry_unit,
+                ),
                 space=resources.space,
                 right_of_way=right_of_way,
             ),
@@ -317,7 +322,7 @@ def build_tree(
             "courier",
             partial(
                 courier.run,
-                webhooks=webhooks.Webhooks(pool),
+                webhooks=Webhooks(pool),
                 poster=Poster(
                     allow_private=settings.webhooks.allow_private,
                     timeout=settings.webhooks.timeout,

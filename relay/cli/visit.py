@@ -24,8 +24,8 @@ import trio
 
 from relay import __version__
 from relay.errors import TemporaryFailure
-from relay.outbound.post import NotPosted, addresses_of
 from relay.public import BadUrl, check_url
+from relay.webhooks.post import NotPosted, addresses_of
 
 TIMEOUT = 20.0  # seconds for all of a visit
 MAX_PAGE = 256 * 1024  # bytes of a page that are read

@@ -44,8 +44,8 @@ from relay.outbound.lanes import DueLane
 from relay.outbound.message import Message
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
-from relay.outbound.webhooks import Webhooks
 from relay.storage import AMPLE, Space
+from relay.webhooks.store import Webhooks
 
 
 class Node(Protocol):

@@ -17,7 +17,7 @@ from base64 import b64decode, urlsafe_b64encode
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from relay.lifecycle.consumption import Consumed
-from relay.outbound.webhooks import secret_of
+from relay.webhooks.signing import secret_of
 
 
 def return_link(base: str, key: bytes, used: Consumed, at: int) -> str:

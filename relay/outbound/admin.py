@@ -1,4 +1,6 @@
-"""The outbound queue as an operator and a message's owner see it: look, cancel, hold, retry, pause.
+"""Administration of the outbound queue: look, cancel, hold, retry, flush, pause.
+
+What an operator may do with every message, and its owner with his own.
 
 Promises
 - Whether something may be done to a message is asked of `states`; the statement tests again what
@@ -6,7 +8,6 @@ Promises
 - An owner sees and touches only his own; to everybody else a message is not there.
 - Lists are read by keyset from whichever table has few rows of the kind, so a page costs the same
   with five million finished messages behind it.
-
 - A refusal rests on a state that is durable, as a change does.
 
 Fails with `Forbidden` (409) for what the law forbids and `DatabaseUnavailable` from the pool.

@@ -15,6 +15,9 @@ import random
 JITTER = 0.2
 """Largest part of a delay by which it is longer or shorter than the formula says."""
 
+MOMENT = 1 / 16
+"""Units after which what stands in the way may be over: the first pause, and the shortest wait."""
+
 LONGEST_PAUSE = 10
 """Units that a throttled or failing route is left alone at most."""
 
@@ -33,5 +36,5 @@ def pause(strikes: int, unit: float, rng: random.Random) -> float:
     """
     if strikes < 1:
         raise ValueError(f"strikes are counted from 1, not {strikes}")
-    units = min(2.0 ** min(strikes - 1, 30) / 16, LONGEST_PAUSE / (1 + JITTER))
+    units = min(2.0 ** min(strikes - 1, 30) * MOMENT, LONGEST_PAUSE / (1 + JITTER))
     return units * unit * rng.uniform(1 - JITTER, 1 + JITTER)

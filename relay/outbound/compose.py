@@ -1,4 +1,4 @@
-"""The bytes of a message (RFC 5322, MIME) from what its author asked for.
+"""Composing: the bytes of a message (RFC 5322, MIME) from what its author asked for.
 
 Text and HTML become multipart/alternative; attachments make it multipart/mixed.  Names and
 subjects are encoded by RFC 2047, file names by RFC 2231.

@@ -1,4 +1,4 @@
-"""How much a sender asks for: room for what it can deliver soon, and some kept for high mail.
+"""How much a sender lets the claimer claim: what it can deliver soon, and some more for high mail.
 
 Beside what is under way it wants as much as it delivered lately within `AHEAD` seconds, so that a
 claim is worth its cost and nobody waits for one.  Above that it lets the claimer have room that

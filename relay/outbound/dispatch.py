@@ -1,4 +1,4 @@
-"""Which held message is begun next, and over how many connections: lines, priorities, places.
+"""Which waiting message is delivered next, and over how many connections: lines and places.
 
 A line is what waits for one route.  A place is the right to be delivering; there are so many in
 all (`RELAY_OUTBOUND__CONCURRENCY`), and a line has the width that it has earned.
@@ -36,6 +36,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from relay.outbound.lanes import GUARANTEE, PRIORITIES
+from relay.outbound.right_of_way import RightOfWay
 
 FIRST_WIDTH = 4
 """Connections that a line begins with."""
@@ -48,15 +49,15 @@ _LEAST_SLOW, _MOST_SLOW = 0.25, 10.0  # s; when a delivery counts as stalled, wh
 _USUAL = 4  # times as long as usual is stalled
 
 
-class Job(Protocol):
-    """What is dispatched: `priority` is a position in `lanes.PRIORITIES`."""
+class Dispatchable(Protocol):
+    """What is dispatched, a job: `priority` is a position in `lanes.PRIORITIES`."""
 
     priority: int
     domain: str
     owner: Hashable
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=Dispatchable)
 W = TypeVar("W")
 
 
@@ -273,11 +274,11 @@ class Dispatch(Generic[J, W]):
         places: int,
         full: int,
         right_of_way: RightOfWay,
-        bound: Callable[[Line[J, W]], int | None] = lambda _: None,
+        bound: Callable[[Hashable, float], int | None] = lambda _route, _now: None,
     ) -> None:
         """`places` in all, `full` of them through one line at most.
 
-        `bound(line)`: connections that a gate before the route lets through; None: there is none.
+        `bound(key, now)`: connections that a gate before the route lets through; None: no gate.
         """
         self.places = places
         self.full = full
@@ -349,7 +350,7 @@ class Dispatch(Generic[J, W]):
                 and line.workers
                 and line.width < self.full
                 and now >= line.moved_at + STILL
-                and self._bound(line) is None
+                and self._bound(line.key, now) is None
             ):
                 line.width = min(2 * line.width, self.full)
                 line.moved_at = now
@@ -461,7 +462,7 @@ class Dispatch(Generic[J, W]):
 
     def _pick(self, line: Line[J, W], now: float, *, urgent: bool) -> J | None:
         """Take a job out of a line, if one may have one more place."""
-        bound = self._bound(line)
+        bound = self._bound(line.key, now)
         full = self.full if bound is None else min(self.full, bound)
         if self.workers >= self.places or line.workers >= full:
             return None
@@ -524,69 +525,3 @@ class Dispatch(Generic[J, W]):
             return busy < max(width // 2, 1) or not line._others_wait(domain)
 
         return may
-
-
-class RightOfWay:
-    """Whether what is not high has to wait, because something high is on its way.
-
-    It is held from when high mail is known to be due until it is delivered, no longer than `MOST`
-    seconds; then others go for at least as long as they were held up.
-    """
-
-    MOST = 1.0
-    """Seconds that the rest is held up at most."""
-
-    __slots__ = ("_began", "_expected", "_rests_until", "_under_way", "until")
-
-    def __init__(self) -> None:
-        self.until = -math.inf
-        """When the rest may go on at the latest."""
-        self._began = -math.inf
-        self._expected = False
-        self._rests_until = -math.inf
-        self._under_way: set[Hashable] = set()
-
-    def held(self, now: float) -> bool:
-        """Whether nothing lower may be begun."""
-        return now < self.until
-
-    def expect(self, now: float) -> None:
-        """High mail is being queued, or is due and being claimed."""
-        if self._hold(now):
-            self._expected = True
-
-    def nothing(self, now: float) -> bool:
-        """What was expected does not come.  True if the rest may go on."""
-        self._expected = False
-        return self._release(now)
-
-    def arrived(self, job: Hashable, now: float) -> None:
-        """A high job is in hand."""
-        if self._hold(now):
-            self._expected = False
-            self._under_way.add(job)
-
-    def ended(self, job: Hashable, now: float) -> bool:
-        """A high job has ended.  True if the rest may go on."""
-        self._under_way.discard(job)
-        return self._release(now)
-
-    def _hold(self, now: float) -> bool:
-        """Whether it is held now, from now on if need be."""
-        if now < self.until:
-            return True
-        if self.until > self._began:  # what was on its way took too long
-            self._rests_until = self.until + self.MOST
-            self._under_way.clear()
-        self._began = self.until = now
-        if now < self._rests_until:
-            return False
-        self.until = now + self.MOST
-        return True
-
-    def _release(self, now: float) -> bool:
-        if now >= self.until or self._expected or self._under_way:
-            return False
-        self._rests_until = now + (now - self._began)
-        self._began = self.until = now
-        return True

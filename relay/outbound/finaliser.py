@@ -1,17 +1,17 @@
-"""The finaliser: makes outcomes durable, many deliveries to one commit.
+"""The finaliser: records what became of messages, many of them in one commit.
 
-Whoever finished a delivery `put`s what became of it and goes on; while one commit is under way the
-next outcomes gather.  Under load a commit waits for `GATHER` outcomes, but no longer than `LINGER`:
+Whoever ended a delivery `put`s its report and goes on; while one commit is under way the
+next reports gather.  Under load a commit waits for `GATHER` reports, but no longer than `LINGER`:
 this is the end of the window in which a crash means a second copy.
 
 Promises
-- An outcome is tried until it is recorded: through an outage of the database, and past the end of
+- A report is tried until it is recorded: through an outage of the database, and past the end of
   its lease too, as the token alone decides whether it still counts.
 - Repeating one whose commit is in doubt changes nothing; it is repeated until a commit has
-  succeeded, though the outcome can be seen (`relay.db.doubt`).
-- `fence_anew` gives an outcome that is not recorded yet the new lease, where the same node has
+  succeeded, though the report can be seen (`relay.db.doubt`).
+- `fence_anew` gives a report that is not recorded yet the new lease, where the same node has
   claimed its message again meanwhile: it still counts, and nothing is delivered twice.
-- A value that the database refuses costs that one outcome; its message's lease runs out.
+- A value that the database refuses costs that one report; its message's lease runs out.
 
 Fails: never; `run` ends when `close` was called and everything is recorded, or when cancelled,
 and what is not recorded then is a lost lease.
@@ -37,11 +37,11 @@ from relay.outbound.states import Cause
 log = get_logger()
 
 GATHER = 128
-"""Outcomes that are worth a commit of their own."""
+"""Reports that are worth a commit of their own."""
 LINGER = 0.01
-"""Seconds that a commit may wait for so many, while outcomes keep coming."""
+"""Seconds that a commit may wait for so many, while reports keep coming."""
 
-_MOST = 500  # outcomes a commit
+_MOST = 500  # reports a commit
 _AGAIN_AFTER, _AGAIN_AT_MOST = 0.05, 2.0  # s; after an outage, doubling
 
 _ROWS = Histogram(
@@ -75,7 +75,7 @@ _COUNTED = {
 
 
 class Finaliser:
-    """Gathers outcomes and commits them.  `recorded` hears of each commit, and who was fenced."""
+    """Gathers reports and commits them.  `recorded` hears of each commit, and who was fenced."""
 
     def __init__(
         self, queue: Queue, recorded: Callable[[Sequence[Settled], set[UUID]], None]
@@ -86,16 +86,16 @@ class Finaliser:
         self._in_hand: Sequence[Settled] = ()
         self._delivered: set[UUID] = set()  # of both: every claimed message is looked up in it
         self._fenced_anew: dict[UUID, int] = {}  # later tokens of what is in hand
-        self._wanted = 1  # outcomes for which `run` is woken
+        self._wanted = 1  # reports for which `run` is woken
         self._closed = False
         self._lot = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
-        """Outcomes that are not recorded yet."""
+        """Reports that are not recorded yet."""
         return len(self._waiting) + len(self._in_hand)
 
     def put(self, done: Settled) -> None:
-        """Hand over an outcome."""
+        """Hand over a report."""
         self._waiting.append(done)
         if done.cause is Cause.DELIVERED:
             self._delivered.add(done.id)
@@ -103,9 +103,9 @@ class Finaliser:
             self._lot.unpark()
 
     def fence_anew(self, message_id: UUID, token: int, *, lost: bool) -> bool:
-        """Fence an outcome that is not recorded yet with the new lease; False if there is none.
+        """Fence a report that is not recorded yet with the new lease; False if there is none.
 
-        `lost`: the lease before ran out.  If not, the outcome may have been recorded, with its
+        `lost`: the lease before ran out.  If not, the report may have been recorded, with its
         answer still on the way, and the new claim be what follows from it; only a delivery is
         followed by none.
         """

@@ -1,9 +1,8 @@
-"""How much may be under way to a route or a destination that is in trouble, and when again.
+"""A circuit breaker and a concurrency window for each route and destination in trouble.
 
-A `Gate` exists only where something went wrong: what answers well has none and is not slowed
-down.  A gate has a window (deliveries at once) and, after a strike, a time before which nothing
-goes through.  Good answers widen the window by one each, so it doubles with every round (slow
-start); at its full width the gate is gone.
+A `Gate` is both: a window (deliveries at once), and after a strike a time before which nothing goes
+through.  Good answers widen the window by one each, so it doubles with every round (slow start); at
+its full width the gate is gone.  What answers well has none, and is not slowed down.
 
 Promises
 - A temporary refusal halves the window; when nothing is left of it, or at once where the trouble
@@ -30,7 +29,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from relay.outbound.backoff import LONGEST_PAUSE, pause
+from relay.outbound.backoff import LONGEST_PAUSE, MOMENT, pause
 
 
 class GateKey(NamedTuple):
@@ -57,7 +56,10 @@ class Standing:
 
 
 class Gate:
-    """The gate of one route or destination.  Times are seconds of any clock that only rises."""
+    """The breaker and window of one route, destination or owner.
+
+    Times are seconds of any clock that only rises.
+    """
 
     __slots__ = (
         "_caps",
@@ -102,8 +104,8 @@ class Gate:
         """Seconds after which it is worth asking again, for one that found no room."""
         # Not all in the same instant: only a few will find room then.
         if now < self.opens_at:
-            return self.opens_at - now + self._unit / 16 * self._rng.random()
-        return min(self._unit / 16, 0.25) * self._rng.random()
+            return self.opens_at - now + self._unit * MOMENT * self._rng.random()
+        return min(self._unit * MOMENT, 0.25) * self._rng.random()
 
     def good(self) -> None:
         """A delivery went well."""
@@ -155,6 +157,13 @@ class Gates:
         if self._cap and key.domain is not None:
             return self.make(key)
         return self._gates.get(key)
+
+    def bound(self, route: Hashable, now: float) -> int | None:
+        """Connections that the gate of a route lets through; None: there is none."""
+        gate = self._gates.get(GateKey(route)) if self._gates else None
+        if gate is None:
+            return None
+        return 0 if now < gate.opens_at else int(gate.window)
 
     def make(self, key: GateKey) -> Gate:
         """The gate of this, made where there is none."""

@@ -37,7 +37,6 @@ _DOT_ATOM = re.compile(rf"[{_ATEXT}]+(?:\.[{_ATEXT}]+)*")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*|\[(?:[0-9.]{{7,15}}|IPv6:[0-9A-Fa-f:.]{{2,45}})\]")
-_ORDINARY = re.compile(r"[A-Za-z0-9_+\-]+(?:\.[A-Za-z0-9_+\-]+)*@[a-z0-9]+(?:[.\-][a-z0-9]+)*")
 _DEVIANT = re.compile("[ßς\u200c\u200d]")
 
 
@@ -104,8 +103,6 @@ def check_text(text: str, name: str, *, limit: int | None = MAX_FIELD_CHARS) -> 
 
 def parse_address(text: str, name: str) -> Address:
     """Read `a@b`, `<a@b>`, `Name <a@b>` or `"Name, the" <a@b>`; one address, no group."""
-    if len(text) <= MAX_LOCAL_BYTES and _ORDINARY.fullmatch(text):
-        return Address(text)  # what nearly all are, and what all the below would make of it
     text = check_text(text, name).strip()
     if not text.endswith(">"):
         return Address(_address(text, name))

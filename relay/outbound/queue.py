@@ -39,9 +39,9 @@ Why SQL functions for claim and finalise: see migration 0002 (plans made while t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import trio
@@ -49,9 +49,9 @@ import trio
 from relay.db import arrays
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.outbound.claimed import BODY, Batch, Claimed
 from relay.outbound.enqueue import KEY_LIFETIME
-from relay.outbound.lanes import PRIORITIES, Ask, DueLane
-from relay.outbound.message import Address, Attachment, Message
+from relay.outbound.lanes import Ask, DueLane
 from relay.outbound.settled import Settled
 from relay.outbound.states import NOT_BEGUN, REPORTS, Cause
 
@@ -60,109 +60,6 @@ _LOOKED_FOR = 60.0  # s; how long a claim may still be running whose connection 
 _PARKED_FOR = 5.0  # s; a suspension that ends is noticed as soon
 _EXPIRED_AT_ONCE = 1000  # messages that one statement cancels
 _INLINE = 1 << 20  # bytes; what is larger is fetched by its sender alone, when it is its turn
-
-
-class Claimed(NamedTuple):
-    """A leased message with all that delivering it needs; the columns of relay.outbound_claim.
-
-    `attempt` counts deliveries begun, this one included; `turn` the same since it was last queued
-    by hand (for back-off).  `has_body` False: it is large, and `Queue.with_body` fetches it.
-    `password` is encrypted; `upstream` None means the default route; `private`: whether the
-    upstream may lie inside this network.  `letter_of` is the token whose letter this is: `expired`
-    if it may not be used any more, `parked` while its account's status does not fit.
-    """
-
-    id: UUID
-    token: int
-    lane: int
-    priority: int
-    due_at: datetime
-    attempt: int
-    turn: int
-    lost: bool
-    quarantined: bool
-    suppressed: bool
-    expired: bool
-    parked: bool
-    letter_of: int | None
-    owner: UUID
-    recipient: str
-    recipient_name: str | None
-    domain: str
-    hold_unknown: bool
-    created_at: datetime
-    not_after: datetime | None
-    content_id: UUID
-    sender: str
-    sender_name: str | None
-    subject: str
-    size: int
-    has_body: bool
-    text_body: str | None
-    html_body: str | None
-    headers: dict[str, str] | None
-    attachments: list[dict[str, Any]] | None
-    blob: bytes | None
-    sender_id: UUID | None
-    upstream: str | None
-    username: str | None
-    password: bytes | None
-    private: bool | None
-
-    def due_lane(self, due_at: datetime) -> DueLane:
-        """Where it will wait, due at `due_at`."""
-        return DueLane(self.lane, self.priority, due_at, self.domain)
-
-    @property
-    def message(self) -> Message:
-        """The message as its author meant it, to this one recipient (only where `has_body`)."""
-        files, start = [], 0
-        for part in self.attachments or ():
-            end = start + int(part["size"])
-            content = (self.blob or b"")[start:end]
-            files.append(Attachment(part["filename"], part["content_type"], content))
-            start = end
-        return Message(
-            Address(self.sender, self.sender_name or ""),
-            (Address(self.recipient, self.recipient_name or ""),),
-            self.subject,
-            self.text_body,
-            self.html_body,
-            self.headers or {},
-            tuple(files),
-            PRIORITIES[self.priority],
-            not_after=self.not_after,
-            token=self.letter_of,
-            hold_unknown=self.hold_unknown,
-            owner=self.owner,
-        )
-
-
-_BODY = slice(Claimed._fields.index("has_body"), Claimed._fields.index("blob") + 1)
-"""The columns that those of a claim share who are told the same: only one of them brings them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What a claim found.
-
-    `messages` are to be delivered before `leased_until` (seconds of Trio's clock, counted from
-    before the claim was sent, so it is over here before it is over in the database).  `claim` is
-    its name in the database.
-    `claimed` is for `LaneBook.took`.  `lost` are the
-    messages whose former lease had run out, `quarantined` those of them that were set aside,
-    `suppressed` those cancelled because of the suppression list, `expired` those cancelled for
-    their deadline.
-    """
-
-    messages: list[Claimed]
-    claimed: dict[tuple[int, int], tuple[int, datetime]]
-    leased_until: float
-    claim: UUID | None = None
-    lost: list[UUID] = field(default_factory=list)
-    quarantined: list[UUID] = field(default_factory=list)
-    suppressed: list[UUID] = field(default_factory=list)
-    expired: list[UUID] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +151,9 @@ class Queue:
         for row in rows:
             message = Claimed._make(row)
             if message.has_body:
-                bodies[message.content_id] = row[_BODY]
+                bodies[message.content_id] = row[BODY]
             elif body := bodies.get(message.content_id):
-                message = Claimed._make((*row[: _BODY.start], *body, *row[_BODY.stop :]))
+                message = Claimed._make((*row[: BODY.start], *body, *row[BODY.stop :]))
             lane = (message.lane, message.priority)
             count, _ = batch.claimed.get(lane, (0, None))
             batch.claimed[lane] = (count + 1, message.due_at)
@@ -340,7 +237,7 @@ class Queue:
         )
         if body is None:
             return None
-        return Claimed._make((*message[: _BODY.start], *body, *message[_BODY.stop :]))
+        return Claimed._make((*message[: BODY.start], *body, *message[BODY.stop :]))
 
     async def is_wanted(self, token: int) -> bool:
         """Whether a letter's token may be used now, so that the letter may be delivered."""

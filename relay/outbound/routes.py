@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import ssl
 from collections import deque
+from collections.abc import Hashable
 from urllib.parse import urlsplit
 
 import trio
 
+from relay.crypto import Vault
+from relay.outbound.claimed import Claimed
 from relay.outbound.senders import Upstream
 from relay.smtp.auth import Credentials
 from relay.smtp.connection import Connection, Deadlines, Route, TlsMode
@@ -55,6 +58,56 @@ def route_of(upstream: Upstream, local_name: str, *, public_only: bool = False) 
         local_name,
         public_only=public_only,
     )
+
+
+class Routes:
+    """Which way each message goes: through the upstream of its sender, or the relay's own."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        vault: Vault,
+        local_name: str,
+        deadlines: Deadlines,
+        context: ssl.SSLContext | None = None,
+        *,
+        private_upstreams: bool = False,
+    ) -> None:
+        """`upstream`: the relay's own; `local_name`: what servers are greeted with;
+
+        `deadlines` of each delivery; `context`: from `client_tls`; `private_upstreams`: whether
+        every sender's upstream may lie inside this network.
+        """
+        self._upstream = upstream
+        self._vault = vault
+        self._local_name = local_name
+        self._deadlines = deadlines
+        self._context = context
+        self._private_upstreams = private_upstreams
+
+    def key_of(self, message: Claimed) -> Hashable:
+        """What tells a message's route from others; None: the relay's own."""
+        if message.upstream is None:
+            return None
+        # The account too: who copies another's sealed password must not get his connection.
+        return (message.sender_id, message.upstream, message.username, message.password)
+
+    def connections(self, message: Claimed) -> Connections | None:
+        """The connections of a message's route, none of them open yet; None: it is the loop.
+
+        `Unreadable` if its password is, `ValueError` if its upstream is none.
+        """
+        upstream = self._upstream
+        if message.upstream is not None:
+            password = None
+            if message.password is not None and message.sender_id is not None:
+                password = self._vault.open(message.sender_id, message.password)
+            upstream = Upstream(message.upstream, message.username, password)
+        public_only = message.private is False and not self._private_upstreams
+        route = route_of(upstream, self._local_name, public_only=public_only)
+        if route is None:
+            return None
+        return Connections(route, self._deadlines, self._context)
 
 
 class Connections:

@@ -55,8 +55,6 @@ class State(enum.StrEnum):
     CANCELLED = "cancelled"
     HELD = "held"
 
-    __hash__ = str.__hash__  # the enum's own is a Python function, called for each report
-
 
 class Cause(enum.StrEnum):
     """What happened to a message."""
@@ -77,8 +75,6 @@ class Cause(enum.StrEnum):
     HELD = "held"  # by hand
     RETRIED = "retried"  # by hand: due now, with a fresh set of attempts
     FLUSHED = "flushed"  # by hand, with all that were deferred: due now
-
-    __hash__ = str.__hash__
 
 
 TRANSITIONS: dict[tuple[State, Cause], State] = {

@@ -14,11 +14,12 @@ import trio
 from actors import claimer
 from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, Wake
 from relay.db.pool import Pool
+from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import announce, enqueue
 from relay.outbound.gates import GateKey, Gates
 from relay.outbound.lanes import DueLane, lane_of
 from relay.outbound.message import NOBODY, Address, Message
-from relay.outbound.queue import Claimed, Queue
+from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates
 from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
 from tests.outbound.node import put

@@ -27,10 +27,11 @@ from relay.db.pool import Pool
 from relay.errors import Invalid
 from relay.mailboxes.store import Store
 from relay.outbound.message import NOBODY
-from relay.outbound.post import NotPosted, Poster
 from relay.outbound.states import Cause
-from relay.outbound.webhooks import CHANNEL, KINDS, PER_RECEIVER, Webhooks, secret_of
 from relay.public import BadUrl, check_url, is_public
+from relay.webhooks.post import NotPosted, Poster
+from relay.webhooks.signing import secret_of
+from relay.webhooks.store import CHANNEL, KINDS, PER_RECEIVER, Webhooks
 from supervisor import Supervisor
 from tests.actors.running import running
 from tests.db.cluster import Cluster, binaries

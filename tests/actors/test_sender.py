@@ -11,6 +11,7 @@ import trio
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.metrics import registry
+from relay.outbound.dispatch import Dispatch
 from relay.outbound.enqueue import enqueue
 from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.queue import Queue
@@ -380,8 +381,6 @@ async def test_a_large_message_is_fetched_by_itself(pool):
 
 async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, monkeypatch):
     """Its connections are closed at the end, as those of every line that is known."""
-    from actors import sender
-
     prepared = trio.Event()
     fetch = Queue.with_body
 
@@ -389,16 +388,16 @@ async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, mon
         await prepared.wait()
         return await fetch(self, message)
 
-    forgets = 0
-    forget = sender._Sender._forget_lines
+    asked = 0
+    forget = Dispatch.forget
 
-    def count(self):
-        nonlocal forgets
-        forget(self)
-        forgets += 1
+    def count(self, key):
+        nonlocal asked
+        asked += 1
+        return forget(self, key)
 
     monkeypatch.setattr(Queue, "with_body", slow)
-    monkeypatch.setattr(sender._Sender, "_forget_lines", count)
+    monkeypatch.setattr(Dispatch, "forget", count)
     message = Message(
         Address("a@example.org"),
         [Address("b@example.net")],
@@ -410,7 +409,7 @@ async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, mon
         async with running_outbound(pool, sink.url) as outbound:
             await enqueue(pool, [message])
             outbound.wake()
-            while forgets < 3:
+            while asked < 3:
                 await trio.sleep(0.01)
             prepared.set()
             await sink.gets(1)
@@ -419,7 +418,7 @@ async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, mon
 
 async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
     """It happens in a thread, few at once; the loop and other mail go on meanwhile."""
-    from actors import sender
+    from relay.outbound import workers
     from relay.outbound.render import mail_of
 
     release = threading.Event()
@@ -435,7 +434,7 @@ async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
             busy -= 1
         return mail_of(message)
 
-    monkeypatch.setattr(sender, "mail_of", slow)
+    monkeypatch.setattr(workers, "mail_of", slow)
     large = Message(
         Address("a@example.org"),
         [Address(f"large{number}@example.net") for number in range(6)],
@@ -479,7 +478,7 @@ async def test_an_announced_message_survives_the_connection(pool):
 @pytest.mark.parametrize("place", ["composing", "delivering"])
 async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, monkeypatch, place):
     """The one before a poisoned message is delivered, and so is the one after it."""
-    from actors import sender
+    from relay.outbound import workers
     from relay.outbound.render import mail_of
     from relay.smtp.connection import Connection
 
@@ -495,7 +494,7 @@ async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, m
             raise RuntimeError
         return await deliver(self, mail, *rest, **options)
 
-    monkeypatch.setattr(sender, "mail_of", compose)
+    monkeypatch.setattr(workers, "mail_of", compose)
     monkeypatch.setattr(Connection, "deliver", break_down)
     async with (
         running_sink() as sink,

@@ -34,10 +34,11 @@ import trio
 
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
+from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import announce, enqueue
 from relay.outbound.lanes import LaneBook
 from relay.outbound.message import NOBODY, Address, Message
-from relay.outbound.queue import Claimed, Queue
+from relay.outbound.queue import Queue
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 from tests.db.cluster import Cluster, binaries

@@ -40,7 +40,7 @@ from relay.outbound.senders import Senders
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 from relay.outbound.suppressions import Suppressions
-from relay.outbound.webhooks import Webhooks
+from relay.webhooks.store import Webhooks
 from tests.actors.running import running
 from tests.db.cluster import Cluster, binaries
 

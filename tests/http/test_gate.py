@@ -30,7 +30,7 @@ from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import enqueue
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
-from relay.outbound.webhooks import Webhooks
+from relay.webhooks.store import Webhooks
 from tests.http.conftest import House
 
 MISSING = "00000000-0000-7000-8000-000000000000"

@@ -8,10 +8,11 @@ from uuid import UUID, uuid4
 import trio
 
 from relay.db.pool import Pool
+from relay.outbound.claimed import Batch, Claimed
 from relay.outbound.enqueue import Queued, enqueue
 from relay.outbound.lanes import LaneBook
 from relay.outbound.message import NOBODY, Address, Message
-from relay.outbound.queue import Batch, Claimed, Queue
+from relay.outbound.queue import Queue
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 

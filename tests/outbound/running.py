@@ -81,10 +81,11 @@ async def running_outbound(
     drain: bool = True,
     rates: SharedRates | None = None,
     domain_connections: int = 0,
-    **wiring: Any,
+    vault: Vault | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Outbound]:
     """Claim and deliver until the block ends, then drain; all `within` seconds."""
-    vault = wiring.pop("vault", None) or Vault([Fernet.generate_key().decode()])
+    vault = vault or Vault([Fernet.generate_key().decode()])
     queue = Queue(pool, uuid4(), lease_timeout=lease_timeout, max_attempts=max_attempts)
     running = Outbound(pool, vault, queue)
     gates = Gates(concurrency, retry_unit, random.Random(1), cap=domain_connections)
@@ -96,12 +97,14 @@ async def running_outbound(
         writer=running.writer,
         gates=gates,
         vault=vault,
-        upstream=parse_upstream(upstream),
-        domains=("relay.localhost",),
-        redact_key=REDACT_KEY,
-        concurrency=concurrency,
-        retry_unit=retry_unit,
-        **wiring,
+        settings=sender.Settings(
+            parse_upstream(upstream),
+            ("relay.localhost",),
+            REDACT_KEY,
+            concurrency=concurrency,
+            retry_unit=retry_unit,
+            **settings,
+        ),
     )
     claim = partial(
         claimer.run,

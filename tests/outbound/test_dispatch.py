@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.outbound.dispatch import STILL, Dispatch, Line, Place, RightOfWay
+from relay.outbound.dispatch import STILL, Dispatch, Line, Place
+from relay.outbound.right_of_way import RightOfWay
 
 HIGH, NORMAL, BULK = range(3)
 
@@ -31,7 +32,7 @@ def dispatch(
     places: int = 32, full: int = 32, *, width: int = 32, bound: int | None = None
 ) -> tuple[Dispatch[Mail, None], Line[Mail, None]]:
     """A dispatch with one line."""
-    one: Dispatch[Mail, None] = Dispatch(places, full, RightOfWay(), lambda _: bound)
+    one: Dispatch[Mail, None] = Dispatch(places, full, RightOfWay(), lambda _route, _now: bound)
     return one, one.add("route", None, width=width)
 
 
@@ -368,25 +369,3 @@ def test_nothing_lower_is_begun_while_high_mail_comes():
     assert one.next(place, 0.02) is None
     assert way.ended("code", 0.03)
     assert len(one.start(0.03)) > 20
-
-
-def test_the_right_of_way_ends_by_itself_and_is_held_half_of_the_time_at_most():
-    """High mail that hangs, or comes without end, stops nobody else."""
-    way = RightOfWay()
-    most = RightOfWay.MOST
-    way.expect(0.0)
-    assert way.held(0.9 * most)
-    assert not way.held(1.01 * most)
-    way.expect(1.1 * most)  # within the rest
-    assert not way.held(1.1 * most)
-    way.expect(2.1 * most)
-    assert way.held(2.1 * most)
-    assert way.nothing(2.2 * most)
-    assert not way.held(2.2 * most)
-    held = 0
-    for step in range(1000):
-        now = 10 * most + step / 1000
-        way.arrived(step, now)
-        held += way.held(now)
-        way.ended(step, now + 0.0009)
-    assert held <= 520

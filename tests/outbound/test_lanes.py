@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relay.db.pool import Pool
 from relay.outbound.lanes import Ask, DueLane, LaneBook, lane_of
-from relay.outbound.rates import Meter
+from relay.outbound.meter import Meter
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.queue import Claimed
+from relay.outbound.claimed import Claimed
 from relay.outbound.states import REPORTS, TRANSITIONS, Cause, Forbidden, State
 from tests.outbound.node import Node, lose, put, status
 

@@ -1,31 +1,16 @@
 """The short cut for plain mail makes what the long way makes."""
 
 import re
-from datetime import UTC, datetime
-from typing import Any
-from uuid import UUID
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relay.outbound.compose import compose
-from relay.outbound.message import NOBODY, MalformedMessage
-from relay.outbound.queue import Claimed
+from relay.outbound.message import MalformedMessage
 from relay.outbound.render import mail_of
 from relay.smtp.client import Mail
-
-AT = datetime(2026, 11, 20, 20, 0, 0, 123456, tzinfo=UTC)
-ID = UUID(int=7)
-
-
-def claimed(**values: Any) -> Claimed:
-    """A claimed message; what is not given is empty."""
-    row: dict[str, Any] = dict.fromkeys(Claimed._fields)
-    row |= {"priority": 1, "hold_unknown": False, "owner": NOBODY}
-    row |= {"id": ID, "created_at": AT, "sender": "a@x.example", "recipient": "b@y.example"}
-    return Claimed(**{**row, "subject": "s", **values})
-
+from tests.outbound.claims import AT, ID, claimed
 
 TEXTS = st.text(st.sampled_from("abc =?.,-\t\r\n\0\x1b\x7fé\u2028😀"), max_size=40)
 

@@ -21,9 +21,10 @@ from relay.http.operations import (
 )
 from relay.http.problems import Problem
 from relay.http.routing import Api
-from relay.outbound.webhooks import KINDS, GivenUp, Webhook, secret_of
 from relay.public import MAX_URL, BadUrl, check_url
 from relay.times import rfc3339
+from relay.webhooks.signing import secret_of
+from relay.webhooks.store import KINDS, GivenUp, Webhook
 
 
 class NewWebhook(Form):

@@ -22,7 +22,7 @@ from relay.outbound.message import NOBODY
 from relay.outbound.senders import Senders
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
-from relay.outbound.webhooks import KINDS, Webhooks
+from relay.webhooks.store import KINDS, Webhooks
 from tests.http.conftest import SMALL, House, open_house
 from tests.outbound.node import Node
 

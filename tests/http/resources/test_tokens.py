@@ -19,7 +19,8 @@ from relay.http.resources.lifecycle_pages import POLICY
 from relay.lifecycle.consumption import FREE_GUESSES
 from relay.lifecycle.tokens import Action, sign
 from relay.outbound.message import NOBODY
-from relay.outbound.webhooks import KINDS, Webhooks, secret_of
+from relay.webhooks.signing import secret_of
+from relay.webhooks.store import KINDS, Webhooks
 from tests.http.conftest import House, open_house
 from tests.lifecycle.people import account, insert, tokens
 

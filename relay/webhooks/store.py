@@ -1,14 +1,8 @@
-"""Webhooks: who is told, what they are told, and proof that it was us.
+"""Who is told of what happens, and what waits to be told.
 
 Promises
 - An event is told at least once: it is deleted when its receiver has answered, and whoever has
   lost its lease changes nothing.  Receivers know a repetition by its id.
-- The signature is that of Standard Webhooks (standardwebhooks.com): `webhook-id`,
-  `webhook-timestamp` (epoch seconds of this attempt) and `webhook-signature`, which is
-  `v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; one for each signing key, parted by
-  spaces, so that a rotation breaks nobody.
-- Each owner has a secret of his own, derived from the relay's signing key: no receiver can forge
-  what another gets.  An anonymous mailbox's secret is its own.
 - Of each receiver (scheme, host and port) a few events are claimed at once, whatever waits.
 
 Fails with `DatabaseUnavailable` from the pool.
@@ -16,10 +10,7 @@ Fails with `DatabaseUnavailable` from the pool.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -88,33 +79,6 @@ class GivenUp:
     attempts: int
     error: str
     given_up_at: datetime
-
-
-def secret_of(key: bytes, signer: UUID) -> str:
-    """Return what a receiver verifies with, as Standard Webhooks write it: `whsec_` and base64."""
-    return "whsec_" + b64encode(_derive(key, signer)).decode()
-
-
-def signed_headers(
-    keys: Sequence[bytes], signer: UUID, event_id: UUID, body: bytes, at: int
-) -> dict[str, str]:
-    """Return the headers that prove `body`; `at` in epoch seconds, `keys` newest first."""
-    content = f"{event_id}.{at}.".encode() + body
-    signatures = [
-        "v1," + b64encode(hmac.digest(_derive(key, signer), content, "sha256")).decode()
-        for key in keys
-    ]
-    return {
-        "webhook-id": str(event_id),
-        "webhook-timestamp": str(at),
-        "webhook-signature": " ".join(signatures),
-        "Content-Type": "application/json",
-        "User-Agent": "Relay",
-    }
-
-
-def _derive(key: bytes, signer: UUID) -> bytes:
-    return hmac.digest(key, b"relay webhook v1\0" + signer.bytes, hashlib.sha256)
 
 
 class Webhooks:

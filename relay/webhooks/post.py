@@ -1,4 +1,4 @@
-"""A POST to an address that somebody else chose, which must not reach what only we can reach.
+"""Posting to an address that somebody else chose, which must not lead into this network.
 
 Promises
 - The host is resolved here and every one of its addresses must be public (`relay.public`).  The

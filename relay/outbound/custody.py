@@ -1,0 +1,233 @@
+"""The claimed messages that this node has to answer for, each from its claim to its report.
+
+A message comes into custody with its lease (`take`) and leaves it once: settled, when a delivery
+has ended; given back, when none was begun; dropped, when somebody else has its lease.
+
+Promises
+- A message is in custody once.  What this node claims anew while it still delivers it, or has a
+  report of it that an outage keeps from being recorded, is not begun a second time: the new lease
+  goes to the delivery, or to the report, that there is.
+- `aging` names the leases to renew, while two thirds of their time are left; `late` what must not
+  be begun any more, with half of it left.
+- Whoever waits for room in a lane, or for high mail to be gone, hears of it.
+
+Fails: never.
+
+Why every way out is here: the token is what keeps a second copy from being counted, and this is the
+one place that has it.  Pure: instants are handed in, on Trio's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+from uuid import UUID
+
+from prometheus_client import Counter
+
+from relay.log import get_logger
+from relay.metrics import Tally, registry
+from relay.outbound.claimed import Claimed
+from relay.outbound.jobs import Job
+from relay.outbound.lanes import DueLane
+from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.settled import Settled
+from relay.outbound.settler import Settler
+from relay.outbound.states import Cause
+from relay.smtp.client import Outcome, Step, Verdict
+
+log = get_logger()
+
+_DELIVERY = Tally(
+    "relay_outbound_delivery_seconds",
+    "Duration of a delivery, from its first command (or the connecting) to its outcome.",
+    (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0),
+)
+_UNKNOWN = Counter(
+    "relay_outbound_unknown", "Deliveries that ended between dot and answer.", registry=registry
+)
+
+
+class Recorder(Protocol):
+    """Who makes reports durable: `relay.outbound.finaliser.Finaliser`."""
+
+    def put(self, settled: Settled) -> None:
+        """Take a report."""
+
+    def fence_anew(self, message_id: UUID, token: int, *, lost: bool) -> bool:
+        """Give a report that is not recorded yet the new lease; False if there is none."""
+
+
+class Listener(Protocol):
+    """Who hears what leaving custody makes possible."""
+
+    def due(self, lane: DueLane) -> None:
+        """A message waits there again."""
+
+    def freed(self) -> None:
+        """A lane may be claimed from again."""
+
+    def way_is_free(self) -> None:
+        """High mail is gone, and what it held up may go on."""
+
+
+class Custody:
+    """The messages of one sender.  Leases are of `lease` seconds."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        settler: Settler,
+        right_of_way: RightOfWay,
+        listener: Listener,
+        *,
+        lease: float,
+    ) -> None:
+        self._recorder = recorder
+        self._settler = settler
+        self._right_of_way = right_of_way
+        self._listener = listener
+        self._lease = lease
+        self._jobs: dict[UUID, Job] = {}
+        self.epoch = 0.0
+        """What to add to an instant for seconds of the database's epoch."""
+        self.ended = 0
+        """Deliveries that have ended, until somebody sets it to 0."""
+        self.leaving = False
+        """Nothing more is begun, so nobody has to hear what could be."""
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        """What is in custody now, and may leave it meanwhile."""
+        return iter(list(self._jobs.values()))
+
+    def __contains__(self, job: Job) -> bool:
+        return self._jobs.get(job.message.id) is job
+
+    # Coming ---------------------------------------------------------------------------------------
+
+    def take(self, message: Claimed, leased_until: float, now: float) -> Job | None:
+        """Take what was claimed; None if it is in this node's own hands still.
+
+        An outage of the database that outlasts a lease lets the claimer (and the reaper, after
+        whom the message does not look lost) find what is being delivered here, or was and could
+        not be recorded.
+        """
+        job = self._jobs.get(message.id)
+        if job is None:
+            if self._recorder.fence_anew(message.id, message.token, lost=message.lost):
+                return None
+        elif not job.lost or job.on_the_wire:
+            job.message, job.leased_until, job.lost = message, leased_until, False
+            return None
+        # Else it was broken off, or will be dropped.
+        job = self._jobs[message.id] = Job(message, leased_until, now)
+        if not job.priority:
+            self._right_of_way.arrived(message.id, now)
+        return job
+
+    # Leases ---------------------------------------------------------------------------------------
+
+    @property
+    def margin(self) -> float:
+        """Seconds of a lease that are left for the commit."""
+        return min(self._lease / 10, 5.0)
+
+    def deliver_by(self, job: Job) -> float:
+        """When its delivery has to be over."""
+        return job.leased_until - self.margin
+
+    def late(self, job: Job, now: float) -> bool:
+        """Whether what is left of its lease is too little to begin with."""
+        return now > job.leased_until - self._lease / 2
+
+    def stale(self, job: Job, now: float) -> bool:
+        """Whether it may have passed its deadline since it was claimed."""
+        return job.stale(now, self.epoch)
+
+    def aging(self, now: float) -> list[tuple[Job, int]]:
+        """Leases of which less than two thirds are left, each with the token to renew it by."""
+        return [
+            (job, job.message.token)
+            for job in self._jobs.values()
+            if job.leased_until - now < self._lease * 2 / 3
+        ]
+
+    def renewed(
+        self, asked: Sequence[tuple[Job, int]], ids: Collection[UUID], now: float
+    ) -> list[Job]:
+        """Take over which of the leases that were asked for at `now` were renewed.
+
+        Returns those that are lost, to be broken off.
+        """
+        lost = []
+        for job, token in asked:
+            if job.message.token != token or job not in self:
+                continue  # claimed anew by this node, or finished meanwhile
+            if job.message.id in ids:
+                job.leased_until = now + self._lease
+            else:
+                job.lost = True
+                lost.append(job)
+        return lost
+
+    # Leaving --------------------------------------------------------------------------------------
+
+    def settle(
+        self,
+        job: Job,
+        outcome: Outcome,
+        began_at: float,
+        now: float,
+        opening: Sequence[Step] = (),
+        secrets: Collection[str] = (),
+    ) -> None:
+        """Report what became of a job whose delivery has ended; see `Settler.settle`."""
+        self.drop(job, now)
+        settled = self._settler.settle(job.message, outcome, began_at, now, opening, secrets)
+        self.ended += 1
+        _DELIVERY.observe(now - began_at)
+        self._recorder.put(settled)
+        if outcome.verdict is Verdict.DELIVERED:
+            return
+        if outcome.verdict is Verdict.UNKNOWN:
+            _UNKNOWN.inc()
+        log.info(
+            "outbound." + settled.cause.value,
+            id=str(settled.id),
+            attempt=job.message.attempt,
+            phase=outcome.phase.value,
+            code=outcome.code,
+            error=settled.error,
+        )
+        if settled.cause is Cause.DEFERRED:
+            self._waits_again(job, now, settled.delay)
+
+    def give_back(self, job: Job, now: float, delay: float = 0.0) -> None:
+        """Give back a job that was not begun; it is due again after `delay` seconds."""
+        if not self.drop(job, now):
+            return
+        message = job.message
+        self._recorder.put(Settled(message.id, message.token, Cause.RELEASED, delay))
+        if not self.leaving:
+            self._waits_again(job, now, delay)
+
+    def drop(self, job: Job, now: float) -> bool:
+        """Answer for a job no more, and report nothing.  False if it was not in custody."""
+        if job.leave_gates() and not self.leaving:
+            self._listener.freed()
+        if not job.priority and self._right_of_way.ended(job.message.id, now):
+            self._listener.way_is_free()
+        if job.ended is not None:
+            job.ended.set()
+        if job not in self:
+            return False
+        del self._jobs[job.message.id]
+        return True
+
+    def _waits_again(self, job: Job, now: float, delay: float) -> None:
+        due_at = datetime.fromtimestamp(now + self.epoch, UTC) + timedelta(seconds=delay)
+        self._listener.due(job.message.due_lane(due_at))

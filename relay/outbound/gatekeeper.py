@@ -1,0 +1,163 @@
+"""What the end of each delivery teaches about its way: the one writer of the gates.
+
+Promises
+- A job goes through the gates of its route, its destination and its owner, or it is to be given
+  back with the seconds to wait.
+- Who answers, whatever the answer, widens the line and opens the gates on the way.  Trouble before
+  MAIL concerns the route, later trouble the destination; a strike takes back what waits behind it.
+- Where deliveries hang and would take the places of others, their destination or owner is narrowed,
+  and what was announced behind them is taken back.
+
+Fails: never.
+
+Why apart from `gates`: a gate knows what a strike does to it; what counts as one, for whom, and
+what becomes of the mail behind it, is decided here.  Pure: instants are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import Counter
+
+from relay.log import get_logger
+from relay.metrics import registry
+from relay.outbound.dispatch import Dispatch, Line, Place
+from relay.outbound.gates import GateKey, Gates
+from relay.outbound.jobs import Job
+from relay.smtp.client import Outcome, Phase, Verdict
+
+log = get_logger()
+
+_STRIKES = Counter(
+    "relay_outbound_pauses", "Pauses of a route or a destination.", ["what"], registry=registry
+)
+_OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
+
+
+GiveBack = Callable[[Job, float, float], None]
+"""Hold a job no more, which was not begun: job, instant, and seconds to wait."""
+
+
+class Gatekeeper:
+    """The gates, for one sender's dispatch."""
+
+    def __init__(self, gates: Gates, dispatch: Dispatch[Job, Any], give_back: GiveBack) -> None:
+        self._gates = gates
+        self._dispatch = dispatch
+        self._give_back = give_back
+
+    # Letting through ------------------------------------------------------------------------------
+
+    def lets(self, line: Line[Job, Any], job: Job, now: float) -> bool:
+        """Let a job through; or give it back until a gate on its way may have room, False then."""
+        if not self._gates:
+            return True
+        passed = []
+        for key in _on_the_way(line, job):
+            gate = self._gates.find(key)
+            if gate is None:
+                continue
+            self._gates.before(job.message.lane, gate)
+            if gate.room(now) < 1:
+                self._give_back(job, now, gate.wait(now))
+                return False
+            if key.domain is not None or key.owner is not None:
+                passed.append(gate)  # that of a route counts nothing: `Gates.bound` asks it
+        for gate in passed:
+            job.pass_gate(gate)
+        return True
+
+    # Learning -------------------------------------------------------------------------------------
+
+    def learn(
+        self, line: Line[Job, Any], job: Job, outcome: Outcome, began_at: float, now: float
+    ) -> bool:
+        """Learn of the route and of the destination from an outcome; True if the line is wider."""
+        if outcome.verdict is Verdict.DELIVERED:
+            line.took(now - began_at)
+        if outcome.verdict is Verdict.DEFERRED or outcome.verdict is Verdict.UNKNOWN:
+            self._trouble(line, job, outcome, now)
+            return False
+        # It answered, whatever it said.
+        wider = self._dispatch.answered(line, now)
+        if self._gates:
+            for key in _on_the_way(line, job):
+                gate = self._gates.find(key)
+                if gate is not None:
+                    gate.good()
+        return wider
+
+    def _trouble(self, line: Line[Job, Any], job: Job, outcome: Outcome, now: float) -> None:
+        opening = outcome.phase in _OPENING
+        domain = None if opening else job.domain
+        gate = self._gates.make(GateKey(line.key, domain))
+        self._gates.before(job.message.lane, gate)
+        plain = opening or outcome.route_trouble or outcome.code == 421
+        if not gate.bad(now, plain=plain):
+            return
+        what = "route" if opening else "destination"
+        _STRIKES.labels(what).inc()
+        log.warning(
+            "outbound.paused",
+            what=what,
+            seconds=round(gate.opens_at - now, 3),
+            phase=outcome.phase.value,
+            code=outcome.code,
+        )
+        if opening:
+            self._dispatch.troubled(line)
+        for waiting in self._dispatch.remove(line, domain):
+            self._gates.before(waiting.message.lane, gate)
+            self._give_back(waiting, now, gate.wait(now))
+
+    # What hangs -----------------------------------------------------------------------------------
+
+    def look_for_stalls(self, begun: Mapping[Place[Job, Any], Job], now: float) -> None:
+        """Take back what was announced behind deliveries that hang, and keep those few.
+
+        `begun`: what is on a connection.
+        """
+        half = max(self._dispatch.places // 2, 1)
+        for place, job in list(begun.items()):
+            line = place.line
+            if now < job.began_at + line.stalled_after:
+                continue
+            following, job.following = job.following, None
+            if following is not None:
+                job.withdrawn = True
+                self._dispatch.put_back(place, following, job)
+            if line.busy(job.domain) + line.waiting(job.domain) > self._dispatch.places // 2:
+                self._narrow(line, GateKey(line.key, job.domain), half, begun, now)
+            most = self._dispatch.most_of(line, job.owner, now)
+            if most is not None and line.held(job.owner) > most:
+                self._narrow(line, GateKey(line.key, owner=job.owner), most, begun, now)
+
+    def _narrow(
+        self,
+        line: Line[Job, Any],
+        key: GateKey,
+        width: int,
+        begun: Mapping[Place[Job, Any], Job],
+        now: float,
+    ) -> None:
+        """Hold no more than so many of a destination's or an owner's; give back the rest."""
+        gate = self._gates.make(key)
+        gate.narrow(width, now)
+        for place, job in begun.items():
+            if place.line is line and (job.domain == key.domain or job.owner == key.owner):
+                job.pass_gate(gate)
+        for job in self._dispatch.remove(line, key.domain, key.owner):
+            self._gates.before(job.message.lane, gate)
+            if gate not in job.gates and gate.room(now) < 1:
+                self._give_back(job, now, gate.wait(now))
+            else:
+                job.pass_gate(gate)
+                self._dispatch.put(line, job)
+
+
+def _on_the_way(line: Line[Job, Any], job: Job) -> tuple[GateKey, ...]:
+    """What the gates on a job's way would stand before."""
+    route = line.key
+    return GateKey(route), GateKey(route, job.domain), GateKey(route, owner=job.owner)

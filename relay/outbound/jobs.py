@@ -1,0 +1,112 @@
+"""A claimed message in this node's hands, from its claim to its report.
+
+Pure: instants are handed in, on the one clock that leases are counted on (Trio's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+from relay.outbound.claimed import Claimed
+from relay.outbound.gates import Gate
+from relay.smtp.client import Mail
+
+FRESH = 1.0
+"""Seconds for which a letter that was claimed is taken for wanted."""
+
+
+class Wire(Protocol):
+    """The connection that a job is on, as far as its lease concerns it."""
+
+    @property
+    def in_data(self) -> bool:
+        """Whether the message itself is being sent: too late to break off."""
+
+    def abort(self) -> None:
+        """Break off."""
+
+
+class Signal(Protocol):
+    """What somebody waits for; `trio.Event` is one."""
+
+    def set(self) -> None:
+        """Say that it has happened."""
+
+
+class Job:
+    """A claimed message, and how far its delivery is."""
+
+    __slots__ = (
+        "asked_at",
+        "began_at",
+        "connection",
+        "domain",
+        "ended",
+        "following",
+        "gates",
+        "leased_until",
+        "lost",
+        "mail",
+        "message",
+        "owner",
+        "priority",
+        "withdrawn",
+    )
+
+    def __init__(self, message: Claimed, leased_until: float, now: float) -> None:
+        self.message = message
+        self.priority = message.priority
+        self.domain = message.domain
+        self.owner: Hashable = message.owner
+        self.leased_until = leased_until
+        self.lost = False
+        """Whether the lease is somebody else's now."""
+        self.mail: Mail | None = None
+        """What goes out, once it is composed."""
+        self.ended: Signal | None = None
+        """Of a large one: somebody waits for its end."""
+        self.gates: tuple[Gate, ...] = ()
+        """Those that have let it through and count it."""
+        self.connection: Wire | None = None
+        """The one it is being delivered on."""
+        self.asked_at = now
+        """When it was known to be wanted still."""
+        self.began_at = 0.0
+        self.following: Job | None = None
+        """What was announced behind it on its connection."""
+        self.withdrawn = False
+        """Whether that was taken back: the connection must not go on."""
+
+    @property
+    def on_the_wire(self) -> bool:
+        """Whether the message itself is being sent: nothing can call it back."""
+        return self.connection is not None and self.connection.in_data
+
+    def pass_gate(self, gate: Gate) -> None:
+        """A gate has let it through, and counts it until `leave_gates`."""
+        if gate not in self.gates:
+            self.gates = (*self.gates, gate)
+            gate.busy += 1
+
+    def leave_gates(self) -> bool:
+        """It is held no more; whether a gate has more room by that."""
+        if not self.gates:
+            return False
+        for gate in self.gates:
+            gate.busy -= 1
+        self.gates = ()
+        return True
+
+    def stale(self, now: float, epoch: float) -> bool:
+        """Whether a message with a deadline may have passed it since it was claimed.
+
+        A letter's token can be used or deleted at any time: what has waited here is asked about.
+        `epoch`: what to add to `now` for seconds of the database's epoch.
+        """
+        not_after = self.message.not_after
+        if not_after is None:
+            return False
+        if now + epoch >= not_after.timestamp():
+            return True
+        return self.message.letter_of is not None and now > self.asked_at + FRESH

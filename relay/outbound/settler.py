@@ -1,0 +1,89 @@
+"""From the end of a delivery to what is recorded of it.
+
+`settle` asks the law (`states.cause_of`) what an outcome means for its message, when the next
+attempt is, and writes down what was said: redacted, step by step.
+
+Promises: nothing of the message, of its addresses or of a password is in what is recorded.
+Pure; the random source is given.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+
+from relay.outbound.backoff import retry_delay
+from relay.outbound.claimed import Claimed
+from relay.outbound.settled import Settled
+from relay.outbound.states import Cause, cause_of
+from relay.outbound.steps import pack
+from relay.redact import redact
+from relay.smtp.client import Outcome, Phase, Step, Verdict
+
+
+class Settler:
+    """What it needs to know: when to give up, when to come again, and how to redact."""
+
+    def __init__(
+        self, *, max_attempts: int, retry_unit: float, redact_key: bytes, rng: random.Random
+    ) -> None:
+        """`retry_unit` in seconds."""
+        self._max_attempts = max_attempts
+        self._unit = retry_unit
+        self._key = redact_key
+        self._rng = rng
+
+    def settle(
+        self,
+        message: Claimed,
+        outcome: Outcome,
+        began_at: float,
+        now: float,
+        opening: Sequence[Step] = (),
+        secrets: Collection[str] = (),
+    ) -> Settled:
+        """Return what is to be recorded of a delivery that ended now.
+
+        `opening`: the steps of its connection, where it was the first on it; `secrets`: the
+        spellings of the password that it was opened with.
+        """
+        cause = Cause.DELIVERED
+        delay, error = 0.0, None
+        if outcome.verdict is not Verdict.DELIVERED:
+            cause = cause_of(
+                outcome.verdict,
+                turn=message.turn,
+                max_attempts=self._max_attempts,
+                hold_unknown=message.hold_unknown,
+            )
+            if cause is Cause.DEFERRED:
+                delay = retry_delay(message.turn, self._unit, self._rng)
+            error = self._redacted(message, outcome, secrets)
+        steps: Sequence[Step] = (*opening, *outcome.trace) if opening else outcome.trace
+        if not steps:
+            steps = ((outcome.phase, outcome.code or 0, now, 0.0),)
+        return Settled(
+            message.id,
+            message.token,
+            cause,
+            delay,
+            began_at,
+            now,
+            outcome.phase,
+            outcome.code,
+            outcome.enhanced,
+            error,
+            pack(steps, began_at),
+        )
+
+    def _redacted(self, message: Claimed, outcome: Outcome, secrets: Collection[str]) -> str:
+        """An outcome as it may be stored."""
+        words = [str(outcome.code) if outcome.code else "", outcome.enhanced or "", outcome.text]
+        known = [message.recipient, message.sender, message.subject]
+        known += [message.recipient_name or "", message.sender_name or ""]
+        return redact(" ".join(filter(None, words)), self._key, known, secrets=secrets)
+
+
+def ours(verdict: Verdict, phase: Phase, text: str) -> Outcome:
+    """An outcome that no peer spoke of; `text` is one sentence of our own."""
+    return Outcome(verdict, phase, None, None, text, route_trouble=False, connection_usable=True)

@@ -1,0 +1,474 @@
+"""The workers: each takes from a line, job after job, over a connection that is kept.
+
+`Dispatch` says who is begun next and by how many workers; `Custody` has the messages; `Gatekeeper`
+learns from how each delivery ends.  While mail waits in its line, a worker announces the next with
+the final dot of the one before: one round trip a mail.
+
+Promises
+- No connection to the database is held while a peer is spoken to.
+- A delivery ends before its lease: its deadlines are cut to what the lease leaves, DATA is not
+  begun with less left than the dot's answer may take and a commit.
+- One message's failure is no other's, whatever it is: what nobody foresaw defers that message.
+- A large message is fetched and composed in a thread, few at once, before a worker takes it.
+- Lower mail is not begun while high mail has the right of way.
+
+Fails: never; when cancelled, what was not begun is given back, and of what was, its outcome is
+reported as far as it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+import psycopg
+import trio
+from prometheus_client import Counter
+
+from relay.crypto import Unreadable
+from relay.errors import DatabaseUnavailable, PermanentFailure
+from relay.log import get_logger
+from relay.metrics import registry
+from relay.outbound.backoff import MOMENT
+from relay.outbound.custody import Custody
+from relay.outbound.dispatch import Dispatch, Line, Place
+from relay.outbound.gatekeeper import Gatekeeper
+from relay.outbound.jobs import Job
+from relay.outbound.loopback import Loopback
+from relay.outbound.queue import Queue
+from relay.outbound.render import mail_of
+from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.routes import MOST_MAILS, Connections, Routes
+from relay.outbound.settler import ours
+from relay.smtp.client import Mail, Outcome, Phase, Step, Verdict
+from relay.smtp.connection import Connection, OpenFailed
+
+log = get_logger()
+
+_LARGE_AT_ONCE = 4  # messages of over a megabyte that are in memory
+
+_OPENED = Counter(
+    "relay_outbound_connections_opened", "Connections to upstreams.", registry=registry
+)
+
+Way = Connections | None
+"""Where a line leads; None is the loop."""
+
+
+class Workers:
+    """The workers of one sender, which live in `nursery`."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        custody: Custody,
+        dispatch: Dispatch[Job, Way],
+        gatekeeper: Gatekeeper,
+        routes: Routes,
+        loopback: Loopback,
+        right_of_way: RightOfWay,
+        *,
+        retry_unit: float,
+    ) -> None:
+        """`retry_unit` in seconds."""
+        self._queue = queue
+        self._custody = custody
+        self._dispatch = dispatch
+        self._gatekeeper = gatekeeper
+        self._routes = routes
+        self._loopback = loopback
+        self._right_of_way = right_of_way
+        self._outage = MOMENT * retry_unit  # s; given back for so long when the database is away
+        self._way_is_free = trio.lowlevel.ParkingLot()
+        self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
+        self._begun: dict[Place[Job, Way], Job] = {}  # what is on a connection
+        self.nursery: trio.Nursery | None = None
+
+    # What comes -----------------------------------------------------------------------------------
+
+    def put(self, job: Job, now: float) -> None:
+        """Let a job that was claimed wait in the line of its route; `spread` begins it."""
+        try:
+            line = self._line(job)
+        except (Unreadable, ValueError) as error:
+            self._not_tried(job, error, now)
+            return
+        if not self._gatekeeper.lets(line, job, now):
+            return
+        if job.message.has_body or self.nursery is None:
+            self._dispatch.put(line, job)
+        else:
+            line.coming += 1
+            self.nursery.start_soon(self._prepare, line, job)
+
+    def spread(self) -> None:
+        """Give waiting mail to workers, as far as there are places."""
+        if self.nursery is None or self._custody.leaving:
+            return
+        for place, job in self._dispatch.start(trio.current_time()):
+            self.nursery.start_soon(self._work, place, job)
+
+    def go_on(self) -> None:
+        """High mail is delivered: what it held up is begun."""
+        self._way_is_free.unpark_all()
+        self.spread()
+
+    def look_after(self, now: float) -> None:
+        """Every moment: take back what waits behind stalls, widen what nothing moves in."""
+        self._gatekeeper.look_for_stalls(self._begun, now)
+        if self._dispatch.widen(now) or self._begun:
+            self.spread()
+
+    def give_back_waiting(self, now: float) -> None:
+        """Give back what waits in a line."""
+        for line in self._dispatch.lines.values():
+            for job in self._dispatch.remove(line):
+                self._custody.give_back(job, now)
+
+    def _line(self, job: Job) -> Line[Job, Way]:
+        """The line of a job's route.  `Unreadable` if its password is."""
+        key: Hashable = self._routes.key_of(job.message)
+        line = self._dispatch.lines.get(key)
+        if line is not None:
+            return line
+        way = self._routes.connections(job.message)
+        if way is None:
+            return self._dispatch.add(key, None, width=self._dispatch.places)
+        return self._dispatch.add(key, way)
+
+    def _not_tried(self, job: Job, error: Exception, now: float) -> None:
+        """The way itself cannot be read (a password, mostly): that is no fault of the message."""
+        log.error("sender.upstream_unusable", sender=str(job.message.sender_id))
+        text = str(error) if isinstance(error, Unreadable) else "the upstream is not usable"
+        self._settle(job, ours(Verdict.DEFERRED, Phase.AUTH, text), now)
+
+    # Connections ----------------------------------------------------------------------------------
+
+    async def tidy(self) -> None:
+        """Close idle connections, and forget the lines that lead nowhere now."""
+        for key, line in list(self._dispatch.lines.items()):
+            if line.way is None or not len(line.way):
+                self._dispatch.forget(key)
+        for line in list(self._dispatch.lines.values()):
+            if line.way is not None and len(line.way):
+                await line.way.tidy()
+
+    async def hang_up(self) -> None:
+        """Say goodbye on every connection."""
+        async with trio.open_nursery() as nursery:
+            for line in self._dispatch.lines.values():
+                if line.way is not None:
+                    nursery.start_soon(line.way.close)
+
+    def abort(self) -> None:
+        """Close every connection, unless goodbye was said."""
+        for line in self._dispatch.lines.values():
+            if line.way is not None:
+                line.way.abort()
+
+    # Large messages -------------------------------------------------------------------------------
+
+    async def _prepare(self, line: Line[Job, Way], job: Job) -> None:
+        """Fetch and compose a large message, and have it delivered.
+
+        In a thread, as it takes as long as a thousand ordinary deliveries; few at once, as each is
+        in memory several times; and before a worker takes it, who would wait for his turn here.
+        """
+        try:
+            async with self._large:
+                await self._fetch_and_compose(line, job)
+        finally:
+            line.coming -= 1
+
+    async def _fetch_and_compose(self, line: Line[Job, Way], job: Job) -> None:
+        if self._custody.leaving:
+            self._give_back(job)
+            return
+        try:
+            message = await self._queue.with_body(job.message)
+            if message is None:
+                text = "the content of the message is not there any more"
+                self._settle(job, ours(Verdict.FAILED, Phase.DATA, text), trio.current_time())
+                return
+            job.mail = await trio.to_thread.run_sync(mail_of, message)
+        except (DatabaseUnavailable, psycopg.Error):
+            self._give_back(job, self._outage)
+            return
+        except PermanentFailure as error:
+            self._unfit(job, error)
+            return
+        except Exception as error:
+            self._crashed(job, error)
+            return
+        del message
+        if self._custody.leaving:
+            self._give_back(job)
+            return
+        job.ended = ended = trio.Event()
+        self._dispatch.put(line, job)
+        self.spread()
+        await ended.wait()
+
+    # Working --------------------------------------------------------------------------------------
+
+    async def _work(self, place: Place[Job, Way], job: Job | None) -> None:
+        """Deliver the job and what follows it in its line, until there is nothing more."""
+        connection: Connection | None = None
+        way = place.line.way
+        try:
+            while job is not None:
+                if way is None:
+                    await self._give_way(job, trio.current_time())
+                    await self._loop(job)
+                    job = self._next(place)
+                else:
+                    connection, job = await self._send(place, way, job, connection)
+        except trio.Cancelled:
+            raise
+        except Exception as error:
+            if connection is not None:
+                connection.abort()
+            self._crashed(job, error)
+        finally:
+            self._dispatch.leave(place)
+            if connection is not None and way is not None:
+                way.give_back(connection)
+        self.spread()
+
+    def _next(self, place: Place[Job, Way]) -> Job | None:
+        """The job that a worker goes on with."""
+        return self._dispatch.next(place, trio.current_time())
+
+    async def _give_way(self, job: Job, now: float) -> float:
+        """Wait while high mail has the right of way; return what time it is then."""
+        if not job.priority or now >= self._right_of_way.until:
+            return now
+        with trio.move_on_at(self._right_of_way.until):
+            await self._way_is_free.park()
+        return trio.current_time()
+
+    async def _loop(self, job: Job) -> None:
+        """Deliver into a mailbox of this relay."""
+        if wait := self._loopback.wait():
+            # Not begun, so it counts as no attempt: it waits for as long as that takes.
+            self._give_back(job, wait)
+            return
+        mail = self._composed(job)
+        if mail is None or not await self._may_begin(job):
+            return
+        began_at = trio.current_time()
+        message = job.message
+        deadline = self._custody.deliver_by(job)
+        outcome = await self._loopback.deliver(mail, message.id, message.recipient, deadline)
+        self._settle(job, outcome, began_at)
+
+    async def _send(
+        self,
+        place: Place[Job, Way],
+        connections: Connections,
+        job: Job,
+        connection: Connection | None,
+    ) -> tuple[Connection | None, Job | None]:
+        """Deliver one message; returns the connection to go on with, and the next job."""
+        line = place.line
+        mail = self._composed(job)
+        if mail is None:
+            return connection, self._next(place)
+        began_at = await self._give_way(job, trio.current_time())
+        custody = self._custody
+        careful = job.lost or job.message.hold_unknown
+        if careful or custody.late(job, began_at) or custody.stale(job, began_at):
+            if not await self._may_begin(job):
+                return connection, self._next(place)
+            began_at = trio.current_time()
+        if connection is None or connection.closed:
+            connection = connections.take()
+            if connection is None:
+                connection = await self._open(line, connections, job, began_at)
+                if connection is None:
+                    return None, self._next(place)
+                if custody.stale(job, trio.current_time()) and not await self._may_begin(job):
+                    return connection, self._next(place)
+        last = connection.delivered + 1 >= MOST_MAILS
+        job.connection = connection
+        job.began_at = began_at
+        self._begun[place] = job
+        first = connection.trace if connection.delivered == 0 else ()
+        try:
+            outcomes: Sequence[Outcome] | None = await connection.deliver(
+                mail,
+                None if last else partial(self._announce, place, job),
+                deadline=custody.deliver_by(job),
+            )
+        except trio.ClosedResourceError:
+            outcomes = connection.outcomes  # broken off: its lease is lost
+        except trio.Cancelled:
+            if connection.outcomes is not None:
+                self._cut_short(job, connection.outcomes[0], began_at, first)
+            raise
+        except Exception:
+            connection.abort()
+            if job.following is not None:
+                self._dispatch.put_back(place, job.following, None)
+            raise
+        finally:
+            job.connection = None
+            del self._begun[place]
+        following, job.following = job.following, None
+        if job.withdrawn:
+            connection.abort()  # it is told of a mail that comes another way
+        outcome = outcomes[0] if outcomes else ours(Verdict.DEFERRED, Phase.MAIL, "broken off")
+        if outcome.stale:
+            # The peer had hung up while the connection was idle: nothing was tried.
+            if following is not None:
+                self._dispatch.put_back(place, following, job)
+            return None, job
+        if job.lost and outcome.verdict is Verdict.DEFERRED:
+            # Whoever has its lease now delivers it; no peer is to blame.
+            custody.drop(job, trio.current_time())
+        else:
+            self._settle(job, outcome, began_at, first, line)
+        if following is not None:
+            return connection, following
+        if last:
+            await connection.quit()
+        return connection, self._next(place)
+
+    def _announce(self, place: Place[Job, Way], job: Job, now: float) -> Mail | None:
+        """Take the job that comes next on a job's connection, if that can be promised by now."""
+        following = self._dispatch.next(place, now)
+        if following is None:
+            return None
+        try:
+            following.mail = self._composed(following)
+        except Exception as error:  # its own fault, and not that of the one before it
+            self._crashed(following, error)
+        if following.mail is None:
+            self._dispatch.counts_for(place, job)
+            return None
+        asks = following.message.hold_unknown or self._custody.stale(following, now)
+        if following.lost or self._custody.late(following, now) or asks:
+            self._dispatch.put_back(place, following, job)
+            return None
+        job.following = following
+        return following.mail
+
+    async def _open(
+        self, line: Line[Job, Way], connections: Connections, job: Job, began_at: float
+    ) -> Connection | None:
+        """Open a connection for a job, or settle the job."""
+        try:
+            with trio.move_on_at(self._custody.deliver_by(job)):
+                connection = await connections.open()
+                _OPENED.inc()
+                return connection
+        except OpenFailed as error:
+            self._settle(job, error.outcome, began_at, (), line)
+            return None
+        text = "opening a connection took too long"
+        self._settle(job, ours(Verdict.DEFERRED, Phase.CONNECT, text), began_at, (), line)
+        return None
+
+    def _composed(self, job: Job) -> Mail | None:
+        """The mail of a job; None if there can be none, which is settled then."""
+        if job.mail is not None:
+            return job.mail
+        assert job.message.has_body  # else `_prepare` has made the mail
+        try:
+            return mail_of(job.message)
+        except PermanentFailure as error:
+            self._unfit(job, error)
+            return None
+
+    # Whether to begin -----------------------------------------------------------------------------
+
+    async def _may_begin(self, job: Job) -> bool:
+        """Whether the lease lasts for a delivery; if not, the job is given back."""
+        now = trio.current_time()
+        if job.lost:
+            self._custody.drop(job, now)
+            return False
+        if self._custody.late(job, now):
+            self._give_back(job)  # could not be renewed for long: the database was away
+            return False
+        if self._custody.stale(job, now) and not await self._is_wanted(job, now):
+            return False
+        if not job.message.hold_unknown:
+            return True
+        try:
+            held = [(job.message.id, job.message.token)]
+            if job.message.id in await self._queue.begin_data(held):
+                return True
+        except DatabaseUnavailable:
+            self._give_back(job, self._outage)
+            return False
+        self._custody.drop(job, trio.current_time())  # somebody else has it
+        return False
+
+    async def _is_wanted(self, job: Job, now: float) -> bool:
+        """Whether a stale job is to be delivered all the same; if not, it is given back.
+
+        The claim that finds it again cancels it, or lets it wait.
+        """
+        letter_of = job.message.letter_of
+        try:
+            wanted = letter_of is not None and await self._queue.is_wanted(letter_of)
+        except DatabaseUnavailable:
+            self._give_back(job, self._outage)
+            return False
+        if wanted:
+            job.asked_at = now
+        else:
+            self._give_back(job)
+        return wanted
+
+    # Ends -----------------------------------------------------------------------------------------
+
+    def _settle(
+        self,
+        job: Job,
+        outcome: Outcome,
+        began_at: float,
+        opening: Sequence[Step] = (),
+        line: Line[Job, Way] | None = None,
+    ) -> None:
+        """Report what became of a job; where it was sent by a line, learn from it about the way."""
+        now = trio.current_time()
+        secrets: Sequence[str] = ()
+        if line is not None:
+            if self._gatekeeper.learn(line, job, outcome, began_at, now):
+                self.spread()
+            if line.way is not None and outcome.verdict is not Verdict.DELIVERED:
+                secrets = line.way.route.spellings
+        self._custody.settle(job, outcome, began_at, now, opening, secrets)
+
+    def _cut_short(
+        self, job: Job, outcome: Outcome, began_at: float, opening: Sequence[Step]
+    ) -> None:
+        """The sender itself was cancelled in the middle of a delivery."""
+        if outcome.verdict is Verdict.DEFERRED:
+            self._give_back(job)  # nothing was delivered, and nobody is to blame
+        else:
+            self._settle(job, outcome, began_at, opening)
+
+    def _give_back(self, job: Job, delay: float = 0.0) -> None:
+        self._custody.give_back(job, trio.current_time(), delay)
+
+    def _unfit(self, job: Job, error: PermanentFailure) -> None:
+        """The message can never be sent; whoever queued by SQL may have stored such a thing."""
+        text = f"the message cannot be sent: {error}"
+        self._settle(job, ours(Verdict.FAILED, Phase.MAIL, text), trio.current_time())
+
+    def _crashed(self, job: Job | None, error: Exception) -> None:
+        """A delivery met what nobody foresaw: it must not take the others with it.
+
+        The error's text could hold anything, so only its kind and place are logged.
+        """
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else ""
+        log.error("sender.delivery_crashed", error=type(error).__name__, where=where)
+        if job is not None and job in self._custody:
+            outcome = ours(Verdict.DEFERRED, Phase.DATA, "an internal error of the relay")
+            self._settle(job, outcome, trio.current_time())

@@ -1,0 +1,1 @@
+"""Webhooks: owners are told what happens, signed, at least once."""

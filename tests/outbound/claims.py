@@ -1,0 +1,25 @@
+"""Claimed messages without a database, for what is pure."""
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from relay.outbound.claimed import Claimed
+from relay.outbound.message import NOBODY
+
+AT = datetime(2026, 11, 20, 20, 0, 0, 123456, tzinfo=UTC)
+ID = UUID(int=7)
+
+
+def claimed(**values: Any) -> Claimed:
+    """A claimed message to b@y.example; what is not given is empty."""
+    row: dict[str, Any] = dict.fromkeys(Claimed._fields)
+    row |= {"id": ID, "token": 1, "lane": 7, "priority": 1, "attempt": 1, "turn": 1, "lost": False}
+    row |= {"created_at": AT, "sender": "a@x.example", "recipient": "b@y.example", "subject": "s"}
+    row |= {"hold_unknown": False, "owner": NOBODY, "domain": "y.example", "has_body": True}
+    return Claimed(**{**row, **values})
+
+
+def another(**values: Any) -> Claimed:
+    """One with an id of its own."""
+    return claimed(id=uuid4(), **values)

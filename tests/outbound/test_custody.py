@@ -1,0 +1,202 @@
+"""Custody: each message comes once and leaves once, and its token is never mistaken."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+
+from relay.outbound.claimed import Claimed
+from relay.outbound.custody import Custody
+from relay.outbound.gates import Gate
+from relay.outbound.jobs import FRESH, Job
+from relay.outbound.lanes import DueLane
+from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.settled import Settled
+from relay.outbound.settler import Settler, ours
+from relay.outbound.states import Cause
+from relay.smtp.client import Phase, Verdict
+from tests.outbound.claims import AT, ID, another, claimed
+
+LEASE = 300.0
+DELIVERED = ours(Verdict.DELIVERED, Phase.DOT, "taken")
+DEFERRED = ours(Verdict.DEFERRED, Phase.RCPT, "later")
+
+
+class Recorder:
+    """A finaliser that records nothing: `waiting` is what it has in hand."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Settled] = []
+
+    def put(self, settled: Settled) -> None:
+        self.waiting.append(settled)
+
+    def fence_anew(self, message_id: UUID, token: int, *, lost: bool) -> bool:
+        return any(each.id == message_id for each in self.waiting)
+
+
+class Listener:
+    """Notes what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[DueLane | str] = []
+
+    def due(self, lane: DueLane) -> None:
+        self.heard.append(lane)
+
+    def freed(self) -> None:
+        self.heard.append("freed")
+
+    def way_is_free(self) -> None:
+        self.heard.append("way is free")
+
+
+class House:
+    """A custody with all that it talks to."""
+
+    def __init__(self) -> None:
+        self.recorder, self.listener, self.right_of_way = Recorder(), Listener(), RightOfWay()
+        settler = Settler(
+            max_attempts=10, retry_unit=60.0, redact_key=b"k" * 32, rng=random.Random(1)
+        )
+        self.custody = Custody(
+            self.recorder, settler, self.right_of_way, self.listener, lease=LEASE
+        )
+        self.custody.epoch = AT.timestamp()
+
+    def take(self, message: Claimed | None = None, now: float = 0.0) -> Job:
+        job = self.custody.take(message or another(), now + LEASE, now)
+        assert job is not None
+        return job
+
+    @property
+    def causes(self) -> list[Cause]:
+        return [each.cause for each in self.recorder.waiting]
+
+
+@pytest.fixture
+def house() -> House:
+    """An empty one."""
+    return House()
+
+
+def test_what_is_settled_is_reported_once_with_its_token(house: House):
+    """It leaves custody, and giving it back afterwards changes nothing."""
+    job = house.take(claimed(token=5))
+    house.custody.settle(job, DELIVERED, 1.0, 2.0)
+    house.custody.give_back(job, 3.0)
+    assert not house.custody.drop(job, 3.0)
+    (settled,) = house.recorder.waiting
+    assert (settled.id, settled.token, settled.cause) == (ID, 5, Cause.DELIVERED)
+    assert (settled.began_at, settled.ended_at) == (1.0, 2.0)
+    assert len(house.custody) == 0
+    assert house.custody.ended == 1
+
+
+def test_what_is_given_back_or_deferred_is_due_again_by_the_databases_clock(house: House):
+    """The claimer hears of it at once; of what is delivered it hears nothing."""
+    given, deferred, delivered = house.take(), house.take(), house.take()
+    house.custody.give_back(given, 4.0, 3.0)
+    house.custody.settle(deferred, DEFERRED, 1.0, 4.0)
+    house.custody.settle(delivered, DELIVERED, 1.0, 4.0)
+    assert house.causes == [Cause.RELEASED, Cause.DEFERRED, Cause.DELIVERED]
+    delays = [each.delay for each in house.recorder.waiting]
+    assert delays[0] == 3.0
+    assert 48.0 <= delays[1] <= 72.0
+    due = [DueLane(7, 1, AT + timedelta(seconds=4.0 + delay), "y.example") for delay in delays[:2]]
+    assert house.listener.heard == due
+
+
+def test_what_is_dropped_is_not_reported(house: House):
+    """Somebody else has its lease."""
+    job = house.take()
+    assert house.custody.drop(job, 1.0)
+    assert house.recorder.waiting == []
+    assert list(house.custody) == []
+
+
+def test_what_is_claimed_again_while_it_is_delivered_goes_to_that_delivery(house: House):
+    """The report carries the new token; nothing is begun a second time."""
+    job = house.take(claimed(token=1))
+    assert house.custody.take(claimed(token=3, lost=True), 900.0, 600.0) is None
+    assert (job.message.token, job.leased_until, job.lost) == (3, 900.0, False)
+    house.custody.settle(job, DELIVERED, 1.0, 700.0)
+    assert [each.token for each in house.recorder.waiting] == [3]
+
+
+@pytest.mark.parametrize("in_data", [False, True])
+def test_a_delivery_that_was_broken_off_is_begun_again_unless_it_is_on_the_wire(
+    house: House, in_data: bool
+):
+    """What lost its lease is another's to deliver, this node's too; a copy under way is not."""
+    job = house.take(claimed(token=1))
+    job.connection = SimpleNamespace(in_data=in_data, abort=lambda: None)
+    job.lost = True
+    again = house.custody.take(claimed(token=3, lost=True), 900.0, 600.0)
+    assert (again is None) is in_data
+    assert job.lost is not in_data
+    if again is not None:
+        assert not house.custody.drop(job, 601.0)
+        assert again in house.custody
+
+
+def test_what_is_reported_but_not_recorded_takes_the_new_lease(house: House):
+    """The finaliser is asked before anything is begun."""
+    house.custody.settle(house.take(claimed()), DELIVERED, 1.0, 2.0)
+    assert house.custody.take(claimed(token=3, lost=True), 900.0, 600.0) is None
+    assert len(house.custody) == 0
+
+
+def test_leases_are_renewed_with_two_thirds_left_and_begun_with_half(house: House):
+    """What could not be renewed is lost, if it is still the same lease."""
+    old, new = house.take(now=0.0), house.take(now=90.0)
+    now = LEASE / 3 + 1
+    asked = house.custody.aging(now)
+    assert [job for job, _ in asked] == [old]
+    assert house.custody.renewed(asked, {old.message.id}, now) == []
+    assert old.leased_until == now + LEASE
+    assert not house.custody.late(new, 90.0 + LEASE / 2)
+    assert house.custody.late(new, 90.0 + LEASE / 2 + 0.1)
+    assert house.custody.deliver_by(new) == 90.0 + LEASE - 5.0
+    asked = house.custody.aging(300.0)
+    assert {job for job, _ in asked} == {old, new}
+    old.message = old.message._replace(token=9)  # claimed anew while the statement ran
+    assert house.custody.renewed(asked, set(), 300.0) == [new]
+    assert (old.lost, new.lost) == (False, True)
+
+
+def test_whoever_waits_hears_of_what_leaves(house: House):
+    """Of a gate's room, and of high mail that is gone; not when all is leaving."""
+    gate = Gate(4, 60.0, random.Random(1))
+    job, high = house.take(), house.take(another(priority=0))
+    job.pass_gate(gate)
+    job.pass_gate(gate)
+    assert gate.busy == 1
+    assert house.right_of_way.held(0.5)
+    house.custody.settle(high, DELIVERED, 0.1, 0.5)
+    house.custody.settle(job, DELIVERED, 0.1, 0.5)
+    assert house.listener.heard == ["way is free", "freed"]
+    assert gate.busy == 0
+    assert not house.right_of_way.held(0.5)
+    house.custody.leaving = True
+    last = house.take()
+    last.pass_gate(gate)
+    house.custody.give_back(last, 1.0)
+    assert house.listener.heard == ["way is free", "freed"]
+    assert gate.busy == 0
+
+
+def test_a_deadline_and_a_letter_that_waited_are_stale(house: House):
+    """Past its `not_after` nothing is begun; a letter's token may have been used meanwhile."""
+    soon = AT + timedelta(seconds=10)
+    plain, ends, letter = (
+        house.take(another(**values))
+        for values in ({}, {"not_after": soon}, {"not_after": soon, "letter_of": 3})
+    )
+    stale = [house.custody.stale(job, at) for at in (0.0, FRESH + 0.1, 10.0) for job in
+             (plain, ends, letter)]  # fmt: skip
+    assert stale == [False, False, False, False, False, True, False, True, True]

@@ -1,0 +1,161 @@
+"""The gatekeeper: what an end says of the route, of the destination, and of nobody else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from relay.outbound.dispatch import Dispatch, Line, Place
+from relay.outbound.gatekeeper import Gatekeeper
+from relay.outbound.gates import GateKey, Gates
+from relay.outbound.jobs import Job
+from relay.outbound.right_of_way import RightOfWay
+from relay.smtp.client import Outcome, Phase, Verdict
+from tests.outbound.claims import another
+
+UNIT = 60.0
+
+
+class House:
+    """One line of a dispatch, its gates, and what was given back."""
+
+    def __init__(self, places: int = 8, width: int = 8) -> None:
+        self.gates = Gates(places, UNIT, random.Random(1))
+        self.dispatch: Dispatch[Job, None] = Dispatch(
+            places, places, RightOfWay(), self.gates.bound
+        )
+        self.line: Line[Job, Any] = self.dispatch.add("route", None, width=width)
+        self.back: list[tuple[Job, float]] = []
+        self.keeper = Gatekeeper(self.gates, self.dispatch, self._give_back)
+
+    def _give_back(self, job: Job, now: float, delay: float) -> None:
+        job.leave_gates()
+        self.back.append((job, delay))
+
+    def job(self, domain: str = "y.example", **values: Any) -> Job:
+        return Job(another(domain=domain, **values), 300.0, 0.0)
+
+    def waiting(self, count: int, domain: str = "y.example", **values: Any) -> list[Job]:
+        jobs = [self.job(domain, **values) for _ in range(count)]
+        for job in jobs:
+            self.dispatch.put(self.line, job)
+        return jobs
+
+    def ends(self, job: Job, verdict: Verdict, phase: Phase, now: float = 1.0, **how: Any) -> bool:
+        outcome = Outcome(
+            verdict, phase, how.get("code"), None, "", how.get("route_trouble", False), True
+        )
+        return self.keeper.learn(self.line, job, outcome, 0.0, now)
+
+    def busy(self, domain: str | None) -> int:
+        gate = self.gates.find(GateKey("route", domain))
+        return -1 if gate is None else int(gate.window)
+
+
+def announced(job: Job) -> tuple[Job | None, bool]:
+    """What was announced behind a job, and whether that was taken back."""
+    return job.following, job.withdrawn
+
+
+def test_an_answer_widens_the_line_whatever_it_says():
+    """Delivered, bounced and failed are answers; and no gate is made for them."""
+    house = House(width=2)
+    for verdict in (Verdict.DELIVERED, Verdict.BOUNCED, Verdict.FAILED):
+        assert house.ends(house.job(), verdict, Phase.RCPT)
+    assert house.line.width == 5
+    assert len(house.gates) == 0
+    assert house.line.seconds == 1.0  # of deliveries alone
+
+
+def test_trouble_before_mail_is_the_routes_and_takes_back_all_that_waits():
+    """Other destinations would meet the same."""
+    house = House()
+    waiting = [*house.waiting(3, "a.example"), *house.waiting(2, "b.example")]
+    assert not house.ends(house.job(), Verdict.DEFERRED, Phase.CONNECT)
+    assert [job for job, _ in house.back] == waiting
+    assert all(wait > 0 for _, wait in house.back)
+    assert house.line.width == 4  # as a new one
+    assert house.gates.find(GateKey("route")) is not None
+    assert not house.keeper.lets(house.line, house.job("c.example"), 1.0)
+
+
+def test_trouble_after_mail_is_the_destinations():
+    """421 or a broken connection shuts its gate at once; other destinations go on."""
+    house = House()
+    mine, other = house.waiting(3, "a.example"), house.waiting(2, "b.example")
+    house.ends(house.job("a.example"), Verdict.DEFERRED, Phase.RCPT, code=421)
+    assert [job for job, _ in house.back] == mine
+    assert list(house.line.jobs()) == other
+    assert not house.keeper.lets(house.line, house.job("a.example"), 1.0)
+    assert house.keeper.lets(house.line, house.job("b.example"), 1.0)
+    lane = mine[0].message.lane
+    assert house.gates.allowance(lane, 1.0) == 0
+
+
+def test_a_busy_mailbox_halves_its_destinations_window_and_takes_nothing_back():
+    """A 4xx that says nothing of the connection; and it opens again by what goes well."""
+    house = House()
+    house.waiting(3)
+    house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, code=450)
+    assert house.back == []
+    assert house.busy("y.example") == 4
+    house.ends(house.job(), Verdict.DELIVERED, Phase.DOT)
+    assert house.busy("y.example") == 5
+
+
+def test_what_is_let_through_counts_until_it_leaves():
+    """A gate's window is deliveries at once, from the claim on."""
+    house = House(places=4)
+    house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, code=450)  # a window of two
+    first, second, third = house.job(), house.job(), house.job()
+    assert house.keeper.lets(house.line, first, 1.0)
+    assert house.keeper.lets(house.line, second, 1.0)
+    assert not house.keeper.lets(house.line, third, 1.0)
+    assert [job for job, _ in house.back] == [third]
+    assert first.leave_gates()
+    assert not first.leave_gates()
+    assert house.keeper.lets(house.line, third, 1.0)
+
+
+def test_what_hangs_keeps_half_of_the_places_and_the_rest_goes_back():
+    """A destination that fills the lines with what does not end is narrowed, not struck."""
+    house = House(places=8)
+    house.waiting(20)
+    begun: dict[Place[Job, Any], Job] = {}
+    for place, job in house.dispatch.start(0.0):
+        begun[place] = job
+    held = len(begun)
+    house.keeper.look_for_stalls(begun, 0.1)
+    assert house.back == []
+    house.keeper.look_for_stalls(begun, 1.0)
+    gate = house.gates.find(GateKey("route", "y.example"))
+    assert gate is not None
+    assert (int(gate.window), gate.strikes) == (4, 0)
+    assert gate.busy == max(held, 4)
+    assert len(house.back) == 20 - max(held, 4)
+
+
+def test_what_was_announced_behind_a_stall_waits_again():
+    """Another connection takes it; the one that hangs is told of no more."""
+    house = House(places=8, width=1)
+    house.waiting(2)
+    ((place, job),) = house.dispatch.start(0.0)
+    following = house.dispatch.next(place, 0.0)
+    assert following is not None
+    job.following = following
+    house.keeper.look_for_stalls({place: job}, 10.0)
+    assert announced(job) == (None, True)
+    assert list(house.line.jobs()) == [following]
+
+
+def test_an_owner_whose_deliveries_hang_everywhere_is_narrowed():
+    """To whatever destinations: room to claim the mail of others is left."""
+    house = House(places=8)
+    for number in range(20):
+        house.waiting(1, f"d{number}.example", owner="mallory")
+    begun = dict(house.dispatch.start(0.0))
+    house.keeper.look_for_stalls(begun, 1.0)
+    assert house.gates.find(GateKey("route", owner="mallory")) is not None
+    assert house.back
+    assert not house.keeper.lets(house.line, house.job("new.example", owner="mallory"), 1.0)
+    assert house.keeper.lets(house.line, house.job("new.example", owner="alice"), 1.0)

@@ -1,0 +1,67 @@
+"""The settler: what is recorded of a delivery, and what never is."""
+
+import random
+
+import pytest
+
+from relay.outbound.settler import Settler, ours
+from relay.outbound.states import Cause
+from relay.outbound.steps import pack
+from relay.smtp.client import Outcome, Phase, Verdict
+from tests.outbound.claims import ID, claimed
+
+SETTLER = Settler(max_attempts=3, retry_unit=60.0, redact_key=b"k" * 32, rng=random.Random(1))
+
+
+def test_a_delivery_is_recorded_step_by_step():
+    """The opening's steps first, and no word of what the peer said."""
+    opening = ((Phase.CONNECT, 220, 1.0, 0.5),)
+    trace = ((Phase.MAIL, 250, 2.0, 0.25), (Phase.DOT, 250, 3.0, 0.125))
+    outcome = Outcome(
+        Verdict.DELIVERED, Phase.DOT, 250, "2.0.0", "taken, b@y.example", False, True, trace=trace
+    )
+    settled = SETTLER.settle(claimed(token=4), outcome, 1.0, 3.0, opening)
+    assert settled.steps == pack((*opening, *trace), 1.0)
+    assert (settled.id, settled.token, settled.cause, settled.delay) == (
+        ID, 4, Cause.DELIVERED, 0.0,
+    )  # fmt: skip
+    assert (settled.phase, settled.code, settled.enhanced, settled.error) == (
+        "dot", 250, "2.0.0", None,
+    )  # fmt: skip
+    assert (settled.began_at, settled.ended_at) == (1.0, 3.0)
+
+
+def test_what_no_peer_said_is_one_step():
+    """The deciding phase alone, at its end."""
+    settled = SETTLER.settle(claimed(), ours(Verdict.DEFERRED, Phase.CONNECT, "no route"), 1.0, 2.0)
+    assert settled.steps == pack([(Phase.CONNECT, 0, 2.0, 0.0)], 1.0)
+    assert (settled.code, settled.error) == (None, "no route")
+
+
+@pytest.mark.parametrize(("turn", "cause"), [(1, Cause.DEFERRED), (3, Cause.EXHAUSTED)])
+def test_the_next_attempt_is_by_how_many_there_were(turn: int, cause: Cause):
+    """n² units, give or take a fifth; after the last there is none."""
+    settled = SETTLER.settle(
+        claimed(turn=turn), ours(Verdict.UNKNOWN, Phase.DOT, "broke off"), 1.0, 2.0
+    )
+    assert settled.cause is cause
+    assert settled.delay == 0.0 or 48.0 <= settled.delay <= 72.0
+    assert (settled.delay > 0) is (cause is Cause.DEFERRED)
+
+
+def test_neither_addresses_nor_subject_nor_password_are_recorded():
+    """Whatever of them a peer repeats."""
+    said = "no b@y.example and Ada Lovelace by hunter2hunter2 about Quarterly Figures"
+    outcome = Outcome(Verdict.BOUNCED, Phase.RCPT, 550, "5.1.1", said, False, True)
+    settled = SETTLER.settle(
+        claimed(recipient_name="Ada Lovelace", subject="Quarterly Figures"),
+        outcome,
+        1.0,
+        2.0,
+        secrets=("hunter2hunter2",),
+    )
+    assert settled.cause is Cause.REFUSED
+    assert settled.error is not None
+    assert settled.error.startswith("550 5.1.1 no ")
+    for word in ("b@y", "Lovelace", "hunter2", "Quarterly Figures"):
+        assert word not in settled.error
