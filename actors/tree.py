@@ -63,6 +63,7 @@ from actors import (
 from actors.messages import Accept, Consult, Due, Wake
 from relay.access.keys import Keys
 from relay.datadir import Keyring
+from relay.db import channels
 from relay.db.embedded import Embedded
 from relay.db.listen import Hub
 from relay.db.pool import Pool
@@ -100,7 +101,6 @@ from relay.smtp.filtering import load as load_filter
 from relay.smtp.limits import SmtpLimits
 from relay.storage import AMPLE, Space
 from relay.webhooks.post import Poster
-from relay.webhooks.store import CHANNEL as WEBHOOKS
 from relay.webhooks.store import Webhooks
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 
@@ -231,10 +231,10 @@ def build_tree(
                 hosts=pool.hosts,
                 hub=resources.hub,
                 routes={
-                    "relay_messages": _wake(summariser_box),
-                    "relay_expiry": _wake(ticker_box),
-                    "relay_outbound": _wake_outbound(claimer_box, right_of_way),
-                    WEBHOOKS: _wake(courier_box),
+                    channels.MESSAGES: _wake(summariser_box),
+                    channels.EXPIRY: _wake(ticker_box),
+                    channels.OUTBOUND: _wake_outbound(claimer_box, right_of_way),
+                    channels.WEBHOOKS: _wake(courier_box),
                     token_queue.CHANNEL: _wake(collector_box),
                 },
             ),

@@ -29,17 +29,15 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from relay.db.channels import OUTBOUND
 from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.errors import Bug, PermanentFailure
 from relay.outbound.lanes import PRIORITIES, DueLane, lane_of
 from relay.outbound.message import NOBODY, Message
 
-CHANNEL = "relay_outbound"
-"""The channel on which "something may be due" is announced, with no payload or one of these."""
-
 FLUSH = "flush"
-"""Announced by an operator: what was deferred is due, and no pause holds it back."""
+"""Announced on `OUTBOUND` by an operator: what was deferred is due, and no pause holds it back."""
 HIGH = "high"
 """Some of what is due has high priority."""
 
@@ -290,7 +288,7 @@ async def announce(pool: Pool, payload: str = "") -> None:
     Never in the transaction of an insert: NOTIFY takes a lock at commit that all writers
     share.  Call it afterwards, at most every 20 to 50 ms whatever was inserted.
     """
-    await pool.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
+    await pool.execute("SELECT pg_notify(%s, %s)", (OUTBOUND, payload))
 
 
 def domain_of(address: str) -> str:

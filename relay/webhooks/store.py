@@ -17,11 +17,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from relay.db.channels import WEBHOOKS
 from relay.db.pool import Pool
 from relay.errors import Bug
-
-CHANNEL = "relay_webhooks"
-"""The channel on which new events are announced; the payload is empty."""
 
 KINDS = (
     "message.delivered",
@@ -381,7 +379,7 @@ class Webhooks:
             )
             SELECT pg_notify(%s, '') FROM again
             """,
-            (event_id, owner, CHANNEL),
+            (event_id, owner, WEBHOOKS),
         )
         return changed > 0
 

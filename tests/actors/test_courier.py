@@ -21,6 +21,7 @@ from cryptography.fernet import Fernet
 from actors import courier
 from actors.messages import Wake
 from relay.datadir import DataDir, Keyring
+from relay.db.channels import WEBHOOKS
 from relay.db.listen import Reconnected, notifications
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
@@ -31,7 +32,7 @@ from relay.outbound.states import Cause
 from relay.public import BadUrl, check_url, is_public
 from relay.webhooks.post import NotPosted, Poster
 from relay.webhooks.signing import secret_of
-from relay.webhooks.store import CHANNEL, KINDS, PER_RECEIVER, Webhooks
+from relay.webhooks.store import KINDS, PER_RECEIVER, Webhooks
 from supervisor import Supervisor
 from tests.actors.running import running
 from tests.db.cluster import Cluster, binaries
@@ -127,7 +128,7 @@ async def at_work(pool: Pool, keyring: Keyring, **changes: Any) -> AsyncIterator
     async def listen(
         mailbox: Any, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        async with aclosing(notifications(pool.dsn, (CHANNEL,))) as heard:
+        async with aclosing(notifications(pool.dsn, (WEBHOOKS,))) as heard:
             async for event in heard:
                 if isinstance(event, Reconnected) and event.first:
                     task_status.started()

@@ -7,9 +7,9 @@ import psycopg
 import pytest
 import trio
 
+from relay.db.channels import OUTBOUND
 from relay.db.pool import Pool
 from relay.outbound.enqueue import (
-    CHANNEL,
     Invalid,
     KeyConflict,
     Suppressed,
@@ -247,7 +247,7 @@ async def test_send_raises_for_malformed_values(pool: Pool, arguments: str):
 async def test_send_wakes_the_nodes_at_commit_once(any_pool: Pool):
     """A hundred calls in a transaction are one notification; the relay's own inserts are none."""
     async with any_pool.connection() as conn:
-        await conn.execute(f"LISTEN {CHANNEL}")
+        await conn.execute(f"LISTEN {OUTBOUND}")
         await put(any_pool, "a@x.example")
         await any_pool.execute(
             "SELECT relay.send('a@x.org', 'b@x.org', 's', 't') FROM generate_series(1, 100)"
