@@ -14,11 +14,11 @@ from uuid import UUID
 from pydantic import BaseModel
 from quart import Response
 
+from relay.db.text import storable
 from relay.http.operations import Access, Answer, Call, Operation, json_response, no_content
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
 from relay.http.routing import Api
-from relay.mailboxes.values import storable
 from relay.outbound.message import MalformedMessage
 
 T = TypeVar("T")

@@ -16,11 +16,12 @@ from typing import Any, cast
 from uuid import UUID
 
 from relay.db.pool import Pool
+from relay.db.text import like_pattern, storable
 from relay.errors import Invalid
 from relay.mailboxes import search
+from relay.mailboxes.cursors import parse_uuid
 from relay.mailboxes.grams import probes
 from relay.mailboxes.records import ENTRY_COLUMNS, MESSAGE_COLUMNS, Entry, Events, Found, message_of
-from relay.mailboxes.values import like_pattern, parse_uuid, storable
 from relay.mailboxes.visibility import LIVE
 from relay.times import parse_instant
 

@@ -15,8 +15,10 @@ from typing import Any
 from uuid import UUID
 
 from relay.db.pool import Pool
+from relay.db.text import like_pattern, storable
 from relay.errors import Invalid
 from relay.mailboxes import search
+from relay.mailboxes.cursors import decode_cursor, encode_cursor, parse_uuid
 from relay.mailboxes.grams import probes
 from relay.mailboxes.records import (
     ENTRY_COLUMNS,
@@ -25,13 +27,6 @@ from relay.mailboxes.records import (
     Page,
     ReceivedMessage,
     message_of,
-)
-from relay.mailboxes.values import (
-    decode_cursor,
-    encode_cursor,
-    like_pattern,
-    parse_uuid,
-    storable,
 )
 from relay.mailboxes.visibility import LIVE
 from relay.times import parse_instant

@@ -29,6 +29,7 @@ from relay.addresses import canonical, canonical_domain
 from relay.crypto import hash_token, new_session_token
 from relay.db.pool import Pool
 from relay.errors import Invalid, OverQuota, PermanentFailure
+from relay.mailboxes.cursors import decode_cursor, encode_cursor, parse_uuid
 from relay.mailboxes.names import ANONYMOUS, Names, random_local_part
 from relay.mailboxes.records import (
     MAILBOX_COLUMNS,
@@ -39,7 +40,6 @@ from relay.mailboxes.records import (
     Page,
 )
 from relay.mailboxes.usage import Usage
-from relay.mailboxes.values import decode_cursor, encode_cursor, parse_uuid
 from relay.mailboxes.visibility import ALLOWED, DELETED, LIVE, Credential
 from relay.public import BadUrl, check_url
 

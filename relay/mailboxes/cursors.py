@@ -1,11 +1,13 @@
-"""What clients send as text, read: ids, cursors, sub-strings.  Pure."""
+"""Cursors and ids as clients give them back.  Pure.
+
+A cursor is opaque to them: the base64 of what the next page begins behind.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
-import re
 from uuid import UUID
 
 from relay.errors import Invalid
@@ -37,16 +39,3 @@ def decode_cursor(cursor: str | None, count: int) -> list[str] | None:
     if not (isinstance(parts, list) and len(parts) == count):
         raise Invalid("the cursor is not one of ours")
     return [part if isinstance(part, str) else "" for part in parts]
-
-
-def storable(value: str) -> str:
-    """`value` without what PostgreSQL's text refuses (NUL, lone surrogates): such a character
-    becomes U+FFFD, so the value matches nothing rather than raising."""
-    return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
-
-
-def like_pattern(needle: str | None) -> str | None:
-    """An ILIKE pattern for a literal sub-string; None or an empty string asks for nothing."""
-    if not needle:
-        return None
-    return "%" + re.sub(r"([\\%_])", r"\\\1", storable(needle)) + "%"
