@@ -68,7 +68,10 @@ from relay.peers import Gate, Place, TurnedAway
 STREAMS = Gauge(
     "relay_http_streams", "Calls that wait for mail now, by kind.", ["kind"], registry=registry
 )
+NEW_MESSAGE = "new_message"
+"""What both streams call the arrival of a message."""
 MAX_WAIT = 3600.0
+"""Seconds that a call may wait."""
 _RETRY = 1.0  # s; before a stream looks again after an outage
 _SLACK = 0.002  # s; so that a look at the end of a mailbox finds it ended
 
@@ -340,7 +343,7 @@ def register(api: Api) -> None:
             (
                 Answer(
                     200,
-                    "event: new_message, id: the message's, data: its entry as JSON",
+                    f"event: {NEW_MESSAGE}, id: the message's, data: its entry as JSON",
                     media_type="text/event-stream",
                 ),
                 MAILBOX_NOT_FOUND,
@@ -414,7 +417,7 @@ def register(api: Api) -> None:
                     async with aclosing(follow(call, watch, cursor)) as pages:
                         async for page in pages:
                             for entry in page:
-                                message = {"type": "new_message", **entry.as_json()}
+                                message = {"type": NEW_MESSAGE, **entry.as_json()}
                                 await websocket.send(json.dumps(message, ensure_ascii=False))
                 except Problem:
                     refused = True
@@ -436,10 +439,10 @@ def register(api: Api) -> None:
 class ArrivedMessage(MessageEntry):
     """What a WebSocket sends for each new message."""
 
-    type: Annotated[str, Field(description="always new_message")]
+    type: Annotated[str, Field(description=f"always {NEW_MESSAGE}")]
 
 
 def as_event(entry: Entry) -> bytes:
     """Return an entry as a Server-Sent Event."""
     data = json.dumps(entry.as_json(), ensure_ascii=False, separators=(",", ":"))
-    return (f"event: new_message\nid: {entry.id}\ndata: {data}\n\n").encode("utf-8", "replace")
+    return (f"event: {NEW_MESSAGE}\nid: {entry.id}\ndata: {data}\n\n").encode("utf-8", "replace")
