@@ -157,12 +157,12 @@ def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: RateLimits, rout
         if operation.stores and deps.space.short():
             REFUSED.labels("call").inc()
             raise no_space()
-        standing = Admission(asked.authorise, admitted, deps.limits.keep_alive_every, deps.hub)
+        still = Admission(asked.authorise, admitted, deps.limits.keep_alive_every, deps.hub)
 
         async def call() -> Call:
             query, body = await read_values(operation, connection.args)
             caller, mailbox, session = admitted
-            return Call(caller, mailbox, query, body, session, standing)
+            return Call(caller, mailbox, query, body, session, still)
 
         if operation.websocket:
             return await route.handler(await call(), **path)
