@@ -22,7 +22,7 @@ define install
 	END { if (live) printf "\r\033[K"; exit failed }'
 endef
 
-.PHONY: setup run test check bench demo readme soak lock clean
+.PHONY: setup run test check bench demo docs readme soak lock clean
 
 setup: $(READY)
 
@@ -65,8 +65,8 @@ bench: setup
 demo: $(RUNNABLE)
 	$(BIN)/relay demo
 
-readme: setup
-	$(BIN)/python -m tests.readme
+docs readme: setup
+	$(BIN)/python -m tests.docs
 
 soak: setup
 	$(PYTEST) -m soak --timeout=3600

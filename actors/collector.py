@@ -1,8 +1,8 @@
 """The collector: turns new tokens into letters in the outbound queue, batch by batch.
 
 It is woken by NOTIFY (through the listener), hands over as its timing says (adaptive: at once while
-little happens, in growing batches under load; or the documents' timing), and under a budget waits
-as the budget says.  Every few seconds it looks by itself: for what nobody announced, and for
+little happens, in growing batches under load; or at the limit and the timeout), and under a budget
+waits as the budget says.  Every few seconds it looks by itself: for what nobody announced, and for
 tokens whose account fits again.
 
 Promises

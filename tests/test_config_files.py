@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.readme import ROOT, metrics, scrape
+from tests.docs.pages import ROOT
+from tests.docs.tables import metrics, scrape
 from tests.relay_process import RelayProcess
 
 CONFIG = ROOT / "config"

@@ -22,9 +22,10 @@ from relay.db.pool import Pool
 from relay.devices.client import Pusher, Receiver
 from relay.devices.noise import KeyPair
 from relay.settings import parse_address
+from tests.docs.pages import ROOT
+from tests.docs.tables import scrape
 from tests.faults.outbound import started
 from tests.outbound.sink import HangUp, Session, running_sink
-from tests.readme import ROOT, scrape
 from tests.relay_process import RelayProcess
 
 ELSEWHERE = {

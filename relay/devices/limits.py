@@ -1,7 +1,7 @@
 """What one device peer, and all of them together, may take.  Pure.
 
-The numbers of the wire format stand in CONTRACT.md and are what a client may rely on; the caps on
-sessions bound memory and file descriptors.
+The numbers of the wire format stand in docs/devices.md and are what a client may rely on; the caps
+on sessions bound memory and file descriptors.
 """
 
 from __future__ import annotations

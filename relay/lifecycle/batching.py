@@ -2,8 +2,8 @@
 
 Two laws with one face, on a clock that the caller reads (float seconds, any origin):
 
-- `Fixed`, the documents' timing: at the limit, or when the timeout has passed since the first
-  wake-up (limit 3, timeout 5 s, five accounts: three at once, two after 5 s).
+- `Fixed`, the timing of docs/collect.md: at the limit, or when the timeout has passed since the
+  first wake-up (limit 3, timeout 5 s, five accounts: three at once, two after 5 s).
 - `Adaptive`: at once while little happens; under load batches are spaced a little, so that they
   grow to the limit.
 
@@ -65,7 +65,7 @@ class Batching(Protocol):
 
 
 class Fixed:
-    """The documents' timing."""
+    """At the limit, or at the timeout: the timing of docs/collect.md."""
 
     counts = True
 

@@ -4,9 +4,9 @@
     message = "/activate" || secret            (41 bytes), or
               "/recover"  || secret || code    (45 bytes; code is 5 ASCII digits)
 
-The format is the documents' and is frozen.  The two messages cannot be confused: they differ in
-length.  An activation is good without its code (the link alone proves the mailbox); a recovery
-needs both, so a link that leaks from a log or a referrer recovers nothing.
+The format is that of docs/tokens.md and is frozen.  The two messages cannot be confused: they
+differ in length.  An activation is good without its code (the link alone proves the mailbox); a
+recovery needs both, so a link that leaks from a log or a referrer recovers nothing.
 
 Promises: `verify` compares in constant time, with every key and as either action whatever it
 finds, so the time it takes tells nothing about which key or action it was; of each token there is

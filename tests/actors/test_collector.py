@@ -96,7 +96,7 @@ async def test_the_documents_timing(pool):
 
 
 async def test_what_was_queued_before_the_start_goes_at_once(pool):
-    """Without any wake-up, under the documents' timing too."""
+    """Without any wake-up, under the fixed timing too."""
     await insert(pool, 7)
     async with collecting(pool, law=Fixed, limit=3, timeout=60.0):
         await becomes(pool, QUEUED, 7)

@@ -85,7 +85,7 @@ def test_a_subset_brings_what_it_needs():
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_every_role_of_the_contract_is_known(role):
+def test_every_role_is_known(role):
     """Each name is accepted from the start, also before its system is built."""
     assert "postgres" in names(Settings(), frozenset({role}))
 

@@ -4,9 +4,9 @@
 
 - `relay`: `relay collect` with its output read through a pipe; signing and writing included, from
   the first line read to the last.
-- `bare`: a synchronous psycopg loop on the documents' tables (their columns and indexes, and the
-  `processed_at` that they suggest), which marks rows with SKIP LOCKED and returns id, action,
-  secret and code; no accounts, no check of status or expiry, no signature, no output.
+- `bare`: a synchronous psycopg loop on the tokens of docs/sql.md (their columns and indexes, and a
+  `processed_at`), which marks rows with SKIP LOCKED and returns id, action, secret and code; no
+  accounts, no check of status or expiry, no signature, no output.
 
 Each in a process of its own, at a batch limit of 10 and of 1,000.
 

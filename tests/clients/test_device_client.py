@@ -1,4 +1,4 @@
-"""A client written from the contract alone, on the raw Noise library, against the real program."""
+"""A client written from docs/devices.md alone, on a raw Noise library, against the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device and a push client, written from the contract's table alone on an independent Noise.
+"""A device and a push client, written from docs/devices.md alone on an independent Noise.
 
 Nothing of the relay is imported here, so that a misreading of the format in the relay's code
 cannot hide behind the same misreading on the other side.

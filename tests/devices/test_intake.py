@@ -37,7 +37,7 @@ def taken(rates: Rates, source: str, most: int = 10_000) -> int:
 
 class TestShares:
     def test_a_source_alone_has_all_of_it(self):
-        """500 at once, then 20 a second, as the contract has it."""
+        """500 at once, then 20 a second, as docs/devices.md has it."""
         clock = Clock()
         rates = Rates(clock=clock)
         assert taken(rates, "a") == BURST

@@ -1,4 +1,4 @@
-"""Push and receive sessions, over real sockets, by a peer that knows only the contract."""
+"""Push and receive sessions, over real sockets, by a peer that knows only docs/devices.md."""
 
 import math
 import struct

@@ -11,7 +11,7 @@ from relay.devices.wire import Reason, Refused, Splitter, decode
 
 KEY = bytes(range(32))
 
-FRAMES = {  # by the contract's table, spelt out
+FRAMES = {  # by the table of docs/devices.md, spelt out
     "01 00000023" + KEY.hex() + "616263": wire.push(KEY, b"abc"),
     "01 00000020" + KEY.hex(): wire.push(KEY, b""),
     "02 0000000b 0000000000000102 616263": wire.deliver(258, b"abc"),
@@ -29,7 +29,7 @@ FRAMES = {  # by the contract's table, spelt out
 
 
 @pytest.mark.parametrize("text", FRAMES, ids=lambda text: text[:11])
-def test_every_frame_is_written_and_read_as_the_contract_says(text):
+def test_every_frame_is_written_and_read_as_the_specification_says(text):
     """Type, length and body of each frame, in bytes, both ways."""
     raw = bytes.fromhex(text)
     assert FRAMES[text] == raw

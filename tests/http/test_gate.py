@@ -109,7 +109,7 @@ def _head_of(house: House, path: str, headers: dict[str, str]) -> httpx.Response
 
 async def test_every_call_keeps_its_access_for_every_credential(house: House):
     """Route by route: nobody, a wrong token, a foreign key, a key without the scope, the
-    administrator; each gets what the contract says."""
+    administrator; each gets what docs/http.md says."""
     address, token = await house.mailbox()
     bearer = {"Authorization": "Bearer rk_wrong"}
     reader, weak = await house.key("read"), await house.key("send")

@@ -17,7 +17,7 @@ from tests.http.test_gate import inert, routes
 TREE = "/api/v1/supervision"
 
 
-async def test_the_tree_is_shown_as_the_contract_has_it(house: House):
+async def test_the_tree_is_shown_as_the_specification_has_it(house: House):
     """Every node has the seven fields; times are RFC 3339."""
     tree = (await house.client.get(TREE, headers=house.admin)).json()
     assert [child["name"] for child in tree["children"]] == ["listener", "writer", "control"]

@@ -1,4 +1,4 @@
-"""An independent reading of CONTRACT.md's token, for the tests: shares no code with the relay.
+"""An independent reading of docs/tokens.md, for the tests: shares no code with the relay.
 
     base64url without padding of secret[32] || HMAC-SHA256(key, message)[32], 86 characters;
     message = "/activate" || secret (41 bytes) or "/recover" || secret || code (45 bytes).

@@ -136,7 +136,7 @@ def collect(dsn: str, *arguments: str, **settings: str) -> Iterator[Collector]:
 
 
 def batches(written: bytes) -> list[list[str]]:
-    """The emails of each whole line, each token checked by CONTRACT.md alone."""
+    """The emails of each whole line, each token checked by docs/tokens.md alone."""
     found = []
     for line in written.split(b"\n")[:-1]:
         fields = line.decode().split(",")

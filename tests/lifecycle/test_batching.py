@@ -132,7 +132,7 @@ def test_what_a_sweep_finds_waits_for_its_announcement_only():
 
 
 def test_a_sweep_does_not_shorten_an_open_window():
-    """Announced rows keep the documents' timing."""
+    """Announced rows keep the fixed timing."""
     table = Table(Fixed(3, 5.0))
     table.insert(1)
     table.run_until(1.0)

@@ -58,7 +58,7 @@ def test_the_documents_line():
     assert made == ",".join(fields) + "\n"
 
 
-def test_tokens_are_signed_as_the_contract_says():
+def test_tokens_are_signed_as_the_specification_says():
     """Activation signs path and secret, recovery the code too; 86 characters."""
     secret = bytes(range(32))
     rows = [

@@ -1,4 +1,4 @@
-"""Accounts and tokens in SQL: the documents' columns and triggers, on each PostgreSQL."""
+"""Accounts and tokens in SQL: the columns and triggers of docs/sql.md, on each PostgreSQL."""
 
 from collections import Counter
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""Signed tokens: the documents' bytes, and nothing but them."""
+"""Signed tokens: the bytes of docs/tokens.md, and nothing but them."""
 
 import secrets
 
@@ -9,20 +9,19 @@ from hypothesis import strategies as st
 from relay.lifecycle.tokens import Action, sign, verify
 from tests.lifecycle import checker
 
-KEY = bytes.fromhex("cafebabe" * 8)  # the documents' MAILROOM_SECRET_KEY
+KEY = bytes.fromhex("cafebabe" * 8)  # of SIGNED_ELSEWHERE
 SECRET = bytes(range(32))
 
-# Lines 5 and 6 of the documents' session with that key (004, "Insert Accounts and Observe
-# Batching"): action, token, code.
-SIGNED_IN_THE_DOCUMENTS = [
+# What another program signed with that key: action, token, code.
+SIGNED_ELSEWHERE = [
     "1,gVRNesi-opSvs3ntPfr9DzSn_JwbOD04VVIurQSCOFzzd3BOM3WBDL3SOtDjMxKLd6csSn8_p9hemXHIUxIjPg,78092",
     "1,--DTy5LsbDeLP_AweXIPSjL3_avQMT5cH_bRxPy1uxQLVhXKaw7Oxd7NYkcJ6MZmnnqWqTcBPHA5z7bqunXEAA,25778",
     "1,ryooWewe3OTxIGF1Gjl5Vvl8BsXoqWVbCAt1t6J--_KX1SM4DbyCes4yn75OWVe60G4MMZdv4byRh1wy-Clvxw,78202",
     "1,4pmew2o2EOAZBDHWvJBcixJftpRCb8uyXZhzN12EOcrLBmzc4ic9avwd9dla09pIiKIoqW5iIwMfoXLEM3_LGw,38806",
     "1,ANLMa-1y37VLCDqK0wnfEFhUVzHsWpaNGV2ttI8m3o6_lbbYOKmp3hP7Q8H8ZQRNMPAj4xsSqC26nesfVZLgzQ,89897",
 ]
-# The example of the line format (004, "Example"), signed with a key that is not shown.
-SHOWN_IN_THE_DOCUMENTS = [
+# What it signed with a key that nobody knows.
+SIGNED_WITH_ANOTHER_KEY = [
     "0WEKrnjY_sTEqogrR6qsp7r7Vg4SQ_0iM_1La5hHp5p31nbkrHUBS0Cz9T24iBDCk6CFqO7tJTihpsOVuHYgLg",
     "BfQXx31qfY2IJFTtzAp21IdeW0dDIxUT1Ejf3tYJDukNsfaxxOfldwL-lEfVy4SEkZ_v18rf-EWsvWXH5qgvIg",
     "jxrR5p72UWTQ8JiU2DrqjZ-K8L4t8i454S9NtPkVn4-1-bin3ediP0zHMDQU2J_iIyzH4XmNtzpXZhjV0n5xcA",
@@ -34,8 +33,8 @@ codes = st.integers(0, 99_999).map("{:05}".format)
 keys = st.binary(min_size=32, max_size=32)
 
 
-@pytest.mark.parametrize("line", SIGNED_IN_THE_DOCUMENTS)
-def test_what_the_documents_signed_is_valid_and_is_signed_alike(line: str):
+@pytest.mark.parametrize("line", SIGNED_ELSEWHERE)
+def test_what_another_program_signed_is_valid_and_is_signed_alike(line: str):
     """Byte for byte: their key and their secret give their token."""
     number, token, code = line.split(",")
     raw = checker.decode(token)
@@ -43,7 +42,7 @@ def test_what_the_documents_signed_is_valid_and_is_signed_alike(line: str):
     assert sign(KEY, Action(int(number)), raw[:32], code) == token
 
 
-@pytest.mark.parametrize("token", SHOWN_IN_THE_DOCUMENTS)
+@pytest.mark.parametrize("token", SIGNED_WITH_ANOTHER_KEY)
 def test_what_the_documents_show_decodes_to_64_bytes(token: str):
     """The form is the same where the key is unknown."""
     assert len(checker.decode(token)) == 64
@@ -51,7 +50,7 @@ def test_what_the_documents_show_decodes_to_64_bytes(token: str):
 
 
 @given(actions, keys, keys, codes)
-def test_a_checker_written_from_the_contract_accepts_ours(action, key, secret, code):
+def test_a_checker_written_from_the_specification_accepts_ours(action, key, secret, code):
     """And the other way round."""
     token = sign(key, action, secret, code)
     assert len(token) == 86
@@ -125,5 +124,5 @@ def test_a_token_has_one_spelling(changed: str):
 
 def test_standard_base64_is_another_alphabet():
     """`+` and `/` are no spelling of `-` and `_`."""
-    token = SIGNED_IN_THE_DOCUMENTS[1].split(",")[1]
+    token = SIGNED_ELSEWHERE[1].split(",")[1]
     assert verify([KEY], token.replace("-", "+").replace("_", "/")) is None

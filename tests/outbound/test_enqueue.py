@@ -184,7 +184,7 @@ async def test_send_in_a_transaction_that_is_rolled_back_is_no_mail(node: Node):
     assert len(await node.claim()) == 1
 
 
-async def test_send_takes_all_that_the_contract_says(node: Node):
+async def test_send_takes_all_that_docs_sql_says(node: Node):
     """Names, both bodies, priority, a time, a key; the view shows it."""
     when = datetime.now(UTC) + timedelta(days=1)
     sent = await node.pool.fetch_value(

@@ -1,6 +1,6 @@
 """Does what was promised survive the loss of the server?  What SQL can tell of it, and no more.
 
-The README's table "Which standby promises what" says what each mode is worth.  From a connection
+docs/machines.md ("Which standby promises what") says what each mode is worth.  From a connection
 one sees the settings and the standbys of this moment.  Not seen: what a failover manager will do.
 Patroni's `synchronous_mode` without `synchronous_mode_strict` empties `synchronous_standby_names`
 when the last standby goes, and commits wait for nobody from then on; that is told only once it has
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from relay.db.connection import Connection
 
 CHECK = "replication"
-TABLE = "see the README, Which standby promises what"
+TABLE = "see docs/machines.md, Which standby promises what"
 LOSES = "a failover loses the last moment's mail although it was answered 250"
 
 

@@ -1,9 +1,10 @@
-"""The README's tables that are written from the program: `make readme` writes them again
+"""The documents' tables that are written from the program: `make docs` writes them again
 (and wraps what grew too long).
 
-Commands, exit codes, settings and metrics stand between `<!-- name -->` and `<!-- /name -->`; what
-stands there is what this module makes of the commands, of `relay.cli.exits`, of
-`config/relay.toml` and of a running relay's `/metrics`.  `tests/test_readme.py` compares.
+Commands, exit codes, settings, metrics and calls stand between `<!-- name -->` and
+`<!-- /name -->`; what stands there is what this module makes of the commands, of
+`relay.cli.exits`, of `config/relay.toml`, and of a running relay's `/metrics` and `/openapi.json`.
+`tests/docs/test_tables.py` compares.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import importlib
 import pkgutil
 import re
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import httpx
@@ -24,11 +25,18 @@ import relay
 from relay.cli import cli, exits
 from relay.metrics import registry
 from relay.settings import as_environment, known_names
+from tests.docs.pages import DOCS, ROOT, documents, wrapped
 from tests.relay_process import RelayProcess
 
-ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-WIDTH = 100
+PAGES = {
+    "commands": DOCS / "commands.md",
+    "exit codes": DOCS / "commands.md",
+    "settings": DOCS / "settings.md",
+    "metrics": DOCS / "metrics.md",
+    "calls": DOCS / "calls.md",
+}
+"""Which page holds which table."""
+
 # Options of so many commands that the table would be about them.
 EVERYWHERE = {"--data-dir", "--config", "--json", "--token", "--limit", "--all"}
 _SAMPLE = re.compile(r"^(\w+)\{([^}]*)\}", re.MULTILINE)
@@ -136,78 +144,67 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def calls(described: dict[str, Any]) -> str:
+    """Every call of the control plane, who may make it, and what it does."""
+    lines = ["| call | needs | does |", "|---|---|---|"]
+    for path, methods in described["paths"].items():
+        for method, call in methods.items():
+            needs = _needs(call["security"], call.get("description", ""))
+            lines.append(f"| `{method.upper()} {path}` | {needs} | {_cell(call['summary'])} |")
+    return "\n".join(lines)
+
+
+def _needs(security: list[dict[str, Any]], text: str) -> str:
+    scope = re.search(r"A key needs the scope (`\w+`)", text)
+    key = f"a key with {scope[1]}" if scope else "a key"
+    if not security:
+        return "nothing"
+    if {} in security:
+        return f"nothing, or {key}"
+    if any("session" in way for way in security):
+        return f"the mailbox's token, or {key}"
+    return key
+
+
 def scrape(relay: RelayProcess) -> str:
     """Return the metrics page of a running relay."""
     answer = httpx.get(f"{relay.run['http']}/metrics", timeout=30, trust_env=False)
     return answer.raise_for_status().text
 
 
-def tables(page: str) -> dict[str, str]:
-    """Return every table by its name; `page` is a relay's `/metrics`."""
+def tables(relay: RelayProcess) -> dict[str, str]:
+    """Return every table by its name; some of them a running relay has to say."""
+    described = httpx.get(f"{relay.run['http']}/openapi.json", timeout=30, trust_env=False)
     return {
         "commands": commands(),
         "exit codes": exit_codes(),
         "settings": settings(),
-        "metrics": metrics(page),
+        "metrics": metrics(scrape(relay)),
+        "calls": calls(described.raise_for_status().json()),
     }
 
 
 def section(text: str, name: str) -> str:
-    """Return what stands in the README between the marks of `name`."""
+    """Return what stands in a page between the marks of `name`."""
     return text.partition(f"<!-- {name} -->\n")[2].partition(f"\n<!-- /{name} -->")[0]
 
 
-def wrapped(text: str) -> str:
-    """Return the README with every paragraph that has too long a line wrapped anew."""
-    done: list[str] = []
-    block: list[str] = []
-    code = False
-
-    def close() -> None:
-        if any(len(line) > WIDTH and "](" not in line for line in block):
-            indent = "  " if block[0].startswith("- ") else ""
-            whole = " ".join(line.strip() for line in block)
-            done.extend(
-                textwrap.wrap(
-                    whole,
-                    WIDTH,
-                    subsequent_indent=indent,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
-        else:
-            done.extend(block)
-        block.clear()
-
-    for line in text.split("\n"):
-        fence = line.startswith("```")
-        if code or fence or not line.strip() or line.startswith(("|", "<!--", "#")):
-            close()
-            done.append(line)
-            code ^= fence
-        else:
-            if line.startswith("- "):
-                close()
-            block.append(line)
-    close()
-    return "\n".join(done)
+def replaced(text: str, name: str, table: str) -> str:
+    """Return a page with another table between the marks of `name`."""
+    head, mark, rest = text.partition(f"<!-- {name} -->\n")
+    assert mark, f"there is no <!-- {name} -->"
+    return head + mark + table + "\n" + rest[rest.index(f"<!-- /{name} -->") :]
 
 
 def main() -> None:
-    """Write the tables into the README."""
+    """Write the tables, and wrap what is too long."""
     with (
-        tempfile.TemporaryDirectory(prefix="relay-readme-") as folder,
+        tempfile.TemporaryDirectory(prefix="relay-docs-") as folder,
         RelayProcess(Path(folder) / "data") as process,
     ):
-        page = scrape(process)
-    text = README.read_text()
-    for name, table in tables(page).items():
-        head, mark, rest = text.partition(f"<!-- {name} -->\n")
-        assert mark, f"README.md has no <!-- {name} -->"
-        text = head + mark + table + "\n" + rest[rest.index(f"<!-- /{name} -->") :]
-    README.write_text(wrapped(text))
-
-
-if __name__ == "__main__":
-    main()
+        found = tables(process)
+    for name, table in found.items():
+        page = PAGES[name]
+        page.write_text(replaced(page.read_text(), name, table))
+    for page in documents():
+        page.write_text(wrapped(page.read_text()))

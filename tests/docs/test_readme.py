@@ -1,0 +1,94 @@
+"""The README's five minutes, typed into a shell as they stand; and that it stays short."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.db.cluster import binaries
+from tests.docs.pages import README, ROOT, blocks
+from tests.relay_process import RelayProcess
+
+DEADLINE = 120.0  # s for all of it
+_SHAPES = (  # what is another one each time
+    (r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID"),
+    (r"\b[a-z]{5}(?:-[a-z]{5}){3}@", "BOX@"),
+    (r'(?<=":")(?:rs_|[A-Z0-9@]|20)[^"]*|(?<=":")…', "VALUE"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d\d:\d\d:\d\d\.\d{3}", "TIME"),
+    (r"seconds=[\d.]+|\d+ ms", "DURATION"),
+    (r" +", " "),
+)
+
+
+def _commands() -> list[tuple[str, list[str]]]:
+    """Return each command of the section, and the lines that are shown as its output."""
+    found: list[tuple[str, list[str]]] = []
+    for block in blocks(README.read_text()):
+        if block.heading != "Five minutes":
+            continue
+        typing = False
+        for line in block.text.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+                typing = True
+            elif typing and found[-1][0].endswith(("\\", "|")):
+                found[-1] = f"{found[-1][0]}\n{line}", []
+            else:
+                typing = False
+                found[-1][1].append(line)
+    return found
+
+
+def _shape(line: str) -> str:
+    for pattern, word in _SHAPES:
+        line = re.sub(pattern, word, line)
+    return line.strip()
+
+
+def test_the_five_minutes_are_as_they_are_told(tmp_path: Path) -> None:
+    """Every command runs as it stands, but for the two ports, and prints what is shown."""
+    commands = _commands()
+    assert len(commands) > 15
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    with RelayProcess(tmp_path / "var") as relay:
+        script = ["set -eo pipefail"]
+        for at, (command, _) in enumerate(commands):
+            script += [command, f"echo @@{at}"]
+        text = "\n".join(script)
+        text = text.replace("127.0.0.1:2525", relay.run["smtp"])
+        text = text.replace("http://127.0.0.1:8025", relay.run["http"])
+        done = subprocess.run(
+            [shutil.which("bash") or "bash", "-c", text],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{os.environ['PATH']}:{bin_dir}", "no_proxy": "*"},
+            capture_output=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+    printed = re.split(r"@@\d+\n", done.stdout.decode())
+    assert done.returncode == 0, f"{commands[len(printed) - 1][0]}\n{done.stderr.decode()}"
+    for (command, shown), output in zip(commands, printed, strict=False):
+        lines = [_shape(line) for line in output.splitlines()]
+        for line in shown:
+            assert _shape(line) in lines, f"{command}\nprints\n{output}"
+
+
+def test_it_is_short() -> None:
+    """What it is, two commands, five minutes and a map: at most 250 lines."""
+    assert len(README.read_text().splitlines()) <= 250
+
+
+@pytest.mark.parametrize("target", ["docs", "readme"])
+def test_make_knows_how_to_write_the_tables(target: str) -> None:
+    """`make docs`, and `make readme`, as it was called before."""
+    done = subprocess.run(
+        ["make", "-n", target], cwd=ROOT, capture_output=True, timeout=30, check=True
+    )
+    assert b"-m tests.docs" in done.stdout
