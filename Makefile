@@ -47,11 +47,10 @@ $(READY): requirements.lock $(RUNNABLE)
 run: $(RUNNABLE)
 	@exec $(BIN)/relay up
 
-# The browser's driver keeps an event loop of its own in the main thread: a process for itself.
-# The others mostly wait, for sockets and for disks: two at a time take half as long.
+# Most tests wait, for sockets and for disks: two at a time take half as long.  A file stays in one
+# process: what it starts (a relay, a browser with an event loop of its own) is its tests' alone.
 test: setup
-	$(PYTEST) -m "browser and not soak"
-	$(PYTEST) -n 2 --dist loadfile -m "not browser and not soak"
+	$(PYTEST) -n 2 --dist loadfile -m "not soak"
 
 check: setup
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ Promises:
   (trio-asyncio), which ends with it.
 - What a hook raises, sys.exit included, fails its own question only: the session answers 451.
 - A hook that takes longer than `timeout` seconds is cancelled and answered for; if it will not be
-  cancelled, and `STUCK` others neither, this actor ends and supervision starts another.
+  cancelled, and `stuck` others neither, this actor ends and supervision starts another.
 
 Fails with `ConfigError` when the handler cannot be built at the first start.  When this actor
 fails later, questions in hand are settled without an answer (451), and those asked until it is
@@ -41,7 +41,7 @@ CONCURRENT = 100
 """Hooks that may be under way at once; further questions wait in the mailbox."""
 
 STUCK = 10
-"""So many hooks that ignore their cancellation end this actor."""
+"""So many hooks that ignore their cancellation end this actor, by default."""
 
 _LAST_WORDS = 1.0  # s; a hook that was cancelled and still runs then ignores it
 
@@ -53,8 +53,12 @@ async def run(
     hostname: str,
     max_message_bytes: int,
     timeout: float = 30.0,  # noqa: ASYNC109 - of each hook, in seconds
+    stuck: int = STUCK,
 ) -> None:
-    """Answer `Consult` messages with the operator's handler until drained."""
+    """Answer `Consult` messages with the operator's handler until drained.
+
+    `stuck`: so many hooks that ignore their cancellation end this actor.
+    """
     import trio_asyncio  # see the header
 
     async with trio_asyncio.open_loop() as loop:
@@ -70,7 +74,7 @@ async def run(
                 f"({type(error).__name__}: {error})"
             ) from error
         ctx.ready()
-        hooks = _Hooks(handler, server, loop, timeout)
+        hooks = _Hooks(handler, server, loop, timeout, stuck)
         with hooks.scope:
             while True:
                 await hooks.wait_for_room()
@@ -82,7 +86,7 @@ async def run(
                 ctx.beat()
             await hooks.wait_for_all()
         if hooks.scope.cancelled_caught:
-            raise RuntimeError(f"{STUCK} hooks of the filter ignore their cancellation")
+            raise RuntimeError(f"{stuck} hooks of the filter ignore their cancellation")
 
 
 def dead(message: Consult, attempts: int) -> None:
@@ -109,8 +113,14 @@ class _Hooks:
     """The hooks under way, each an asyncio task."""
 
     def __init__(
-        self, handler: Any, server: SimpleNamespace, loop: asyncio.AbstractEventLoop, timeout: float
+        self,
+        handler: Any,
+        server: SimpleNamespace,
+        loop: asyncio.AbstractEventLoop,
+        timeout: float,
+        most_stuck: int,
     ) -> None:
+        self._most_stuck = most_stuck
         self._handler = handler
         self._server = server
         self._loop = loop
@@ -163,7 +173,7 @@ class _Hooks:
             ended, _ = await asyncio.wait({call}, timeout=_LAST_WORDS)
             if not ended:
                 self._stuck += 1
-                if self._stuck >= STUCK:
+                if self._stuck >= self._most_stuck:
                     self.scope.cancel()
                 await asyncio.wait({call})
                 self._stuck -= 1

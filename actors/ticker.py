@@ -45,7 +45,7 @@ _EXPIRED = Counter("relay_mailboxes_expired", "Mailboxes flipped by this node.",
 _LEASE = "ticker"
 _EARLY = 0.0005  # s; wake this much after the instant rather than before it
 _LOCKED_RETRY = 0.02  # s; a due row was locked by somebody's transaction
-_STATEMENT = 0.006  # s; how long one batch should take
+STATEMENT = 0.006  # s; how long one batch should take
 _SHARE = 1.5  # pause after a batch, as a multiple of what it took
 _REPORT_EVERY = 1.0  # s; progress of a long run of batches
 _SMALLEST, _LARGEST = 50, 4000
@@ -185,7 +185,7 @@ class Ticker:
                 break
             position = (at, last)
             full = flipped >= self.batch
-            self.batch = _resized(self.batch, flipped, took)
+            self.batch = resized(self.batch, flipped, took)
             if ctx.draining.is_set() or ctx.paused:
                 break
             if full:
@@ -233,10 +233,10 @@ class Ticker:
         return self._outage
 
 
-def _resized(batch: int, rows: int, took: float) -> int:
-    """The next batch, such that a statement takes about `_STATEMENT` seconds; halves or doubles
+def resized(batch: int, rows: int, took: float) -> int:
+    """The next batch, such that a statement takes about `STATEMENT` seconds; halves or doubles
     at most, and learns from full batches only."""
     if rows < batch:
         return batch
-    factor = min(2.0, max(0.5, _STATEMENT / max(took, 1e-6)))
+    factor = min(2.0, max(0.5, STATEMENT / max(took, 1e-6)))
     return min(_LARGEST, max(_SMALLEST, round(batch * factor)))

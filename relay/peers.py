@@ -172,6 +172,11 @@ class Gate:
         self._places: OrderedDict[Place, None] = OrderedDict()
         self._away = {why: _TURNED_AWAY.labels(port, why) for why in ("peer", "full", "idle")}
 
+    @property
+    def remembered(self) -> int:
+        """Entries about open connections and their peers; 0 when nobody is there."""
+        return len(self._peers) + len(self._by_size) + len(self._places)
+
     def enter(self, host: str, now: float, *, privileged: bool = False) -> Place | TurnedAway:
         """Let a connection of `host` (an address, or a `peer_key`) in, or say why not.
 

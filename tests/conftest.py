@@ -3,6 +3,7 @@
 - `database_url`: a migrated database of the test's own, on PostgreSQL 18.
 - `any_database_url`: the same, once on 18 and once on 15 where that is installed.
 - `pool`, `any_pool`: a `relay.db.pool.Pool` on `database_url`, on `any_database_url`.
+- `virtual`: a clock for Trio that the test may put forward.
 - `relay`: the program itself, running; one for the session, so make mailboxes of your own.
 
 The servers start at first use and live as long as the session.  With `CI` set, a skip is a
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
@@ -113,6 +115,12 @@ async def any_pool(any_database_url: str) -> AsyncIterator[Pool]:
     pool = Pool(any_database_url)
     yield pool
     await pool.close()
+
+
+@pytest.fixture
+def virtual() -> MockClock:
+    """Trio's clock: it goes on at its usual pace, and jumps when it is told to."""
+    return MockClock(rate=1.0)
 
 
 @pytest.fixture(scope="session")

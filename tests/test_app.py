@@ -7,9 +7,7 @@ import signal
 import smtplib
 import socket
 import stat
-import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -19,15 +17,8 @@ from cryptography.fernet import Fernet
 
 from relay.app import log_blocked
 from supervisor import LoopBlocked
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)
 
 
 def logged(relay: RelayProcess, event: str) -> list[dict[str, object]]:
@@ -76,8 +67,10 @@ def test_no_child_of_a_relay_is_told_its_secrets(tmp_path):
     with RelayProcess(tmp_path / "var", env=secrets) as relay:
         with greeted(relay) as client:
             client.sendmail("a@shop.example", relay.create_mailbox(), b"Subject: a\r\n\r\nb\r\n")
-        eventually(
-            lambda: any(b"relay.mailboxes.worker" in line for line, _ in _descendants(relay.pid))
+        eventually_sync(
+            lambda: [line for line, _ in _descendants(relay.pid)],
+            "it has a parser",
+            until=lambda lines: any(b"relay.mailboxes.worker" in line for line in lines),
         )
         family = _descendants(relay.pid)
     assert any(b"postgres" in command for command, _ in family)
@@ -112,19 +105,19 @@ def test_a_message_that_is_arriving_at_sigterm_may_finish(tmp_path):
     relay = RelayProcess(tmp_path / "var")
     relay.start()
     address = relay.create_mailbox()
-    client = greeted(relay)
+    client, idle = greeted(relay), greeted(relay)
     client.mail("a@example.org")
     client.rcpt(address)
     assert client.docmd("DATA")[0] == 354
     client.send(b"Subject: slow\r\n\r\nfirst half\r\n")
     assert relay.process is not None
     relay.process.send_signal(signal.SIGTERM)
-    eventually(lambda: bool(logged(relay, "relay.stopping")))
-    time.sleep(0.5)
+    assert idle.getreply()[0] == 421  # it is ending, and waits for what comes
     assert relay.process.poll() is None
     client.send(b"second half\r\n.\r\n")
     assert client.getreply()[0] == 250
     client.close()
+    idle.close()
     assert relay.process.wait(20) == 0
     relay.start()
     with relay.http() as http:
@@ -152,18 +145,19 @@ def test_a_second_signal_cuts_the_drain_short(tmp_path):
     relay = RelayProcess(tmp_path / "var")
     relay.start()
     address = relay.create_mailbox()
-    client = greeted(relay)
+    client, idle = greeted(relay), greeted(relay)
     client.mail("a@example.org")
     client.rcpt(address)
     client.docmd("DATA")
     client.send(b"never ends")
     assert relay.process is not None
     relay.process.send_signal(signal.SIGTERM)
-    time.sleep(1.0)
+    assert idle.getreply()[0] == 421
     assert relay.process.poll() is None, "the first signal waits for the message"
     relay.process.send_signal(signal.SIGINT)
     assert relay.process.wait(10) == 0
     client.close()
+    idle.close()
 
 
 def test_sighup_reads_the_log_level_again(tmp_path):
@@ -176,10 +170,10 @@ def test_sighup_reads_the_log_level_again(tmp_path):
         assert not logged(relay, "relay.ready"), "info is not logged yet"
         config.write_text('[log]\nlevel = "debug"\n')
         relay.process.send_signal(signal.SIGHUP)
-        eventually(lambda: bool(logged(relay, "relay.reloaded")))
+        eventually_sync(lambda: logged(relay, "relay.reloaded"), "the level is read")
         config.write_text('[log]\nlevel = "loud"\n')
         relay.process.send_signal(signal.SIGHUP)
-        eventually(lambda: bool(logged(relay, "relay.reload_refused")))
+        eventually_sync(lambda: logged(relay, "relay.reload_refused"), "it is refused")
         assert relay.process.poll() is None
 
 
@@ -230,7 +224,7 @@ def test_an_actor_restarted_or_paused_by_hand_keeps_its_port(tmp_path):
             found = [node for node in tree["children"] if node["name"] == "ingest"]
             return (found[0]["state"], found[0]["restarts"]) == ("running", 1)
 
-        eventually(restarted)
+        eventually_sync(restarted, "it is restarted")
         with greeted(relay) as client:
             client.sendmail("a@example.org", [address], b"Subject: restarted\r\n\r\nx\r\n")
         assert len(http.get(f"/api/v1/mailboxes/{address}/messages").json()) == 3

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import smtplib
 import socket
 import threading
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from relay.devices.noise import KeyPair
 from relay.settings import parse_address
 from tests.docs.pages import ROOT
 from tests.docs.tables import scrape
+from tests.eventually import eventually_sync
 from tests.faults.outbound import started
 from tests.outbound.sink import HangUp, Session, running_sink
 from tests.relay_process import RelayProcess
@@ -125,11 +126,14 @@ class Watch:
 
     def until(self, *names: str) -> None:
         """Wait until these have moved."""
-        deadline = time.monotonic() + 25
-        while not self.moved.issuperset(names):
-            assert time.monotonic() < deadline, f"never moved: {set(names) - self.moved}"
-            time.sleep(0.05)
+
+        def missing() -> set[str]:
             self.look()
+            return set(names) - self.moved
+
+        eventually_sync(
+            missing, "all of them move", until=lambda names: not names, within=40.0, every=0.05
+        )
 
 
 class Drive:
@@ -272,16 +276,21 @@ class Drive:
 
     def outcomes(self) -> None:
         """Wait until each outcome that can be had here has been; there is none beyond the list."""
-        deadline = time.monotonic() + 25
         for (name, label), wanted in OUTCOMES.items():
-            here = {value for value, elsewhere in wanted.items() if not elsewhere}
-            while True:
-                found = outcomes(scrape(self.relay), name, label)
-                assert found.keys() <= wanted.keys(), name
-                if all(found.get(value) for value in here):
-                    break
-                assert time.monotonic() < deadline, (name, found)
-                time.sleep(0.05)
+            eventually_sync(
+                partial(self._missing, name, label, wanted),
+                f"each {label} of {name} comes about",
+                until=operator.not_,
+                within=40.0,
+                every=0.05,
+            )
+
+    def _missing(self, name: str, label: str, wanted: Mapping[str, Any]) -> set[str]:
+        """Outcomes that can be had here and have not been."""
+        found = outcomes(scrape(self.relay), name, label)
+        assert found.keys() <= wanted.keys(), name
+        here = {value for value, elsewhere in wanted.items() if not elsewhere}
+        return {value for value in here if not found.get(value)}
 
     def close(self) -> None:
         """Hang up."""

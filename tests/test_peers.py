@@ -196,9 +196,7 @@ def test_nothing_is_left_of_those_who_have_gone():
         assert isinstance(place, Place)
         place.leave()
     assert gate.open == 0
-    assert not gate._peers
-    assert not gate._by_size
-    assert not gate._places
+    assert gate.remembered == 0
 
 
 WANTED = {"http": 4096, "smtp": 1000, "push": 4096, "receive": 50_000}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import threading
-from typing import Any
+from functools import partial
 
 import pytest
 import structlog
@@ -12,6 +13,8 @@ import trio
 from relay import log
 from relay.settings import parse_floor, parse_size
 from relay.storage import LEAST_FREE, Disk, Space, measure, usual_floor
+from tests.actors.running import logged
+from tests.eventually import eventually
 
 GB = 1 << 30
 
@@ -120,9 +123,11 @@ async def test_it_is_looked_at_again_and_again():
         nursery.start_soon(space.watch, 0.01)
         for free, short in ((50, True), (500, False), (50, True)):
             drive.free = free
-            with trio.fail_after(20):
-                while space.short() is not short:
-                    await trio.sleep(0.005)
+            await eventually(
+                space.short,
+                f"it is {'short' if short else 'ample'}",
+                until=partial(operator.is_, short),
+            )
         nursery.cancel_scope.cancel()
 
 
@@ -141,17 +146,11 @@ async def test_a_disk_that_hangs_holds_up_one_thread_and_nobody():
     with structlog.testing.capture_logs() as lines:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: space.watch(every=0.01, patience=0.05))
-
-            async def until(found: Any) -> None:
-                with trio.fail_after(20):
-                    while not found():
-                        await trio.sleep(0.005)
-
-            await until(lambda: any(line["event"] == "storage.unanswered" for line in lines))
+            await logged(lines, "storage.unanswered")
             assert not space.short()
             assert asked == 2
             hangs.set()
-            await until(space.short)
+            await eventually(space.short, "it is short")
             nursery.cancel_scope.cancel()
     assert [line["event"] for line in lines].count("storage.unanswered") == 1
 

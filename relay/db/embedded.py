@@ -474,7 +474,7 @@ class Embedded:
             (signal.SIGQUIT, 10.0),
             (signal.SIGKILL, 5.0),
         ):
-            pids = _servers_of(self._data)
+            pids = servers_of(self._data)
             if not pids:
                 break
             log.warning("postgres.orphan", pids=sorted(pids), signal=sign.name)
@@ -487,10 +487,10 @@ class Embedded:
             if not postmaster and sign == signal.SIGINT:
                 patience = 5.0
             with trio.move_on_after(patience):
-                while _servers_of(self._data):  # noqa: ASYNC110 - no event: not our children
+                while servers_of(self._data):  # noqa: ASYNC110 - no event: not our children
                     await trio.sleep(0.02)
         else:
-            if pids := _servers_of(self._data):
+            if pids := servers_of(self._data):
                 raise DatabaseUnavailable(f"an older postgres cannot be stopped: {sorted(pids)}")
         # The lock file of a server that was killed names a process id that may belong to
         # another program by now; postgres would take that for itself and refuse to start.
@@ -506,7 +506,7 @@ async def _end(process: trio.Process, sign: signal.Signals, patience: float) -> 
     await process.wait()
 
 
-def _servers_of(data: Path) -> set[int]:
+def servers_of(data: Path) -> set[int]:
     """Process ids of the postgres processes whose working directory is the cluster."""
     wanted, found = str(data), set()
     for entry in Path("/proc").iterdir():

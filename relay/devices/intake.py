@@ -97,6 +97,11 @@ class Rates:
     def __len__(self) -> int:
         return len(self._due)
 
+    @property
+    def remembered(self) -> int:
+        """Sources of which something is remembered, counted for each key apart."""
+        return sum(map(len, self._shares.values()))
+
     def take(self, key: bytes, source: str = "") -> float:
         """Count one for `key` and return 0; or count nothing and return the seconds to wait."""
         now = self._clock()

@@ -246,9 +246,12 @@ class Transport:
 
     __slots__ = ("_received", "_receiving", "_sending", "_sent")
 
-    def __init__(self, sending: ChaCha20Poly1305, receiving: ChaCha20Poly1305) -> None:
+    def __init__(
+        self, sending: ChaCha20Poly1305, receiving: ChaCha20Poly1305, number: int = 0
+    ) -> None:
+        """`number`: of the next message in either direction, as after so many."""
         self._sending, self._receiving = sending, receiving
-        self._sent = self._received = 0
+        self._sent = self._received = number
 
     def encrypt(self, plain: bytes) -> bytes:
         """Return the next message for the peer."""

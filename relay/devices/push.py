@@ -66,6 +66,11 @@ class PushSession:
         return not self._busy and not self._channel.mid_message
 
     @property
+    def unsent(self) -> int:
+        """Bytes for the peer that the kernel has not taken."""
+        return self._channel.pending
+
+    @property
     def idle_since(self) -> float | None:
         """Since when nothing has come and nothing is owed; None while something is."""
         if not self._free:

@@ -124,6 +124,11 @@ class ReceiveSession:
         self._gone: set[int] | None = None  # acknowledged while a page is being read
         self._scope = trio.CancelScope()
 
+    @property
+    def unsent(self) -> int:
+        """Bytes for the peer that the kernel has not taken."""
+        return self._channel.pending
+
     def drain(self) -> None:
         """End now: what is not acknowledged comes again."""
         self._scope.cancel()

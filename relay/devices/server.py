@@ -90,14 +90,15 @@ class DeviceServer:
         store: InboxStore,
         intake: Intake,
         limits: DeviceLimits | None = None,
+        memory: Memory | None = None,
     ) -> None:
-        """Serve as the holder of `key`; `intake` puts into `store`."""
+        """Serve as the holder of `key`; `intake` puts into `store`; all input shares `memory`."""
         self.limits = limits or DeviceLimits()
         self._key = key
         self._store = store
         self._intake = intake
         self._roster = Roster(self.limits)
-        self._memory = Memory()
+        self._memory = memory or Memory()
         self._open = dict.fromkeys(Kind, 0)
         self._gates = {
             kind: Gate(kind.value, cap, max(1, cap // 4), patience=self.limits.idle_patience)
@@ -115,6 +116,10 @@ class DeviceServer:
         return SessionStatistics(
             self._open[Kind.PUSH], self._open[Kind.RECEIVE], self._memory.in_hand
         )
+
+    def unsent(self) -> int:
+        """Bytes that peers have not taken yet; looks at every session."""
+        return sum(session.unsent for session in self._sessions)
 
     def sessions_of(self, key: bytes) -> int:
         """Return how many receive sessions a device has on this node."""

@@ -26,7 +26,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,7 +111,10 @@ class SqliteStore:
 
     `ttl` and `call_timeout` in seconds, `max_total` in bytes of all inboxes together (None: any
     number), `statistics_every` in seconds; while the disk has no `space` the file gives back what
-    it does not use; `clock` gives Unix seconds.
+    it does not use; `stop_timeout` seconds are waited at the end for a disk that hangs; a flush
+    below `quick_flush` seconds is not worth collecting for; `wal_pages` come between two
+    checkpoints, about; `tallied` inboxes are added up at once; `copy` copies a file; `clock` gives
+    Unix seconds.
     """
 
     def __init__(
@@ -125,6 +128,11 @@ class SqliteStore:
         call_timeout: float = 10.0,
         space: Space = AMPLE,
         statistics_every: float = _STATISTICS_EVERY,
+        stop_timeout: float = _STOP_TIMEOUT,
+        quick_flush: float = _QUICK_FLUSH,
+        wal_pages: int = _WAL_PAGES,
+        tallied: int | None = None,
+        copy: Callable[[Path, Path], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
@@ -132,6 +140,11 @@ class SqliteStore:
         self._open = partial(
             InboxFile, path, max_blobs=max_blobs, max_bytes=max_bytes, max_total=max_total
         )
+        if tallied is not None:
+            self._open = partial(self._open, tallied=tallied)
+        self._copy = copy or _copy
+        self._stop_timeout = stop_timeout
+        self.quick_flush, self.wal_pages = quick_flush, wal_pages
         self._ttl = ttl
         self._clock = clock
         self._space = space
@@ -156,7 +169,8 @@ class SqliteStore:
             finally:
                 self._calls.refuse("it is stopping")
                 self._queue.put(None)
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_TIMEOUT):
+                patience = trio.current_time() + self._stop_timeout
+                with trio.CancelScope(shield=True, deadline=patience):
                     await writer.ended.wait()
                 writer.left = True
                 self._calls.fail_all("the store was stopped")
@@ -198,10 +212,10 @@ class SqliteStore:
             except StoreFull:
                 if not self._relief.worth(b""):
                     raise
-                await self._work(lambda file: file.reap(self._clock(), _EXPIRE))
+                await self.work(lambda file: file.reap(self._clock(), _EXPIRE))
                 stored = await self._ask(Put(recipient, envelope, seconds))
             if stored is None and self._relief.worth(recipient):
-                await self._work(lambda file: file.expire(recipient, self._clock(), _EXPIRE))
+                await self.work(lambda file: file.expire(recipient, self._clock(), _EXPIRE))
                 stored = await self._ask(Put(recipient, envelope, seconds))
         except StoreFull:
             STORE_FULL.inc()
@@ -219,7 +233,7 @@ class SqliteStore:
     ) -> list[Blob]:
         """Return a page of what waits with an id above `after`, oldest first."""
         checked_key(recipient)
-        return await self._work(
+        return await self.work(
             lambda file: file.flush(recipient, after, self._clock(), limit, max_bytes)
         )
 
@@ -232,18 +246,18 @@ class SqliteStore:
     async def missed(self, recipient: bytes) -> Missed:
         """Count what expired undelivered."""
         checked_key(recipient)
-        while await self._work(lambda file: file.expire(recipient, self._clock(), _EXPIRE)):
+        while await self.work(lambda file: file.expire(recipient, self._clock(), _EXPIRE)):
             pass
-        return await self._work(lambda file: file.missed(recipient))
+        return await self.work(lambda file: file.missed(recipient))
 
     async def told(self, recipient: bytes, mark: int) -> None:
         """Forget what `missed` counted when it gave this mark."""
         checked_key(recipient)
-        await self._work(lambda file: file.told(recipient, mark))
+        await self.work(lambda file: file.told(recipient, mark))
 
     async def reap(self, limit: int = 500) -> int:
         """Delete at most `limit` blobs that have expired; return how many."""
-        return await self._work(lambda file: file.reap(self._clock(), limit))
+        return await self.work(lambda file: file.reap(self._clock(), limit))
 
     def subscribe(self, recipient: bytes) -> AbstractContextManager[Wakeups]:
         """Hear of new blobs for `recipient` while in the block."""
@@ -252,10 +266,10 @@ class SqliteStore:
     async def check(self) -> None:
         """Return if the store answers and can take a Put; else `StoreUnavailable`."""
         if self._disk_full:
-            await self._work(InboxFile.probe)
+            await self.work(InboxFile.probe)
             self._disk_full = False
         else:
-            await self._work(InboxFile.look)
+            await self.work(InboxFile.look)
 
     async def snapshot(self) -> Path:
         """Copy the file, as it is now, beside it, and return where; the store goes on serving.
@@ -265,9 +279,9 @@ class SqliteStore:
         target = self._path.with_suffix(".snapshot")
         async with self._copying:
             try:
-                held = await self._work(InboxFile.hold)
-                await _copy(self._path, target)
-                same = await self._work(lambda file: file is held)
+                held = await self.work(InboxFile.hold)
+                await self._copy(self._path, target)
+                same = await self.work(lambda file: file is held)
             finally:
                 # The thread may hold although we were cancelled or given up: this comes after it.
                 self._tell(InboxFile.let_go)
@@ -285,7 +299,8 @@ class SqliteStore:
         work.abandon()
         self._queue.put(work)
 
-    async def _work(self, do: Callable[[InboxFile], T]) -> T:
+    async def work(self, do: Callable[[InboxFile], T]) -> T:
+        """Have something done with the file, by the thread that owns it."""
         return await self._ask(_Work(do))
 
     async def _ask(self, call: Call[T]) -> T:
@@ -307,7 +322,7 @@ class SqliteStore:
         """Deleting makes room in the file, which the disk does not see without this."""
         spare = self._space.free
         with suppress(StoreUnavailable):
-            given = await self._work(lambda file: file.shrink(spare))
+            given = await self.work(lambda file: file.shrink(spare))
             if given:
                 log.info("devices.shrunk", bytes=given)
 
@@ -335,7 +350,7 @@ class SqliteStore:
         """Have it done when the store can: a walk goes on where an outage stopped it."""
         while True:
             with suppress(StoreUnavailable):
-                return await self._work(do)
+                return await self.work(do)
             await trio.sleep(_STATISTICS_EVERY)
 
     # Answers: called by the writer, run by Trio ---------------------------------------------------
@@ -440,7 +455,7 @@ class _Writer(threading.Thread):
                 written += _pages(puts, deletes)
             for _ in range(min(_MOST_WORKS, len(self._works))):
                 self._do(file, self._works.popleft())
-            if written > _WAL_PAGES:
+            if written > self._store.wal_pages:
                 self._guarded(file.checkpoint, ())
                 self._time_a_flush(file)
                 written = 0
@@ -460,7 +475,7 @@ class _Writer(threading.Thread):
         slow, every call that shares it counts.
         """
         most = MOST_ROWS
-        if self._flush < _QUICK_FLUSH:
+        if self._flush < self._store.quick_flush:
             most = min(most, max(_FEW, len(self._store._calls) // 2))
         puts: list[Put] = []
         deletes: list[Delete] = []

@@ -117,11 +117,19 @@ class InboxFile:
     """The open file.  Every method blocks, and belongs to the thread that made it."""
 
     def __init__(
-        self, path: Path, *, max_blobs: int, max_bytes: int, max_total: int | None = None
+        self,
+        path: Path,
+        *,
+        max_blobs: int,
+        max_bytes: int,
+        max_total: int | None = None,
+        counted: int = _COUNTED,
+        tallied: int = _TALLY_INBOXES,
     ) -> None:
         """Open `path`, or make it.  `ConfigError`, `StoreUnavailable`, `sqlite3.Error`.
 
-        `max_blobs` and `max_bytes` are of one inbox, `max_total` of all (None: any number).
+        `max_blobs` and `max_bytes` are of one inbox, `max_total` of all (None: any number);
+        `counted`: inboxes whose counts are remembered; `tallied`: added up at once.
         """
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise ConfigError(
@@ -135,6 +143,7 @@ class InboxFile:
         self._max_total = max_total
         self._room: float = 0  # bytes that may come before what is there is measured again
         self._counts: dict[bytes, list[int]] = {}  # blobs and bytes
+        self._counted_most, self._tallied = counted, tallied
         self._held = False
         self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
         try:
@@ -142,8 +151,8 @@ class InboxFile:
         except BaseException:
             self._connection.close()
             raise
-        (self._page_size,) = self._row("PRAGMA page_size")
-        (self._last_id,) = self._row("SELECT COALESCE(max(seq), 0) FROM sqlite_sequence")
+        (self._page_size,) = self.row("PRAGMA page_size")
+        (self._last_id,) = self.row("SELECT COALESCE(max(seq), 0) FROM sqlite_sequence")
 
     def close(self) -> None:
         """Close; what the WAL holds goes into the database first, if the disk lets it."""
@@ -177,7 +186,8 @@ class InboxFile:
         return ids
 
     def _put(self, puts: Sequence[Row]) -> list[int | None]:
-        if len(self._counts) > _COUNTED:  # only now: what is not stored yet can't be counted again
+        if len(self._counts) > self._counted_most:
+            # Only now: what is not stored yet cannot be counted again.
             self._counts.clear()
         ids: list[int | None] = []
         values: list[Any] = []
@@ -212,13 +222,13 @@ class InboxFile:
         if self._max_total is None:
             return math.inf
         if sum([len(put.envelope) for put in puts]) + OVERHEAD * len(puts) > self._room:
-            (pages,), (free,) = self._row("PRAGMA page_count"), self._row("PRAGMA freelist_count")
+            (pages,), (free,) = self.row("PRAGMA page_count"), self.row("PRAGMA freelist_count")
             self._room = self._max_total - (pages - free) * self._page_size
         return self._room
 
     def _counted(self, recipient: bytes) -> list[int]:
         """Count what an inbox holds, for as long as nobody else can change it."""
-        counts = self._counts[recipient] = list(self._row(_COUNT, (recipient,)))
+        counts = self._counts[recipient] = list(self.row(_COUNT, (recipient,)))
         return counts
 
     def _delete(self, deletes: Sequence[tuple[bytes, int]]) -> None:
@@ -338,7 +348,7 @@ class InboxFile:
             for row in rows:
                 found.append(Fullness(*row))
                 blobs += row[1]
-                if len(found) == _TALLY_INBOXES or blobs >= _TALLY_BLOBS:
+                if len(found) == self._tallied or blobs >= _TALLY_BLOBS:
                     break
         return found
 
@@ -352,7 +362,7 @@ class InboxFile:
 
     def look(self) -> None:
         """Read something."""
-        self._row("SELECT EXISTS (SELECT 1 FROM inbox)")
+        self.row("SELECT EXISTS (SELECT 1 FROM inbox)")
 
     def probe(self) -> None:
         """Make a commit, through to the disk, that changes nothing: the same version again."""
@@ -369,7 +379,7 @@ class InboxFile:
         What is in use is copied for that, so it is done only where it is worth while: where much is
         unused, and what is used is little, and fits the `spare` bytes of the disk twice.
         """
-        (pages,), (free,) = self._row("PRAGMA page_count"), self._row("PRAGMA freelist_count")
+        (pages,), (free,) = self.row("PRAGMA page_count"), self.row("PRAGMA freelist_count")
         used = (pages - free) * self._page_size
         if (
             self._held
@@ -378,8 +388,8 @@ class InboxFile:
         ):
             return 0
         self._connection.execute("VACUUM")
-        self._row("PRAGMA wal_checkpoint(TRUNCATE)")
-        (left,) = self._row("PRAGMA page_count")
+        self.row("PRAGMA wal_checkpoint(TRUNCATE)")
+        (left,) = self.row("PRAGMA page_count")
         return int((pages - left) * self._page_size)
 
     def hold(self) -> InboxFile:
@@ -388,7 +398,7 @@ class InboxFile:
         So its file can be copied while this goes on.  Returns itself, for whoever copies it to
         see that it was this very file, and not one opened since, that was held.
         """
-        busy, *_ = self._row("PRAGMA wal_checkpoint(TRUNCATE)")
+        busy, *_ = self.row("PRAGMA wal_checkpoint(TRUNCATE)")
         if busy:
             raise sqlite3.OperationalError("the WAL could not be moved into the database")
         self._connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
@@ -413,7 +423,7 @@ class InboxFile:
             raise ConfigError(
                 f"{self._path} is not a database; move it away, or restore it."
             ) from error
-        busy, *_ = self._row("PRAGMA wal_checkpoint(TRUNCATE)")
+        busy, *_ = self.row("PRAGMA wal_checkpoint(TRUNCATE)")
         if busy:
             raise StoreUnavailable(f"another process reads {self._path}")
         self.probe()
@@ -421,10 +431,10 @@ class InboxFile:
     def _recognise(self) -> None:
         self._set("locking_mode", "EXCLUSIVE", "exclusive")  # before anything touches the file
         application, version = (
-            self._row("PRAGMA application_id")[0],
-            self._row("PRAGMA user_version")[0],
+            self.row("PRAGMA application_id")[0],
+            self.row("PRAGMA user_version")[0],
         )
-        (tables,) = self._row("SELECT count(*) FROM sqlite_schema")
+        (tables,) = self.row("SELECT count(*) FROM sqlite_schema")
         if application != APPLICATION_ID and (application or version or tables):
             raise ConfigError(f"{self._path} is not a device store; move it away.")
         if version > VERSION:
@@ -457,14 +467,25 @@ class InboxFile:
     def _set(self, pragma: str, value: str, expected: str | int) -> None:
         """Set a pragma and read it back: unknown and refused ones are silent."""
         self._connection.execute(f"PRAGMA {pragma} = {value}").fetchall()
-        (found,) = self._row(f"PRAGMA {pragma}")
+        (found,) = self.row(f"PRAGMA {pragma}")
         if found != expected:
             raise ConfigError(
                 f"SQLite keeps {pragma} at {found} for {self._path}, which is not safe: put the"
                 " data directory on a local disk, or use RELAY_DEVICES__STORE=postgres."
             )
 
-    def _row(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """SQLite's own, for whoever looks into the file: it is locked against all others."""
+        return self._connection
+
+    @property
+    def held(self) -> bool:
+        """Whether the database stands still, to be copied."""
+        return self._held
+
+    def row(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """Return the first row of a statement that has one."""
         row: tuple[Any, ...] = self._connection.execute(sql, values).fetchone()
         return row
 

@@ -41,8 +41,13 @@ _REFUSED = Counter(
 class RateLimits:
     """The buckets of one control plane.  Times are Trio's clock, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = CALLERS) -> None:
+        """`most`: how many callers are remembered at once."""
+        self._most = most
         self._next: dict[Hashable, float] = {}  # caller -> theoretical arrival time
+
+    def __len__(self) -> int:
+        return len(self._next)
 
     def charge(self, caller: Hashable, rate: float) -> None:
         """Count one call of `caller`, who has `rate` a second (0: no limit); raise the 429."""
@@ -55,7 +60,7 @@ class RateLimits:
             self._next[caller] = due
             _REFUSED.labels("address" if isinstance(caller, str) else "key").inc()
             raise too_often(wait)
-        if len(self._next) >= CALLERS:
+        if len(self._next) >= self._most:
             self._forget(now)
         self._next[caller] = due + 1 / rate
 
@@ -63,17 +68,18 @@ class RateLimits:
         # In order of their last call; those at rest are as good as new.
         for caller in [c for c, due in self._next.items() if due <= now]:
             del self._next[caller]
-        while len(self._next) >= CALLERS:
+        while len(self._next) >= self._most:
             del self._next[next(iter(self._next))]
 
 
 class KnownKeys:
     """The keys that were good when they were last looked up, by their token's hash.
 
-    Only holders of good keys add to it, and above `CALLERS` the oldest is forgotten.
+    Only holders of good keys add to it, and above `most` the oldest is forgotten.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = CALLERS) -> None:
+        self._most = most
         self._keys: dict[bytes, ApiKey] = {}
 
     def key(self, token_hash: bytes) -> ApiKey | None:
@@ -84,7 +90,7 @@ class KnownKeys:
         """Remember what a look-up found; None: no key, or one that was revoked."""
         self._keys.pop(token_hash, None)
         if key is not None:
-            if len(self._keys) >= CALLERS:
+            if len(self._keys) >= self._most:
                 del self._keys[next(iter(self._keys))]
             self._keys[token_hash] = key
 

@@ -380,12 +380,12 @@ class _Application:
         await self._app(scope, receiving, sending)
 
 
-def _config() -> Config:
+def _config(keep_alive: float) -> Config:
     config = Config()
     config.logger_class = _Log
     config.errorlog = None
     config.include_server_header = False
-    config.keep_alive_timeout = KEEP_ALIVE
+    config.keep_alive_timeout = keep_alive
     config.keep_alive_max_requests = 100_000
     config.h11_max_incomplete_size = MAX_HEADER_BYTES
     config.alpn_protocols = ["http/1.1"]
@@ -430,6 +430,7 @@ async def serve(
     ready: Callable[[], None] = lambda: None,
     graceful_timeout: float = 5.0,
     write_timeout: float = 20.0,
+    keep_alive: float = KEEP_ALIVE,
     gate: Gate | None = None,
 ) -> None:
     """Serve `app` on `bound` until `wait_draining` returns; time-outs are in seconds.
@@ -438,7 +439,7 @@ async def serve(
     when the last connection ended.
     """
     gate = gate or gate_of(MAX_CONNECTIONS)
-    config = _config()
+    config = _config(keep_alive)
     wrapped = _Application(app)
     terminated = EventWrapper()
     streams: set[_Stream] = set()

@@ -64,7 +64,7 @@ SWEEP_EVERY = 3.0
 """Seconds after which it looks whatever happens, a quarter more or less; a health check too."""
 
 _MOST = 250  # rows a transaction, where a batch is not larger itself
-_QUICK = 0.02  # s; a reader that takes what it is given in less keeps up
+_QUICK = 0.02  # s
 _HOLD = 10.0  # s
 _GIVE_UP = 60.0  # s of outage, without `follow`
 
@@ -92,8 +92,9 @@ class _Stalled(Exception):
 class Collect:
     """One run.
 
-    `signing_key` returns the key of now; `timeout` is the batch timeout, and `hold` how long a
-    transaction stays open on a reader that makes no room (seconds).
+    `signing_key` returns the key of now; `timeout` is the batch timeout, `hold` how long a
+    transaction stays open on a reader that makes no room, and `quick` in what time a reader that
+    keeps up takes what it is given (seconds).
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Collect:
         timeout: float,
         budget: Budget | None = None,
         hold: float = _HOLD,
+        quick: float = _QUICK,
         rng: random.Random | None = None,
     ) -> None:
         self._dsn = dsn
@@ -117,6 +119,7 @@ class Collect:
         self._timeout = timeout
         self._budget = budget
         self._hold = hold
+        self._quick = quick
         self._printer = Printer(signing_key())
         self._takers: list[Taker] = []
         self._plain: Connection | None = None
@@ -278,7 +281,7 @@ class Collect:
                 second = 1 - second
             began = trio.current_time()
             taken = await self._print(rows, taker.keys, reason)
-            quick = taken and trio.current_time() - began < _QUICK
+            quick = taken and trio.current_time() - began < self._quick
             count = min(2 * count, most) if quick else limit
             if more:
                 taker.start(count)

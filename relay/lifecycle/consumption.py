@@ -78,11 +78,18 @@ class Consumed:
 class Consumption:
     """Uses tokens, with a memory of its own.  `signing` gives the keys, which may be rotated."""
 
-    def __init__(self, pool: Pool, signing: Callable[[], Sequence[bytes]]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        signing: Callable[[], Sequence[bytes]],
+        most: int = REMEMBERED,
+    ) -> None:
+        """`most`: how many used tokens, and how many guessed ones, are remembered at once."""
+        self._most = most
         self._pool = pool
         self._signing = signing
         self._used: OrderedDict[bytes, float] = OrderedDict()  # secret -> until (Trio's clock)
-        self._guessed = Guesses()
+        self._guessed = Guesses(most)
 
     async def consume(
         self, token: str, code: str | None = None, *, action: Action | None = None
@@ -123,7 +130,7 @@ class Consumption:
             await self._confirm(verified.secret)
             return "state", None
         account, login, owner, seconds_left = row
-        self._remember(verified.secret, seconds_left)
+        self.remember(verified.secret, seconds_left)
         # Either way: consuming an activation makes it so (trigger), a recovery asks for it.
         return "consumed", Consumed(verified.action, account, login, "active", owner)
 
@@ -231,13 +238,19 @@ class Consumption:
         if await self._pool.fetch(_USED, (secret,)):
             rows = await self._pool.fetch_durable(_USED, (secret,))
             if rows:
-                self._remember(secret, rows[0][0])
+                self.remember(secret, rows[0][0])
 
-    def _remember(self, secret: bytes, seconds: float) -> None:
+    @property
+    def remembered(self) -> int:
+        """Used tokens that are remembered."""
+        return len(self._used)
+
+    def remember(self, secret: bytes, seconds: float) -> None:
+        """Refuse a used token for so long without asking the database."""
         now = trio.current_time()
         # Nearly in the order in which they expire; what lies on is small and expires too.
         while self._used and (
-            len(self._used) >= REMEMBERED or next(iter(self._used.values())) <= now
+            len(self._used) >= self._most or next(iter(self._used.values())) <= now
         ):
             self._used.popitem(last=False)
         self._used[secret] = now + seconds
@@ -254,12 +267,16 @@ _USED = """
 class Guesses:
     """Wrong codes, by token: GCRA, one number a token.  Times are Trio's clock, in seconds.
 
-    Bounded: above `REMEMBERED` the token that was guessed longest ago is forgotten, so to make
+    Bounded: above `most` the token that was guessed longest ago is forgotten, so to make
     it forget takes far more calls than the guesses that are won.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = REMEMBERED) -> None:
+        self._most = most
         self._paid: OrderedDict[bytes, float] = OrderedDict()  # token -> when all are earned back
+
+    def __len__(self) -> int:
+        return len(self._paid)
 
     def may(self, token: bytes) -> bool:
         """Whether one more code for this token is listened to now."""
@@ -270,7 +287,7 @@ class Guesses:
         now = trio.current_time()
         paid = max(self._paid.pop(token, now), now) + GUESS_EVERY
         while self._paid and (
-            len(self._paid) >= REMEMBERED or next(iter(self._paid.values())) <= now
+            len(self._paid) >= self._most or next(iter(self._paid.values())) <= now
         ):
             self._paid.popitem(last=False)
         self._paid[token] = paid

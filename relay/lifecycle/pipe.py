@@ -76,6 +76,11 @@ class Pipe:
             self.written += written
 
     @property
+    def waiting(self) -> int:
+        """Bytes of the lines in hand that have found no room yet."""
+        return len(self._rest)
+
+    @property
     def read(self) -> int:
         """Bytes of those that the reader has taken from the pipe so far."""
         return self.written - self._unread()

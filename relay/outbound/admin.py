@@ -87,8 +87,10 @@ class Listing:
 class QueueAdmin:
     """The messages in the database, to be looked at and changed by hand."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, sifted: int = SIFTED) -> None:
+        """`sifted`: how many messages a page looks at for what has no index."""
         self._pool = pool
+        self._sifted = sifted
 
     async def state(self, message_id: UUID, owner: UUID | None = None) -> State | None:
         """The state of a message, or None when there is none (or it is not `owner`'s)."""
@@ -320,7 +322,7 @@ class QueueAdmin:
                 JOIN relay.outbound_letters l ON l.id = x.id
                 WHERE (%(before)s::uuid IS NULL OR x.id < %(before)s) {condition}
                 ORDER BY x.id DESC
-                LIMIT {SIFTED}
+                LIMIT {self._sifted}
             )
             SELECT ARRAY(SELECT s.id
                          FROM scanned s
@@ -332,13 +334,13 @@ class QueueAdmin:
                          LIMIT %(limit)s),
                    (SELECT s.id FROM scanned s ORDER BY s.id LIMIT 1),
                    (SELECT count(*) FROM scanned)
-            """,  # noqa: S608 - constants of this module only
+            """,  # noqa: S608 - constants of this module, and a number
             values,
         )
         if row is None:
             raise Bug("an aggregate without a row")
         ids, last, scanned = row
-        further = last if scanned == SIFTED else None
+        further = last if scanned == self._sifted else None
         rows = await self._pool.fetch(
             f"""
             SELECT {_COLUMNS}

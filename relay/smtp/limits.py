@@ -71,6 +71,8 @@ class SmtpLimits:
     """How long a peer that is still sending is drained so that it can read the last reply."""
     bare_line_timeout: float = 2.0
     """How long a command that held a bare CR or LF may go on without its CRLF."""
+    smuggling_silence: float = 0.25
+    """How long a peer is listened to behind a message with bare line ends, before its 554."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -102,6 +104,9 @@ class Misses:
             limits.longest_miss / limits.miss_delay if limits.miss_delay > 0 else 0.0
         )
         self._peers: dict[str, tuple[float, float]] = {}  # misses not forgotten yet, as of a time
+
+    def __len__(self) -> int:
+        return len(self._peers)
 
     def note(self, peer: str, now: float) -> float:
         """Count a miss of `peer` (a `peer_key`); return the seconds after which it is answered."""

@@ -68,7 +68,6 @@ CHUNK = 65536
 _COMMANDS = 8192  # bytes likewise, outside DATA: a smaller buffer is made faster
 _ACCEPT_BURST = 64  # connections taken from the queue before other tasks get a turn
 _ACCEPT_PAUSE = 0.1  # s; out of file descriptors: let sessions end first
-_SMUGGLING_SILENCE = 0.25  # s; see Session._refuse_bare
 _ENDLESS_LINE = 1024 * 1024  # bytes of one command line that are discarded before we hang up
 
 _NOT_LET_IN = {
@@ -965,7 +964,7 @@ class Session(SMTP):
         """
         if self._at == len(self._input):
             await self._seat.go_home()
-            with trio.move_on_after(_SMUGGLING_SILENCE):
+            with trio.move_on_after(self.limits.smuggling_silence):
                 self._input = await self._receive()
         self._suspect = self._at < len(self._input)
         self._refuse(b"554 5.6.0 Bare CR or LF in the message\r\n")

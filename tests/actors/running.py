@@ -1,14 +1,17 @@
 """Runs one actor under a real supervisor, and waits for what it does to the database."""
 
+import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
+import trio.testing
 
 from relay.db.pool import Pool
-from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
+from supervisor import ChildSpec, Context, Mailbox, NotRunning, Supervisor, SupervisorSpec
+from tests.eventually import eventually
 
 
 @asynccontextmanager
@@ -22,7 +25,7 @@ async def running(
     async with trio.open_nursery() as nursery:
         spec = SupervisorSpec("root", (ChildSpec("actor", child, mailbox=mailbox),))
         nursery.start_soon(supervisor.run, spec)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             yield supervisor, mailbox
             supervisor.shutdown()
 
@@ -44,9 +47,65 @@ def undisturbed() -> Any:
 
 
 async def becomes(pool: Pool, sql: str, wanted: Any, *parameters: Any) -> None:
-    """Wait until the database's answer is the wanted one (the test's time-out is the limit)."""
-    while await pool.fetch_value(sql, parameters) != wanted:
-        await trio.sleep(0.005)
+    """Wait until the database's answer is the wanted one."""
+    await eventually(
+        lambda: pool.fetch_value(sql, parameters),
+        f"{sql} is {wanted!r}",
+        until=lambda value: value == wanted,
+    )
+
+
+async def blocked(pool: Pool, count: int = 1) -> None:
+    """Wait until so many statements in this database wait for somebody's lock."""
+    sql = """
+        SELECT count(*)
+        FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock'
+        """
+    await becomes(pool, sql, count)
+
+
+async def at_rest(pool: Pool) -> None:
+    """Wait until every task waits and nobody is at the database: what was begun has ended.
+
+    What an actor has planned for later it has not begun: jump a mock clock there first.
+    """
+
+    async def resting() -> bool:
+        await trio.testing.wait_all_tasks_blocked()
+        return pool.statistics().in_use == 0
+
+    await eventually(resting, "all is at rest")
+
+
+async def a_turn(mailbox: Mailbox[Any], hint: Any) -> None:
+    """Wait until an actor that takes all its messages between turns has been through a whole turn.
+
+    That is so when it takes a second hint: the turn in which it acts on the first one is over.
+    """
+    for _ in range(2):
+        mailbox.send_nowait(hint)
+        await eventually(
+            lambda: mailbox.statistics().depth, "its messages are taken", until=lambda n: n == 0
+        )
+
+
+async def logged(lines: Sequence[MutableMapping[str, Any]], event: str) -> None:
+    """Wait until an event is among the captured lines of the log."""
+    await eventually(
+        lambda: [line["event"] for line in lines],
+        f"{event} is logged",
+        until=lambda events: event in events,
+    )
+
+
+def state(supervisor: Supervisor, name: str) -> str:
+    """The state of a child; empty before there is one."""
+    with contextlib.suppress(NotRunning):
+        for child in supervisor.tree().children:
+            if child.name == name:
+                return child.state.value
+    return ""
 
 
 async def make_mailbox(pool: Pool, expires_in: float = 600.0, count: int = 1) -> Any:

@@ -18,7 +18,7 @@ from relay.lifecycle.budget import Budget
 from relay.outbound.lanes import DueLane
 from relay.outbound.message import NOBODY
 from relay.outbound.suppressions import Suppressions
-from tests.actors.running import becomes
+from tests.actors.running import a_turn, at_rest, becomes
 from tests.lifecycle.checker import accepts
 from tests.lifecycle.collecting import KEY, collecting, mailed
 from tests.lifecycle.people import insert, set_status
@@ -107,9 +107,9 @@ async def test_what_was_queued_before_the_start_goes_at_once(pool):
 async def test_a_lost_wake_up_is_made_up_for(pool, timing):
     """Nobody announces anything: the sweep finds it."""
     async with collecting(pool, sweep_every=0.1, **timing):
-        await trio.sleep(0.05)
-        await insert(pool, 2)
-        await becomes(pool, QUEUED, 2)
+        for count in (2, 4):  # the second time its start is over
+            await insert(pool, 2, prefix=f"before{count}n")
+            await becomes(pool, QUEUED, count)
 
 
 async def test_an_account_that_fits_again_in_time_gets_its_letter(pool):
@@ -178,15 +178,16 @@ async def test_two_collectors_share_the_work(pool, database_url):
     assert len(set(await mailed(pool))) == 500
 
 
-async def test_a_paused_collector_hands_nothing_over(pool):
+async def test_a_paused_collector_hands_nothing_over(pool, virtual):
     """Until it is resumed."""
-    async with collecting(pool, sweep_every=0.05) as (supervisor, mailbox):
-        await trio.sleep(0.05)
+    async with collecting(pool, sweep_every=1.0) as (supervisor, mailbox):
+        await a_turn(mailbox, Wake())
         supervisor.pause("actor")
-        await trio.sleep(0.1)
+        await at_rest(pool)
         await insert(pool)
         await mailbox.send(Wake())
-        await trio.sleep(0.2)
+        virtual.jump(5.0)
+        await at_rest(pool)
         assert await mailed(pool) == []
         supervisor.resume("actor")
         await becomes(pool, QUEUED, 1)
@@ -200,9 +201,9 @@ async def test_a_budget_is_kept_over_restarts(pool):
     """One letter is paid for at the start, and none more after a restart; then what is saved."""
     await insert(pool, 5)
     for _ in range(3):
-        async with collecting(pool, budget=SMALL, sweep_every=0.05):
+        async with collecting(pool, budget=SMALL) as (_, mailbox):
             await becomes(pool, QUEUED, 1)
-            await trio.sleep(0.2)
+            await a_turn(mailbox, SweepNow())
         assert len(await mailed(pool)) == 1
     assert await pool.fetch_value("SELECT spent FROM relay.token_budget") == 1
     # As if three letters' time had passed.
@@ -219,11 +220,12 @@ async def test_a_budget_is_shared(pool, database_url):
     await pool.execute("UPDATE relay.token_budget SET at = now(), letters = 30")
     await insert(pool, 100)
     async with (
-        collecting(pool, budget=SMALL, limit=4),
-        collecting(other, budget=SMALL, limit=3),
+        collecting(pool, budget=SMALL, limit=4) as (_, mailbox),
+        collecting(other, budget=SMALL, limit=3) as (_, others),
     ):
         await becomes(pool, QUEUED, 30)
-        await trio.sleep(0.2)
+        for each in (mailbox, others):
+            await a_turn(each, SweepNow())
     await other.close()
     assert len(await mailed(pool)) == 30
 
@@ -258,10 +260,9 @@ async def test_the_running_relay_is_woken_by_a_commit(relay):
     pool = Pool(relay.run["database_url"])
     count = "SELECT count(*) FROM relay.outbound_messages WHERE recipient LIKE 'woken%%'"
     await insert(pool, 50, prefix="woken")
-    with trio.fail_after(30):
-        await becomes(pool, count, 50)
-    await trio.sleep(0.1)
-    assert await pool.fetch_value(count) == 50
+    await becomes(pool, count, 50)
+    await insert(pool, prefix="woken-last")  # behind whatever else there may be of the fifty
+    await becomes(pool, count, 51)
     await pool.close()
 
 

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import httpx
 import pytest
+import structlog
 import trio
 from cryptography.fernet import Fernet
 
@@ -34,8 +35,9 @@ from relay.webhooks.post import NotPosted, Poster
 from relay.webhooks.signing import secret_of
 from relay.webhooks.store import KINDS, PER_RECEIVER, Webhooks
 from supervisor import Supervisor
-from tests.actors.running import running
+from tests.actors.running import logged, running
 from tests.db.cluster import Cluster, binaries
+from tests.eventually import eventually
 from tests.outbound.node import Node, put
 
 KEY = "5a" * 32
@@ -88,8 +90,9 @@ class Receiver:
 
     async def wait_for(self, count: int) -> None:
         """Return when so many posts have come."""
-        while len(self.got) < count:
-            await trio.sleep(0.005)
+        await eventually(
+            lambda: len(self.got), f"{count} posts come", until=lambda have: have >= count
+        )
 
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(body) for _, body in self.got]
@@ -160,8 +163,15 @@ async def left(pool: Pool) -> list[tuple[Any, ...]]:
 
 
 async def nothing_left(pool: Pool) -> None:
-    while await left(pool):
-        await trio.sleep(0.005)
+    await eventually(lambda: left(pool), "all is told", until=lambda rows: not rows)
+
+
+async def given_up(pool: Pool) -> list[tuple[Any, ...]]:
+    """Wait until the first event of all is given up; what is left then."""
+    rows: list[tuple[Any, ...]] = await eventually(
+        lambda: left(pool), "one is given up", until=lambda rows: rows and rows[0][2]
+    )
+    return rows
 
 
 def verify(secret: str, headers: dict[str, str], body: bytes) -> bool:
@@ -320,8 +330,7 @@ async def test_an_event_is_given_up_after_the_last_attempt(
         await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
         async with at_work(pool, keyring, timeout=0.1 if answers[0] is None else 5.0):
             await finish(pool, Cause.DELIVERED, "ada@example.org")
-            while not (rows := await left(pool)) or not rows[0][2]:
-                await trio.sleep(0.005)
+            rows = await given_up(pool)
     assert rows == [("message.delivered", posts, True, error)]
     assert len(receiver.got) == posts
     await pool.execute("UPDATE relay.webhook_events SET given_up_at = now() - interval '8 days'")
@@ -374,12 +383,16 @@ async def test_an_outage_of_the_database_is_waited_out(keyring: Keyring):
             async with at_work(pool, keyring) as supervisor:
                 await finish(pool, Cause.DELIVERED, "a@example.org")
                 await receiver.wait_for(1)
-                await trio.to_thread.run_sync(cluster.stop)
-                await trio.sleep(1.5)
+                with structlog.testing.capture_logs() as lines:
+                    await trio.to_thread.run_sync(cluster.stop)
+                    await logged(lines, "webhook.database_unavailable")
                 await trio.to_thread.run_sync(cluster.start)
                 await finish(pool, Cause.DELIVERED, "b@example.org")
-                while "b@example.org" not in {e["data"]["recipient"] for e in receiver.events()}:
-                    await trio.sleep(0.01)
+                await eventually(
+                    lambda: [event["data"]["recipient"] for event in receiver.events()],
+                    "the next is told",
+                    until=lambda told: "b@example.org" in told,
+                )
                 (child,) = supervisor.tree().children
                 assert child.restarts == 0
     finally:
@@ -503,10 +516,12 @@ async def test_a_host_that_no_resolver_takes_ends_its_own_event_only(
         await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
         async with at_work(pool, keyring) as supervisor:
             await finish(pool, Cause.DELIVERED, "ada@example.org")
-            with trio.fail_after(10):
-                await receiver.wait_for(1)
-                while [row[1:3] for row in await left(pool)] != [(1, True)]:
-                    await trio.sleep(0.005)
+            await receiver.wait_for(1)
+            await eventually(
+                lambda: left(pool),
+                "one is given up",
+                until=lambda rows: [row[1:3] for row in rows] == [(1, True)],
+            )
             (child,) = supervisor.tree().children
             assert child.restarts == 0
 
@@ -521,9 +536,7 @@ async def test_what_nobody_foresaw_costs_one_event_its_attempts(pool: Pool, keyr
     await Webhooks(pool).put(NOBODY, "https://x.example/secret", KINDS)
     async with at_work(pool, keyring, poster=Broken()) as supervisor:
         await finish(pool, Cause.DELIVERED, "ada@example.org")
-        with trio.fail_after(10):
-            while not (rows := await left(pool)) or not rows[0][2]:
-                await trio.sleep(0.005)
+        rows = await given_up(pool)
         (child,) = supervisor.tree().children
         assert child.restarts == 0
     assert rows == [("message.delivered", 3, True, "an internal error of the relay")]

@@ -1,6 +1,5 @@
 """The devices and the keeper actors, under a real supervisor: ports, restarts, pauses, the end."""
 
-import contextlib
 import functools
 import sqlite3
 from collections.abc import AsyncIterator
@@ -20,10 +19,12 @@ from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
 from relay.errors import ConfigError
 from relay.metrics import registry, render
-from supervisor import ChildSpec, Mailbox, NotRunning, Supervisor, SupervisorSpec
+from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+from tests.actors.running import state
 from tests.devices import peer as wire
 from tests.devices.peer import Peer, key_pair
 from tests.devices.world import listening
+from tests.eventually import eventually
 
 TTL = 100.0
 
@@ -55,14 +56,13 @@ class House:
             child.restarts for child in self.supervisor.tree().children if child.name == name
         )
 
-    async def becomes(self, name: str, state: str) -> None:
+    async def becomes(self, name: str, wanted: str) -> None:
         """Wait until a child is in that state."""
-        while True:
-            with contextlib.suppress(NotRunning):
-                states = {child.name: child.state for child in self.supervisor.tree().children}
-                if states.get(name) == state:
-                    return
-            await trio.lowlevel.checkpoint()  # not a sleep: a test's clock may stand still
+        await eventually(
+            lambda: state(self.supervisor, name),
+            f"{name} is {wanted}",
+            until=lambda found: found == wanted,
+        )
 
 
 @asynccontextmanager
@@ -220,10 +220,10 @@ async def test_what_waits_for_the_store_is_counted(tmp_path):
         async with trio.open_nursery() as nursery:
             for _ in range(600):
                 nursery.start_soon(here.store.put, public, b"x")
-            while waiting() < 2:  # the keeper has one call at a time
-                await trio.lowlevel.checkpoint()
-        while waiting() > 0:
-            await trio.lowlevel.checkpoint()
+            await eventually(
+                waiting, "somebody waits", until=lambda calls: calls >= 2
+            )  # one at a time
+        await eventually(waiting, "nobody waits", until=lambda calls: calls == 0)
 
 
 async def test_the_keeper_reaps_when_told(tmp_path):
@@ -235,8 +235,9 @@ async def test_the_keeper_reaps_when_told(tmp_path):
                 nursery.start_soon(here.store.put, public, b"x")
         here.now += TTL + 1
         here.keeper_box.send_nowait(SweepNow())
-        while b"relay_devices_reaped_blobs_total 600.0" not in render():
-            await trio.sleep(0.005)
+        await eventually(
+            lambda: b"relay_devices_reaped_blobs_total 600.0" in render(), "all of them are reaped"
+        )
         async with await here.device(private) as receiver:
             assert int.from_bytes((await receiver.expect(wire.MISSED)).body, "big") == 600
 

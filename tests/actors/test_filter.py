@@ -112,12 +112,11 @@ async def test_a_filter_that_fails_is_a_451_and_the_relay_lives(pool, way):
                 assert (await client.deliver(b"x\r\n", bob))[:3] == "250"
 
 
-async def test_too_many_stuck_hooks_start_the_filter_anew(pool, monkeypatch):
+async def test_too_many_stuck_hooks_start_the_filter_anew(pool):
     """Hooks that ignore their cancellation end the actor, and another takes its place."""
-    monkeypatch.setattr("actors.filter.STUCK", 1)
     with trio.fail_after(30):
         async with (
-            serving(pool, filter_=FILTER, filter_timeout=0.05) as service,
+            serving(pool, filter_=FILTER, filter_timeout=0.05, filter_stuck=1) as service,
             service.client() as client,
         ):
             with service.supervisor.subscribe() as events:

@@ -13,7 +13,9 @@ from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.metrics import registry
 from relay.smtp.limits import SmtpLimits
+from tests.actors.running import blocked
 from tests.db.cluster import Cluster, binaries
+from tests.eventually import eventually
 from tests.smtp.service import serving
 
 
@@ -171,9 +173,8 @@ async def test_a_peer_that_leaves_before_its_reply_has_left_its_message(pool):
             async with service.client() as client:
                 await client.begin(bob)
                 await client.send(b"x\r\n.\r\n")
-                await trio.sleep(0.1)  # real sockets: let it arrive
-        while not await service.stored():
-            await trio.sleep(0.01)
+                await blocked(pool)
+        await eventually(service.stored, "it is stored all the same")
 
 
 async def test_a_store_that_takes_too_long_is_4xx(pool):
@@ -188,5 +189,8 @@ async def test_a_store_that_takes_too_long_is_4xx(pool):
                 assert (await client.replies())[0].startswith("421 4.")
             # The writer holds the message still, so its room is not for others yet.
             assert registry.get_sample_value("relay_smtp_buffered_bytes")
-        while registry.get_sample_value("relay_smtp_buffered_bytes"):
-            await trio.sleep(0.01)
+        await eventually(
+            lambda: registry.get_sample_value("relay_smtp_buffered_bytes"),
+            "its room is given back",
+            until=lambda held: held == 0,
+        )

@@ -11,7 +11,9 @@ import trio
 from actors import listener
 from relay.db.connection import connect
 from relay.db.listen import Hub
-from supervisor import ChildSpec, NotRunning, Supervisor, SupervisorSpec
+from supervisor import ChildSpec, Supervisor, SupervisorSpec
+from tests.actors.running import state
+from tests.eventually import eventually
 
 
 class Routed:
@@ -34,22 +36,11 @@ async def listening(dsn: str, hub: Hub, routes) -> AsyncIterator[Supervisor]:
     run = functools.partial(listener.run, dsn=dsn, hub=hub, routes=routes)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(boss.run, SupervisorSpec("root", (ChildSpec("listener", run),)))
-        await until(lambda: running(boss))
+        await eventually(
+            lambda: state(boss, "listener"), "it listens", until=lambda found: found == "running"
+        )
         yield boss
         boss.shutdown()
-
-
-def running(boss: Supervisor) -> bool:
-    try:
-        return "running" in str(boss.tree().children[0].state).lower()
-    except NotRunning:
-        return False
-
-
-async def until(condition) -> None:
-    with trio.fail_after(30):
-        while not condition():
-            await trio.sleep(0.005)
 
 
 async def notify(dsn: str, channel: str, payload: str) -> None:
@@ -94,7 +85,7 @@ async def test_a_full_route_does_not_stop_the_others(database_url):
     async with listening(database_url, Hub(), routes) as boss:
         await notify(database_url, "relay_expiry", "1.5")
         await notify(database_url, "relay_messages", "")
-        await until(lambda: len(other.seen) == 2)
+        await eventually(lambda: other.seen, "both are heard", until=lambda seen: len(seen) == 2)
         assert boss.tree().children[0].restarts == 0
     assert full.seen == ["", "1.5"]
 

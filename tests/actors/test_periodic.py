@@ -7,6 +7,7 @@ import trio.testing
 from actors.periodic import wait_for_messages
 from supervisor import Drained
 from tests.actors.running import running
+from tests.eventually import eventually
 
 
 async def test_paused_it_waits_and_drained_meanwhile_it_ends():
@@ -24,15 +25,15 @@ async def test_paused_it_waits_and_drained_meanwhile_it_ends():
 
     with structlog.testing.capture_logs():
         async with running(actor) as (supervisor, mailbox):
-            while not waits:
-                await trio.sleep(0.001)
+            await eventually(lambda: waits, "it waits")
             supervisor.pause("actor")
             mailbox.send_nowait("hint")
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert not any(waits), "a paused actor's inbox hands nothing out"
             supervisor.resume("actor")
-            while ["hint"] not in waits:
-                await trio.sleep(0.001)
+            await eventually(
+                lambda: waits, "the hint is taken", until=lambda taken: ["hint"] in taken
+            )
             supervisor.pause("actor")
             await trio.testing.wait_all_tasks_blocked(0.05)
         assert ended.is_set()

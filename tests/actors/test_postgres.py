@@ -18,8 +18,10 @@ from relay.db.embedded import Embedded
 from relay.db.migrate import check
 from relay.db.pool import Pool
 from relay.errors import ConfigError
-from supervisor import Backoff, ChildSpec, NotRunning, Supervisor, SupervisorSpec
+from supervisor import Backoff, ChildSpec, Supervisor, SupervisorSpec
+from tests.actors.running import logged, state
 from tests.db.cluster import Cluster, binaries
+from tests.eventually import eventually
 
 
 @asynccontextmanager
@@ -35,17 +37,14 @@ async def tree(run) -> AsyncIterator[Supervisor]:
         boss.shutdown()
 
 
-async def until(condition) -> None:
-    with trio.fail_after(60):
-        while not condition():
-            await trio.sleep(0.01)
-
-
-def state(boss: Supervisor) -> str:
-    try:
-        return boss.tree().children[0].state.value
-    except NotRunning:
-        return ""
+async def becomes(boss: Supervisor, wanted: str) -> None:
+    """Wait until the actor is in that state; it may start a server for that."""
+    await eventually(
+        lambda: state(boss, "postgres"),
+        f"it is {wanted}",
+        until=lambda found: found == wanted,
+        within=60.0,
+    )
 
 
 def embedded_actor(server: Embedded):
@@ -68,7 +67,7 @@ async def test_embedded_is_ready_when_migrated_and_stops_with_the_drain(tmp_path
     server = Embedded(tmp_path / "postgres")
     with structlog.testing.capture_logs() as lines:
         async with tree(embedded_actor(server)) as boss:
-            await until(lambda: state(boss) == "running")
+            await becomes(boss, "running")
             assert (await check(server.dsn)).pending == ()
     assert server.pid is None
     stopped = [line for line in lines if line["event"] == "postgres.stopped"]
@@ -79,11 +78,14 @@ async def test_embedded_is_restarted_when_its_server_dies(tmp_path: Path):
     """A killed server is a crash of the actor; supervision brings both back."""
     server = Embedded(tmp_path / "postgres")
     async with tree(embedded_actor(server)) as boss:
-        await until(lambda: state(boss) == "running")
+        await becomes(boss, "running")
         first = server.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        await until(lambda: server.pid not in (None, first) and state(boss) == "running")
+        await eventually(
+            lambda: server.pid, "another runs", until=lambda pid: pid not in (None, first)
+        )
+        await becomes(boss, "running")
         async with await connect(server.dsn) as conn:
             await conn.execute("SELECT 1")
 
@@ -92,7 +94,7 @@ async def test_a_schema_from_the_future_ends_the_tree(tmp_path: Path):
     """ConfigError comes out of the supervisor unchanged, and the server is stopped."""
     server = Embedded(tmp_path / "postgres")
     async with tree(embedded_actor(server)) as boss:
-        await until(lambda: state(boss) == "running")
+        await becomes(boss, "running")
         async with await connect(server.dsn) as conn:
             await conn.execute("INSERT INTO relay.schema_migrations VALUES (9999, 'x', 'x')")
     boss = Supervisor(rng=random.Random(1))
@@ -108,20 +110,16 @@ async def test_external_is_waited_for_migrated_and_watched(external: Cluster):
     pool = Pool(dsn)
     actor = functools.partial(postgres.run, server=None, dsn=dsn, pool=pool, look_every=0.05)
     with structlog.testing.capture_logs() as lines:
-
-        def seen(event: str) -> bool:
-            return any(line["event"] == event for line in lines)
-
         async with tree(actor) as boss:
-            await until(lambda: seen("postgres.waiting"))
-            assert state(boss) == "starting"
+            await logged(lines, "postgres.waiting")
+            assert state(boss, "postgres") == "starting"
             await trio.to_thread.run_sync(external.start)
-            await until(lambda: state(boss) == "running")
+            await becomes(boss, "running")
             assert (await check(dsn)).pending == ()
             await trio.to_thread.run_sync(external.stop)
-            await until(lambda: seen("postgres.lost"))
+            await logged(lines, "postgres.lost")
             await trio.to_thread.run_sync(external.start)
-            await until(lambda: seen("postgres.back"))
+            await logged(lines, "postgres.back")
             assert boss.tree().children[0].restarts == 0
     await pool.close()
     assert [line["event"] for line in lines].count("postgres.lost") == 1
@@ -133,5 +131,5 @@ async def test_external_can_be_drained_while_it_waits():
     actor = functools.partial(postgres.run, server=None, dsn=dsn, pool=Pool(dsn))
     with trio.fail_after(20), structlog.testing.capture_logs() as lines:
         async with tree(actor) as boss:
-            await until(lambda: any(line["event"] == "postgres.waiting" for line in lines))
-            assert state(boss) == "starting"
+            await logged(lines, "postgres.waiting")
+            assert state(boss, "postgres") == "starting"

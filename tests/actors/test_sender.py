@@ -15,7 +15,8 @@ from relay.outbound.dispatch import Dispatch
 from relay.outbound.enqueue import enqueue
 from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.queue import Queue
-from tests.actors.running import make_mailbox
+from tests.actors.running import make_mailbox, state
+from tests.eventually import eventually
 from tests.outbound.node import put
 from tests.outbound.running import Outbound, running_outbound
 from tests.outbound.sink import HangUp, Script, Session, running_sink
@@ -71,9 +72,11 @@ async def test_an_outcome_that_the_database_refuses_is_counted_and_holds_up_no_o
         outbound.wake()
         for other in others:
             await outbound.becomes(other, "sent")
-        with trio.fail_after(20):
-            while (registry.get_sample_value(counted) or 0.0) != before + 1:
-                await trio.sleep(0.01)
+        await eventually(
+            lambda: registry.get_sample_value(counted),
+            "it is counted",
+            until=lambda value: value == before + 1,
+        )
 
 
 @pytest.mark.parametrize("destinations", [12, 60])
@@ -96,8 +99,11 @@ async def test_what_hangs_of_one_owner_stops_no_high_mail_of_others(pool, destin
         addresses = [f"u@h{number}.mallory.example" for number in range(destinations)]
         mallory = await ids(pool, *addresses, owner=uuid4(), priority="high")
         outbound.wake()
-        while sum("RCPT" in session.said for session in sink.sessions) < 7:
-            await trio.sleep(0.005)
+        await eventually(
+            lambda: sum("RCPT" in session.said for session in sink.sessions),
+            "seven hang",
+            until=lambda hanging: hanging >= 7,
+        )
         for number in range(3):
             (code,) = await ids(pool, f"a@bank{number}.example", owner=uuid4(), priority="high")
             outbound.wake()
@@ -116,8 +122,7 @@ async def test_keeps_connections(pool):
         outbound.wake()
         await sink.gets(300)
         sent = "SELECT count(*) FROM relay.outbound_log WHERE status = 'sent'"
-        while await pool.fetch_value(sent) < 300:
-            await trio.sleep(0.01)
+        await eventually(lambda: pool.fetch_value(sent), "all are sent", until=lambda n: n == 300)
     assert sorted(sink.recipients) == sorted(wanted)
     assert len(sink.sessions) <= 4
 
@@ -165,8 +170,9 @@ async def test_trouble_of_the_route_defers_and_pauses_it(pool, verb, answer):
         (same_lane,) = await ids(pool, "carol@example.net")
         (two,) = await ids(pool, "dave@other.example")
         outbound.wake()
-        while not (await outbound.row(two))[2]:
-            await trio.sleep(0.01)
+        await eventually(
+            lambda: outbound.row(two), "it is given back for later", until=lambda row: row[2]
+        )
         status, attempts, wait, _ = await outbound.row(two)
         unclaimed = await outbound.row(same_lane)
     # Given back unbegun: the route is left alone for a sixteenth of a unit.  Of a lane that has
@@ -409,8 +415,9 @@ async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, mon
         async with running_outbound(pool, sink.url) as outbound:
             await enqueue(pool, [message])
             outbound.wake()
-            while asked < 3:
-                await trio.sleep(0.01)
+            await eventually(
+                lambda: asked, "lines may be forgotten", until=lambda times: times >= 3
+            )
             prepared.set()
             await sink.gets(1)
         assert [session.said[-1] for session in sink.sessions] == ["QUIT"]
@@ -445,8 +452,7 @@ async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
     async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
         await enqueue(pool, [large])
         outbound.wake()
-        while busy < 4:
-            await trio.sleep(0.005)
+        await eventually(lambda: busy, "four are composed", until=lambda n: n >= 4)
         await ids(pool, *(f"u{number}@example.net" for number in range(20)))
         outbound.wake()
         await sink.gets(20)
@@ -521,7 +527,10 @@ async def test_what_the_reaper_freed_before_it_was_recorded_is_not_sent_again(po
         return await finalise(self, outcomes, **how)
 
     monkeypatch.setattr(Queue, "finalise", away)
-    async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
+    async with (
+        running_sink() as sink,
+        running_outbound(pool, sink.url, route_connections=1) as outbound,
+    ):
         (one,) = await ids(pool, "bob@example.net")
         outbound.wake()
         await sink.gets(1)
@@ -530,17 +539,20 @@ async def test_what_the_reaper_freed_before_it_was_recorded_is_not_sent_again(po
             " WHERE id = %s RETURNING token",
             (one,),
         )
-        token = freed
-        while token == freed:
+
+        async def token() -> Any:
             outbound.wake()
-            await trio.sleep(0.02)
-            token = await pool.fetch_value(
+            return await pool.fetch_value(
                 "SELECT token FROM relay.outbound_due WHERE id = %s", (one,)
             )
-        await trio.sleep(0.1)  # a second copy would go out now
+
+        await eventually(token, "it is claimed again", until=lambda now: now != freed)
+        await ids(pool, "carol@example.net")  # one at a time: behind a second copy
+        outbound.wake()
+        await sink.gets(2)
         back = True
         await outbound.becomes(one, "sent")
-    assert len(sink.received) == 1
+    assert sink.recipients == ["bob@example.net", "carol@example.net"]
 
 
 async def test_draining_finishes_what_has_begun_and_gives_back_the_rest(pool):
@@ -551,11 +563,12 @@ async def test_draining_finishes_what_has_begun_and_gives_back_the_rest(pool):
     async def script(session: Session, verb: str, line: str) -> bytes | None:
         if verb == "dot":
             begun.set()
-            with trio.fail_after(20):  # answered once the sender is told to end
-                while ("sender", "draining") not in [
-                    (child.name, str(child.state)) for child in pair[0].supervisor.tree().children
-                ]:
-                    await trio.sleep(0.01)
+            # answered once the sender is told to end
+            await eventually(
+                lambda: state(pair[0].supervisor, "sender"),
+                "the sender drains",
+                until=lambda found: found == "draining",
+            )
         return None
 
     async with running_sink(script) as sink:

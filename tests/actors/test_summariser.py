@@ -17,9 +17,16 @@ from relay.mailboxes.messages import Messages
 from relay.mailboxes.parser import Parser
 from relay.metrics import registry
 from supervisor import Mailbox
-from tests.actors.running import becomes, make_mailbox, running, undisturbed
+from tests.actors.running import a_turn, at_rest, becomes, make_mailbox, running, undisturbed
+from tests.eventually import eventually
 
 LEFT = "SELECT count(*) FROM relay.unsummarised"
+HELD = """
+    SELECT count(*)
+    FROM pg_locks
+    WHERE mode = 'RowShareLock'
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    """
 MESSAGE = b"From: a@b.example\r\nSubject: %d\r\n\r\nYour code is 123456\r\n"
 HOSTILE = MESSAGE % 0 + (b"https://" + b")" * 4080 + b"\r\n") * 15
 
@@ -58,7 +65,8 @@ async def test_is_woken_by_a_message(pool):
     """A message is enough; nothing waits for the sweep."""
     mailbox = await make_mailbox(pool)
     async with running(summariser.run, pool=pool, sweep_every=3600.0) as (_, inbox):
-        await trio.sleep(0.1)
+        await a_turn(inbox, Wake())
+        await at_rest(pool)
         await _accept(pool, mailbox, MESSAGE % 1)
         await inbox.send(Wake())
         await becomes(pool, LEFT, 0)
@@ -190,11 +198,11 @@ async def test_a_message_slows_down_one_round_and_no_more(pool):
     async with running(summariser.run, pool=pool, sweep_every=3600.0) as (_, inbox):
         await _accept(pool, mailbox, *[MESSAGE % n + b"word " * 26_000 for n in range(40)])
         await inbox.send(Wake())
-        while await pool.fetch_value(LEFT) == 40:
-            await trio.sleep(0.001)
+        await eventually(lambda: pool.fetch_value(LEFT), "it begins", until=lambda left: left < 40)
         await inbox.send(Wake())
-        while inbox.statistics().depth:
-            await trio.sleep(0.001)
+        await eventually(
+            lambda: inbox.statistics().depth, "the letter is taken", until=lambda depth: depth == 0
+        )
         assert await pool.fetch_value(LEFT) > 0
         await becomes(pool, LEFT, 0)
 
@@ -211,10 +219,7 @@ async def test_a_second_parser_goes_on_when_one_is_busy(pool):
         nursery.start_soon(one.assist)
         await _accept(pool, stuck, MESSAGE % 1)
         nursery.start_soon(one.turn, _context())
-        while not await pool.fetch_value(
-            "SELECT count(*) FROM pg_locks WHERE mode = 'RowShareLock'"
-        ):
-            await trio.sleep(0.01)
+        await eventually(lambda: pool.fetch_value(HELD), "it holds what it parses")
         (small,) = await _accept(pool, quiet, MESSAGE % 2)
         await _accept(pool, quiet, MESSAGE % 3 + b"x" * 100_000)
         await _accept(pool, stuck, MESSAGE % 4)
@@ -240,10 +245,7 @@ async def test_a_second_parser_takes_what_is_smaller_than_what_holds_the_first(p
         nursery.start_soon(one.assist)
         await _accept(pool, stuck, MESSAGE % 1 + b"x" * 300_000)
         nursery.start_soon(one.turn, _context())
-        while not await pool.fetch_value(
-            "SELECT count(*) FROM pg_locks WHERE mode = 'RowShareLock'"
-        ):
-            await trio.sleep(0.01)
+        await eventually(lambda: pool.fetch_value(HELD), "it holds what it parses")
         await _accept(pool, quiet, MESSAGE % 3 + b"x" * 400_000)
         (medium,) = await _accept(pool, quiet, MESSAGE % 2 + b"x" * 200_000)
         await becomes(pool, "SELECT array_agg(message_id) FROM relay.summaries", [medium])
@@ -344,7 +346,8 @@ async def test_a_message_that_kills_the_parser_is_not_retried(pool):
         one = summariser.Summariser(pool, parser)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.round)
-            await trio.sleep(0.1)
+            await eventually(lambda: pool.fetch_value(HELD), "it holds what it parses")
+            await trio.testing.wait_all_tasks_blocked()  # the parser has been asked
             os.kill(parser.pid, signal.SIGKILL)
     rows = await pool.fetch("SELECT message_id, subject, error FROM relay.summaries ORDER BY seq")
     assert rows == [

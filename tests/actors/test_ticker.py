@@ -4,6 +4,7 @@ import math
 from uuid import uuid4
 
 import pytest
+import structlog
 import trio
 
 from actors import ticker
@@ -11,7 +12,7 @@ from actors.messages import SweepNow, Wake
 from relay.db import leases
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
-from tests.actors.running import becomes, make_mailbox, running, undisturbed
+from tests.actors.running import at_rest, becomes, logged, make_mailbox, running, undisturbed
 from tests.db.cluster import Cluster, binaries
 
 ACTIVE = "SELECT count(*) FROM relay.mailboxes WHERE is_active"
@@ -66,14 +67,15 @@ async def test_sweeps_on_command(pool):
         await becomes(pool, ACTIVE, 0)
 
 
-async def test_paused_it_flips_nothing(pool):
+async def test_paused_it_flips_nothing(pool, virtual):
     """While paused it leaves mailboxes alone; resumed, it catches up."""
-    async with running(ticker.run, pool=pool, sweep_every=0.02) as (supervisor, _):
+    async with running(ticker.run, pool=pool, sweep_every=1.0) as (supervisor, _):
         await becomes(pool, "SELECT count(*) FROM relay.leases WHERE expires_at > now()", 1)
         supervisor.pause("actor")
-        await trio.sleep(0.1)  # whatever was under way has ended
+        await at_rest(pool)  # whatever was under way has ended
         await make_mailbox(pool, -1)
-        await trio.sleep(0.1)
+        virtual.jump(5.0)
+        await at_rest(pool)
         assert await pool.fetch_value(ACTIVE) == 1
         supervisor.resume("actor")
         await becomes(pool, ACTIVE, 0)
@@ -132,7 +134,7 @@ async def test_flips_many_in_batches(pool):
     assert max(count for (count,) in batches) <= 4000
 
 
-async def test_comes_back_to_locked_rows(pool):
+async def test_comes_back_to_locked_rows(pool, mock_clock):
     """A row that somebody's transaction held is flipped soon after it is free."""
     held = await make_mailbox(pool, -1)
     await make_mailbox(pool, -1)
@@ -143,7 +145,7 @@ async def test_comes_back_to_locked_rows(pool):
         assert await pool.fetch_value(ACTIVE) == 1
     await one.turn(undisturbed())
     assert await pool.fetch_value(ACTIVE) == 1  # not yet its time again
-    await trio.sleep(0.03)
+    mock_clock.jump(0.1)
     await one.turn(undisturbed())
     assert await pool.fetch_value(ACTIVE) == 0
 
@@ -183,8 +185,9 @@ async def test_survives_an_outage():
         async with running(ticker.run, pool=pool, lease_ttl=0.6) as (supervisor, _):
             await becomes(pool, "SELECT count(*) FROM relay.leases WHERE expires_at > now()", 1)
             await make_mailbox(pool, 0.5)
-            await trio.to_thread.run_sync(cluster.stop)
-            await trio.sleep(0.6)
+            with structlog.testing.capture_logs() as lines:
+                await trio.to_thread.run_sync(cluster.stop)
+                await logged(lines, "ticker.waits_for_database")
             await trio.to_thread.run_sync(cluster.start)
             await becomes(pool, ACTIVE, 0)
             (child,) = supervisor.tree().children
@@ -196,8 +199,8 @@ async def test_survives_an_outage():
 
 def test_batches_aim_at_a_duration():
     """A batch that took long is followed by a smaller one, within limits."""
-    assert ticker._resized(500, 500, 2 * ticker._STATEMENT) == 250
-    assert ticker._resized(500, 500, ticker._STATEMENT / 2) == 1000
-    assert ticker._resized(500, 400, 0.5) == 500
-    assert ticker._resized(50, 50, math.inf) == 50
-    assert ticker._resized(4000, 4000, 0.0) == 4000
+    assert ticker.resized(500, 500, 2 * ticker.STATEMENT) == 250
+    assert ticker.resized(500, 500, ticker.STATEMENT / 2) == 1000
+    assert ticker.resized(500, 400, 0.5) == 500
+    assert ticker.resized(50, 50, math.inf) == 50
+    assert ticker.resized(4000, 4000, 0.0) == 4000

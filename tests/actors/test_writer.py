@@ -21,7 +21,9 @@ from relay.mailboxes import accept
 from relay.mailboxes.accept import message_id
 from relay.metrics import registry
 from supervisor import Backoff, ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
+from tests.actors.running import blocked, state
 from tests.db.cluster import Cluster, binaries
+from tests.eventually import eventually
 
 BOB = "bob@relay.localhost"
 EVE = "eve@relay.localhost"
@@ -209,10 +211,15 @@ async def test_a_restart_in_mid_commit_loses_nothing(pool):
         # The INSERT's foreign key waits for this lock.
         await blocker.execute("SELECT FROM relay.mailboxes FOR UPDATE")
         await messages.send(one)
-        await trio.sleep(0.1)  # a real database: let the INSERT reach the lock
+        await blocked(pool)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(boss.restart, "writer")
-            await trio.sleep(0.05)
+            await eventually(
+                lambda: state(boss, "writer"),
+                "it is asked to end",
+                until=lambda found: found != "running",
+            )
+            await trio.testing.wait_all_tasks_blocked()
             await blocker.execute("ROLLBACK")
         assert (await one.reply.wait()).stored
     assert len(await stored(pool)) == 1
@@ -236,11 +243,13 @@ async def test_a_database_that_is_away_is_an_error_at_once_and_comes_back():
             await messages.send(second)
             assert (await second.reply.wait()).error
             await trio.to_thread.run_sync(cluster.start)
-            while True:
-                third = message(b"3")
-                await messages.send(third)
-                if (await third.reply.wait()).stored:
-                    break
+
+            async def third() -> Any:
+                again = message(b"3")
+                await messages.send(again)
+                return (await again.reply.wait()).stored
+
+            await eventually(third, "mail is stored again")
         assert sorted((await stored(pool)).values()) == [b"1", b"3"]
         await pool.close()
     finally:
@@ -293,7 +302,7 @@ async def test_a_terminated_backend_is_an_error_and_no_more(pool, database_url):
             await blocker.execute("SELECT FROM relay.mailboxes FOR UPDATE")
             one = message()
             await messages.send(one)
-            await trio.sleep(0.1)  # a real database: let the INSERT reach the lock
+            await blocked(pool)
             await blocker.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE wait_event_type = 'Lock'"

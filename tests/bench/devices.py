@@ -68,7 +68,7 @@ def figures(done: int, began: float, cpu: float, latencies: list[float]) -> dict
 def opened(path: Path) -> sqlite3.Connection:
     """Open a file of the store's schema and pragmas with nothing of the store around it."""
     with closing(InboxFile(path, **LIMITS)) as file:  # makes the schema, and names the pragmas
-        values = {name: file._row(f"PRAGMA {name}")[0] for name in PRAGMAS}
+        values = {name: file.row(f"PRAGMA {name}")[0] for name in PRAGMAS}
     # The relay makes its checkpoints itself, as often as this.
     values["wal_autocheckpoint"] = 12_000
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -100,20 +100,20 @@ class Elsewhere:
     def __init__(self) -> None:
         self.heard: set[str] = set()
         self.connections = 0
-        self._news = threading.Condition()
+        self.news = threading.Condition()
         seen = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def setup(self) -> None:
-                with seen._news:
+                with seen.news:
                     seen.connections += 1
-                    seen._news.notify_all()
+                    seen.news.notify_all()
                 super().setup()
 
             def do_GET(self) -> None:
-                with seen._news:
+                with seen.news:
                     seen.heard.add(self.path.strip("/?"))
-                    seen._news.notify_all()
+                    seen.news.notify_all()
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -146,8 +146,8 @@ class Elsewhere:
         self._wait(lambda: self.connections >= count, "nobody connected", timeout)
 
     def _wait(self, met: Callable[[], bool], otherwise: str, timeout: float) -> None:
-        with self._news:
-            assert self._news.wait_for(met, timeout), otherwise
+        with self.news:
+            assert self.news.wait_for(met, timeout), otherwise
 
 
 def unparseable() -> dict[str, bytes]:

@@ -177,10 +177,12 @@ def test_the_story_shown_is_of_the_message_chosen(own: RelayProcess, browse: Bro
 def test_what_is_wrong_stays_said(own: RelayProcess, browse: Browse) -> None:
     """A refusal is not wiped away by the next look that succeeds."""
     with browse() as visit:
+        visit.page.clock.install()
         page = signed_in(visit, own, "queue/00000000-0000-0000-0000-000000000000")
         said = page.get_by_role("alert").filter(has_text="no such message")
         expect(said).to_be_visible()
-        page.wait_for_timeout(2500)
+        with page.expect_response(lambda got: "/api/v1/queue" in got.url and got.ok):
+            page.clock.run_for(5_000)
         expect(said).to_be_visible()
 
 
@@ -263,15 +265,19 @@ def test_the_page_outlives_its_relay(own: RelayProcess, browse: Browse) -> None:
 def test_nothing_goes_on_in_a_view_that_was_left(own: RelayProcess, browse: Browse) -> None:
     """After a tour of the views only the health is asked for."""
     with browse() as visit:
+        visit.page.clock.install()
         page = signed_in(visit, own, "now")
         for view in ("now", "inboxes", "queue", "accounts", "logs", "now", "logs", "signin"):
             visit.to(view)
-            page.wait_for_timeout(150)
-        page.wait_for_timeout(300)
+            title = "Sign in" if view == "signin" else view.capitalize()
+            expect(page.get_by_role("heading", level=1)).to_have_text(title)
+        page.evaluate("fetch('/healthz')")  # whatever was asked before it is known by now
         visit.requests.clear()
-        page.wait_for_timeout(4500)
+        page.clock.run_for(60_000)
+        page.evaluate("fetch('/healthz')")
         asked = {url.removeprefix(own.run["http"]) for url in visit.requests}
-        assert asked <= {"/readyz", "/api/v1/session"}
+        assert "/healthz" in asked
+        assert asked <= {"/healthz", "/readyz", "/api/v1/session"}
 
 
 def test_a_wrong_clock_in_the_browser_changes_nothing(own: RelayProcess, browse: Browse) -> None:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.cli.command import RELAY, cli, environment
+from tests.eventually import eventually_sync
 from tests.lifecycle.collecting import KEY, batches, collect
 
 
@@ -216,19 +217,19 @@ def test_a_database_without_the_schema_is_not_touched(clusters, tmp_path):
 def test_the_embedded_database_is_started_for_it(tmp_path):
     """No relay runs; SIGTERM ends both, and leaves no server behind."""
     assert cli("db", "migrate", "--data-dir", tmp_path).returncode == 0
-    process = subprocess.Popen(
-        [*RELAY, "collect", "--follow", "--data-dir", tmp_path],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-    )
+    log = tmp_path / "log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [*RELAY, "collect", "--follow", "--data-dir", tmp_path],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            bufsize=0,
+        )
     try:
-        deadline = time.monotonic() + 30
-        while not any(tmp_path.rglob("postmaster.pid")):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        time.sleep(0.5)
+        eventually_sync(
+            lambda: b"collector.listening" in log.read_bytes(), "it is at work", within=60.0
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     finally:

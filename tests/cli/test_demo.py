@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from relay.cli.demo import STEPS, Stage, Step, Unexpected, perform
 from tests.cli.command import RELAY, cli, environment
+from tests.eventually import eventually_sync
 
 
 @pytest.fixture
@@ -75,11 +75,12 @@ def test_an_interrupt_cleans_up(scratch: Path) -> None:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        deadline = time.monotonic() + 60
-        while not list(scratch.glob("relay-demo-*/data/postgres/*")):
-            assert time.monotonic() < deadline
+
+        def at_work(process: subprocess.Popen[bytes] = process) -> list[Path]:
             assert process.poll() is None
-            time.sleep(0.01)
+            return list(scratch.glob("relay-demo-*/data/postgres/*"))
+
+        eventually_sync(at_work, "it is in the middle", within=60.0, every=0.01)
         os.kill(process.pid, number)
         _, said = process.communicate(timeout=90)
         assert process.returncode == code

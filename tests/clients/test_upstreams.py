@@ -30,6 +30,7 @@ from relay.outbound.message import NOBODY, Address, Message
 from relay.outbound.senders import Senders
 from relay.smtp.connection import client_tls
 from tests.clients.senders import program, run
+from tests.eventually import eventually
 from tests.npm import node_modules
 from tests.outbound.running import running_outbound
 from tests.smtp.test_connection import certificate
@@ -47,12 +48,14 @@ def free_port() -> int:
 
 async def listening(port: int) -> None:
     """Wait until somebody accepts connections."""
-    with trio.fail_after(20):
-        while True:
-            with contextlib.suppress(OSError):
-                await trio.aclose_forcefully(await trio.open_tcp_stream("127.0.0.1", port))
-                return
-            await trio.sleep(0.02)
+
+    async def accepts() -> bool:
+        with contextlib.suppress(OSError):
+            await trio.aclose_forcefully(await trio.open_tcp_stream("127.0.0.1", port))
+            return True
+        return False
+
+    await eventually(accepts, f"somebody listens on {port}")
 
 
 @contextlib.contextmanager
@@ -159,16 +162,22 @@ async def test_smtp_sink_in_every_mode_it_has(pool: Pool, dumps: Path):
         async with running_outbound(pool, "loop:", concurrency=200, within=60) as outbound:
             outbound.wake()
             waiting = dict(enumerate(MODES.items()))
-            deadline = trio.current_time() + 50
-            while waiting:
-                if trio.current_time() > deadline:
-                    raise AssertionError([(m, await became(pool, n)) for n, m in waiting.items()])
-                await trio.sleep(0.1)
+
+            async def unfinished() -> list[Any]:
                 for number, (flags, (status, phase)) in list(waiting.items()):
                     found = await became(pool, number)
                     assert found["status"] <= {status, "queued", "processing"}, (flags, found)
                     if found["status"] == {status} and found["phase"] == {phase}:
                         del waiting[number]
+                return [(mode, await became(pool, number)) for number, mode in waiting.items()]
+
+            await eventually(
+                unfinished,
+                "all modes have ended",
+                until=lambda left: not left,
+                within=50.0,
+                every=0.1,
+            )
         for number, (flags, (status, phase)) in enumerate(MODES.items()):
             found = await became(pool, number)
             assert found["phase"] == {phase}, flags

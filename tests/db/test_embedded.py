@@ -180,7 +180,7 @@ async def test_cancelling_ends_the_server(server):
 
         await server.run(cancel, trio.Event())
     assert scope.cancelled_caught
-    assert embedded._servers_of(server.directory / "data") == set()
+    assert embedded.servers_of(server.directory / "data") == set()
 
 
 async def test_a_deep_directory_gets_a_short_socket(tmp_path):

@@ -13,6 +13,7 @@ from relay.db.connection import Statement, connect
 from relay.db.pool import Pool
 from relay.errors import ConfigError, DatabaseUnavailable
 from tests.db.cluster import Cluster
+from tests.eventually import eventually
 
 INT4 = 23
 
@@ -277,12 +278,12 @@ class TestTrouble:
             os.kill(pid, signal.SIGCONT)
             await pool.close()
 
-    async def test_a_block_may_take_its_time_between_statements(self, database_url):
+    async def test_a_block_may_take_its_time_between_statements(self, database_url, virtual):
         """The deadline is the server's; what the block does with the answers does not count."""
         pool = Pool(database_url, size=1, call_timeout=0.2)
         async with pool.transaction() as conn:
             await conn.execute("CREATE TABLE t (n int)")
-            await trio.sleep(0.3)
+            virtual.jump(0.3)
         async with pool.transaction(patience=20.0) as conn:
             await conn.execute("SELECT pg_sleep(0.3)")
         assert await pool.fetch("SELECT n FROM t") == []
@@ -293,7 +294,12 @@ class TestTrouble:
         pid = await backend(pool)
         async with await connect(database_url) as other:
             await other.execute("SELECT pg_terminate_backend(%s)", [pid])
-        await trio.sleep(0.05)  # until the backend is gone
+
+            async def left() -> object:
+                cursor = await other.execute("SELECT FROM pg_stat_activity WHERE pid = %s", [pid])
+                return await cursor.fetchone()
+
+            await eventually(left, "it is gone", until=lambda row: row is None)
         assert await backend(pool) != pid
 
     async def test_a_backend_terminated_in_use_is_unavailable(self, pool):

@@ -79,7 +79,7 @@ class Peer:
         peer.noise = NoiseConnection.from_name(b"Noise_NK_25519_ChaChaPoly_BLAKE2s")
         peer.noise.set_as_initiator()
         peer.noise.set_keypair_from_public_bytes(Keypair.REMOTE_STATIC, relay_key)
-        await peer._shake_hands()
+        await peer.shake_hands()
         return peer
 
     @classmethod
@@ -89,10 +89,11 @@ class Peer:
         peer.noise = NoiseConnection.from_name(b"Noise_XX_25519_ChaChaPoly_BLAKE2s")
         peer.noise.set_as_initiator()
         peer.noise.set_keypair_from_private_bytes(Keypair.STATIC, private)
-        await peer._shake_hands()
+        await peer.shake_hands()
         return peer
 
-    async def _shake_hands(self) -> None:
+    async def shake_hands(self) -> None:
+        """Go through the handshake that `noise` was set up for."""
         noise = self.noise
         noise.start_handshake()
         await self.send_message(bytes(noise.write_message()))

@@ -231,8 +231,7 @@ def test_messages_are_read_once_and_in_order():
 def test_no_nonce_is_used_twice():
     """At the last nonce but one a transport stops; it never wraps."""
     cipher = ChaCha20Poly1305(bytes(32))
-    transport = Transport(cipher, cipher)
-    transport._sent = transport._received = 2**64 - 2
+    transport = Transport(cipher, cipher, 2**64 - 2)
     assert transport.decrypt(transport.encrypt(b"last")) == b"last"
     with pytest.raises(OverflowError):
         transport.encrypt(b"")

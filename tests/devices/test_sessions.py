@@ -6,6 +6,7 @@ import struct
 import pytest
 import trio
 
+from relay.devices.channel import Memory
 from relay.devices.intake import BURST, Rates
 from relay.devices.limits import DeviceLimits
 from tests.devices import peer as wire
@@ -444,9 +445,8 @@ async def test_a_device_that_does_not_read_costs_a_page(tmp_path):
             await here.store.put(public, bytes([number % 256]) * 65_000)
         async with await here.device(private) as device:
             await device.expect(wire.DELIVER)
-            (session,) = here.server._sessions
             await trio.testing.wait_all_tasks_blocked(0.05)
-            assert session._channel.pending <= 70_000
+            assert here.server.unsent() <= 70_000
 
 
 async def test_a_flood_of_heartbeats_is_held_back(tmp_path):
@@ -456,16 +456,15 @@ async def test_a_flood_of_heartbeats_is_held_back(tmp_path):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(device.stream.send_all, flood)
             await trio.testing.wait_all_tasks_blocked(0.05)
-            (session,) = here.server._sessions
-            assert session._channel.pending < 300_000
+            assert here.server.unsent() < 300_000
             for _ in range(40_000):
                 await device.expect(wire.HEARTBEAT)
 
 
 async def test_unfinished_messages_of_all_sessions_have_a_limit(tmp_path):
     """Whose bytes exceed it is ended, the others go on, and what ended has given back."""
-    async with world(tmp_path) as here:
-        here.server._memory.partial_limit = 200_000
+    memory = Memory(partial=200_000)
+    async with world(tmp_path, memory=memory) as here:
         peers = [await here.pusher() for _ in range(4)]
         frames = [peer.sealed(wire.PUSH, bytes(32) + bytes(60_000)) for peer in peers]
         for number, (peer, frame) in enumerate(zip(peers, frames, strict=True)):
@@ -475,7 +474,7 @@ async def test_unfinished_messages_of_all_sessions_have_a_limit(tmp_path):
         for peer, frame in zip(peers[:3], frames[:3], strict=True):
             await peer.stream.send_all(frame[60_000:])
             assert (await peer.frames(1))[0].kind == wire.ACK
-        assert here.server._memory.partial == 0
+        assert memory.partial == 0
         for peer in peers:
             await peer.__aexit__()
 
@@ -483,9 +482,8 @@ async def test_unfinished_messages_of_all_sessions_have_a_limit(tmp_path):
 async def test_input_waits_while_too_much_is_in_hand(tmp_path):
     """Sessions that push more than may be in memory are slowed down, and all is stored."""
     _, public = key_pair()
-    async with world(tmp_path) as here:
-        memory = here.server._memory
-        memory.in_hand_limit = 100_000
+    memory = Memory(in_hand=100_000)
+    async with world(tmp_path, memory=memory) as here:
 
         async def push_much() -> None:
             async with await here.pusher() as peer:

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from relay.devices.sqlite import SqliteStore
 from relay.devices.sqlite_file import InboxFile
 from relay.devices.store import StoreUnavailable
 from tests.devices.stores import running
+from tests.eventually import eventually
 
 KEY = bytes(range(32))
 
@@ -46,8 +47,7 @@ async def test_a_snapshot_holds_what_was_stored_before_it(tmp_path: Path) -> Non
 
         nursery.start_soon(put)
         for _ in range(3):
-            while stored % 50 == 0:
-                await trio.lowlevel.checkpoint()
+            await eventually(lambda: stored % 50, "blobs come on")
             before = stored
             path = await store.snapshot()
             assert path.stat().st_mode & 0o777 == 0o600
@@ -76,13 +76,21 @@ async def test_the_file_stays_locked_through_a_snapshot(tmp_path: Path) -> None:
     assert b"locked" in done.stderr
 
 
+async def works(store: SqliteStore) -> bool:
+    """Whether the store answers."""
+    with suppress(StoreUnavailable):
+        await store.check()
+        return True
+    return False
+
+
 async def let_go(store: SqliteStore) -> bool:
     """Whether the WAL is moved into the database again, after all that was queued."""
 
     def look(file: InboxFile) -> bool:
-        return not file._held and file._row("PRAGMA wal_autocheckpoint")[0] > 0
+        return not file.held and file.row("PRAGMA wal_autocheckpoint")[0] > 0
 
-    return await store._work(look)
+    return await store.work(look)
 
 
 @pytest.fixture
@@ -123,28 +131,22 @@ async def test_a_snapshot_that_is_given_up_holds_nothing(
         with pytest.raises(StoreUnavailable, match="given up"):
             await store.snapshot()
         disk.set()
-        with trio.fail_after(5):
-            while True:
-                try:
-                    await store.check()
-                    break
-                except StoreUnavailable:
-                    await trio.sleep(0.01)
+        await eventually(lambda: works(store), "the disk answers again")
         assert await let_go(store)
 
 
-async def test_a_snapshot_lets_go_though_no_calls_are_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store is too busy for another call, or given up, when the copy is made."""
-    store = SqliteStore(tmp_path / "devices.db", ttl=1000.0)
+async def test_a_snapshot_lets_go_though_no_calls_are_taken(tmp_path: Path) -> None:
+    """The store is given up when the copy is made; when the disk answers, the hold ends."""
+    disk = threading.Event()
 
-    async def copy(_: Path, __: Path) -> None:
-        store._calls.refuse("it has not answered")
+    async def hang(_: Path, __: Path) -> None:
+        with pytest.raises(StoreUnavailable, match="given up"):
+            await store.work(lambda _: disk.wait(10))
 
-    monkeypatch.setattr("relay.devices.sqlite._copy", copy)
+    store = SqliteStore(tmp_path / "devices.db", ttl=1000.0, call_timeout=0.2, copy=hang)
     async with running(store):
-        with pytest.raises(StoreUnavailable, match="has not answered"):
+        with pytest.raises(StoreUnavailable, match="takes nothing"):
             await store.snapshot()
-        store._calls.accept()
+        disk.set()
+        await eventually(lambda: works(store), "the disk answers again")
         assert await let_go(store)

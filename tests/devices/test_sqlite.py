@@ -24,6 +24,7 @@ from relay.errors import ConfigError
 from relay.metrics import registry
 from relay.storage import Disk, Space
 from tests.devices.stores import running
+from tests.eventually import eventually
 
 A = bytes(range(32))
 B = bytes([1]) * 32
@@ -48,7 +49,7 @@ class TestFile:
             for each in tmp_path.iterdir():
                 assert each.stat().st_mode & 0o777 == 0o600
             found = {
-                name: file._row(f"PRAGMA {name}")[0]
+                name: file.row(f"PRAGMA {name}")[0]
                 for name in (
                     "journal_mode",
                     "synchronous",
@@ -143,11 +144,11 @@ class TestFile:
                 assert file.write([Row(A, b"", 2e9)]) == [None]
                 file.write([], [(A, first), (A, second), (B, first)])
 
-    def test_counts_are_true_for_more_inboxes_than_are_remembered(self, tmp_path, monkeypatch):
+    def test_counts_are_true_for_more_inboxes_than_are_remembered(self, tmp_path):
         """Those that were forgotten are counted again, but never while they are being stored."""
-        monkeypatch.setattr("relay.devices.sqlite_file._COUNTED", 10)
         keys = [bytes([number]) * 32 for number in range(25)]
-        with closing(InboxFile(tmp_path / "devices.db", max_blobs=3, max_bytes=100)) as file:
+        path = tmp_path / "devices.db"
+        with closing(InboxFile(path, max_blobs=3, max_bytes=100, counted=10)) as file:
             for expected in (50, 25, 0):
                 ids = file.write([Row(key, b"x", 2e9) for key in keys * 2])
                 assert len(ids) - ids.count(None) == expected
@@ -157,7 +158,7 @@ class TestFile:
         two = [Row(A, b"x", 1.0)] * 2
         with closing(InboxFile(tmp_path / "devices.db", max_blobs=2, max_bytes=100)) as file:
             file.write(two)
-            file._connection.execute("ALTER TABLE missed RENAME TO elsewhere")
+            file.connection.execute("ALTER TABLE missed RENAME TO elsewhere")
             with pytest.raises(sqlite3.OperationalError, match="missed"):
                 file.reap(2.0, 10)
             assert file.write(two) == [None, None]
@@ -167,7 +168,7 @@ class TestFile:
         with closing(opened(tmp_path / "devices.db")) as file:
             ids = [number for _ in range(3) for number in file.write([Row(A, b"x", 2e9)] * 200)]
             said: list[str] = []
-            file._connection.set_trace_callback(said.append)
+            file.connection.set_trace_callback(said.append)
             file.write([], [(A, number or 0) for number in ids])
             assert [one.split()[0] for one in said] == ["BEGIN", *["DELETE"] * 3, "COMMIT"]
             assert file.flush(A, 0, 1.0, 9, 9) == []
@@ -179,7 +180,7 @@ class TestFile:
                 (_COUNT, (A,)),
                 (_TALLY, (A,)),
             ):
-                plan = file._connection.execute(f"EXPLAIN QUERY PLAN {sql}", values).fetchall()
+                plan = file.connection.execute(f"EXPLAIN QUERY PLAN {sql}", values).fetchall()
                 steps = [step[3] for step in plan if "inbox" in step[3]]
                 assert len(steps) == 1
                 assert "USING COVERING INDEX inbox_recipient" in steps[0]
@@ -220,12 +221,12 @@ class TestWriter:
                     nursery.start_soon(put)
         assert commits() - before < 320
 
-    async def test_half_will_do_where_a_flush_is_quick(self, tmp_path, monkeypatch):
+    async def test_half_will_do_where_a_flush_is_quick(self, tmp_path):
         """The other half comes meanwhile; where it is slow, all share it."""
         made = {}
         for quick in (0.0, 60.0):
-            monkeypatch.setattr("relay.devices.sqlite._QUICK_FLUSH", quick)
-            async with running(SqliteStore(tmp_path / f"{quick}.db", ttl=10.0)) as store:
+            path = tmp_path / f"{quick}.db"
+            async with running(SqliteStore(path, ttl=10.0, quick_flush=quick)) as store:
                 before = commits()
 
                 async def put(store: InboxStore) -> None:
@@ -238,11 +239,10 @@ class TestWriter:
             made[quick] = commits() - before
         assert made[0.0] * 1.3 < made[60.0] < 160
 
-    async def test_the_wal_begins_anew_in_time(self, tmp_path, monkeypatch):
+    async def test_the_wal_begins_anew_in_time(self, tmp_path):
         """It is moved into the database about as often as it should be, whatever is written."""
-        monkeypatch.setattr("relay.devices.sqlite._WAL_PAGES", 500)
         path = tmp_path / "devices.db"
-        async with running(SqliteStore(path, ttl=10.0)) as store:
+        async with running(SqliteStore(path, ttl=10.0, wal_pages=500)) as store:
 
             async def put(key: bytes) -> None:
                 for size in range(0, 3000, 30):
@@ -268,7 +268,7 @@ class TestWriter:
 
             async def hang() -> None:
                 with pytest.raises(StoreUnavailable):
-                    await store._work(write)
+                    await store.work(write)
 
             nursery.start_soon(hang)
             await wait_all_tasks_blocked()
@@ -279,23 +279,20 @@ class TestWriter:
                 with pytest.raises(StoreUnavailable, match="takes nothing"):
                     await call
             disk.set()
-            with trio.fail_after(5):
-                while not await works(store):
-                    await trio.sleep(0.01)
+            await eventually(lambda: works(store), "the disk answers again")
             envelopes = [blob.envelope for blob in await store.flush(A)]
             assert envelopes == [b"outcome unknown", b"z"]
 
-    async def test_stopping_does_not_wait_for_a_disk_that_hangs(self, tmp_path, monkeypatch):
+    async def test_stopping_does_not_wait_for_a_disk_that_hangs(self, tmp_path):
         """The thread is left behind after some seconds; nothing it had begun was acknowledged."""
-        monkeypatch.setattr("relay.devices.sqlite._STOP_TIMEOUT", 0.1)
         disk = threading.Event()
-        store = SqliteStore(tmp_path / "devices.db", ttl=10.0)
-        with trio.fail_after(5):
+        store = SqliteStore(tmp_path / "devices.db", ttl=10.0, stop_timeout=0.1)
+        with trio.fail_after(20):
             async with trio.open_nursery() as callers, running(store):
 
                 async def hang() -> None:
                     with pytest.raises(StoreUnavailable, match="stopped"):
-                        await store._work(lambda _: disk.wait(10))
+                        await store.work(lambda _: disk.wait(10))
 
                 callers.start_soon(hang)
                 await wait_all_tasks_blocked()
@@ -306,13 +303,13 @@ class TestWriter:
         async with running(SqliteStore(tmp_path / "devices.db", ttl=10.0)) as store:
             assert isinstance(store, SqliteStore)
             kept = await store.put(A, b"kept")
-            await store._work(lambda file: limit(file, 30))
+            await store.work(lambda file: limit(file, 30))
             with pytest.raises(StoreUnavailable, match="full"):
                 for _ in range(100):
                     await store.put(A, b"x" * 10_000)
             fits = len(await store.flush(A))
             assert (await store.flush(A))[0].id == kept.id
-            await store._work(lambda file: limit(file, 1_000_000))
+            await store.work(lambda file: limit(file, 1_000_000))
             await store.check()
             await store.put(A, b"x" * 10_000)
             assert len(await store.flush(A)) == fits + 1
@@ -326,10 +323,8 @@ class TestWriter:
         store = SqliteStore(tmp_path / "devices.db", ttl=10.0)
         async with running(store):
             with pytest.raises(StoreUnavailable, match="made by hand"):
-                await store._work(fail)
-            with trio.fail_after(5):
-                while not await works(store):
-                    await trio.sleep(0.01)
+                await store.work(fail)
+            await eventually(lambda: works(store), "the file is open again")
 
     async def test_a_file_that_is_held_is_waited_for(self, tmp_path):
         """Somebody looks into the file with a tool of their own: the store starts after them."""
@@ -422,7 +417,7 @@ def described(database: sqlite3.Connection) -> list[object]:
 
 def limit(file: InboxFile, pages: int) -> None:
     """Let the database have so many pages: SQLite then fails as on a full disk."""
-    file._connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+    file.connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
 
 
 def test_a_file_shrinks_only_where_that_is_cheap(tmp_path):
@@ -473,7 +468,10 @@ async def test_below_the_floor_the_disk_is_given_back_what_the_file_does_not_use
     space = Space(lambda: Disk(1 << 40, 64 << 20), lambda total: 1 << 30)
     space.look()
     async with running(SqliteStore(path, ttl=1000.0, space=space)) as store:
-        with trio.fail_after(30):
-            while path.stat().st_size > before // 4:
-                await trio.sleep(0.02)
+        await eventually(
+            lambda: path.stat().st_size,
+            "it shrinks",
+            until=lambda size: size <= before // 4,
+            within=40.0,
+        )
         assert len(await store.flush(kept)) == 1

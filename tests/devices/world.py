@@ -10,12 +10,14 @@ from pathlib import Path
 
 import trio
 
+from relay.devices.channel import Memory
 from relay.devices.intake import Intake, Rates, Sources
 from relay.devices.limits import DeviceLimits
 from relay.devices.noise import KeyPair
 from relay.devices.server import DeviceServer, Kind
 from relay.devices.sqlite import SqliteStore
 from tests.devices.peer import Peer
+from tests.eventually import eventually
 
 TTL = 3600.0
 
@@ -55,11 +57,11 @@ class World:
 
     async def until_sessions(self, push: int, receive: int) -> None:
         """Wait until so many sessions are open."""
-        with trio.fail_after(20):
-            while (
-                self.server.statistics().push != push or self.server.statistics().receive != receive
-            ):
-                await trio.lowlevel.checkpoint()
+        await eventually(
+            lambda: (self.server.statistics().push, self.server.statistics().receive),
+            f"{push} push and {receive} receive sessions are open",
+            until=lambda seen: seen == (push, receive),
+        )
 
 
 @asynccontextmanager
@@ -69,12 +71,13 @@ async def world(
     limits: DeviceLimits | None = None,
     rates: Rates | None = None,
     sources: Sources | None = None,
+    memory: Memory | None = None,
     **settings: object,
 ) -> AsyncIterator[World]:
     """Run a store in `path` (with these settings) and sessions on it."""
     store = SqliteStore(path / "devices.db", **{"ttl": TTL, **settings})  # type: ignore[arg-type]
     key = KeyPair.generate()
-    server = DeviceServer(key, store, Intake(store, rates, sources=sources), limits)
+    server = DeviceServer(key, store, Intake(store, rates, sources=sources), limits, memory)
     with listening() as push, listening() as receive:
         async with trio.open_nursery() as outer:
             storing, stopped = trio.CancelScope(), trio.Event()

@@ -26,12 +26,6 @@ CLOCK = """
 
 
 @pytest.fixture
-def virtual() -> MockClock:
-    """Trio's clock: it goes on at its usual pace, and jumps when it is told to."""
-    return MockClock(rate=1.0)
-
-
-@pytest.fixture
 async def clocked(database_url: str) -> AsyncIterator[Pool]:
     """A database whose clock can be put forward."""
     plain = Pool(database_url)

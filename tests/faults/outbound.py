@@ -19,6 +19,7 @@ import trio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from relay.db.pool import Pool
+from tests.eventually import eventually
 from tests.outbound.sink import Sink
 from tests.relay_process import RelayProcess
 
@@ -55,9 +56,12 @@ async def started(process: RelayProcess) -> AsyncIterator[RelayProcess]:
 
 async def dead(process: RelayProcess) -> int:
     """Wait for the end of a relay that something else ends; its exit code."""
-    with trio.fail_after(30):
-        while process.process is None or process.process.poll() is None:
-            await trio.sleep(0.01)
+    await eventually(
+        lambda: process.process is not None and process.process.poll() is not None,
+        "the relay ends",
+        within=60.0,
+    )
+    assert process.process is not None
     return int(process.process.returncode)
 
 
@@ -72,9 +76,9 @@ async def dies(process: RelayProcess) -> None:
 
 async def finished(pool: Pool, count: int, within: float = 60) -> None:
     """Wait until so many were sent."""
-    with trio.fail_after(within):
-        while await sent(pool) < count:
-            await trio.sleep(0.02)
+    await eventually(
+        lambda: sent(pool), f"{count} are sent", until=lambda n: n >= count, within=within
+    )
 
 
 async def sent(pool: Pool) -> int:
@@ -100,11 +104,12 @@ async def leases_run_out(pool: Pool) -> None:
 
 async def disconnected(pool: Pool, name: str) -> None:
     """Wait until no server process works for the application `name`."""
-    with trio.fail_after(10):
-        while await pool.fetch_value(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", (name,)
-        ):
-            await trio.sleep(0.01)
+    sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    await eventually(
+        lambda: pool.fetch_value(sql, (name,)),
+        f"nobody works for {name}",
+        until=lambda working: working == 0,
+    )
 
 
 def second_copies(sink: Sink) -> int:

@@ -16,7 +16,6 @@ import smtplib
 import socket
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import httpx
 import psycopg
 import trio
 
+from tests.eventually import eventually_sync
 from tests.http.test_outbound_privacy import receiving
 from tests.outbound.sink import HangUp, Session, running_sink
 from tests.relay_process import RelayProcess
@@ -214,13 +214,12 @@ def by_accident(relay: RelayProcess, client: httpx.Client) -> None:
 
 def all_done(client: httpx.Client) -> None:
     """Wait until every message has come to an end."""
-    deadline = time.monotonic() + 40
-    while True:
-        stats = client.get("/queue").json()
-        if not stats["queued"] and not stats["processing"]:
-            return
-        assert time.monotonic() < deadline, stats
-        time.sleep(0.05)
+    eventually_sync(
+        lambda: client.get("/queue").json(),
+        "every message has ended",
+        until=lambda stats: not stats["queued"] and not stats["processing"],
+        within=60.0,
+    )
 
 
 def answers(relay: RelayProcess, client: httpx.Client, own: dict[str, str]) -> dict[str, str]:
@@ -272,10 +271,7 @@ def drive(relay: RelayProcess, port: int) -> tuple[dict[str, str], list[str]]:
             all_done(client)
             own = {"Authorization": f"Bearer {secrets[0]}"}
             found = answers(relay, client, own)
-            deadline = time.monotonic() + 20
-            while not got:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            eventually_sync(lambda: got, "something is posted")
         found["commands"] = by_cli(relay)
         with psycopg.connect(relay.run["database_url"]) as sql:
             found["stored errors"] = str(

@@ -7,11 +7,13 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
+import structlog
 import trio
 
+from actors.messages import SweepNow
 from relay.db.connection import connect
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
@@ -19,8 +21,9 @@ from relay.errors import DatabaseUnavailable
 from relay.lifecycle.batching import Fixed
 from relay.lifecycle.collect import Collect
 from relay.lifecycle.pipe import Pipe
-from tests.actors.running import becomes
+from tests.actors.running import a_turn, becomes, logged
 from tests.db.cluster import Cluster, binaries
+from tests.eventually import eventually
 from tests.faults.outbound import database_proxy, dead, disconnected
 from tests.lifecycle.collecting import KEY, Collector, batches, collect, collecting, mailed
 from tests.lifecycle.people import insert
@@ -156,9 +159,8 @@ async def test_no_transaction_stays_open_on_a_reader_that_stalls(pool, database_
     """Its line is given up to the queue meanwhile, and is done with when it was read at last."""
     await insert(pool, 2_000, prefix="n")
     with a_pipe() as (reader, writer):
-        run = Collect(
-            database_url, Pipe(writer), Fixed(1_000, 5.0), lambda: KEY, timeout=5.0, hold=0.2
-        )
+        pipe = Pipe(writer)
+        run = Collect(database_url, pipe, Fixed(1_000, 5.0), lambda: KEY, timeout=5.0, hold=0.2)
         read = b""
 
         async def read_on() -> None:
@@ -170,38 +172,27 @@ async def test_no_transaction_stays_open_on_a_reader_that_stalls(pool, database_
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run.drain)
             # A line of 1,000 rows is more than a pipe holds.
-            await becomes(pool, "SELECT count(*) FROM relay.token_queue", 2_000)
-            await trio.sleep(0.6)
-            held = await pool.fetch_value(
-                """
-                SELECT count(*) FROM pg_stat_activity
-                WHERE application_name = 'relay-collect' AND xact_start IS NOT NULL
-                """
-            )
-            assert held == 0
+            await stalled(pool, pipe, held=False)
             assert await pool.fetch_value(WAITING) == 2_000
             nursery.start_soon(read_on)
         assert await pool.fetch_value(WAITING) == 0
         assert Counter(Counter(emails(read)).values()) == {1: 2_000}
 
 
-@pytest.mark.parametrize("held", [0.0, 0.5])
-async def test_whole_lines_to_a_reader_that_stopped_do_not_come_again(
-    pool, database_url, monkeypatch, held
-):
+@pytest.mark.parametrize("held", [True, False])
+async def test_whole_lines_to_a_reader_that_stopped_do_not_come_again(pool, database_url, held):
     """Several lines are in hand, the pipe takes some of them, and SIGTERM ends it: those are out.
 
     The others come again, that of which a part is in the pipe too.  SIGTERM comes while the lines
     are held, or after that.
     """
-    monkeypatch.setattr("relay.lifecycle.collect._QUICK", 60.0)  # so that it takes many at once
     await insert(pool, 2_000, prefix="n")
     with a_pipe() as (reader, writer), trio.fail_after(30):
-        run = small_steps(database_url, writer)
+        run, pipe = small_steps(database_url, writer)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run.drain)
             read = await some(reader, 50)
-            await stalled(run, held)
+            await stalled(pool, pipe, held=held)
             run.stop()
         read += os.read(reader, 1 << 20)
     assert not read.endswith(b"\n")
@@ -210,25 +201,23 @@ async def test_whole_lines_to_a_reader_that_stopped_do_not_come_again(
     assert Counter(Counter(emails(read) + emails(again)).values()) == {1: 2_000}
 
 
-async def test_lines_read_by_one_who_stalled_and_died_do_not_come_again(
-    pool, database_url, monkeypatch
-):
+async def test_lines_read_by_one_who_stalled_and_died_do_not_come_again(pool, database_url):
     """It goes on after a pause, and dies: what was written in between and not read comes again."""
-    monkeypatch.setattr("relay.lifecycle.collect._QUICK", 60.0)
     await insert(pool, 2_000, prefix="n")
     reader, writer = os.pipe()
     try:
         with trio.fail_after(30):
-            run = small_steps(database_url, writer)
+            run, pipe = small_steps(database_url, writer)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run.drain)
                 read = await some(reader, 50)
-                await stalled(run, 0.5)
-                accepted = run._pipe.written
+                await stalled(pool, pipe, held=False)
+                accepted = pipe.written
                 # A pipe makes room page by page; the first may have been read in part.
                 read += os.read(reader, 3 * 4096)
-                await trio.sleep(0.2)
-                assert run._pipe.written > accepted
+                await eventually(
+                    lambda: pipe.written, "it goes on", until=lambda written: written > accepted
+                )
                 os.close(reader)
     finally:
         os.close(writer)
@@ -240,10 +229,13 @@ async def test_lines_read_by_one_who_stalled_and_died_do_not_come_again(
     assert lost * 100 <= accepted - (read.rfind(b"\n") + 1)  # a row has over 100 bytes
 
 
-def small_steps(dsn: str, writer: int) -> Collect:
-    """A run whose reader soon stalls: ten rows a line, and a pipe for some hundred."""
+def small_steps(dsn: str, writer: int) -> tuple[Collect, Pipe]:
+    """A run whose reader soon stalls: ten rows a line, many lines at once, and a pipe for some
+    hundred rows."""
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4 * 4096)
-    return Collect(dsn, Pipe(writer), Fixed(10, 5.0), lambda: KEY, timeout=5.0, hold=0.2)
+    pipe = Pipe(writer)
+    run = Collect(dsn, pipe, Fixed(10, 5.0), lambda: KEY, timeout=5.0, hold=0.2, quick=60.0)
+    return run, pipe
 
 
 async def some(reader: int, lines: int) -> bytes:
@@ -255,13 +247,26 @@ async def some(reader: int, lines: int) -> bytes:
     return read
 
 
-async def stalled(run: Collect, seconds: float) -> None:
-    """Wait until a line does not fit into the pipe, and then so long."""
-    quiet_since, written = trio.current_time(), run._pipe.written
-    while not run._pipe._rest or trio.current_time() < quiet_since + 0.1 + seconds:
-        await trio.sleep(0.02)
-        if run._pipe.written != written:
-            quiet_since, written = trio.current_time(), run._pipe.written
+OPEN = """
+    SELECT count(*)
+    FROM pg_stat_activity
+    WHERE application_name = 'relay-collect'
+      AND datname = current_database()
+      AND xact_start IS NOT NULL
+    """
+
+
+async def stalled(pool: Pool, pipe: Pipe, *, held: bool) -> None:
+    """Wait until a line does not fit into the pipe: its rows are held, or given back again."""
+
+    async def look() -> tuple[int, int]:
+        return pipe.waiting, await pool.fetch_value(OPEN)
+
+    await eventually(
+        look,
+        "a line waits for room",
+        until=lambda seen: seen[0] and bool(seen[1]) is held,
+    )
 
 
 # The database ---------------------------------------------------------------------------------
@@ -281,9 +286,8 @@ async def test_terminated_backends_are_replaced(pool, database_url):
                   AND application_name LIKE 'relay-%'
                 """
             )
-            with trio.fail_after(20):
-                while len(set(emails(read))) < 20 * (round_ + 1):
-                    read += await trio.to_thread.run_sync(process.line)
+            while len(set(emails(read))) < 20 * (round_ + 1):
+                read += await trio.to_thread.run_sync(process.line)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert await trio.to_thread.run_sync(process.wait, 10) == 0, process.log
@@ -303,24 +307,26 @@ async def test_a_restart_of_the_database_is_waited_out():
         with collect(dsn, "--follow") as process:
             await trio.to_thread.run_sync(process.listens)
             await trio.to_thread.run_sync(cluster.stop, signal.SIGQUIT)
-            await trio.sleep(0.5)
+            await trio.to_thread.run_sync(process.logs, "collector.waits_for_database")
             await trio.to_thread.run_sync(cluster.start)
             await insert(pool, 10, prefix="n")
-            with trio.fail_after(20):
-                read = await trio.to_thread.run_sync(process.line)
+            read = await trio.to_thread.run_sync(process.line)
             assert len(emails(read)) == 10
             await trio.to_thread.run_sync(process.logs, "collector.recovered", "db.listening_again")
-        async with collecting(pool, sweep_every=0.2):
-            await trio.sleep(0.3)
-            await trio.to_thread.run_sync(cluster.stop, signal.SIGQUIT)
-            await trio.sleep(0.5)
+        async with collecting(pool, sweep_every=0.2) as (_, mailbox):
+            await a_turn(mailbox, SweepNow())
+            with structlog.testing.capture_logs() as lines:
+                await trio.to_thread.run_sync(cluster.stop, signal.SIGQUIT)
+                await logged(lines, "collector.waits_for_database")
             await trio.to_thread.run_sync(cluster.start)
-            while True:
-                try:
+
+            async def inserted() -> bool:
+                with suppress(DatabaseUnavailable):
                     await insert(pool, 10, prefix="m")
-                except DatabaseUnavailable:
-                    continue
-                break
+                    return True
+                return False
+
+            await eventually(inserted, "the database is back")
             await becomes(pool, QUEUED, 10)
         await pool.close()
     finally:

@@ -24,6 +24,7 @@ from relay.devices.sqlite_file import InboxFile
 from relay.devices.store import MAX_BLOBS, MAX_BYTES, StoreUnavailable
 from tests.db.cluster import Cluster, binaries
 from tests.devices.stores import PostgresHouse, running
+from tests.eventually import eventually, eventually_sync
 from tests.faults.device_load import KEYS, TASKS, envelope, recipient
 
 
@@ -71,11 +72,17 @@ class Load:
 
     def wait(self, *, acknowledged: int, failed: int = 0) -> None:
         """Wait until so many were acknowledged, and so many failed."""
-        deadline = time.monotonic() + 40
-        while len(self.ledger.acknowledged) < acknowledged or len(self.ledger.failed) < failed:
+
+        def progress() -> tuple[int, int]:
             assert self.process.poll() is None, "it ended by itself"
-            assert time.monotonic() < deadline, Counter(self.ledger.order)
-            time.sleep(0.005)
+            return len(self.ledger.acknowledged), len(self.ledger.failed)
+
+        eventually_sync(
+            progress,
+            f"{acknowledged} are acknowledged and {failed} fail",
+            until=lambda seen: seen[0] >= acknowledged and seen[1] >= failed,
+            within=60.0,
+        )
 
     def kill(self) -> None:
         """kill -9 (of strace: it takes its process along)."""
@@ -121,7 +128,7 @@ def stored(path: Path) -> Counter[int]:
     """How often each blob is in the file; each must be whole, and where it belongs."""
     found: Counter[int] = Counter()
     with closing(InboxFile(path, max_blobs=MAX_BLOBS, max_bytes=MAX_BYTES)) as file:
-        (verdict,) = file._row("PRAGMA integrity_check")
+        (verdict,) = file.row("PRAGMA integrity_check")
         assert verdict == "ok"
         for key in KEYS:
             last = 0
@@ -132,8 +139,8 @@ def stored(path: Path) -> Counter[int]:
                     assert recipient(number) == key
                     assert blob.envelope == envelope(number), f"blob {number} is not what was sent"
                     found[number] += 1
-        counts = file._row("SELECT count(*), sum(bytes) FROM inbox INDEXED BY inbox_recipient")
-        assert counts == file._row("SELECT count(*), sum(length(envelope)) FROM inbox NOT INDEXED")
+        counts = file.row("SELECT count(*), sum(bytes) FROM inbox INDEXED BY inbox_recipient")
+        assert counts == file.row("SELECT count(*), sum(length(envelope)) FROM inbox NOT INDEXED")
     return found
 
 
@@ -273,15 +280,21 @@ async def test_a_database_that_crashes_loses_nothing_acknowledged(version, tmp_p
             async with trio.open_nursery() as puts:
                 for _ in range(32):
                     puts.start_soon(put)
-                with trio.fail_after(40):
-                    while len(acknowledged) < 200:
-                        await trio.sleep(0.005)
+                await eventually(
+                    lambda: len(acknowledged),
+                    "200 are acknowledged",
+                    until=lambda n: n >= 200,
+                    within=40.0,
+                )
                 await trio.to_thread.run_sync(cluster.stop, signal.SIGQUIT)
                 await trio.to_thread.run_sync(cluster.start)
                 before = len(acknowledged)
-                with trio.fail_after(40):
-                    while len(acknowledged) < before + 50:
-                        await trio.sleep(0.005)
+                await eventually(
+                    lambda: len(acknowledged),
+                    "50 more are acknowledged",
+                    until=lambda n: n >= before + 50,
+                    within=40.0,
+                )
                 puts.cancel_scope.cancel()
             found: Counter[int] = Counter()
             for key in KEYS:

@@ -12,8 +12,7 @@ import smtplib
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -23,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from relay.devices.client import Delivery, Pusher, Receiver, RefusedByRelay
 from relay.devices.noise import KeyPair
 from relay.devices.wire import Reason
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 DISK, FLOOR = "400m", "100m"
@@ -122,14 +122,6 @@ def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Island]:
         assert process.stop() == 0, process.log_tail()
 
 
-def eventually(condition: Callable[[], object], why: str, seconds: float = 20.0) -> None:
-    """Poll until it holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.05)
-
-
 def mail_reply(relay: Island, *options: str) -> tuple[int, bytes]:
     """Return the reply to MAIL."""
     host, port = relay.smtp
@@ -183,10 +175,10 @@ def test_a_disk_that_fills_up_puts_off_what_is_new(island):
             return int(client.post("/api/v1/messages/send", json=body).status_code)
 
         messages = f"/api/v1/mailboxes/{box}/messages"
-        eventually(lambda: len(client.get(messages).json()) == 1, "the first is there")
+        eventually_sync(lambda: len(client.get(messages).json()) == 1, "the first is there")
 
         island.fill()
-        eventually(lambda: mail_reply(island)[0] == 452, "MAIL is refused")
+        eventually_sync(lambda: mail_reply(island)[0] == 452, "MAIL is refused")
         _, text = mail_reply(island)
         assert text.startswith(b"4.3.1")
         assert b"disk" in text
@@ -227,7 +219,7 @@ def test_a_disk_that_fills_up_puts_off_what_is_new(island):
         later = island.send_by_sql(box, "waits")
         account = {"email": box, "login": "ada"}
         assert client.post("/api/v1/accounts", json=account).status_code == 201
-        eventually(
+        eventually_sync(
             lambda: (
                 metric(island, 'relay_storage_refused_total{what="letter"}') > 0
                 and metric(island, 'relay_storage_refused_total{what="delivery"}') > 0
@@ -240,12 +232,14 @@ def test_a_disk_that_fills_up_puts_off_what_is_new(island):
         assert client.get(messages).json() == []
 
         island.empty()
-        eventually(lambda: mail_reply(island)[0] == 250, "MAIL is welcome again")
+        eventually_sync(lambda: mail_reply(island)[0] == 250, "MAIL is welcome again")
         assert client.get("/readyz").json() == {"status": "ready"}
         assert send("welcome") == 202
         assert client.post(blobs, content=b"after").status_code == 201
         assert pushed(island, device.public, b"after") is None
-        eventually(lambda: len(client.get(messages).json()) == 3, "all that waited was delivered")
+        eventually_sync(
+            lambda: len(client.get(messages).json()) == 3, "all that waited was delivered"
+        )
         found = {entry["subject"] for entry in client.get(messages).json()}
         assert {"waits", "welcome"} < found
         assert client.get(f"/api/v1/outbound/{later}").json()["attempts"] == 1
@@ -261,7 +255,7 @@ def test_an_announced_size_that_does_not_fit_is_refused_at_once(island):
     with open(island.inside / "filler", "wb") as file:
         os.posix_fallocate(file.fileno(), 0, spare - (12 << 20))
     try:
-        eventually(
+        eventually_sync(
             lambda: mail_reply(island, "SIZE=20000000")[0] == 452, "the announced size does not fit"
         )
         assert mail_reply(island, "SIZE=1000")[0] == 250

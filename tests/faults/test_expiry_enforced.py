@@ -58,7 +58,7 @@ def test_not_one_message_is_accepted_after_expiry_with_the_ticker_stopped(relay)
         ).fetchone()
         assert flag == (True,), "the ticker was meant to be asleep"
     with relay.http() as http:
-        for path in ("", "/messages", "/messages/wait?timeout=5", "/events"):
+        for path in ("", "/messages", "/messages/wait?timeout=30", "/events"):
             began = time.monotonic()
             assert http.get(f"/api/v1/mailboxes/{address}{path}").status_code == 404
-            assert time.monotonic() - began < 4, "a 404 must not wait"
+            assert time.monotonic() - began < 20, "a 404 must not wait"

@@ -12,6 +12,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from tests.db.cluster import TwoHosts
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 LETTER = b"Subject: a\r\n\r\nb\r\n"
@@ -43,14 +44,12 @@ def test_mail_goes_to_the_server_that_was_promoted(tmp_path: Path) -> None:
         with RelayProcess(tmp_path / "node", env={"RELAY_DATABASE__URL": pair.dsn}) as relay:
             address = relay.create_mailbox()
             assert all(accepted(relay, address) for _ in range(5))
-            while stored(pair, "new") < 5:
-                time.sleep(0.02)
+            eventually_sync(lambda: stored(pair, "new"), "both have them", until=lambda n: n >= 5)
             pair.old.signal_all(signal.SIGSTOP)
             assert not accepted(relay, address)
             pair.new.promote()
             promoted_at = time.monotonic()
-            while not accepted(relay, address):
-                assert time.monotonic() < promoted_at + 20, relay.log_tail()
+            eventually_sync(lambda: accepted(relay, address), "mail is answered 250 again")
             print(f"250 again {time.monotonic() - promoted_at:.1f} s after the promotion")
             found = stored(pair, "new")
             pair.old.signal_all(signal.SIGCONT)

@@ -6,10 +6,12 @@ import re
 import signal
 from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import trio
 
 from relay.db.migrate import migrate
@@ -19,8 +21,10 @@ from relay.metrics import registry
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import announce, enqueue
 from relay.outbound.message import Address, Message
+from tests.actors.running import logged
 from tests.db.cluster import Cluster, binaries
-from tests.faults.outbound import LEASE, finished, relay_process, sent, started
+from tests.eventually import eventually
+from tests.faults.outbound import LEASE, finished, relay_process, started
 from tests.outbound.node import put
 from tests.outbound.running import running_outbound
 from tests.outbound.sink import HangUp, Script, Session, running_sink
@@ -51,12 +55,12 @@ async def test_a_restart_of_the_database_loses_nothing():
             await put(pool, *wanted)
             for count in (50, 200):
                 await sink.gets(count)
-                await trio.to_thread.run_sync(cluster.stop, signal.SIGQUIT)
-                await trio.sleep(0.3)
+                with structlog.testing.capture_logs() as lines:
+                    await trio.to_thread.run_sync(cluster.stop, signal.SIGQUIT)
+                    await logged(lines, "claimer.waits_for_database")
                 await trio.to_thread.run_sync(cluster.start)
             await sink.gets(400)
-            while await sent(pool) < 400:
-                await trio.sleep(0.02)
+            await finished(pool, 400)
         await pool.close()
     finally:
         await trio.to_thread.run_sync(cluster.remove)
@@ -196,8 +200,11 @@ async def test_a_line_of_a_gigabyte_costs_no_memory(pool, database_url, tmp_path
             # Twice, as they are tried again.
             tries = "SELECT count(*) FROM relay.outbound_tries WHERE message_id = %s"
             for message in bad:
-                while await pool.fetch_value(tries, (message.id,)) < 2:
-                    await trio.sleep(0.02)
+                await eventually(
+                    partial(pool.fetch_value, tries, (message.id,)),
+                    "it is tried again",
+                    until=lambda times: times >= 2,
+                )
             await put(pool, "b@good.example")
             await announce(pool)
             await finished(pool, 2)

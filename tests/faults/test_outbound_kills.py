@@ -3,9 +3,11 @@ the fault fell between the dot and the commit of its outcome, and then counted."
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 from collections import Counter
+from functools import partial
 
 import pytest
 import trio
@@ -13,6 +15,7 @@ import trio
 from relay.db.pool import Pool
 from relay.outbound.enqueue import enqueue
 from relay.outbound.message import Address, Message
+from tests.eventually import eventually
 from tests.faults.outbound import (
     LEASE,
     database_proxy,
@@ -196,9 +199,13 @@ async def test_a_stop_leaves_no_lease_behind(pool, database_url, tmp_path, signa
         (message,) = await put(pool, "a@a.example")
         async with started(relay):
             await reached.wait()
-            for _ in range(signals):
+            for count in range(signals):
                 os.kill(relay.pid, signal.SIGTERM)
-                await trio.sleep(0.2)
+                await eventually(
+                    lambda: relay.log_file.read_text().count('"relay.stopping"'),
+                    "the signal is heard",
+                    until=partial(operator.eq, count + 1),
+                )
             if signals == 1:
                 end.set()
             assert await dead(relay) == 0

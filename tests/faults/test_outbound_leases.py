@@ -9,10 +9,12 @@ from uuid import UUID
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from relay.db.pool import Pool
 from relay.metrics import registry
+from tests.eventually import eventually
 from tests.faults.conftest import forward
 from tests.faults.outbound import (
     LEASE,
@@ -82,20 +84,27 @@ async def test_leases_are_renewed_while_mail_waits_and_while_it_is_slow(
     ):
         await put(clocked, first)
         outbound.wake()
-        while await sent(clocked) < 1:
+
+        async def one_is_sent() -> bool:
             await forward(clocked, virtual, 0.5)
-            await trio.sleep(0.02)
+            return await sent(clocked) == 1
+
+        await eventually(one_is_sent, "the first is sent", every=0.02)
         await put(clocked, *wanted)  # two of them wait at first
         outbound.wake()
         held = "SELECT count(*) FROM relay.outbound_due WHERE node IS NOT NULL"
-        while await clocked.fetch_value(held) < len(wanted):
-            await trio.sleep(0.01)
+        await eventually(
+            lambda: clocked.fetch_value(held), "all are held", until=lambda n: n == len(wanted)
+        )
         async with running_outbound(clocked, vulture.url, **options) as other:
             began_at = trio.current_time()
-            while await sent(clocked) < 1 + len(wanted):
+
+            async def all_are_sent() -> bool:
                 await forward(clocked, virtual, 0.5)
                 other.wake()
-                await trio.sleep(0.02)
+                return await sent(clocked) == 1 + len(wanted)
+
+            await eventually(all_are_sent, "the rest is sent", every=0.02)
             assert trio.current_time() > began_at + 1.1 * lease
     assert sorted(sink.recipients) == [first, *wanted]
     assert not vulture.received
@@ -129,8 +138,7 @@ async def test_what_cannot_be_renewed_is_broken_off_before_its_data(pool):
         await ended.wait()  # it is noticed after a third of the lease, when it is to be renewed
         (two,) = await put(pool, "b@a.example")
         outbound.wake()
-        with trio.fail_after(2):
-            assert (await outbound.becomes(two.id, "sent"))[1] == 1
+        assert (await outbound.becomes(two.id, "sent"))[1] == 1
     assert await due(pool, one.id) == after
     assert sink.recipients == ["b@a.example"]
     assert await pool.fetch_value("SELECT count(*) FROM relay.outbound_tries") == 0
@@ -157,8 +165,9 @@ async def test_a_lease_lost_in_the_middle_of_data_is_left_to_whoever_has_it(pool
         await reached.wait()
         after = await steal(pool, one.id)
         stolen.set()
-        while counted("relay_outbound_fenced") == before:
-            await trio.sleep(0.01)
+        await eventually(
+            lambda: counted("relay_outbound_fenced"), "it is counted", until=lambda n: n > before
+        )
     assert await due(pool, one.id) == after
     assert sink.recipients == ["a@a.example"]
 
@@ -191,9 +200,10 @@ async def test_a_stopped_relay_that_wakes_up_changes_nothing(pool, database_url,
                 assert counted("relay_outbound_lost_leases") == losses + 1
                 before = await pool.fetch("SELECT * FROM relay.outbound_log")
                 os.kill(first.pid, signal.SIGCONT)
-                with trio.fail_after(10):  # it finds its deadlines long over, or an answer
-                    while "outbound.fenced" not in first.log_tail():
-                        await trio.sleep(0.02)
+                # It finds its deadlines long over, or an answer.
+                await eventually(
+                    first.log_tail, "it is fenced", until=lambda log: "outbound.fenced" in log
+                )
             finally:
                 os.kill(first.pid, signal.SIGCONT)
         assert await pool.fetch("SELECT * FROM relay.outbound_log") == before
@@ -207,8 +217,9 @@ async def test_a_stopped_relay_that_wakes_up_changes_nothing(pool, database_url,
 async def test_an_outage_longer_than_the_lease_makes_no_second_copy_here(pool, database_url, known):
     """The database comes back after the lease has run out and the claimer is first to ask: what
     this node has delivered, or is delivering, is not begun again; the new lease records it."""
-    reclaimed, reached = trio.Event(), trio.Event()
+    reclaimed, reached, refused = trio.Event(), trio.Event(), trio.Event()
     claims = 0
+    losses = counted("relay_outbound_lost_leases")
 
     async def moment(statement: str, when: str) -> bool:
         nonlocal claims
@@ -216,6 +227,8 @@ async def test_an_outage_longer_than_the_lease_makes_no_second_copy_here(pool, d
             claims += 1
             if claims == 2:
                 reclaimed.set()
+        if statement == "finalise" and not reclaimed.is_set():
+            refused.set()
         return statement == "claim" or reclaimed.is_set()
 
     async def script(session: Session, verb: str, line: str) -> bytes | None:
@@ -223,7 +236,12 @@ async def test_an_outage_longer_than_the_lease_makes_no_second_copy_here(pool, d
             reached.set()
             if not known:
                 await reclaimed.wait()
-                await trio.sleep(0.1)
+                await eventually(
+                    lambda: counted("relay_outbound_lost_leases"),
+                    "the new claim is noticed",
+                    until=lambda n: n > losses,
+                )
+                await trio.testing.wait_all_tasks_blocked()  # and handed to the sender
         return None
 
     statements = {
@@ -242,11 +260,13 @@ async def test_an_outage_longer_than_the_lease_makes_no_second_copy_here(pool, d
             await reached.wait()
             if known:
                 await sink.gets(1)
-                await trio.sleep(0.1)  # its outcome is refused meanwhile
+                await refused.wait()
             await leases_run_out(pool)
             outbound.wake()
-            while (await pool.fetch_value("SELECT count(*) FROM relay.outbound_log")) == 0:
-                await trio.sleep(0.01)
+            await eventually(
+                lambda: pool.fetch_value("SELECT count(*) FROM relay.outbound_log"),
+                "it is recorded",
+            )
             assert (await outbound.becomes(one.id, "sent"))[1] == 2
         await through.close()
     assert len(sink.received) == 1

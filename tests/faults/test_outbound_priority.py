@@ -11,6 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from relay.db.pool import Pool
 from relay.outbound.message import NOBODY
+from tests.eventually import eventually
 from tests.faults.outbound import relay_process, started
 from tests.outbound.sink import Session, Sink, running_sink
 
@@ -58,9 +59,9 @@ class Gate:
 
 async def _before(sink: Sink, address: str, since: int) -> int:
     """How many the sink took after the first `since` and before this one."""
-    with trio.fail_after(30):
-        while address not in sink.recipients[since:]:
-            await sink.gets(len(sink.received) + 1)
+    await eventually(
+        lambda: address in sink.recipients[since:], "the code arrives", within=40.0, every=0.05
+    )
     return sink.recipients[since:].index(address)
 
 

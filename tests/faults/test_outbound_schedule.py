@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-import trio
 from trio.testing import MockClock
 
 from relay.db.pool import Pool
@@ -15,10 +14,12 @@ from tests.outbound.running import Outbound, running_outbound
 from tests.outbound.sink import HangUp, Session, running_sink
 
 
-async def idle(outbound: Outbound) -> None:
-    """Let the relay look, and find nothing to do."""
+async def idle(outbound: Outbound, clock: MockClock) -> None:
+    """Let the relay look, and find nothing to do; takes a second of everybody's time."""
     outbound.wake()
-    await trio.sleep(0.1)
+    await outbound.at_rest()
+    await forward(outbound.pool, clock, 1.0)  # between two surveys it rests, far shorter than that
+    await outbound.at_rest()
 
 
 @pytest.mark.parametrize(
@@ -53,13 +54,13 @@ async def test_ten_attempts_each_n_squared_minutes_after_the_one_before(
         for attempt in range(1, 10):
             _, _, wait, error = await outbound.becomes(one.id, "queued", attempt)
             assert error
-            await forward(clocked, virtual, wait - 1.0)
-            await idle(outbound)
+            await forward(clocked, virtual, wait - 2.0)
+            await idle(outbound, virtual)
             assert (await outbound.row(one.id))[:2] == ("queued", attempt)
             await forward(clocked, virtual, 1.0)
         _, _, _, error = await outbound.becomes(one.id, "failed", 10)
         await forward(clocked, virtual, 86_400.0)
-        await idle(outbound)
+        await idle(outbound, virtual)
         assert (await outbound.row(one.id))[:2] == ("failed", 10)
     assert answer.decode().strip() in error
     instants = await clocked.fetch(

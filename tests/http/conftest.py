@@ -30,6 +30,7 @@ from relay.mailboxes.store import Store
 from relay.mailboxes.summary import summarise
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
 from tests.db.cluster import Cluster, binaries
+from tests.eventually import eventually
 
 LETTER = b"From: Ada <ada@example.org>\r\nTo: you\r\nSubject: Hello\r\n\r\nYour code is 482913.\r\n"
 
@@ -116,10 +117,12 @@ class House:
 
     async def waiting(self, channel: str = "relay_summaries", count: int = 1) -> None:
         """Return once so many subscriptions stand on a channel of the hub."""
-        with trio.fail_after(10):
-            # The hub tells nobody who joins it.
-            while self.hub.statistics().get(channel, 0) != count:
-                await trio.sleep(0.005)
+        # The hub tells nobody who joins it.
+        await eventually(
+            lambda: self.hub.statistics().get(channel, 0),
+            f"{count} wait on {channel}",
+            until=lambda waiting: waiting == count,
+        )
 
 
 SMALL = Limits(streams_per_mailbox=3, body_timeout=1.0, keep_alive_every=0.2, commit_timeout=10.0)

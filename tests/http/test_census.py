@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 import trio
 
 from relay.db.pool import Pool
 from relay.http.census import EVERY, Census
 from relay.metrics import registry
 from tests.actors.running import make_mailbox
+from tests.eventually import eventually
 from tests.outbound.node import Node, put
 
 
@@ -64,12 +64,6 @@ async def test_counts_what_is_unfinished_due_waiting_and_live(pool: Pool):
     }
 
 
-@pytest.fixture
-def virtual() -> trio.testing.MockClock:
-    """Trio's clock, which the test puts forward."""
-    return trio.testing.MockClock(rate=1.0)
-
-
 async def test_old_figures_are_not_shown(pool: Pool, virtual: trio.testing.MockClock):
     """With the database away they are left out after a while; the scrape answers all the same."""
     census = Census(pool)
@@ -94,7 +88,9 @@ async def test_it_is_registered_while_it_runs(pool: Pool):
     for _ in range(2):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Census(pool).run)
-            with trio.fail_after(10):
-                while registry.get_sample_value("relay_mailboxes_live") is None:
-                    await trio.sleep(0.01)
+            await eventually(
+                lambda: registry.get_sample_value("relay_mailboxes_live"),
+                "they are counted",
+                until=lambda value: value is not None,
+            )
             nursery.cancel_scope.cancel()

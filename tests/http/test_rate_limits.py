@@ -11,7 +11,6 @@ from werkzeug.datastructures import Headers
 
 from relay.access.keys import ApiKey
 from relay.db.pool import Pool
-from relay.http import rate_limits
 from relay.http.callers import address_of
 from relay.http.page_sessions import Holder, PageSessions
 from relay.http.problems import Problem
@@ -54,17 +53,16 @@ async def test_retry_after_says_when(mock_clock: MockClock):
     buckets.charge("a", 0.25)
 
 
-async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock):
+async def test_memory_is_bounded(mock_clock: MockClock):
     """A flood of addresses makes the oldest forgotten, not the table grow."""
-    monkeypatch.setattr(rate_limits, "CALLERS", 100)
-    buckets = RateLimits()
+    buckets = RateLimits(most=100)
     for number in range(1000):
         buckets.charge(str(number), 0.001)
-    assert len(buckets._next) <= 100
+    assert len(buckets) <= 100
     mock_clock.jump(10_000)
     for number in range(150):
         buckets.charge(str(number), 0.001)
-    assert len(buckets._next) <= 100
+    assert len(buckets) <= 100
 
 
 @pytest.mark.parametrize(
@@ -192,10 +190,12 @@ async def test_a_key_above_its_rate_costs_no_query(house: House):
         await house.pool.execute("ALTER TABLE IF EXISTS relay.api_keys RENAME TO elsewhere")
 
 
-def test_keys_that_were_seen_are_bounded(monkeypatch: pytest.MonkeyPatch):
+def test_keys_that_were_seen_are_bounded():
     """The oldest is forgotten, and a revoked one at once."""
-    monkeypatch.setattr(rate_limits, "CALLERS", 2)
-    seen, key = KnownKeys(), ApiKey(uuid4(), "x", ("read",), "pro", datetime.now(UTC), None, 1.0)
+    seen, key = (
+        KnownKeys(most=2),
+        ApiKey(uuid4(), "x", ("read",), "pro", datetime.now(UTC), None, 1.0),
+    )
     for token_hash in (b"a", b"b", b"a", b"c"):
         seen.note(token_hash, key)
     assert [seen.key(one) for one in (b"a", b"b", b"c")] == [key, None, key]

@@ -9,8 +9,8 @@ import pytest
 import trio
 from quart import Response, websocket
 from quart_trio import QuartTrio
+from trio.testing import MockClock
 
-from relay.http import serve as module
 from relay.http.serve import serve
 
 
@@ -79,21 +79,20 @@ async def served(nursery: trio.Nursery) -> AsyncIterator[Served]:
     await running.start()
     yield running
     running.stop.set()
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         await running.ended.wait()
     running.bound.close()
 
 
 async def test_an_idle_connection_is_closed_after_its_last_answer(
-    served: Served, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+    served: Served, nursery: trio.Nursery
 ):
     """Keep-alive has an end, also behind a request that was answered."""
-    monkeypatch.setattr(module, "KEEP_ALIVE", 0.2)
-    other = Served(nursery)
+    other = Served(nursery, keep_alive=0.2)
     await other.start()
     async with await other.open("/short") as stream:
         received = b""
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             async for chunk in stream:
                 received += chunk
     assert received.startswith(b"HTTP/1.1 200")
@@ -102,21 +101,27 @@ async def test_an_idle_connection_is_closed_after_its_last_answer(
     other.bound.close()
 
 
-async def test_a_stop_closes_idle_connections_at_once(served: Served):
+async def test_a_stop_closes_idle_connections_at_once(nursery: trio.Nursery):
     """Nobody waits for a client that asks nothing."""
-    async with await served.open("/short") as stream:
+    patient = Served(nursery, graceful_timeout=300.0)
+    await patient.start()
+    async with await patient.open("/short") as stream:
         assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200")
-        served.stop.set()
-        with trio.fail_after(2):  # below the grace of calls in hand
+        patient.stop.set()
+        with trio.fail_after(20):  # far below the grace of calls in hand
             while await stream.receive_some(65536):
                 pass
+            await patient.ended.wait()
+    patient.bound.close()
 
 
-async def test_a_reader_that_stops_reading_is_dropped(served: Served):
+async def test_a_reader_that_stops_reading_is_dropped(virtual: MockClock, served: Served):
     """Its connection ends by the write deadline, not by the client's grace."""
     async with await served.open("/endless") as stream:
-        await trio.sleep(0.6)
-        with trio.fail_after(5), contextlib.suppress(trio.BrokenResourceError):
+        assert await stream.receive_some(100)
+        await trio.testing.wait_all_tasks_blocked()  # nothing more can be written
+        virtual.jump(0.3)
+        with trio.fail_after(20), contextlib.suppress(trio.BrokenResourceError):
             while await stream.receive_some(65536):  # what had been sent, then the end
                 pass
 
@@ -137,7 +142,7 @@ async def test_the_socket_outlives_the_server(served: Served):
     async with await served.open("/short") as stream:
         served.stop, served.ended = trio.Event(), trio.Event()
         await served.start()
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200")
 
 
@@ -147,7 +152,7 @@ async def test_http_2_by_prior_knowledge_is_refused(served: Served, more: bytes)
     async with await trio.open_tcp_stream(*served.bound.getsockname()) as stream:
         await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + more)
         received = b""
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             async for chunk in stream:
                 received += chunk
     assert received.startswith(b"HTTP/1.1 505")
@@ -157,7 +162,7 @@ async def test_http_2_by_prior_knowledge_is_refused(served: Served, more: bytes)
 async def test_an_offer_of_http_2_is_not_taken(served: Served):
     """The request is answered as HTTP/1.1, and so is the next of the connection."""
     async with await trio.open_tcp_stream(*served.bound.getsockname()) as stream:
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             for _ in range(2):
                 await stream.send_all(
                     b"GET /short HTTP/1.1\r\nHost: localhost\r\n"
@@ -180,7 +185,7 @@ async def test_a_websocket_is_still_an_upgrade(served: Served):
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         received = b""
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             while b"over a websocket" not in received:
                 chunk = await stream.receive_some(65536)
                 assert chunk, received

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
@@ -20,6 +19,7 @@ from relay.lifecycle.handover import Desk
 from relay.lifecycle.letters import Letters
 from tests.actors.running import running
 from tests.cli.command import RELAY, environment
+from tests.eventually import eventually_sync
 from tests.lifecycle.checker import accepts
 
 KEY = bytes.fromhex("cafebabe" * 8)
@@ -89,11 +89,20 @@ class Collector(subprocess.Popen[bytes]):
 
     def logs(self, *events: str, seconds: float = 60) -> None:
         """Wait until one of these events is in its log."""
-        deadline = time.monotonic() + seconds
-        while not any(event in self.log for event in events):
-            if self.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(self.log)
-            time.sleep(0.02)
+
+        def seen() -> str:
+            ended = self.poll() is not None
+            log = self.log
+            assert not ended or any(event in log for event in events), log
+            return log
+
+        eventually_sync(
+            seen,
+            f"{' or '.join(events)} is logged",
+            until=lambda log: any(event in log for event in events),
+            within=seconds,
+            every=0.02,
+        )
 
     @property
     def log(self) -> str:

@@ -12,6 +12,7 @@ from relay.errors import DatabaseUnavailable
 from relay.lifecycle.consumption import FREE_GUESSES, GUESS_EVERY, Consumed, Consumption, Guesses
 from relay.lifecycle.tokens import Action, sign
 from relay.outbound.message import NOBODY
+from tests.actors.running import blocked
 from tests.lifecycle.people import account, insert, set_status, tokens
 
 KEY = bytes(range(32))
@@ -134,8 +135,7 @@ async def test_a_suspension_on_its_way_decides_before_the_token_is_used(any_pool
             "UPDATE relay.accounts SET status = 'suspended' WHERE id = %s", (number,)
         )
         nursery.start_soon(use, uses, (token,), results)
-        while not await any_pool.fetch_value("SELECT count(*) FROM pg_locks WHERE NOT granted"):
-            await trio.sleep(0.005)
+        await blocked(any_pool)
     assert results == [None]
     assert (await tokens(any_pool, number))[0]["consumed_at"] is None
 
@@ -158,8 +158,7 @@ async def test_whoever_locks_the_other_way_round_costs_no_token(pool: Pool):
             async with pool.transaction() as other_way:
                 await other_way.execute("SELECT FROM relay.tokens FOR UPDATE")
                 nursery.start_soon(attempt)
-                while not await pool.fetch_value("SELECT count(*) FROM pg_locks WHERE NOT granted"):
-                    await trio.sleep(0.005)
+                await blocked(pool)
                 await other_way.execute("UPDATE relay.accounts SET login = 'renamed'")
         except psycopg.errors.DeadlockDetected:
             results.append("they")
@@ -201,7 +200,7 @@ async def test_a_token_used_here_is_refused_without_the_database(pool: Pool):
     assert await uses.consume(token) is None
 
 
-async def test_codes_cannot_be_tried_out(pool: Pool):
+async def test_codes_cannot_be_tried_out(pool: Pool, virtual: MockClock):
     """After so many wrong ones even the right one is refused, and is good after a pause."""
     _, token, code = await recovery(pool)
     _, another, its_code = await recovery(pool)
@@ -210,7 +209,7 @@ async def test_codes_cannot_be_tried_out(pool: Pool):
         assert await uses.consume(token, other(code)) is None
     assert await uses.consume(token, code) is None
     assert await uses.consume(another, its_code) is not None  # each token for itself
-    uses._guessed = Guesses()  # what the pause does; its law is tested below
+    virtual.jump(GUESS_EVERY + 1)
     assert await uses.consume(token, code) is not None
 
 
@@ -237,17 +236,16 @@ async def test_at_most_eighty_guesses_in_fifteen_minutes(autojump_clock: MockClo
     assert made == FREE_GUESSES + 900 / GUESS_EVERY - 1 == 79
 
 
-async def test_what_is_remembered_is_bounded(autojump_clock: MockClock, monkeypatch):
+async def test_what_is_remembered_is_bounded(autojump_clock: MockClock):
     """The oldest go first, and whatever is over."""
-    monkeypatch.setattr("relay.lifecycle.consumption.REMEMBERED", 100)
-    guesses = Guesses()
+    guesses = Guesses(most=100)
     for number in range(1000):
         guesses.wrong(b"%d" % number)
-    assert len(guesses._paid) == 100
+    assert len(guesses) == 100
     await trio.sleep(GUESS_EVERY + 1)
     guesses.wrong(b"new")
-    assert len(guesses._paid) == 1
-    uses = Consumption(None, partial(tuple, (KEY,)))  # type: ignore[arg-type]  # remembers only
+    assert len(guesses) == 1
+    uses = Consumption(None, partial(tuple, (KEY,)), 100)  # type: ignore[arg-type]  # remembers only
     for number in range(1000):
-        uses._remember(b"%d" % number, 900.0)
-    assert len(uses._used) == 100
+        uses.remember(b"%d" % number, 900.0)
+    assert uses.remembered == 100

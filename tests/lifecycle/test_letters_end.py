@@ -4,6 +4,7 @@ from uuid import UUID
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from relay.db.pool import Pool
 from relay.lifecycle.handover import Desk
@@ -130,7 +131,9 @@ async def test_other_mail_does_not_look_at_tokens(node: Node):
     assert (claimed.letter_of, claimed.expired, claimed.parked) == (None, False, False)
 
 
-async def test_a_letter_that_waited_in_the_sender_is_asked_about_again(pool: Pool):
+async def test_a_letter_that_waited_in_the_sender_is_asked_about_again(
+    pool: Pool, virtual: MockClock
+):
     """Consumed while its connection was being opened, it is not delivered; other mail is."""
     opening, go = trio.Event(), trio.Event()
 
@@ -146,7 +149,7 @@ async def test_a_letter_that_waited_in_the_sender_is_asked_about_again(pool: Poo
         outbound.wake()
         await opening.wait()
         await consume(pool, account)
-        await trio.sleep(1.1)  # as long as a claimed letter is taken for wanted
+        virtual.jump(1.1)  # as long as a claimed letter is taken for wanted
         go.set()
         await outbound.becomes(letter, "cancelled")
         (other,) = await put(pool, "bob@y.example")

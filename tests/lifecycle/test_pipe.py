@@ -103,7 +103,7 @@ async def test_a_reader_that_has_gone_is_noticed(ends):
     """On writing, on waiting for room or for the reader, and while idle; what it left is known."""
     await ends.out.write(b"read\nleft\n", 1.0)
     assert ends.read(5) == b"read\n"
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ends.out.closed)
             await trio.testing.wait_all_tasks_blocked()

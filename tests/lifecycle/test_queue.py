@@ -11,6 +11,7 @@ import trio
 from relay.db.connection import Connection, connect
 from relay.db.pool import Pool
 from relay.lifecycle.queue import Due, Row, Swept, due, forget, sweep, take
+from tests.eventually import eventually
 from tests.lifecycle.people import account, insert, set_status, tokens
 
 EVERYTHING = 1_000_000
@@ -77,9 +78,7 @@ async def test_a_taker_that_dies_gives_them_back(any_pool: Pool, any_database_ur
     assert len(await take(dying, EVERYTHING)) == 5
     assert await taken(any_pool) == []
     await any_pool.execute("SELECT pg_terminate_backend(%s)", (dying.info.backend_pid,))
-    with trio.fail_after(10):
-        while not await taken(any_pool):
-            await trio.sleep(0.01)
+    await eventually(lambda: taken(any_pool), "they are there again")
     await dying.close()
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import trio
@@ -14,6 +13,7 @@ import trio.testing
 
 from relay.errors import TemporaryFailure
 from relay.mailboxes.parser import Parsed, Parser
+from tests.eventually import eventually_sync
 
 SMALL = b"From: a@b.example\r\nSubject: %d\r\n\r\nhello\r\n"
 
@@ -160,10 +160,7 @@ def test_the_child_ends_with_its_parent():
         os.kill(pid, 0)
         parent.kill()
         parent.wait()
-    deadline = time.monotonic() + 10
-    while _alive(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually_sync(lambda: _alive(pid), "it is gone", until=lambda alive: not alive)
 
 
 def _alive(pid: int) -> bool:

@@ -21,6 +21,8 @@ from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates
 from relay.outbound.senders import parse_upstream
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+from tests.actors.running import at_rest
+from tests.eventually import eventually
 
 REDACT_KEY = b"k" * 32
 
@@ -45,6 +47,13 @@ class Outbound:
         """Say that an operator flushed the queue, as the listener does."""
         self.claimer.send_nowait(Wake(None, FLUSH))
 
+    async def at_rest(self) -> None:
+        """Wait until the claimer has read its messages, and what was begun has ended."""
+        await eventually(
+            lambda: self.claimer.statistics().depth, "its messages are read", until=lambda n: n == 0
+        )
+        await at_rest(self.pool)
+
     async def row(self, message_id: UUID) -> tuple[Any, ...]:
         """Status, attempts, seconds to the next attempt and error of a message."""
         row = await self.pool.fetch_row(
@@ -60,11 +69,11 @@ class Outbound:
 
     async def becomes(self, message_id: UUID, status: str, attempts: int | None = None) -> Any:
         """Wait until a message has a status (and has been tried so often); returns its row."""
-        while True:
-            row = await self.row(message_id)
-            if row[0] == status and attempts in (None, row[1]):
-                return row
-            await trio.sleep(0.005)
+        return await eventually(
+            lambda: self.row(message_id),
+            f"it is {status}" + ("" if attempts is None else f" after {attempts} attempts"),
+            until=lambda row: row[0] == status and attempts in (None, row[1]),
+        )
 
 
 @asynccontextmanager
@@ -77,7 +86,7 @@ async def running_outbound(
     concurrency: int = 8,
     retry_unit: float = 60.0,
     sweep_every: float = 0.5,
-    within: float = 30.0,
+    within: float = 60.0,
     drain: bool = True,
     rates: SharedRates | None = None,
     domain_connections: int = 0,

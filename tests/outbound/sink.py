@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 import trio
 
+from tests.eventually import eventually
+
 
 class HangUp(Exception):
     """Close the connection now, after saying `last`; with no word at the dot, the mail is taken."""
@@ -74,7 +76,6 @@ class Sink:
         self.script = script
         self.received: list[Received] = []
         self.sessions: list[Session] = []
-        self.arrived = trio.Condition()
         self.port = 0
         self.pipelining = True
 
@@ -90,9 +91,12 @@ class Sink:
 
     async def gets(self, count: int) -> None:
         """Wait until so many messages were taken."""
-        async with self.arrived:
-            while len(self.received) < count:
-                await self.arrived.wait()
+        await eventually(
+            lambda: len(self.received),
+            f"the sink gets {count} messages",
+            until=lambda have: have >= count,
+            within=40.0,
+        )
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """One session."""
@@ -185,8 +189,6 @@ class Sink:
 
     async def _take(self, message: Received) -> None:
         self.received.append(message)
-        async with self.arrived:
-            self.arrived.notify_all()
 
 
 def _path(line: str) -> str:

@@ -7,7 +7,6 @@ from uuid import uuid4
 import pytest
 
 from relay.db.pool import Pool
-from relay.outbound import admin as admin_module
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import new_id
 from relay.outbound.settled import Settled
@@ -152,11 +151,9 @@ async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, ad
     assert (await admin.find(before=everything[10]["id"], limit=5)).rows == everything[11:16]
 
 
-async def test_what_has_no_index_is_sifted_page_by_page(
-    node: Node, admin: QueueAdmin, monkeypatch: pytest.MonkeyPatch
-):
+async def test_what_has_no_index_is_sifted_page_by_page(node: Node):
     """By priority or domain a page looks at so many messages; together the pages hold all."""
-    monkeypatch.setattr(admin_module, "SIFTED", 4)
+    admin = QueueAdmin(node.pool, sifted=4)
     await put(node.pool, *(f"a@{'x' if n % 7 else 'y'}.example" for n in range(20)))
     found: list[Any] = []
     before, pages = None, 0

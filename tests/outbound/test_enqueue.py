@@ -20,6 +20,7 @@ from relay.outbound.enqueue import (
     new_ids,
 )
 from relay.outbound.message import Address, Message
+from tests.actors.running import blocked
 from tests.outbound.node import Node, put
 
 HASH, OTHER = body_hash({"a": 1, "b": [2]}), body_hash({"a": 2})
@@ -105,7 +106,7 @@ async def test_a_key_waits_for_the_transaction_that_used_it_first(any_pool: Pool
                 message = Message(Address("a@x.org"), [Address("first@x.org")], "s", text="t")
                 await enqueue(any_pool, [message], key="k", key_hash=HASH, conn=conn)
                 nursery.start_soon(lambda: put(any_pool, "second@x.org", key="k", key_hash=HASH))
-                await trio.sleep(0.1)
+                await blocked(any_pool)
                 assert await count(any_pool) == 0
                 raise InterruptedError
         except InterruptedError:

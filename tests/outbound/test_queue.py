@@ -13,6 +13,7 @@ from relay.outbound.lanes import Ask
 from relay.outbound.message import NOBODY, Address, Attachment, Message
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
+from tests.eventually import eventually
 from tests.outbound.node import Node, lose, put, status
 
 
@@ -169,9 +170,7 @@ async def test_a_lost_lease_is_due_again_by_itself(any_pool: Pool):
     node = Node(any_pool, lease_timeout=0.05)
     (queued,) = await put(any_pool, "a@x.example")
     first = await node.claim()
-    with trio.fail_after(5):
-        while not (again := await node.look()).messages:
-            await trio.sleep(0.01)
+    again = await eventually(node.look, "it is due again", until=lambda batch: batch.messages)
     assert again.lost == [queued.id]
     assert again.messages[0].token > first[0].token
 
@@ -182,8 +181,10 @@ async def test_a_renewed_lease_is_not_lost(any_pool: Pool):
     (queued,) = await put(any_pool, "a@x.example")
     (claimed,) = await node.claim()
     await lose(any_pool, queued.id, seconds=-0.001)
+    end = await any_pool.fetch_value("SELECT run_at::text FROM relay.outbound_due")
+    over = f"SELECT clock_timestamp() > '{end}'"
     assert await node.queue.renew([(claimed.id, claimed.token)]) == {queued.id}
-    await trio.sleep(0.01)
+    await eventually(lambda: any_pool.fetch_value(over), "the lease before would be over")
     assert await Node(any_pool).claim() == []
     assert await node.finish([claimed]) == {queued.id}
 
@@ -429,9 +430,9 @@ async def test_a_plan_made_while_the_queue_is_empty_still_uses_the_index(any_poo
     for start in range(0, 2000, 100):
         assert len(await node.finish(claimed[start : start + 100])) == 100
     await pool.close()
-    with trio.fail_after(10):
-        while (after := await reads(any_pool))[1] < before[1] + 4000:
-            await trio.sleep(0.05)
+    after = await eventually(
+        lambda: reads(any_pool), "all is counted", until=lambda now: now[1] >= before[1] + 4000
+    )
     assert after[0] == before[0]
     # A claim and a finalise for each, some versions of a row twice; not 2,000 for each hundred.
     assert after[1] - before[1] < 20_000

@@ -162,6 +162,7 @@ async def serving(
     limits: SmtpLimits | None = None,
     filter_: FilterClass | None = None,
     filter_timeout: float = 5.0,
+    filter_stuck: int = filter_actor.STUCK,
     writer_pool: Pool | None = None,
     drain_timeout: float = 15.0,
     **supervisor: Any,
@@ -178,6 +179,7 @@ async def serving(
             hostname="relay.localhost",
             max_message_bytes=(limits or SmtpLimits()).max_message_bytes,
             timeout=filter_timeout,
+            stuck=filter_stuck,
         )
         children.append(ChildSpec(name="filter", run=run, mailbox=questions, fatal=(ConfigError,)))
     boss = Supervisor(**supervisor)

@@ -1,5 +1,6 @@
 """The client's driver on real sockets, against peers that misbehave and peers of others."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -32,6 +33,7 @@ from relay.smtp.connection import (
     TlsMode,
     client_tls,
 )
+from tests.eventually import eventually
 
 MAIL = Mail("a@x.org", ("b@y.org",), b"Subject: x\r\n\r\n.dot\r\n")
 SECRET = Credentials("user", "pa55word")
@@ -358,8 +360,7 @@ async def test_a_connection_the_peer_left_is_not_reused():
     async with peer(script) as (port, _):
         connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE), QUICK)
         await connection.deliver(MAIL)
-        while connection.reusable():
-            await trio.sleep(0.01)
+        await eventually(connection.reusable, "the peer is gone", until=lambda usable: not usable)
         (outcome,) = await connection.deliver(MAIL)
         assert outcome.stale
         await connection.quit()
@@ -654,12 +655,13 @@ async def test_smtp_sink_in_its_failure_modes(flags: tuple[str, ...], verdict: s
     route = Route("127.0.0.1", port, TlsMode.NONE)
     with trio.fail_after(20), smtp_sink(port, flags) as process:
         try:
-            while True:
-                try:
-                    connection = await Connection.open(route)
-                    break
-                except OpenFailed:  # it is starting
-                    await trio.sleep(0.05)
+
+            async def opened() -> Connection | None:
+                with contextlib.suppress(OpenFailed):  # it is starting
+                    return await Connection.open(route)
+                return None
+
+            connection = await eventually(opened, "it listens", every=0.05)
             (first,) = await connection.deliver(MAIL, MAIL)
             (second,) = await connection.deliver(MAIL)
             await connection.quit()

@@ -47,7 +47,7 @@ def test_misses_are_forgotten_with_time_and_so_are_peers():
     assert misses.note("a", 3600.0) == 0.0
     for number in range(2 * Misses.PEERS):
         misses.note(str(number), 3600.0)
-    assert len(misses._peers) <= Misses.PEERS
+    assert len(misses) <= Misses.PEERS
 
 
 class Message:

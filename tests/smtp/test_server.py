@@ -8,10 +8,12 @@ import socket
 import pytest
 import structlog.testing
 import trio
+import trio.testing
 
 from relay.metrics import registry
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.server import Server, Session
+from tests.eventually import eventually
 from tests.smtp.service import Client, Nobody, serving
 
 
@@ -233,7 +235,7 @@ async def test_a_pipeline_may_be_cut_anywhere(pool):
     """A command that comes in two parts is no longer for all that comes behind its end."""
     async with serving(pool) as service, service.client() as client:
         await client.send(b"MAIL FROM:<a@b")
-        await trio.sleep(0.05)  # real sockets: let it be read
+        await trio.testing.wait_all_tasks_blocked()  # it is read
         await client.send(b".example>\r\n" + b"NOOP of some length\r\n" * 200)
         codes = [(await client.reply())[:3] for _ in range(201)]
         assert codes == ["250"] * 201
@@ -305,6 +307,15 @@ async def test_recipients_above_the_limit(pool):
         assert [to for to, _, _ in await service.stored()] == boxes[:3]
 
 
+async def buffered(size: int) -> None:
+    """Wait until so much of unfinished messages has been read."""
+    await eventually(
+        lambda: registry.get_sample_value("relay_smtp_buffered_bytes"),
+        f"{size} bytes are read",
+        until=lambda held: held >= size,
+    )
+
+
 async def test_no_room_for_more_mail_in_flight(pool):
     """When all messages together are too much, this one is read to its end and 452 4.3.1."""
     limits = SmtpLimits(max_message_bytes=50_000, max_buffered_bytes=60_000)
@@ -313,13 +324,13 @@ async def test_no_room_for_more_mail_in_flight(pool):
         async with service.client() as first, service.client() as second:
             await first.begin(bob)
             await first.send(b"x" * 40_000)
-            await trio.sleep(0.1)  # real sockets: let it arrive
+            await buffered(40_000)
             assert (await second.deliver(b"y" * 40_000 + b"\r\n", bob)).startswith("452 4.3.1")
             assert (await first.ask(b"\r\n."))[:3] == "250"
             assert (await second.deliver(b"y" * 40_000 + b"\r\n", bob))[:3] == "250"
 
 
-async def test_a_message_that_drips_makes_room(pool):
+async def test_a_message_that_drips_makes_room(pool, virtual):
     """When there is none, it is forgotten and deferred at its dot; the other one is stored."""
     limits = SmtpLimits(
         max_message_bytes=50_000,
@@ -332,7 +343,8 @@ async def test_a_message_that_drips_makes_room(pool):
         async with service.client() as slow:
             await slow.begin(bob)
             await slow.send(b"x" * 40_000)
-            await trio.sleep(1.2)
+            await buffered(40_000)
+            virtual.jump(1.2)
             async with service.client() as other:
                 assert (await other.deliver(b"y" * 40_000 + b"\r\n", bob))[:3] == "250"
             await slow.send(b"x" * 9_000)
@@ -376,7 +388,7 @@ async def test_who_comes_just_before_the_drain_does_not_wait():
         server = Server(Nobody(), str)
         session = Session(server, ours, ("127.0.0.1", 1))
         server.drain()
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             await session.run()
         assert [reply[:4] for reply in theirs.recv(1000).splitlines()] == [b"220 ", b"421 "]
 
@@ -493,9 +505,10 @@ async def test_why_recipients_were_refused_is_logged_and_counted_without_them(po
                 ]
                 assert said == ["452 4.2.2", "550 5.1.1", "550 5.1.1", "550 5.1.1"]
                 assert (await client.ask("QUIT"))[:3] == "221"
-            with trio.fail_after(5):
-                while not (ended := [line for line in lines if "recipients_unknown" in line]):
-                    await trio.sleep(0.01)
+            ended = await eventually(
+                lambda: [line for line in lines if "recipients_unknown" in line],
+                "the session's line is logged",
+            )
     assert {why: counted(why) - before[why] for why in before} == {
         "unknown": 2, "expired": 1, "over_quota": 1,
     }  # fmt: skip

@@ -16,6 +16,7 @@ from relay.db.pool import Pool
 from relay.devices.desk import DeviceDesk
 from relay.devices.intake import Intake, Rates, Sources
 from relay.devices.sqlite import SqliteStore
+from tests.eventually import eventually
 from tests.http.conftest import House, open_house
 
 LARGEST = 65_482
@@ -135,9 +136,11 @@ async def test_a_blob_may_be_kept_for_less(tmp_path, database_url, pool):
                 f"/api/v1/devices/{key}/blobs", params={"ttl": ttl}, content=b"x"
             )
             assert answer.status_code == 422, ttl
-        with trio.fail_after(20):
-            while len(await store.flush(bytes.fromhex(key))) != 5:
-                await trio.sleep(0.01)
+        await eventually(
+            lambda: store.flush(bytes.fromhex(key)),
+            "one is over",
+            until=lambda blobs: len(blobs) == 5,
+        )
 
 
 async def test_the_operator_sees_the_fullest_inboxes(tmp_path, database_url, pool):
@@ -153,13 +156,14 @@ async def test_the_operator_sees_the_fullest_inboxes(tmp_path, database_url, poo
         assert (await house.client.get("/api/v1/devices")).status_code == 401
         reader = await house.key("read")
         assert (await house.client.get("/api/v1/devices", headers=reader)).status_code == 403
-        with trio.fail_after(40):
-            while True:
-                answer = await house.client.get("/api/v1/devices", headers=house.admin)
-                seen = answer.json()
-                if seen["blobs"]:
-                    break
-                await trio.sleep(0.1)
+
+        async def look() -> Any:
+            answer = await house.client.get("/api/v1/devices", headers=house.admin)
+            return answer.json()
+
+        seen = await eventually(
+            look, "they are counted", until=lambda seen: seen["blobs"], within=40.0, every=0.1
+        )
         assert (seen["blobs"], seen["bytes"], seen["inboxes"]) == (3, 15, 1)
         assert (seen["push_sessions"], seen["receive_sessions"]) == (0, 0)
         assert seen["fullest"] == [{"key": key.hex(), "blobs": 3, "bytes": 15, "sessions": 0}]

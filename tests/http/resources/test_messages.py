@@ -11,6 +11,7 @@ import trio
 
 from relay.db.pool import Pool
 from relay.http.resources.messages import disposition
+from tests.eventually import eventually
 from tests.http.conftest import LETTER, SMALL, House, open_house
 
 BASE = "/api/v1/mailboxes"
@@ -133,9 +134,12 @@ async def test_slow_readers_keep_nobody_from_reading(database_url: str, pool: Po
             assert answers == [b"HTTP/1.1 200"] * 4 + [b"HTTP/1.1 503"]
             shown = await house.client.get(path, headers=house.admin)
             assert shown.content == raw
-        with trio.fail_after(10):  # what they held comes back
-            while (await house.client.get(path, headers=token)).content != raw:
-                await trio.sleep(0.05)
+        # What they held comes back.
+        await eventually(
+            lambda: house.client.get(path, headers=token),
+            "it is shown again",
+            until=lambda answer: answer.content == raw,
+        )
 
 
 async def test_a_message_that_is_deleted_while_it_is_read_ends_short(

@@ -31,6 +31,7 @@ from relay.http.deps import Limits
 from relay.http.page_sessions import SESSION_AGE, Holder, Opened, PageSessions
 from relay.http.tickets import PREVIEW, STREAM
 from tests.db.cluster import Cluster
+from tests.eventually import eventually
 from tests.http.conftest import House, open_house
 from tests.http.resources.test_streams import connect, in_thread
 from tests.http.test_gate import MISSING, routes
@@ -359,9 +360,11 @@ async def test_the_administrators_session_ends_with_the_next_start(database_url:
             assert (await again.client.get("/api/v1/queue", headers=here)).status_code == 401
             code = {"code": made.json()["code"]}
             assert (await again.client.post("/api/v1/session", json=code)).status_code == 401
-            with trio.fail_after(10):
-                while (await other.client.get("/api/v1/queue", headers=here)).status_code != 401:
-                    await trio.sleep(0.02)
+            await eventually(
+                lambda: other.client.get("/api/v1/queue", headers=here),
+                "the other relay hears of it",
+                until=lambda answer: answer.status_code == 401,
+            )
             for page in (elsewhere, by_key):
                 for where in (other, again):
                     got = await where.client.get("/api/v1/queue", headers=page)

@@ -107,7 +107,7 @@ async def test_other_peoples_sql_keeps_counts_and_wakes(house):
                 """,
                 (A,),
             )
-            with trio.fail_after(5):
+            with trio.fail_after(20):
                 await wakeups.wait()
         assert await counts(house) == [(3, 21)]
         await house.pool.execute("DELETE FROM relay.device_inbox")
