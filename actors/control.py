@@ -21,7 +21,7 @@ from uuid import UUID
 
 import trio
 
-from actors.messages import Accept, Accepted, Reply
+from actors.messages import Accept, Accepted
 from relay import __version__
 from relay.access.keys import Keys
 from relay.datadir import Keyring
@@ -29,6 +29,7 @@ from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.desk import DeviceDesk
 from relay.errors import DatabaseUnavailable, OverQuota
+from relay.futures import Future
 from relay.http.app import create_app
 from relay.http.census import Census
 from relay.http.deps import (
@@ -207,7 +208,7 @@ class _Acceptor:
         admitted = tuple(each for each in recipients if each[1] not in full)
         if not admitted:
             raise OverQuota("the mailbox is full")
-        reply: Reply[Accepted] = Reply()
+        reply: Future[Accepted] = Future()
         try:
             await self._writer.send(Accept(reverse_path, admitted, raw, reply, admitted=True))
         except (trio.ClosedResourceError, trio.BrokenResourceError) as error:

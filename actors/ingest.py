@@ -21,14 +21,15 @@ from typing import Any
 import trio
 from aiosmtpd.smtp import Envelope, Session
 
-from actors.messages import Accept, Accepted, Consult, Reply
+from actors.messages import Accept, Accepted, Consult
 from relay.addresses import canonical
 from relay.db.pool import Pool
-from relay.errors import OverQuota, TemporaryFailure
+from relay.errors import TemporaryFailure
+from relay.futures import Future
 from relay.log import get_logger
 from relay.mailboxes.accept import Lookups, message_id
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.server import Server
+from relay.smtp.server import Scheduling, Server
 from relay.storage import AMPLE, Space
 from supervisor import Context, Mailbox
 
@@ -44,8 +45,8 @@ class _Mailboxes:
         self.find = lookups.find
         self._writer = writer
 
-    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> _Stored:
-        reply: Reply[Accepted] = Reply()
+    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Future[Accepted]:
+        reply: Future[Accepted] = Future()
         message = Accept(
             reverse_path,
             tuple((message_id(), address) for address in recipients),
@@ -56,28 +57,10 @@ class _Mailboxes:
         try:
             self._writer.send_nowait(message)
         except trio.WouldBlock:
-            raise TemporaryFailure("the writer is behind") from None
-        except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
-            raise TemporaryFailure("the writer has ended") from error
-        return _Stored(reply)
-
-
-class _Stored:
-    def __init__(self, reply: Reply[Accepted]) -> None:
-        self._reply = reply
-        self.then = reply.then
-
-    @property
-    def settled(self) -> bool:
-        return self._reply.settled
-
-    def result(self) -> str | None:
-        accepted = self._reply.value()
-        if accepted.error is not None:
-            raise TemporaryFailure(accepted.error)
-        if accepted.full and not accepted.stored:
-            raise OverQuota("the mailbox is full")
-        return str(next(iter(accepted.stored.values()))) if accepted.stored else None
+            reply.settle(Accepted({}, "the writer is behind"))
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            reply.settle(Accepted({}, "the writer has ended"))
+        return reply
 
 
 class _Filter:
@@ -111,11 +94,13 @@ async def run(
     filter_: Mailbox[Consult] | None = None,
     filter_hooks: frozenset[str] = frozenset(),
     space: Space = AMPLE,
+    scheduling: Scheduling | None = None,
 ) -> None:
     """Serve SMTP on `sockets`, which listen already and stay open, until drained.
 
     `filter_` is the mailbox of the operator's filter, `filter_hooks` what that filter has;
-    without `space` on the disk no mail is taken.
+    without `space` on the disk no mail is taken; `scheduling`: how sessions wait, where it is not
+    on a trampoline.
     """
     lookups = Lookups(pool)
     server = Server(
@@ -125,12 +110,13 @@ async def run(
         domains=domains,
         filter_=None if filter_ is None else _Filter(filter_, filter_hooks),
         space=space,
+        scheduling=scheduling,
     )
     copies = [one.dup() for one in sockets]
     try:
         async with trio.open_nursery() as service:
             service.start_soon(lookups.run)
-            service.start_soon(server.turns.run)
+            service.start_soon(server.scheduling.run)
             service.start_soon(server.watch)
             async with trio.open_nursery() as sessions, trio.open_nursery() as listeners:
                 for copy in copies:

@@ -1,8 +1,8 @@
 """The messages that actors send each other.
 
 Messages are frozen: what is in a mailbox may be handed to an actor twice (its first reader
-crashed), so nobody may change one.  The one exception is the `Reply` that a message may
-carry, which is settled at most once; settling it again changes nothing.
+crashed), so nobody may change one.  The one exception is the `reply` that a message may carry, a
+`relay.futures.Future`: it is settled at most once; settling it again changes nothing.
 
 Messages are hints (`Wake`, `SweepNow`, `Due`), work (`Accept`, `Deliver`) or agreements on how much
 work may come (`Room`, `Claiming`).  A lost hint costs time until the next sweep; accepted mail is
@@ -12,18 +12,15 @@ a lost `Deliver` is a lease that runs out, after which its mail is due again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 from uuid import UUID
 
-import trio
 from aiosmtpd.smtp import Envelope, Session
 
+from relay.futures import Future
 from relay.outbound.claimed import Batch
 from relay.outbound.lanes import DueLane
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,56 +38,6 @@ class Wake:
 @dataclass(frozen=True)
 class SweepNow:
     """An operator's command: do the periodic work at once."""
-
-
-class Reply(Generic[T]):
-    """Where the answer to a message arrives; settled once, awaited by one.
-
-    Every message accepted awaits one, so it costs a flag and a switch of tasks, no `trio.Event`.
-    """
-
-    __slots__ = ("_settled", "_value", "_wake")
-
-    def __init__(self) -> None:
-        self._settled = False
-        self._wake: Callable[[], None] | None = None
-        self._value: T | None = None
-
-    def settle(self, value: T) -> None:
-        """Give the answer; a second answer is ignored, so redelivery is harmless."""
-        if self._settled:
-            return
-        self._settled, self._value = True, value
-        if self._wake is not None:
-            self._wake()
-            self._wake = None
-
-    @property
-    def settled(self) -> bool:
-        """Whether an answer was given."""
-        return self._settled
-
-    def then(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, when settled, instead of a `wait`."""
-        self._wake = wake
-
-    def value(self) -> T:
-        """Return the answer, once settled."""
-        return self._value  # type: ignore[return-value]  # set when settled, always
-
-    async def wait(self) -> T:
-        """Wait for the answer."""
-        if self._settled:
-            await trio.lowlevel.checkpoint()
-        else:
-            task = trio.lowlevel.current_task()
-            self._wake = lambda: trio.lowlevel.reschedule(task)
-            await trio.lowlevel.wait_task_rescheduled(self._abandon)
-        return self._value  # type: ignore[return-value]  # set when settled, always
-
-    def _abandon(self, _: Any) -> trio.lowlevel.Abort:
-        self._wake = None
-        return trio.lowlevel.Abort.SUCCEEDED
 
 
 @dataclass(frozen=True)
@@ -120,7 +67,7 @@ class Accept:
     reverse_path: str
     recipients: tuple[tuple[UUID, str], ...]
     raw: bytes
-    reply: Reply[Accepted] = field(default_factory=Reply, compare=False)
+    reply: Future[Accepted] = field(default_factory=Future, compare=False)
     admitted: bool = False
 
 
@@ -136,7 +83,7 @@ class Consult:
     session: Session
     envelope: Envelope
     arguments: tuple[Any, ...] = ()
-    reply: Reply[object] = field(default_factory=Reply, compare=False)
+    reply: Future[object] = field(default_factory=Future, compare=False)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The writer: makes accepted mail durable, many messages to one commit.
 
 Every way in (SMTP, SNS, the relay's own loop) sends it `Accept` messages and awaits their
-`Reply`.  While a commit is under way messages gather in the mailbox; whoever commits next takes
+`reply`.  While a commit is under way messages gather in the mailbox; whoever commits next takes
 them all, so the price of a flush is shared by as many as are waiting.
 
 Promises:

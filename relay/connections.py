@@ -19,7 +19,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import trio
 from trio.lowlevel import wait_readable
@@ -40,17 +40,17 @@ async def accept(
     listener: socket.socket,
     gate: Gate,
     *,
-    welcome: Callable[[socket.socket, str, Place], object],
-    turn_away: Callable[[socket.socket, str, TurnedAway], object],
+    welcome: Callable[[socket.socket, Any, Place], object],
+    turn_away: Callable[[socket.socket, Any, TurnedAway], object],
     starved: str,
     paused: Callable[[], bool] = lambda: False,
 ) -> NoReturn:
     """Let in whoever connects, until cancelled.
 
     `listener` listens and does not block.  `welcome` and `turn_away` get the socket and its peer's
-    address, and must not raise; the first owns the socket from then on and leaves its place when it
-    closes it, of the second it is closed behind it.  `starved` is the event logged when there are
-    no descriptors.  While `paused`, everybody is turned away.
+    address (the host first), and must not raise.  The first owns the socket from then on, and
+    leaves the place when it closes it; behind the second it is closed.  `starved` is the event
+    logged when there are no descriptors.  While `paused`, everybody is turned away.
     """
     complaints = Throttle(10.0)
 
@@ -79,12 +79,11 @@ async def accept(
             except OSError:
                 sock.close()
                 continue
-            host = str(address[0])
             place: Place | TurnedAway = TurnedAway.PAUSED
             if not paused():
-                place = gate.enter(host, trio.current_time())
+                place = gate.enter(str(address[0]), trio.current_time())
             if isinstance(place, Place):
-                welcome(sock, host, place)
+                welcome(sock, address, place)
             else:
-                turn_away(sock, host, place)
+                turn_away(sock, address, place)
                 sock.close()

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -29,14 +30,14 @@ class Port:
     def __init__(self, gate: Gate, paused: Callable[[], bool]) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
-        self.let_in: list[tuple[socket.socket, str, Place]] = []
+        self.let_in: list[tuple[socket.socket, Any, Place]] = []
         self.turned_away: list[tuple[str, TurnedAway]] = []
         self.accept = partial(
             accept,
             self.listener,
             gate,
             welcome=lambda *welcomed: self.let_in.append(welcomed),
-            turn_away=lambda _sock, host, why: self.turned_away.append((host, why)),
+            turn_away=lambda _sock, peer, why: self.turned_away.append((peer[0], why)),
             starved="test.accept_failed",
             paused=paused,
         )
@@ -70,8 +71,8 @@ async def test_who_is_let_in_has_a_place_and_a_socket_that_does_not_wait():
     """The socket is non-blocking and sends at once; it is the caller's."""
     async with accepting() as port, await port.knock() as stream:
         await port.heard(1)
-        ((sock, host, place),) = port.let_in
-        assert host == "127.0.0.1"
+        ((sock, peer, place),) = port.let_in
+        assert peer == stream.socket.getsockname()
         assert isinstance(place, Place)
         assert not sock.getblocking()
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

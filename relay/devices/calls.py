@@ -1,8 +1,8 @@
 """Calls that wait for somebody else to do the work: a store's writer, in a thread or a task.
 
-A `Call` parks the task that made it until it is answered; `Calls` keeps those that are open and
-gives up on them when they have waited too long.  That costs a counter and not a deadline for each,
-where 64 Puts share a commit of a few tenths of a millisecond.
+A `Call` is a `relay.futures.Future`: what is asked for, and where the answer is waited for.
+`Calls` keeps those that are open and gives up on them when they have waited too long.  That costs a
+counter and not a deadline for each, where 64 Puts share a commit of a few tenths of a millisecond.
 
 Answering a call whose task was cancelled, or that was given up, does nothing.
 """
@@ -10,19 +10,24 @@ Answering a call whose task was cancelled, or that was given up, does nothing.
 from __future__ import annotations
 
 import math
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import trio
 from prometheus_client import Counter, Histogram
 
 from relay.devices.store import Stored, StoreUnavailable
+from relay.futures import Future
 from relay.metrics import registry
 
 T = TypeVar("T")
 
 _TICKS = 8  # a call is given up after its time-out, or an eighth of it later
-_LOOK_AGAIN = 60.0  # s
-_REMEMBERED = 10_000  # full inboxes
+LOOK_AGAIN = 60.0
+"""Seconds after which a full inbox is looked at again for blobs that have expired.
+
+Expired blobs count until they are reaped, which happens once an hour.  Looking at every refused Put
+would let anybody have 10,000 rows walked with one frame.
+"""
 
 COMMITTED = Histogram(
     "relay_devices_commit_blobs",
@@ -37,45 +42,14 @@ FULL, UNAVAILABLE = REFUSED.labels("full"), REFUSED.labels("unavailable")
 STORE_FULL = REFUSED.labels("store_full")
 
 
-class Call(Generic[T]):
-    """One call, by the task that makes the object."""
+class Call(Future[T]):
+    """One call, and its answer."""
 
-    __slots__ = ("_error", "_result", "_task", "tick")
+    __slots__ = ("tick",)
 
     def __init__(self) -> None:
+        super().__init__()
         self.tick = 0
-        self._result: T | None = None
-        self._error: Exception | None = None
-        self._task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
-
-    def answer(self, result: T) -> None:
-        """Let the caller go on with `result`."""
-        if self._task is not None:
-            self._result = result
-            trio.lowlevel.reschedule(self._task)
-            self._task = None
-
-    def fail(self, error: Exception) -> None:
-        """Let the caller go on with `error`, which must be its own: it gets a traceback."""
-        if self._task is not None:
-            self._error = error
-            trio.lowlevel.reschedule(self._task)
-            self._task = None
-
-    async def wait(self) -> T:
-        """Wait to be answered."""
-        await trio.lowlevel.wait_task_rescheduled(self._abort)
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
-
-    def abandon(self) -> None:
-        """Nobody waits (any more): answers do nothing."""
-        self._task = None
-
-    def _abort(self, _: Any) -> trio.lowlevel.Abort:
-        self.abandon()
-        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class Put(Call[Stored | None]):
@@ -167,24 +141,3 @@ class Calls:
                 self._refusal, self._given_up = why, True
                 for call in late:
                     call.fail(StoreUnavailable(f"the store is given up: {why}"))
-
-
-class Relief:
-    """Which full inboxes are worth a look for blobs that have expired: each once a minute.
-
-    Expired blobs count until they are reaped, which happens once an hour.  Looking at every
-    refused Put would let anybody have 10,000 rows walked with one frame.
-    """
-
-    def __init__(self) -> None:
-        self._looked_at: dict[bytes, float] = {}
-
-    def worth(self, recipient: bytes) -> bool:
-        """Whether to look now; if so it is remembered."""
-        now = trio.current_time()
-        if self._looked_at.get(recipient, -_LOOK_AGAIN) + _LOOK_AGAIN > now:
-            return False
-        if len(self._looked_at) >= _REMEMBERED:
-            self._looked_at.clear()
-        self._looked_at[recipient] = now
-        return True

@@ -32,13 +32,13 @@ from relay.db.pool import Pool
 from relay.devices.calls import (
     COMMITTED,
     FULL,
+    LOOK_AGAIN,
     STORE_FULL,
     UNAVAILABLE,
     Call,
     Calls,
     Delete,
     Put,
-    Relief,
 )
 from relay.devices.store import (
     MAX_BLOBS,
@@ -57,6 +57,7 @@ from relay.devices.store import (
 )
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
+from relay.throttle import Throttle
 
 log = get_logger()
 
@@ -112,7 +113,7 @@ class PostgresStore:
         self._puts: _Gathered[Put] = _Gathered()
         self._deletes: _Gathered[Delete] = _Gathered()
         self._under_way: set[trio.CancelScope] = set()
-        self._relief = Relief()
+        self._looks = Throttle(LOOK_AGAIN)
         self._statistics = StoreStatistics()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -168,7 +169,7 @@ class PostgresStore:
         self._since += size
         try:
             stored = await self._put(Put(recipient, envelope, seconds))
-            if stored is None and self._relief.worth(recipient):
+            if stored is None and self._looks.ready(recipient):
                 await self._read(_REAP, (recipient, _EXPIRE))
                 stored = await self._put(Put(recipient, envelope, seconds))
         except StoreUnavailable:
@@ -355,7 +356,7 @@ class PostgresStore:
         )
         stored = {ordinal: Stored(number, expires_at) for ordinal, number, expires_at in rows}
         for ordinal, put in enumerate(group, 1):
-            put.answer(stored.get(ordinal))
+            put.settle(stored.get(ordinal))
         COMMITTED.observe(len(group))
 
     async def _delete_group(self, group: list[Delete]) -> None:
@@ -366,7 +367,7 @@ class PostgresStore:
             (byteas([recipient for recipient, _ in pairs]), bigints([id_ for _, id_ in pairs])),
         )
         for delete in group:
-            delete.answer(None)
+            delete.settle(None)
 
 
 _LOOK = "SELECT FROM relay.device_inboxes LIMIT 1"

@@ -17,7 +17,7 @@ import math
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import trio
 from prometheus_client import Counter
@@ -138,12 +138,12 @@ class DeviceServer:
         `listener` listens and does not block.  While `paused` connections are closed at once.
         """
 
-        def welcome(sock: socket.socket, _host: str, place: Place) -> None:
+        def welcome(sock: socket.socket, _peer: Any, place: Place) -> None:
             self._open[kind] += 1
             place.guest = attended = _Attended()
             nursery.start_soon(self._attend, kind, sock, place, attended)
 
-        def turn_away(_sock: socket.socket, _host: str, _why: TurnedAway) -> None:
+        def turn_away(_sock: socket.socket, _peer: Any, _why: TurnedAway) -> None:
             _ENDED.labels(kind.value, "not_let_in").inc()
 
         await accept(

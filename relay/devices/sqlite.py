@@ -42,13 +42,13 @@ from relay.db.listen import Hub
 from relay.devices.calls import (
     COMMITTED,
     FULL,
+    LOOK_AGAIN,
     STORE_FULL,
     UNAVAILABLE,
     Call,
     Calls,
     Delete,
     Put,
-    Relief,
 )
 from relay.devices.sqlite_file import MOST_ROWS, InboxFile, Row
 from relay.devices.sqlite_file import STORE_FULL as NO_ROOM
@@ -68,6 +68,7 @@ from relay.devices.store import (
 )
 from relay.log import get_logger
 from relay.storage import AMPLE, Space
+from relay.throttle import Throttle
 
 log = get_logger()
 
@@ -151,7 +152,7 @@ class SqliteStore:
         self._statistics_every = statistics_every
         self._calls = Calls(timeout=call_timeout, most=_MOST_WAITING)
         self._queue: SimpleQueue[Call[Any] | None] = SimpleQueue()
-        self._relief = Relief()
+        self._looks = Throttle(LOOK_AGAIN)
         self._hub = Hub()
         self._disk_full = False
         self._statistics = StoreStatistics()
@@ -210,11 +211,11 @@ class SqliteStore:
             try:
                 stored = await self._ask(Put(recipient, envelope, seconds))
             except StoreFull:
-                if not self._relief.worth(b""):
+                if not self._looks.ready(b""):
                     raise
                 await self.work(lambda file: file.reap(self._clock(), _EXPIRE))
                 stored = await self._ask(Put(recipient, envelope, seconds))
-            if stored is None and self._relief.worth(recipient):
+            if stored is None and self._looks.ready(recipient):
                 await self.work(lambda file: file.expire(recipient, self._clock(), _EXPIRE))
                 stored = await self._ask(Put(recipient, envelope, seconds))
         except StoreFull:
@@ -295,9 +296,7 @@ class SqliteStore:
 
     def _tell(self, do: Callable[[InboxFile], None]) -> None:
         """Have it done after all that is queued, even while no calls are taken; nobody waits."""
-        work = _Work(do)
-        work.abandon()
-        self._queue.put(work)
+        self._queue.put(_Work(do))
 
     async def work(self, do: Callable[[InboxFile], T]) -> T:
         """Have something done with the file, by the thread that owns it."""
@@ -367,21 +366,21 @@ class SqliteStore:
         stored = set()
         for put, number, row in zip(puts, ids, rows, strict=True):
             if number is None:
-                put.answer(None)
+                put.settle(None)
             elif number == NO_ROOM:
                 put.fail(StoreFull("all inboxes together hold all they may"))
             else:
-                put.answer(Stored(number, row.expires_at))
+                put.settle(Stored(number, row.expires_at))
                 stored.add(put.recipient.hex())
         for delete in deletes:
-            delete.answer(None)
+            delete.settle(None)
         if stored:
             COMMITTED.observe(len(puts))
             self._hub.publish(_CHANNEL, stored)
 
     def _done(self, work: _Work[T], result: T) -> None:
         self._calls.alive()
-        work.answer(result)
+        work.settle(result)
 
     def _failed(self, calls: Sequence[Call[Any]], why: str, disk_full: bool) -> None:
         self._disk_full = disk_full

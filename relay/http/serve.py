@@ -453,14 +453,14 @@ async def serve(
         if failures.ready():
             log.error("http.connection_failed", exc_info=error)
 
-    def turn_away(sock: socket.socket, host: str, why: TurnedAway) -> None:
+    def turn_away(sock: socket.socket, peer: Any, why: TurnedAway) -> None:
         """Refuse a connection, cheaply: there may be many.  A line in the log for few of them."""
         with contextlib.suppress(OSError):  # it is gone, or reads nothing
             sock.send(_SAID[why])
         if refusals.ready():
-            log.warning("http.refused", peer=host, why=why.value)
+            log.warning("http.refused", peer=str(peer[0]), why=why.value)
 
-    def welcome(sock: socket.socket, _host: str, place: Place) -> None:
+    def welcome(sock: socket.socket, _peer: Any, place: Place) -> None:
         raw = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         connections.start_soon(connection, raw, place)
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 from uuid import UUID, SafeUUID
 
@@ -39,6 +39,7 @@ from relay.db.arrays import BYTEA, BYTEAS, TEXT, TEXTS, UUIDS, byteas, texts, uu
 from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota, RelayError
+from relay.futures import Future
 from relay.log import get_logger
 from relay.mailboxes.usage import LIMITED, USED
 
@@ -154,8 +155,6 @@ async def insert_many(pool: Pool, rows: Sequence[Row]) -> set[UUID]:
     except psycopg.errors.UniqueViolation:
         again = True
         result = await pool.run(_AGAIN, columns)
-    if result.ntuples == len(rows):
-        return {row.id for row in rows}
     stored = {result.get_value(number, 0) for number in range(result.ntuples)}
     if again:
         await stored_among(pool, [row.id for row in rows if row.id.bytes not in stored])
@@ -215,35 +214,18 @@ async def fold(pool: Pool, addresses: Iterable[str]) -> None:
     await pool.fetch_value("SELECT relay.fold_usage(%s)", (list(addresses),))
 
 
-class Question:
-    """One session that waits to hear whether a mailbox takes mail."""
+class Question(Future[str | None]):
+    """One session that waits to hear why a mailbox takes no mail (unknown, expired); None: it does.
 
-    __slots__ = ("_error", "_full", "_wake", "_why_not", "address", "settled")
+    `DatabaseUnavailable` when nobody knows, `OverQuota` when it is full.
+    """
+
+    __slots__ = ("address",)
 
     def __init__(self, address: str) -> None:
+        """`address`: canonical."""
+        super().__init__()
         self.address = address
-        self.settled = False
-        self._full = False
-        self._why_not: str | None = None
-        self._error: str | None = None
-        self._wake: Callable[[], None] | None = None
-
-    def then(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-
-    def settle(
-        self, why_not: str | None = None, *, error: str | None = None, full: bool = False
-    ) -> None:
-        self._why_not, self._error, self._full, self.settled = why_not, error, full, True
-        if self._wake is not None:
-            self._wake()
-
-    def result(self) -> str | None:
-        if self._error is not None:
-            raise DatabaseUnavailable(self._error)
-        if self._full:
-            raise OverQuota("the mailbox is full")
-        return self._why_not
 
 
 # The second column: whether it holds what its plan allows; null where it is over.  Who asks can
@@ -347,8 +329,7 @@ class Lookups:
                 await self._answer(asked)
         finally:
             for question in asked + self._questions:
-                if not question.settled:
-                    question.settle(error="the relay is stopping")
+                question.fail(DatabaseUnavailable("the relay is stopping"))
             self._questions = []
 
     async def _answer(self, asked: list[Question]) -> None:
@@ -358,12 +339,15 @@ class Lookups:
         except (RelayError, psycopg.Error) as error:
             log.warning("mailboxes.lookup_failed", error=str(error), waiting=len(asked))
             for question in asked:
-                question.settle(error=str(error))
+                question.fail(DatabaseUnavailable(str(error)))
             return
         for question in asked:
             address = question.address.encode()
             if address not in found:
                 question.settle("unknown")
+            elif (full := found[address]) is None:
+                question.settle("expired")
+            elif full:
+                question.fail(OverQuota("the mailbox is full"))
             else:
-                full = found[address]
-                question.settle("expired" if full is None else None, full=full is True)
+                question.settle(None)

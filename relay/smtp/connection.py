@@ -2,7 +2,8 @@
 
 `Connection.open` resolves, connects, greets, secures and authenticates; `deliver` sends one mail
 and returns the outcome of each recipient; `quit` says goodbye.  What the replies mean is
-`relay/smtp/client.py`'s business; here are sockets, TLS and deadlines.
+`relay/smtp/client.py`'s business, sockets and TLS are `relay/smtp/streams.py`'s; here are the order
+of things and their deadlines.
 
 Promises:
 - `deliver` never raises for what a peer or a network does: that is an outcome.
@@ -13,14 +14,12 @@ Promises:
 - A route that somebody else chose reaches public addresses only (`Route.public_only`).
 - TLS is verified (chain, name, TLS 1.2 or newer) or the connection fails; `TlsMode.NONE` speaks
   to loopback only, judged by the address that was reached and not by its name.
-- Memory: one read of `CHUNK` bytes, the caps of the core, and one mail.
+- Memory: one read of `streams.CHUNK` bytes, the caps of the core, and one mail.
 
 Fails: `open` raises `OpenFailed`, which carries its outcome (always deferred).
 
-Why not Trio's streams: a stream's send and receive each pass through the scheduler, and TLS
-through both.  Here a send that the kernel takes at once costs one system call, and each round
-trip waits once.  And why one task that watches the deadlines of all connections (`_Watch`): a
-cancel scope for each delivery cost more than reading the replies.
+Why one task watches the deadlines of all connections (`_Watch`): a cancel scope for each delivery
+cost more than reading the replies.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ from relay.public import NotPublic, addresses_of
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Following, Mail, Outcome, Phase, SmtpClient, Step, Verdict
 from relay.smtp.replies import ReplyLimits
+from relay.smtp.streams import PlainStream, TlsStream
 
-CHUNK = 8192
-"""Bytes read at once; replies are short."""
 _OTHERS_WAIT = 5.0  # s; for a connection, while there are further addresses
 BLOCK = 65_536
 """Bytes of a message that must get through within `Deadlines.block`."""
@@ -141,128 +139,6 @@ def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
     return context
 
 
-class _Plain:
-    """A connected, non-blocking socket."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self.unsent = 0
-        """Bytes of the last `send` that the kernel has not taken."""
-
-    async def send(self, data: bytes) -> None:
-        self.unsent = len(data)
-        try:  # noqa: SIM105 - suppress() costs as much as the call, once a mail
-            self.unsent -= self._sock.send(data)
-        except BlockingIOError:
-            pass
-        if self.unsent:
-            rest = memoryview(data)
-            while self.unsent:
-                await trio.lowlevel.wait_writable(self._sock)
-                with contextlib.suppress(BlockingIOError):
-                    self.unsent -= self._sock.send(rest[-self.unsent :])
-
-    async def receive(self) -> bytes:
-        while True:
-            await trio.lowlevel.wait_readable(self._sock)
-            try:
-                return self._sock.recv(CHUNK)
-            except BlockingIOError:
-                continue
-
-    def quiet(self) -> bool:
-        """Whether the peer has neither spoken nor hung up."""
-        try:
-            self._sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
-
-    def arrived(self) -> bytes:
-        """Return what has arrived, without waiting."""
-        try:
-            return self._sock.recv(CHUNK)
-        except OSError:
-            return b""
-
-    def close(self) -> None:
-        trio.lowlevel.notify_closing(self._sock)
-        self._sock.close()
-
-
-class _Tls:
-    """TLS over `_Plain`."""
-
-    def __init__(self, plain: _Plain, context: ssl.SSLContext, server_name: str) -> None:
-        self._plain = plain
-        self._in = ssl.MemoryBIO()
-        self._out = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._in, self._out, server_hostname=server_name)
-        self.unsent = 0
-
-    async def _flush(self) -> None:
-        if self._out.pending:
-            await self._plain.send(self._out.read())
-
-    async def _fill(self) -> None:
-        data = await self._plain.receive()
-        if data:
-            self._in.write(data)
-        else:
-            self._in.write_eof()
-
-    async def handshake(self) -> None:
-        """Shake hands and verify; raises ssl.SSLError (an OSError)."""
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                await self._flush()
-                await self._fill()
-            except ssl.SSLError:
-                # the alert that says why; whether the peer reads it is its own affair
-                with contextlib.suppress(OSError):
-                    await self._flush()
-                raise
-            else:
-                await self._flush()
-                return
-
-    async def send(self, data: bytes) -> None:
-        # A record counts as sent once any of it may have left: then the peer may have read it.
-        self.unsent = len(data)
-        self._tls.write(data)
-        self.unsent = 0
-        await self._flush()
-
-    async def receive(self) -> bytes:
-        while True:
-            try:
-                return self._tls.read(CHUNK)
-            except ssl.SSLWantReadError:
-                await self._flush()
-                await self._fill()
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                return b""
-
-    def quiet(self) -> bool:
-        """Whether the peer has neither spoken nor hung up."""
-        return self._plain.quiet() and not self._in.pending and not self._tls.pending()
-
-    def arrived(self) -> bytes:
-        """Return what has arrived, without waiting."""
-        self._in.write(self._plain.arrived())
-        try:
-            return self._tls.read(CHUNK)
-        except ssl.SSLError:
-            return b""
-
-    def close(self) -> None:
-        self._plain.close()
-
-
 class _Watch:
     """Breaks off the deliveries of one Trio run that last too long.
 
@@ -314,7 +190,7 @@ class Connection:
     """An open connection to a route.  Used by one task at a time."""
 
     def __init__(
-        self, route: Route, deadlines: Deadlines, wire: _Plain | _Tls, core: SmtpClient
+        self, route: Route, deadlines: Deadlines, wire: PlainStream | TlsStream, core: SmtpClient
     ) -> None:
         """For `open` only."""
         self.route = route
@@ -379,11 +255,11 @@ class Connection:
         self.idle_since = trio.current_time()
         return self
 
-    async def _secure(self, plain: _Plain, context: ssl.SSLContext) -> float:
+    async def _secure(self, plain: PlainStream, context: ssl.SSLContext) -> float:
         """Shake hands; returns how many seconds it took."""
         began = trio.current_time()
         try:
-            tls = _Tls(plain, context, self.route.server_name or self.route.host)
+            tls = TlsStream(plain, context, self.route.server_name or self.route.host)
             with trio.fail_after(self._deadlines.tls):
                 await tls.handshake()
         except ssl.SSLCertVerificationError as error:
@@ -582,7 +458,7 @@ class Connection:
             self._wire.close()
 
 
-async def _connect(route: Route, deadlines: Deadlines, began: float) -> _Plain:
+async def _connect(route: Route, deadlines: Deadlines, began: float) -> PlainStream:
     """Resolve and connect, trying all addresses (RFC 8305).  Raises OpenFailed."""
     try:
         with trio.fail_after(min(deadlines.connect, deadlines.total)):
@@ -601,7 +477,7 @@ async def _connect(route: Route, deadlines: Deadlines, began: float) -> _Plain:
     if route.tls is TlsMode.NONE and not _is_loopback(sock):
         sock.close()
         raise OpenFailed(_trouble(Phase.TLS, "without TLS, only loopback is spoken to"))
-    return _Plain(sock)
+    return PlainStream(sock)
 
 
 async def _reach(route: Route) -> trio.SocketStream:

@@ -1,13 +1,16 @@
 """The words of SMTP: which bytes a command may hold, and the enhanced code of every reply.
 
-`MAIL` and `RCPT` match what nearly every client sends (a plain address and at most SIZE and BODY),
-so that a session need not run aiosmtpd's general parser, which costs more than all the rest of a
-message; what they do not match goes there.
+`MAIL` and `RCPT` match what nearly every client sends: a plain address and at most SIZE and BODY.
+What they do not match goes to aiosmtpd's general parser.
 
 Promises: an address that matched holds nothing but letters, digits and the marks of a dot-atom,
 and `enhanced` gives every reply that should have one a code of RFC 2034, and alters no other.
 
 Pure.
+
+Why two readers: the general parser takes 67 us for a MAIL and 73 us for a RCPT, where these take 4
+and 9; that is a third of an accepted message (`make bench`, ingest).  tests/smtp/test_session.py
+holds the one to the other.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ is installed, else a small client here), in interleaved rounds; the figure is th
 - `aiosmtpd, stores nothing`: aiosmtpd on asyncio with a handler that answers 250.
 - `aiosmtpd, INSERT a message`: the same with one INSERT and COMMIT a message through asyncpg, as a
   typical application does.
+- `relay, plain tasks`: `relay` with a switch of tasks at each wait, in the place of its trampoline
+  (`relay.smtp.trampoline`); only where it is asked for by name.
 - `Postfix`: its durable queue, where one can be run (`tests.bench.postfix`); reported only.
 
 The database is one PostgreSQL 18 with fsync, its tables emptied between rounds.  CPU seconds are
@@ -55,13 +57,14 @@ TICK = os.sysconf("SC_CLK_TCK")
 # ---------------------------------------------------------------------------- the peers
 
 
-def serve_relay(dsn: str) -> None:
+def serve_relay(dsn: str, *, plain: bool = False) -> None:
     """Run writer and ingest, as actors/tree.py wires them, until killed."""
     from actors import ingest, writer
     from actors.messages import Accept
     from relay import log
     from relay.db.pool import Pool
     from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+    from tests.smtp.plain import Plain
 
     log.configure("info", stream=open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -74,7 +77,13 @@ def serve_relay(dsn: str) -> None:
             ChildSpec("writer", functools.partial(writer.run, pool=pool), mailbox=messages),
             ChildSpec(
                 "ingest",
-                functools.partial(ingest.run, sockets=[listener], pool=pool, writer=messages),
+                functools.partial(
+                    ingest.run,
+                    sockets=[listener],
+                    pool=pool,
+                    writer=messages,
+                    scheduling=Plain() if plain else None,
+                ),
             ),
         ),
     )
@@ -382,10 +391,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.ingest")
     parser.add_argument("role", choices=["serve", "generate", "run"])
     parser.add_argument("arguments", nargs="*")
+    parser.add_argument("--rounds", type=int, default=3)
     parsed = parser.parse_args()
     match parsed.role, parsed.arguments:
         case "serve", ["relay", dsn]:
             serve_relay(dsn)
+        case "serve", ["relay, plain tasks", dsn]:
+            serve_relay(dsn, plain=True)
         case "serve", ["aiosmtpd, stores nothing", _]:
             serve_aiosmtpd(None)
         case "serve", [_, dsn]:
@@ -393,7 +405,7 @@ def main() -> None:
         case "generate", [port, messages]:
             asyncio.run(_generate(int(port), int(messages)))
         case "run", [*variants]:
-            print(run(3, tuple(variants) or VARIANTS))
+            print(run(parsed.rounds, tuple(variants) or VARIANTS))
 
 
 if __name__ == "__main__":

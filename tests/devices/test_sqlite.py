@@ -387,8 +387,8 @@ class TestCalls:
             with pytest.raises(StoreUnavailable, match="2 calls wait"):
                 calls.admit()
             for call in open_calls:
-                call.answer(7)
-                call.answer(8)  # a second answer changes nothing
+                call.settle(7)
+                call.settle(8)  # a second answer changes nothing
 
 
 async def works(store: SqliteStore) -> bool:

@@ -12,7 +12,6 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.mailboxes.accept import (
     Lookups,
-    Question,
     Row,
     insert_many,
     insert_one,
@@ -30,14 +29,6 @@ def test_message_ids_are_uuid_7_in_order_of_time():
     assert all(before <= one.int >> 80 <= after for one in made)
     assert len(set(made)) == len(made)
     assert made == sorted(made)
-
-
-async def answered(question: Question) -> str | None:
-    """Wait for the answer to a look-up, as a session does."""
-    event = trio.Event()
-    question.then(event.set)
-    await event.wait()
-    return question.result()
 
 
 async def test_many_questions_share_a_query(pool, monkeypatch):
@@ -59,7 +50,7 @@ async def test_many_questions_share_a_query(pool, monkeypatch):
     answers: dict[str, list[str | None]] = {"live@x": [], "gone@x": [], "shut@x": [], "none@x": []}
 
     async def ask(address):
-        answers[address].append(await answered(lookups.find(address)))
+        answers[address].append(await lookups.find(address).wait())
 
     async with trio.open_nursery() as service:
         async with trio.open_nursery() as nursery:
@@ -83,9 +74,9 @@ async def test_a_question_may_be_given_up(pool):
     lookups = Lookups(pool)
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(0):
-            await answered(lookups.find("a@x"))
+            await lookups.find("a@x").wait()
         nursery.start_soon(lookups.run)
-        assert await answered(lookups.find("b@x")) == "unknown"
+        assert await lookups.find("b@x").wait() == "unknown"
         nursery.cancel_scope.cancel()
 
 
@@ -97,7 +88,7 @@ async def test_trouble_is_told_to_everyone_who_asked():
 
     async def ask():
         with pytest.raises(DatabaseUnavailable):
-            await answered(lookups.find("a@x"))
+            await lookups.find("a@x").wait()
         failed.append(True)
 
     async with trio.open_nursery() as service:

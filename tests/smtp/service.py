@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,11 +12,13 @@ import trio
 
 from actors import filter as filter_actor
 from actors import ingest, writer
-from actors.messages import Accept, Consult
+from actors.messages import Accept, Accepted, Consult
 from relay.db.pool import Pool
 from relay.errors import ConfigError
+from relay.futures import Future
 from relay.smtp.filtering import FilterClass
 from relay.smtp.limits import SmtpLimits
+from relay.smtp.server import Scheduling
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 
 
@@ -86,32 +88,20 @@ class Client:
         return await self.ask(stuffed + b".")
 
 
-class _AtOnce:
-    """An answer that is there already."""
-
-    settled = True
-
-    def __init__(self, answer: str | None) -> None:
-        self._answer = answer
-
-    def then(self, wake: Callable[[], None]) -> None:
-        """Never needed."""
-
-    def result(self) -> str | None:
-        """The answer."""
-        return self._answer
-
-
 class Nobody:
     """Mailboxes of which there are none, and which answer at once."""
 
-    def find(self, address: str) -> _AtOnce:
+    def find(self, address: str) -> Future[str | None]:
         """Nobody lives here."""
-        return _AtOnce("unknown")
+        answer: Future[str | None] = Future()
+        answer.settle("unknown")
+        return answer
 
-    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> _AtOnce:
+    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Future[Accepted]:
         """Nothing is stored."""
-        return _AtOnce(None)
+        answer: Future[Accepted] = Future()
+        answer.settle(Accepted({}))
+        return answer
 
 
 class Service:
@@ -165,6 +155,7 @@ async def serving(
     filter_stuck: int = filter_actor.STUCK,
     writer_pool: Pool | None = None,
     drain_timeout: float = 15.0,
+    scheduling: Scheduling | None = None,
     **supervisor: Any,
 ) -> AsyncIterator[Service]:
     """Run writer and ingest on a free port until the block ends."""
@@ -202,6 +193,7 @@ async def serving(
                     limits=limits,
                     filter_=questions if filter_ else None,
                     filter_hooks=filter_.hooks if filter_ else frozenset(),
+                    scheduling=scheduling,
                 ),
                 drain_timeout=drain_timeout,
             ),

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
 
+from relay.db.pool import Pool
 from relay.metrics import registry
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.server import Server, Session
+from relay.smtp.server import Server
+from relay.smtp.session import Session
+from relay.smtp.trampoline import Trampoline
 from tests.eventually import eventually
-from tests.smtp.service import Client, Nobody, serving
+from tests.smtp import service as services
+from tests.smtp.plain import Plain
+from tests.smtp.service import Client, Nobody
 
 
 @pytest.fixture(autouse=True)
 async def _in_time():
     with trio.fail_after(50):
         yield
+
+
+@pytest.fixture(params=[Trampoline, Plain])
+def serving(request):
+    """Serves on the trampoline, and as plain tasks: both behave alike."""
+
+    def made(pool: Pool, **options: Any) -> AbstractAsyncContextManager[services.Service]:
+        return services.serving(pool, scheduling=request.param(), **options)
+
+    return made
 
 
 async def send_until_cut_off(client: Client, data: bytes, every: float = 0.0) -> None:
@@ -31,7 +48,7 @@ async def send_until_cut_off(client: Client, data: bytes, every: float = 0.0) ->
             await trio.sleep(every)
 
 
-async def test_a_message_is_stored_byte_for_byte(pool):
+async def test_a_message_is_stored_byte_for_byte(pool, serving):
     """Dots, 8-bit text, NULs, long lines and no last line end: what was sent is what is kept."""
     texts = [
         b"Subject: x\r\n\r\n.\r\n..\r\n.dot\r\n",
@@ -48,7 +65,7 @@ async def test_a_message_is_stored_byte_for_byte(pool):
         assert await service.stored() == [(bob, "a@b.example", text) for text in texts]
 
 
-async def test_the_greeting_and_the_extensions(pool):
+async def test_the_greeting_and_the_extensions(pool, serving):
     """EHLO lists what is offered, and neither AUTH nor STARTTLS; HELO lists nothing."""
     async with serving(pool) as service, service.raw_client() as client:
         assert await client.reply() == "220 relay.localhost ESMTP Relay"
@@ -116,7 +133,7 @@ REPLIES: list[tuple[str | bytes, str]] = [
 ]
 
 
-async def test_every_command_has_its_reply(pool):
+async def test_every_command_has_its_reply(pool, serving):
     """One reply a command, with its enhanced code, and the session goes on."""
     async with serving(pool) as service, service.client() as client:
         for command, expected in REPLIES:
@@ -127,7 +144,7 @@ async def test_every_command_has_its_reply(pool):
         assert await client.reply() == ""
 
 
-async def test_what_needs_helo_says_so(pool):
+async def test_what_needs_helo_says_so(pool, serving):
     """MAIL before HELO is out of order; so is a second MAIL, and DATA without a recipient."""
     async with serving(pool) as service, service.raw_client() as client:
         await client.reply()
@@ -142,7 +159,7 @@ async def test_what_needs_helo_says_so(pool):
         assert (await client.ask("MAIL FROM:<a@b>"))[:3] == "250"
 
 
-async def test_recipients(pool):
+async def test_recipients(pool, serving):
     """Unknown, expired, inactive and foreign ones are 550 5.1.1; case and quotes do not matter."""
     async with serving(pool) as service:
         bob = await service.mailbox()
@@ -183,7 +200,7 @@ async def test_recipients(pool):
         ]
 
 
-async def test_postmaster_is_the_first_domains(pool):
+async def test_postmaster_is_the_first_domains(pool, serving):
     """RFC 5321's one recipient without a domain is a mailbox like any other."""
     async with serving(pool) as service:
         await service.mailbox("postmaster@relay.localhost")
@@ -192,7 +209,7 @@ async def test_postmaster_is_the_first_domains(pool):
             assert (await client.ask("RCPT TO:<Postmaster>"))[:3] == "250"
 
 
-async def test_a_mailbox_that_expires_before_the_dot(pool):
+async def test_a_mailbox_that_expires_before_the_dot(pool, serving):
     """Of two recipients the live one gets the message; if none is left, the dot is a 550."""
     async with serving(pool) as service:
         bob = await service.mailbox()
@@ -215,7 +232,7 @@ async def test_a_mailbox_that_expires_before_the_dot(pool):
         assert await service.stored() == [(bob, "a@b.example", b"one\r\n")]
 
 
-async def test_pipelined_commands_are_answered_in_one_segment(pool):
+async def test_pipelined_commands_are_answered_in_one_segment(pool, serving):
     """MAIL, RCPT, DATA, text, dot and QUIT in one write: the replies come in order."""
     async with serving(pool) as service:
         bob = await service.mailbox()
@@ -231,7 +248,7 @@ async def test_pipelined_commands_are_answered_in_one_segment(pool):
         assert len(await service.stored()) == 1
 
 
-async def test_a_pipeline_may_be_cut_anywhere(pool):
+async def test_a_pipeline_may_be_cut_anywhere(pool, serving):
     """A command that comes in two parts is no longer for all that comes behind its end."""
     async with serving(pool) as service, service.client() as client:
         await client.send(b"MAIL FROM:<a@b")
@@ -242,7 +259,7 @@ async def test_a_pipeline_may_be_cut_anywhere(pool):
 
 
 @pytest.mark.parametrize("word", ["=ff", "=00", "=0d=0a", "=1b"])
-async def test_an_encoded_word_is_no_way_in(pool, word):
+async def test_an_encoded_word_is_no_way_in(pool, serving, word):
     """aiosmtpd's parser decodes it; what cannot be stored or shown is no address."""
     async with serving(pool) as service:
         bob = await service.mailbox()
@@ -254,7 +271,7 @@ async def test_an_encoded_word_is_no_way_in(pool, word):
             assert (await client.ask(b"x\r\n."))[:3] == "250"
 
 
-async def test_a_recipient_named_again_and_again_is_one(pool):
+async def test_a_recipient_named_again_and_again_is_one(pool, serving):
     """It is said once to the store, and only so often by the peer."""
     limits = SmtpLimits(max_idle_commands=50)
     async with serving(pool, limits=limits) as service:
@@ -268,7 +285,7 @@ async def test_a_recipient_named_again_and_again_is_one(pool):
             assert codes[-1] == "421"
 
 
-async def test_a_group_of_replies_leaves_in_one_segment(pool):
+async def test_a_group_of_replies_leaves_in_one_segment(pool, serving):
     """One system call, so one segment, for the replies to a pipelined group."""
     async with serving(pool) as service, service.client() as client:
         await client.send(b"NOOP\r\n" * 500)
@@ -276,7 +293,7 @@ async def test_a_group_of_replies_leaves_in_one_segment(pool):
         assert received == b"250 2.0.0 OK\r\n" * 500
 
 
-async def test_sizes(pool):
+async def test_sizes(pool, serving):
     """The limit itself fits; a byte more is read to the dot and 552; ten times it ends all."""
     async with serving(pool, limits=SmtpLimits(max_message_bytes=10_000)) as service:
         bob = await service.mailbox()
@@ -292,7 +309,7 @@ async def test_sizes(pool):
         assert len(await service.stored()) == 2
 
 
-async def test_recipients_above_the_limit(pool):
+async def test_recipients_above_the_limit(pool, serving):
     """452 4.5.3 for each further one, and the message goes to those before."""
     async with serving(pool, limits=SmtpLimits(max_recipients=3)) as service:
         boxes = [await service.mailbox(f"b{number}@relay.localhost") for number in range(4)]
@@ -316,7 +333,7 @@ async def buffered(size: int) -> None:
     )
 
 
-async def test_no_room_for_more_mail_in_flight(pool):
+async def test_no_room_for_more_mail_in_flight(pool, serving):
     """When all messages together are too much, this one is read to its end and 452 4.3.1."""
     limits = SmtpLimits(max_message_bytes=50_000, max_buffered_bytes=60_000)
     async with serving(pool, limits=limits) as service:
@@ -330,7 +347,7 @@ async def test_no_room_for_more_mail_in_flight(pool):
             assert (await second.deliver(b"y" * 40_000 + b"\r\n", bob))[:3] == "250"
 
 
-async def test_a_message_that_drips_makes_room(pool, virtual):
+async def test_a_message_that_drips_makes_room(pool, serving, virtual):
     """When there is none, it is forgotten and deferred at its dot; the other one is stored."""
     limits = SmtpLimits(
         max_message_bytes=50_000,
@@ -363,7 +380,7 @@ async def test_a_message_that_drips_makes_room(pool, virtual):
         (SmtpLimits(max_idle_commands=50), "RSET", 49),
     ],
 )
-async def test_too_much_nonsense_ends_the_session(pool, limits, command, allowed):
+async def test_too_much_nonsense_ends_the_session(pool, serving, limits, command, allowed):
     """So many are answered, then 421 4.7.0."""
     async with serving(pool, limits=limits) as service, service.client() as client:
         for _ in range(allowed):
@@ -372,7 +389,7 @@ async def test_too_much_nonsense_ends_the_session(pool, limits, command, allowed
         assert (await client.replies())[-1].startswith("421 4.7.0")
 
 
-async def test_a_browser_is_sent_away(pool):
+async def test_a_browser_is_sent_away(pool, serving):
     """An HTTP request is no list of unknown commands."""
     async with serving(pool) as service, service.raw_client() as client:
         await client.reply()
@@ -386,7 +403,7 @@ async def test_who_comes_just_before_the_drain_does_not_wait():
     with theirs:
         ours.setblocking(False)
         server = Server(Nobody(), str)
-        session = Session(server, ours, ("127.0.0.1", 1))
+        session = Session(server.shared, ours, server.scheduling.waits(ours), ("127.0.0.1", 1))
         server.drain()
         with trio.fail_after(20):
             await session.run()
@@ -394,7 +411,7 @@ async def test_who_comes_just_before_the_drain_does_not_wait():
 
 
 @pytest.mark.parametrize("part", [b"", b"NOO", b"MAIL FROM:<a@b>\r\n", b"DATA"])
-async def test_a_silent_peer_is_timed_out(pool, part):
+async def test_a_silent_peer_is_timed_out(pool, serving, part):
     """421 4.4.2, at any point of a command."""
     limits = SmtpLimits(command_timeout=0.2)
     async with serving(pool, limits=limits) as service, service.client() as client:
@@ -402,7 +419,7 @@ async def test_a_silent_peer_is_timed_out(pool, part):
         assert (await client.replies())[-1] == "421 4.4.2 Timed out"
 
 
-async def test_dripping_bytes_buy_no_time(pool):
+async def test_dripping_bytes_buy_no_time(pool, serving):
     """Neither within a command nor within DATA."""
     limits = SmtpLimits(command_timeout=0.3, data_timeout=0.3, transaction_timeout=0.6)
     async with serving(pool, limits=limits) as service:
@@ -416,7 +433,7 @@ async def test_dripping_bytes_buy_no_time(pool):
         assert await service.stored() == []
 
 
-async def test_a_lf_only_client_is_told(pool):
+async def test_a_lf_only_client_is_told(pool, serving):
     """A line that ends in LF gets 500 5.5.2 after a moment, and the session ends."""
     limits = SmtpLimits(bare_line_timeout=0.1)
     async with serving(pool, limits=limits) as service, service.client() as client:
@@ -424,14 +441,14 @@ async def test_a_lf_only_client_is_told(pool):
         assert [reply[:9] for reply in await client.replies()] == ["500 5.5.2"]
 
 
-async def test_a_peer_that_reads_nothing_is_cut_off(pool):
+async def test_a_peer_that_reads_nothing_is_cut_off(pool, serving):
     """Replies nobody reads are not kept, and hold nobody up."""
     limits = SmtpLimits(reply_timeout=0.3, max_idle_commands=10**9)
     async with serving(pool, limits=limits) as service, service.client() as client:
         await send_until_cut_off(client, b"HELP\r\n" * 10_000)
 
 
-async def test_who_guesses_recipients_waits_and_nobody_else_does(pool):
+async def test_who_guesses_recipients_waits_and_nobody_else_does(pool, serving):
     """After a few misses, over all its sessions, each one's answer comes later; known recipients
     of the same peer are answered as before.  Expired ones wait like those that never were."""
     limits = SmtpLimits(free_misses=3, miss_delay=30.0, longest_miss=30.0, misses_forgotten=0.0)
@@ -464,7 +481,7 @@ async def test_who_guesses_recipients_waits_and_nobody_else_does(pool):
                 assert [reply[:3] for reply in await first.replies()] == ["421"]
 
 
-async def test_sessions_that_wait_for_what_they_guessed_keep_no_place_from_a_newcomer(pool):
+async def test_sessions_that_wait_for_what_they_guessed_keep_no_place(pool, serving):
     """Those of one address, which has no place left, give way at once, without any patience."""
     limits = SmtpLimits(
         max_connections_per_peer=2, free_misses=0, miss_delay=30.0, longest_miss=30.0
@@ -482,7 +499,7 @@ async def test_sessions_that_wait_for_what_they_guessed_keep_no_place_from_a_new
                     assert (await newcomer.deliver(b"x\r\n", bob))[:3] == "250"
 
 
-async def test_why_recipients_were_refused_is_logged_and_counted_without_them(pool):
+async def test_why_recipients_were_refused_is_logged_and_counted_without_them(pool, serving):
     """One line a session, however many; replies tell unknown from expired as little as before."""
 
     def counted(why: str) -> float:
@@ -523,7 +540,7 @@ async def test_why_recipients_were_refused_is_logged_and_counted_without_them(po
 @pytest.mark.parametrize(
     "address", ['"a>b"@x.example', '"a<b"@x.example', '"> SIZE=1 <"@relay.localhost', '"\\>"@x']
 )
-async def test_an_angle_bracket_in_quotes_is_refused(pool, address):
+async def test_an_angle_bracket_in_quotes_is_refused(pool, serving, address):
     """A program behind us that does not read quotes would find another address."""
     async with serving(pool) as service, service.client() as client:
         bob = await service.mailbox()
@@ -533,7 +550,7 @@ async def test_an_angle_bracket_in_quotes_is_refused(pool, address):
         assert (await client.ask(f"RCPT TO:<{bob}>"))[:3] == "250"
 
 
-async def test_connection_caps(pool):
+async def test_connection_caps(pool, serving):
     """By peer and in all: 421 at once; who leaves makes room."""
     for limits, code in (
         (SmtpLimits(max_connections_per_peer=2), "421 4.7.0"),
@@ -548,7 +565,7 @@ async def test_connection_caps(pool):
                         break
 
 
-async def test_an_internal_error_is_a_451_without_its_text(pool, monkeypatch):
+async def test_an_internal_error_is_a_451_without_its_text(pool, serving, monkeypatch):
     """Nothing of the exception reaches the peer, and the session goes on."""
 
     def broken(address):

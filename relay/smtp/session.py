@@ -1,0 +1,753 @@
+"""One SMTP session: aiosmtpd's `SMTP` class (verbs, envelope, address parser) on a Trio socket.
+
+aiosmtpd answers HELO, NOOP, RSET, EXPN, HELP and every MAIL and RCPT that is out of the ordinary;
+time, DATA and the ordinary MAIL and RCPT are ours, and reading and writing is `relay.smtp.lines`.
+What all sessions of a relay share is a `Shared`, which `relay.smtp.server` makes.
+
+Promises:
+- 250 to the final dot is sent only after `Mailboxes.store` was answered, which is after COMMIT.
+- One message, one reply: a DATA with a bare CR or LF is read to its real end and refused with
+  554 5.6.0; a command with one is refused with 500 5.5.2; neither ever becomes two.
+- A session costs a bounded amount of memory and time, whatever its peer sends or withholds:
+  every wait has a deadline, every buffer a cap, all messages together a budget.
+- Trouble of ours is 4xx and says nothing about its cause, but for a disk that is nearly full
+  (452 4.3.1): at MAIL, by the announced size too, and at the dot.
+- Replies to a pipelined group leave in one segment, and carry enhanced status codes.
+
+Fails: a peer that breaks the connection ends its session, nobody else's.  A message that was
+handed to `store` is stored even if its peer is gone by then.
+
+Why this way: aiosmtpd on asyncio spends most of its time on reading lines, on logging each of them
+and on a general address parser; as it stands it also stores bare CR and LF, answers
+500 to its own exceptions, and buffers a line without end.
+"""
+
+# ruff: noqa: N802 - aiosmtpd finds the method of a command by its verb in capitals
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+from aiosmtpd.smtp import MISSING, SMTP, Envelope, syntax
+from aiosmtpd.smtp import Session as Conversation
+from prometheus_client import Counter
+
+from relay.errors import OverQuota, TemporaryFailure
+from relay.log import get_logger
+from relay.metrics import registry
+from relay.peers import peer_key
+from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
+from relay.smtp.data import DataDecoder
+from relay.smtp.limits import Budget, Misses, SmtpLimits
+from relay.smtp.lines import Lines, SessionOver
+from relay.smtp.syntax import (
+    FOREIGN_SIZE,
+    HTTP_VERBS,
+    MAIL,
+    POSTMASTER,
+    QUOTED,
+    RCPT,
+    enhanced,
+    foreign_reply,
+)
+from relay.smtp.waits import Answer, Waits
+from relay.storage import AMPLE, REFUSED, Space
+
+log = get_logger()
+
+_BETWEEN_COMMANDS = 2.0  # s; for which a session that has begun a transaction is not idle
+
+_UNKNOWN = "550 5.1.1 No such mailbox here"
+
+_NO_SPACE = "452 4.3.1 Too little disk space is left here, try again later"
+_no_space = REFUSED.labels("mail")
+
+_SENDER_OK, _RECIPIENT_OK = "250 2.1.0 OK", "250 2.1.5 OK"
+
+# One object for each child of a labelled counter: labels() takes a lock and a look-up.
+_MESSAGES = Counter(
+    "relay_smtp_messages", "Messages whose final dot was answered.", ["outcome"], registry=registry
+)
+_accepted, _rejected, _deferred = (
+    _MESSAGES.labels(name) for name in ("accepted", "rejected", "deferred")
+)
+_RECIPIENTS = Counter(
+    "relay_smtp_recipients_refused",
+    "Recipients refused, by why: unknown (no such address), expired (its mailbox is over),"
+    " over_quota (it is full), filter (the operator's).",
+    ["why"],
+    registry=registry,
+)
+_recipients_refused = {
+    why: _RECIPIENTS.labels(why) for why in ("unknown", "expired", "over_quota", "filter")
+}
+_BYTES = Counter("relay_smtp_received_bytes", "Bytes of messages accepted.", registry=registry)
+
+
+class Accepted(Protocol):
+    """What became of a message that was to be stored."""
+
+    @property
+    def stored(self) -> Mapping[str, UUID]:
+        """The ids under which it is durable, by recipient; none who is not live any more."""
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing is known to be stored, which the sender should hear as 4xx."""
+
+    @property
+    def full(self) -> Collection[str]:
+        """Recipients whose mailbox holds as much as it may."""
+
+
+class Mailboxes(Protocol):
+    """Where a session's mail goes."""
+
+    def find(self, address: str) -> Answer[str | None]:
+        """Why no mail is taken for this canonical address now (unknown, expired); None: it is.
+
+        Raises `OverQuota` where the mailbox holds as much as it may, other `TemporaryFailure` for
+        trouble of ours.
+        """
+
+    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Answer[Accepted]:
+        """Make a message durable; raises nothing."""
+
+
+Canonical = Callable[[str], str]
+"""An address to its one spelling; ValueError when it is none of a mailbox."""
+
+
+class Filter(Protocol):
+    """The operator's filter, wherever it runs."""
+
+    hooks: frozenset[str]
+    """Those it has, of EHLO, HELO, MAIL, RCPT, DATA; the others are not asked for."""
+
+    async def ask(
+        self, hook: str, session: Conversation, envelope: Envelope, arguments: tuple[Any, ...]
+    ) -> object:
+        """Return what the hook returned; None or `TemporaryFailure` when it failed."""
+
+
+class Shared:
+    """What the sessions of one relay share."""
+
+    def __init__(
+        self,
+        mailboxes: Mailboxes,
+        canonical: Canonical,
+        *,
+        limits: SmtpLimits | None = None,
+        domains: Sequence[str] = ("relay.localhost",),
+        filter_: Filter | None = None,
+        space: Space = AMPLE,
+    ) -> None:
+        """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk."""
+        self.mailboxes = mailboxes
+        self.canonical = canonical
+        self.limits = SmtpLimits() if limits is None else limits
+        self.hostname = domains[0]
+        self.filter = filter_
+        self.space = space
+        self.budget = Budget(self.limits)
+        self.misses = Misses(self.limits)
+        self.draining = False
+        """Whether the relay stops: no further command is read."""
+        self.greeting = f"220 {self.hostname} ESMTP Relay\r\n".encode()
+        offers = [
+            self.hostname,
+            "PIPELINING",
+            f"SIZE {self.limits.max_message_bytes}",
+            "8BITMIME",
+            "SMTPUTF8",
+            "ENHANCEDSTATUSCODES",
+            "HELP",
+        ]
+        self.offers = [f"250-{offer}" for offer in offers[:-1]] + [f"250 {offers[-1]}"]
+        self.ehlo = "".join(f"{line}\r\n" for line in self.offers).encode()
+        self.attributes = session_attributes(
+            Session,
+            hostname=self.hostname,
+            max_message_bytes=self.limits.max_message_bytes,
+            command_timeout=self.limits.command_timeout,
+        )
+        """What every session begins with (`relay.smtp.aiosmtpd_shim`)."""
+
+
+def _announced(options: Sequence[str]) -> int:
+    """Return the bytes that MAIL says the message has; 0 where it says nothing."""
+    return next((int(one[5:]) for one in options if one.startswith("SIZE=")), 0)
+
+
+class Session(SMTP):
+    """One connection, from its greeting to its end."""
+
+    # aiosmtpd has these as Optional.
+    session: Conversation
+    envelope: Envelope
+
+    def __init__(self, shared: Shared, sock: socket.socket, waits: Waits, peer: Any) -> None:
+        """`sock` is connected and does not block; `run` closes it.
+
+        `waits` waits for it; `peer`: its socket address.
+        """
+        vars(self).update(shared.attributes)
+        self.shared = shared
+        self.limits = shared.limits
+        self.session = Conversation(NO_LOOP)
+        self.session.peer = peer
+        self.ending = ""
+        """Why the session ends once the command in hand is answered; empty: it goes on."""
+        self._host = str(peer[0])
+        self.lines = Lines(sock, waits, shared.limits)
+        self._waits = waits
+        self._storing: Answer[Accepted] | None = None
+        self._delayed = False  # it is we who keep the peer waiting, for what it guessed
+        self._receiving = False  # between 354 and the final dot
+        self._suspect = False  # see _refuse_bare
+        self._farewell = "421 4.3.2 Shutting down"
+        self._path_code = "5.1.3"  # of a malformed address: sender's or recipient's
+        self._errors = self._unknown = self._idle_commands = 0
+        self._stored = self._refused = 0
+        self._turned_down: dict[str, int] = {}  # recipients, by why
+        self._shown_session: Conversation | None = None  # the filter's own, made when it is asked
+        self._set_post_data_state()
+
+    # ------------------------------------------------------------------------ its life
+
+    @property
+    def due(self) -> float:
+        """When its peer is out of time, on Trio's clock; whoever watches the sessions looks."""
+        return self.lines.due
+
+    async def run(self) -> None:
+        """Serve until the peer, a limit or the relay ends the session, and close the socket."""
+        began = self._waits.now()
+        reason: str | None = None
+        try:
+            reason = await self._waits.host(self._live())
+        finally:
+            if reason is None:  # by its deadline, by draining, by the end of ingest
+                reason = self.ending or "cancelled"
+                self.lines.part(self._farewell.encode() + b"\r\n")
+            self.lines.close()
+            self._log_end(reason, self._waits.now() - began)
+
+    async def _live(self) -> str:
+        """Serve to the end, good-bye included; return why it ended."""
+        try:
+            self.lines.say(self.shared.greeting)
+            try:
+                return await self._serve()
+            except SessionOver as over:
+                if over.reply is not None:
+                    self.lines.say(over.reply.encode() + b"\r\n")
+                    await self.lines.flush()
+                if over.linger:
+                    await self.lines.linger()
+                return over.reason
+        except OSError:
+            return "broken"  # by the peer, in whatever we were doing
+
+    def drain(self) -> None:
+        """The relay stops: end now, unless a message is arriving, or a command being obeyed."""
+        if self.lines.waiting or self._delayed:
+            self._end("draining", "421 4.3.2 Shutting down")
+
+    def idle_since(self) -> float | None:
+        """Since when it waits for its peer's next command; None while one is being obeyed.
+
+        One that waits for a guesser's answer gives way at once: the delay is no claim to a place.
+        """
+        if self._delayed:
+            return -math.inf
+        if not self.lines.waiting:
+            return None
+        between = 0.0 if self.envelope.mail_from is None else _BETWEEN_COMMANDS
+        return self.lines.waiting_since + between
+
+    def give_way(self) -> None:
+        """Somebody else has its place."""
+        self._end("gave_way", "421 4.3.2 Too many connections, and this one was idle")
+
+    def expire(self) -> None:
+        """The peer is out of time."""
+        self._end("timeout", "421 4.4.2 Timed out")
+
+    def _end(self, reason: str, farewell: str) -> None:
+        self.ending, self._farewell = reason, farewell
+        self._waits.cut_off()
+
+    def _log_end(self, reason: str, seconds: float) -> None:
+        happened = self._stored or self._refused or self._errors or self._turned_down
+        write = log.info if happened else log.debug
+        write(
+            "smtp.session_ended",
+            peer=self._host,
+            reason=reason,
+            accepted=self._stored,
+            refused=self._refused,
+            errors=self._errors,
+            **{f"recipients_{why}": count for why, count in self._turned_down.items()},
+            seconds=round(seconds, 3),
+        )
+
+    # ------------------------------------------------------------------------ replies
+
+    async def push(self, status: str) -> None:  # type: ignore[override]  # aiosmtpd: or bytes
+        """Queue a reply; it leaves when the session next waits for its peer."""
+        self._reply(status)
+
+    def _reply(self, status: str) -> None:
+        self._say(enhanced(status).replace("5.1.3", self._path_code, 1).encode() + b"\r\n")
+
+    def _say(self, reply: bytes) -> None:
+        """Queue a reply that is complete."""
+        self.lines.say(reply)
+        if reply[0] == 53:  # b"5"
+            self._errors += 1
+
+    # ------------------------------------------------------------------------ commands
+
+    async def _serve(self) -> str:
+        """Obey one command after another; return why the session ends."""
+        limits = self.limits
+        while True:
+            if self.shared.draining:
+                raise SessionOver("draining", "421 4.3.2 Shutting down")
+            line = await self.lines.line(self._transaction_until)
+            try:
+                if line is None:
+                    self._say(b"500 5.5.2 Line too long\r\n")
+                else:
+                    await self._obey(line)
+            except (SessionOver, OSError):
+                raise
+            except Exception as error:
+                await self.push(await self.handle_exception(error))
+                if self._receiving:
+                    # Where the message ends is unknown: what follows must not be read as commands.
+                    raise SessionOver("failed", "421 4.3.0 Internal error; good-bye") from error
+                self._set_post_data_state()
+            if self.ending:
+                await self.lines.flush()
+                return self.ending
+            if self._errors > limits.max_errors or self._unknown > limits.max_unknown:
+                raise SessionOver("errors", "421 4.7.0 Too many errors; good-bye", linger=True)
+            if self._idle_commands > limits.max_idle_commands:
+                raise SessionOver("idle commands", "421 4.7.0 Too many commands without a message")
+
+    async def _obey(self, line: bytes) -> None:
+        if self._suspect and line.upper() != b"QUIT":
+            farewell = "421 4.7.0 Commands followed a malformed message; good-bye"
+            raise SessionOver("smuggling", farewell)
+        # MAIL and RCPT of ordinary mail, each read by one expression; what is out of the ordinary
+        # in any way goes on below, at eighteen and eight times the cost (relay/smtp/syntax.py).
+        if self.envelope.mail_from is not None:
+            if (rcpt := RCPT.fullmatch(line)) is not None:
+                self._reply(await self._rcpt(rcpt[1].decode(), []))
+                return
+        elif (mail := MAIL.fullmatch(line)) is not None and self._may_begin(mail[2]):
+            await self._begin(*mail.groups())
+            return
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            text = "\x00"
+        if not text.isprintable():
+            self._refuse_bytes(line)
+            return
+        verb, _, argument = text.partition(" ")
+        verb = verb.upper()
+        method = self._smtp_methods.get(verb)
+        if method is None:
+            self._refuse_verb(verb)
+        else:
+            await method(self, argument.strip() or None)
+
+    def _refuse_bytes(self, line: bytes) -> None:
+        """Refuse a command with a bare CR or LF, a control byte, or what is not UTF-8."""
+        verb = line[:5].upper()
+        if b"\r" in line or b"\n" in line:
+            self._say(b"500 5.5.2 Bare CR or LF in a command\r\n")
+        elif verb == b"MAIL ":
+            self._say(b"501 5.1.7 Bytes that no address may hold\r\n")
+        elif verb == b"RCPT ":
+            self._say(b"501 5.1.3 Bytes that no address may hold\r\n")
+        else:
+            self._say(b"500 5.5.2 Bytes that no command may hold\r\n")
+
+    def _refuse_verb(self, verb: str) -> None:
+        """Answer what is no command here.  Its text is not repeated: it may be a password."""
+        if verb in HTTP_VERBS:
+            raise SessionOver("http", "421 4.7.0 This is not a web server")
+        self._unknown += 1
+        self._say(b"500 5.5.1 Command not recognized\r\n")
+
+    async def handle_exception(self, error: Exception) -> str:
+        """Log what nobody expected and answer 451, which names no cause."""
+        log.error("smtp.failed", peer=self._host, exc_info=error)
+        return "451 4.3.0 Internal error, try again later"
+
+    def _set_post_data_state(self) -> None:
+        self.envelope = Envelope()
+        self._recipients: dict[str, None] = {}  # canonical, in order, each once
+        self._shown: Envelope | None = None  # the filter's own
+        self._transaction_until = math.inf
+
+    def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
+        """aiosmtpd's parser, which is the email package's: it forgives and it has faults."""
+        try:
+            address, rest = super()._getaddr(arg)
+        except Exception:
+            # RecursionError, IndexError: whatever it trips over, it is no address.
+            return None, None
+        if address and rest is not None:
+            # It decodes encoded words: to control characters, to surrogates that nothing can store.
+            if not address.isprintable():
+                return None, None
+            # It closes the brackets and the quotes that nobody closed.
+            if arg.startswith("<") and not arg[: len(arg) - len(rest)].rstrip().endswith(">"):
+                return None, None
+            if '"' in address and not QUOTED.fullmatch(address):
+                return None, None
+            # Allowed in quotes (RFC 5321, 4.1.2), and read as the end of the path by so many
+            # programs behind us that it is an attack on them rather than an address.
+            if address != "<>" and ("<" in address or ">" in address):
+                return None, None
+        return address, rest
+
+    @syntax("EHLO hostname")
+    async def smtp_EHLO(self, hostname: str | None) -> None:
+        """Greet, list the extensions, and forget any transaction."""
+        self._idle_commands += 1
+        if not hostname:
+            await self.push("501 Syntax: EHLO hostname")
+            return
+        self._set_post_data_state()
+        self.session.extended_smtp = True
+        refusal = await self._consult("EHLO", hostname, list(self.shared.offers))
+        if refusal is not None:
+            await self.push(refusal)
+            return
+        self.session.host_name = hostname
+        self.lines.say(self.shared.ehlo)
+
+    @syntax("HELO hostname")
+    async def smtp_HELO(self, hostname: str | None) -> None:
+        """As EHLO, without extensions."""
+        self._idle_commands += 1
+        if not hostname:
+            await self.push("501 Syntax: HELO hostname")
+            return
+        refusal = await self._consult("HELO", hostname)
+        if refusal is not None:
+            await self.push(refusal)
+            return
+        self._set_post_data_state()
+        self.session.extended_smtp = False
+        self.session.host_name = hostname
+        self.lines.say(b"250 %b\r\n" % self.shared.hostname.encode())
+
+    @syntax("QUIT")
+    async def smtp_QUIT(self, arg: str | None) -> None:
+        """End, once this is answered."""
+        if arg:
+            await self.push("501 Syntax: QUIT")
+            return
+        await self.push("221 Bye")
+        self.ending = "quit"
+
+    @syntax("NOOP [ignored]")
+    async def smtp_NOOP(self, arg: str | None) -> None:
+        """Do nothing, a bounded number of times."""
+        self._idle_commands += 1
+        await super().smtp_NOOP(arg or "")
+
+    @syntax("RSET")
+    async def smtp_RSET(self, arg: str | None) -> None:
+        """Forget the transaction."""
+        self._idle_commands += 1
+        await super().smtp_RSET(arg or "")
+
+    @syntax("HELP [command]")
+    async def smtp_HELP(self, arg: str | None) -> None:
+        """List the commands."""
+        self._idle_commands += 1
+        await super().smtp_HELP(arg or "")
+
+    @syntax("VRFY <address>")
+    async def smtp_VRFY(self, arg: str | None) -> None:
+        """Tell nobody who lives here."""
+        self._idle_commands += 1
+        await self.push("252 2.5.2 Send some mail and see" if arg else "501 Syntax: VRFY <address>")
+
+    @syntax("EXPN <list>")
+    async def smtp_EXPN(self, arg: str | None) -> None:
+        """There are no lists."""
+        self._idle_commands += 1
+        await super().smtp_EXPN(arg or "")
+
+    @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
+    async def smtp_MAIL(self, arg: str | None) -> None:
+        """Begin a transaction."""
+        if arg and not arg.isascii() and "SMTPUTF8" not in arg.upper().split():
+            self._say(b"553 5.6.7 An address outside ASCII needs SMTPUTF8\r\n")
+            return
+        if arg and FOREIGN_SIZE.search(arg):
+            await self.push("501 Syntax: MAIL FROM: <address> [SP SIZE=bytes]")
+            return
+        self._path_code = "5.1.7"
+        try:
+            await super().smtp_MAIL(arg)
+        finally:
+            self._path_code = "5.1.3"
+
+    def _may_begin(self, parameters: bytes) -> bool:
+        """Whether a MAIL that is well-formed may come now: after HELO, or EHLO if it has any."""
+        conversation = self.session
+        return bool(conversation.host_name) and (not parameters or conversation.extended_smtp)
+
+    async def _begin(self, address: bytes | None, parameters: bytes, size: bytes | None) -> None:
+        """Obey an ordinary MAIL."""
+        if size and int(size) > self.limits.max_message_bytes:
+            self._say(b"552 5.3.4 Message too large\r\n")
+            return
+        options = parameters.decode().upper().split() if parameters else []
+        self._reply(await self._mail(address.decode() if address else "<>", options))
+
+    @syntax("RCPT TO: <address>", extended=" [SP <mail-parameters>]")
+    async def smtp_RCPT(self, arg: str | None) -> None:
+        """Name one recipient."""
+        if arg and self.envelope.mail_from is not None:
+            if POSTMASTER.fullmatch(arg):
+                await self.push(await self._rcpt(f"postmaster@{self.shared.hostname}", []))
+                return
+            if not arg.isascii() and not self.envelope.smtp_utf8:
+                self._say(b"553 5.6.7 An address outside ASCII needs SMTPUTF8\r\n")
+                return
+        await super().smtp_RCPT(arg)
+
+    async def _call_handler_hook(self, command: str, *args: Any) -> Any:
+        """What aiosmtpd's MAIL and RCPT ask once they have parsed; they reply what this returns."""
+        if command == "MAIL":
+            return await self._mail(*args)
+        if command == "RCPT":
+            return await self._rcpt(*args)
+        return MISSING
+
+    async def _mail(self, address: str, options: list[str]) -> str:
+        if self.shared.space.short(_announced(options) if options else 0):
+            self._idle_commands += 1
+            _no_space.inc()
+            return _NO_SPACE
+        if self.shared.filter is not None:
+            refusal = await self._consult("MAIL", address, options)
+            if refusal is not None:
+                return refusal
+        self.envelope.mail_from = address
+        self.envelope.mail_options.extend(options)
+        self._transaction_until = self._waits.now() + self.limits.transaction_timeout
+        return _SENDER_OK
+
+    async def _rcpt(self, address: str, options: list[str]) -> str:
+        if len(self._recipients) >= self.limits.max_recipients:
+            return "452 4.5.3 Too many recipients"
+        try:
+            canonical = self.shared.canonical(address)
+        except ValueError:
+            return await self._miss("unknown")
+        if canonical in self._recipients:
+            self._idle_commands += 1  # or a transaction would grow as long as it is repeated
+            return _RECIPIENT_OK
+        try:
+            why_not = await self._waits.wait(self.shared.mailboxes.find(canonical))
+            if why_not is not None:
+                return await self._miss(why_not)
+        except OverQuota:
+            self._turn_down("over_quota")
+            return "452 4.2.2 Mailbox full, try again later"
+        except TemporaryFailure:
+            return "451 4.3.0 Try again later"
+        if self.shared.filter is not None:
+            refusal = await self._consult("RCPT", address, options)
+            if refusal is not None:
+                self._turn_down("filter")
+                return refusal
+        self.envelope.rcpt_tos.append(address)
+        self.envelope.rcpt_options.extend(options)
+        self._recipients[canonical] = None
+        return _RECIPIENT_OK
+
+    def _turn_down(self, why: str, recipients: int = 1) -> None:
+        """Count recipients who get no mail, for the log and the metrics."""
+        self._turned_down[why] = self._turned_down.get(why, 0) + recipients
+        _recipients_refused[why].inc(recipients)
+
+    async def _miss(self, why: str) -> str:
+        """Say that a recipient is unknown, whatever it is: late, to whoever names many such."""
+        self._turn_down(why)
+        delay = self.shared.misses.note(peer_key(self._host), self._waits.now())
+        if delay:
+            self._delayed = True  # it may be ended: by a drain, or for a newcomer
+            async with self._waits.pinned() as pinned:
+                await pinned.sleep(delay)
+            self._delayed = False
+        return _UNKNOWN
+
+    # ------------------------------------------------------------------------ the message
+
+    @syntax("DATA")
+    async def smtp_DATA(self, arg: str | None) -> None:
+        """Take a message to its final dot, and answer when it is durable or refused."""
+        if not self._recipients:
+            missing = "RCPT" if self.envelope.mail_from is not None else "MAIL"
+            await self.push(f"503 5.5.1 Error: need {missing} command")
+            return
+        if arg:
+            await self.push("501 Syntax: DATA")
+            return
+        self.lines.say(b"354 End data with <CR><LF>.<CR><LF>\r\n")
+        self._receiving = True
+        message = DataDecoder(self.limits.max_message_bytes)
+        share = self.shared.budget.share(self._waits.now(), message.drop)
+        try:
+            while self._receiving:
+                self._receiving = not await self._feed(message)
+                share.grow(message.held, self._waits.now())
+            share.keep()
+            self.lines.due = math.inf
+            await self._finish(message, room=not share.lost)
+        finally:
+            storing, self._storing = self._storing, None
+            if storing is not None and not storing.settled:
+                # We are cut off, and whoever stores it holds it in memory still.
+                share.keep()
+                storing.then(share.end)
+            else:
+                share.end()
+        self._set_post_data_state()
+
+    async def _feed(self, message: DataDecoder) -> bool:
+        """Give a message what has come, or comes next; True when it is complete."""
+        if message.feed(await self.lines.chunk(self._transaction_until)):
+            self.lines.give_back(message.rest)
+            return True
+        if message.received > self.limits.discard_factor * self.limits.max_message_bytes:
+            farewell = "421 5.3.4 Message far too large; good-bye"
+            raise SessionOver("endless message", farewell, linger=True)
+        return False
+
+    async def _finish(self, message: DataDecoder, *, room: bool) -> None:
+        """Answer the final dot."""
+        if message.bare:
+            await self._refuse_bare()
+        elif message.too_large:
+            self._refuse(b"552 5.3.4 Message too large\r\n")
+        elif not room:
+            self._defer(b"452 4.3.1 Too much mail in flight, try again later\r\n")
+        elif self.shared.space.short():
+            _no_space.inc()
+            self._defer(_NO_SPACE.encode() + b"\r\n")
+        else:
+            await self._store(message.take())
+
+    async def _refuse_bare(self) -> None:
+        """Refuse a message with a bare CR or LF, wary of what follows it.
+
+        A server in front of us that saw no end where we saw one (`CR CRLF . CRLF`) goes on with
+        its message at once, and that would read as commands.  So if anything but QUIT comes
+        behind the dot before we have answered, the session ends.
+        """
+        self._suspect = await self.lines.peek(self.limits.smuggling_silence)
+        self._refuse(b"554 5.6.0 Bare CR or LF in the message\r\n")
+
+    async def _store(self, raw: bytes) -> None:
+        refusal = await self._consult("DATA", content=raw)
+        if refusal is not None:
+            if refusal[0] == "5":
+                self._refuse(refusal.encode() + b"\r\n")
+            else:
+                self._defer(refusal.encode() + b"\r\n")
+            return
+        reverse_path = "" if self.envelope.mail_from == "<>" else self.envelope.mail_from
+        # Past this deadline the session ends: a reply now could be taken for that of the next dot.
+        self.lines.due = self._waits.now() + self.limits.store_timeout
+        self._storing = self.shared.mailboxes.store(
+            reverse_path or "", tuple(self._recipients), raw
+        )
+        accepted = await self._waits.wait(self._storing)
+        if accepted.error is not None:
+            self._defer(b"451 4.3.0 Try again later\r\n")
+            return
+        if not accepted.stored:
+            if accepted.full:
+                self._turn_down("over_quota", len(self._recipients))
+                self._defer(b"452 4.2.2 Mailbox full, try again later\r\n")
+            else:
+                self._turn_down("expired", len(self._recipients))
+                self._refuse(b"550 5.1.1 No such mailbox here any more\r\n")
+            return
+        name = str(next(iter(accepted.stored.values())))
+        self.lines.say(b"250 2.6.0 Stored as %b\r\n" % name.encode())
+        self._stored += 1
+        self._errors = self._unknown = self._idle_commands = 0
+        _accepted.inc()
+        _BYTES.inc(len(raw))
+
+    def _refuse(self, reply: bytes) -> None:
+        self._say(reply)
+        self._refused += 1
+        _rejected.inc()
+
+    def _defer(self, reply: bytes) -> None:
+        self._say(reply)
+        self._refused += 1
+        _deferred.inc()
+
+    async def _consult(self, hook: str, *args: Any, content: bytes | None = None) -> str | None:
+        """Ask the operator's filter; None when it agrees, else the reply to give.
+
+        It gets a session and an envelope of its own, as hooks written for aiosmtpd change them.
+        """
+        filter_ = self.shared.filter
+        if filter_ is None or hook not in filter_.hooks:
+            return None
+        session, envelope = self._show()
+        if content is not None:
+            envelope.content = envelope.original_content = content
+        self.lines.due = math.inf
+        answer: object = None
+        try:
+            async with self._waits.pinned() as pinned:
+                with pinned.move_on_after(self.limits.filter_timeout) as deadline:
+                    answer = await pinned.run(lambda: filter_.ask(hook, session, envelope, args))
+            if deadline.cancelled_caught:
+                log.warning("smtp.filter_timed_out", hook=hook)
+        except TemporaryFailure as error:
+            log.warning("smtp.filter_failed", hook=hook, error=str(error))
+        reply = foreign_reply(answer)
+        if reply is None:
+            return "451 4.3.0 Try again later"
+        return None if reply[0] == "2" else reply
+
+    def _show(self) -> tuple[Conversation, Envelope]:
+        """Bring what the filter sees up to date."""
+        if self._shown_session is None:
+            self._shown_session = Conversation(NO_LOOP)
+            self._shown_session.peer = self.session.peer
+        if self._shown is None:
+            self._shown = Envelope()
+        self._shown_session.host_name = self.session.host_name
+        self._shown_session.extended_smtp = self.session.extended_smtp
+        self._shown.mail_from = self.envelope.mail_from
+        self._shown.mail_options = list(self.envelope.mail_options)
+        self._shown.smtp_utf8 = self.envelope.smtp_utf8
+        self._shown.rcpt_tos = list(self.envelope.rcpt_tos)
+        self._shown.rcpt_options = list(self.envelope.rcpt_options)
+        return self._shown_session, self._shown
