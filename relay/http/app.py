@@ -233,7 +233,8 @@ async def _answer_error(error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return from_status(error.code or 500).response()
     if isinstance(error, Invalid):
-        return Problem(422, "invalid", f"{error}.", title="Invalid values").response()
+        said = f"{error}."
+        return Problem(422, "invalid", said, title="Invalid values", errors=[said]).response()
     if isinstance(error, AddressTaken):
         return Problem(409, "address-taken", "That local_part is taken.").response()
     if isinstance(error, ReservedName):

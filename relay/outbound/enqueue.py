@@ -32,7 +32,7 @@ from uuid import UUID
 from relay.db.channels import OUTBOUND
 from relay.db.connection import Connection
 from relay.db.pool import Pool
-from relay.errors import Bug, PermanentFailure
+from relay.errors import Bug, Invalid, PermanentFailure
 from relay.outbound.lanes import PRIORITIES, DueLane, lane_of
 from relay.outbound.message import NOBODY, Message
 
@@ -47,10 +47,6 @@ KEY_LIFETIME = 24 * 3600.0
 _MAX_KEY = 255  # bytes
 # What a call may take on top of the pool's own deadline: a slow network, and a busy server.
 _BYTES_A_SECOND, _LETTERS_A_SECOND = 256 * 1024, 100
-
-
-class Invalid(PermanentFailure):
-    """A value that a caller gave cannot be queued; the message says which and why (422)."""
 
 
 class Suppressed(PermanentFailure):

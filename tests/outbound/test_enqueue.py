@@ -9,8 +9,8 @@ import trio
 
 from relay.db.channels import OUTBOUND
 from relay.db.pool import Pool
+from relay.errors import Invalid
 from relay.outbound.enqueue import (
-    Invalid,
     KeyConflict,
     Suppressed,
     announce,

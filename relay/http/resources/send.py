@@ -13,11 +13,12 @@ import trio
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, Field
 from quart import Response, request
 
+from relay.errors import Invalid
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
 from relay.http.problems import Problem, reserved_name
 from relay.http.routing import Api
 from relay.outbound.compose import check
-from relay.outbound.enqueue import Invalid, KeyConflict, Suppressed, body_hash
+from relay.outbound.enqueue import KeyConflict, Suppressed, body_hash
 from relay.outbound.message import Address, Attachment, MalformedMessage, Message, parse_address
 
 T = TypeVar("T")
@@ -288,8 +289,6 @@ def answer_refusal(error: Exception) -> Problem | None:
             "idempotency-key-reused",
             "The Idempotency-Key was used for another body within 24 hours.",
         )
-    if isinstance(error, Invalid):
-        return _invalid([f"{error}.".capitalize()])
     return None
 
 
