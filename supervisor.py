@@ -6,6 +6,29 @@ WHAT IT IS
     A child is one async function of one `Context`.  It is started, declared ready by itself,
     restarted by policy, paused, drained, and stopped in reverse start order.
 
+EXAMPLE
+    import trio
+    from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+
+    greetings, said = Mailbox[str]("greeter"), []
+
+    async def greeter(ctx):
+        ctx.ready()
+        async for name in ctx.inbox:
+            if name == "nobody":
+                raise ValueError(name)  # the greeter is restarted; after 3 attempts this is dropped
+            said.append(f"hello {name}")
+
+    async def guests(ctx):
+        ctx.ready()
+        for name in ("ann", "nobody", "bob"):
+            await greetings.send(name)
+        await ctx.draining.wait()
+
+    house = SupervisorSpec("house", (
+        ChildSpec("greeter", greeter, mailbox=greetings), ChildSpec("guests", guests),
+    ))  # then, in an async function: await Supervisor().run(house)
+
 PROMISES
     * The process outlives its actors: no exception of a child, of whatever type, reaches another
       child or the supervisor, except those it names `fatal`.
@@ -23,7 +46,9 @@ FAILURES, AND WHAT HAPPENS
     no beat in liveness           Stalled, cancelled, Exited(stalled), as a crash
     a message kills its actor      handed out again, first and alone; after `attempts` it is dead
     too many restarts             the supervisor stops its children and fails, as a child of its
-                                  parent; at the root `run` raises GaveUp with the cause
+                                  parent, which starts it again after a back-off while the others
+                                  go on; at the root `run` raises GaveUp with the cause
+    fails before it is ready      those after it wait, unless it is not `awaited`
     `fatal` exception             the others are stopped in order, `run` raises it unchanged
     ignores the drain             cancelled after drain_timeout
     ignores cancellation          Stuck after stop_timeout; a shutdown goes on without it and `run`
@@ -64,10 +89,50 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar, cast
 
 import trio
+
+__all__ = [
+    "BLOCKED_LONG",
+    "BackingOff",
+    "Backoff",
+    "ChildSpec",
+    "Context",
+    "DeadLettered",
+    "Drained",
+    "Draining",
+    "Event",
+    "Exited",
+    "GaveUp",
+    "GaveUpOn",
+    "Held",
+    "Inbox",
+    "LoopBlocked",
+    "Mailbox",
+    "MailboxStatistics",
+    "Node",
+    "NotRunning",
+    "NotUnderstood",
+    "Paused",
+    "Ready",
+    "Restart",
+    "Restarting",
+    "Resumed",
+    "Stalled",
+    "Started",
+    "State",
+    "Stopped",
+    "Strategy",
+    "Stuck",
+    "Subscription",
+    "Supervisor",
+    "SupervisorError",
+    "SupervisorSpec",
+    "UnknownChild",
+    "Unstoppable",
+]
 
 T = TypeVar("T")
 
@@ -108,6 +173,10 @@ class UnknownChild(SupervisorError, KeyError):
     def __str__(self) -> str:
         """Say which name it was, without KeyError's quotes."""
         return f"no child is called {self.args[0]!r}"
+
+
+class NotUnderstood(SupervisorError):
+    """Nobody of that name has this kind of message among what it `hears`."""
 
 
 class NotRunning(SupervisorError):
@@ -348,7 +417,7 @@ class Inbox(Generic[T]):
     Waiting can be cancelled without losing a message.
     """
 
-    __slots__ = ("_clocked", "_closed", "_current", "_final", "_idle", "_mailbox", "beat_at")
+    __slots__ = ("_beat_at", "_clocked", "_closed", "_current", "_final", "_idle", "_mailbox")
 
     def __init__(self, mailbox: Mailbox[T], *, clocked: bool) -> None:
         """Made by the supervisor only."""
@@ -356,9 +425,9 @@ class Inbox(Generic[T]):
         self._current: dict[trio.lowlevel.Task, Held[T]] = {}
         self._final: bool | None = None  # None: not draining; True: until empty; False: stop now
         self._closed = False
-        self._clocked = clocked  # somebody looks at beat_at
+        self._clocked = clocked  # somebody looks at _beat_at
         self._idle = 0  # tasks that wait for a message or a tick
-        self.beat_at = -math.inf
+        self._beat_at = -math.inf
 
     def __aiter__(self) -> Inbox[T]:
         """Iterate over messages until drained."""
@@ -423,7 +492,7 @@ class Inbox(Generic[T]):
         if self._final is False or (self._final and mailbox._paused):
             raise Drained
         if self._clocked:
-            self.beat_at = trio.current_time()
+            self._beat_at = trio.current_time()
         if not mailbox._paused:
             if mailbox._again:
                 held = mailbox._again.popleft()
@@ -514,6 +583,9 @@ class ChildSpec:
     `start_timeout`: from start to `ctx.ready()`.  `drain_timeout`: to finish what is in hand.
     `stop_timeout`: to end once cancelled.  `liveness`: the longest time between two beats while
     ready; waiting for a message or a tick is not silence.  `fatal`: exceptions that end the tree.
+    `awaited`: those after it start when it is ready; if not, they also do once its start has
+    failed, while it is tried again.  `hears`: the kinds of message that `Supervisor.tell` may give
+    it; what else its mailbox takes is between it and who holds the mailbox.
     """
 
     name: str
@@ -527,6 +599,8 @@ class ChildSpec:
     liveness: float | None = None
     mailbox: Mailbox[Any] | None = None
     fatal: tuple[type[BaseException], ...] = ()
+    awaited: bool = True
+    hears: tuple[type, ...] = ()
 
     def __post_init__(self) -> None:
         """Make a mailbox where none was given, and refuse what cannot work."""
@@ -541,18 +615,20 @@ class ChildSpec:
 class SupervisorSpec:
     """A supervisor and its children, in start order.
 
-    More than `max_restarts` restarts within `within` seconds: it gives up.  `restart`,
-    `significant` and `backoff` are its own, as the child of another supervisor.
+    More than `max_restarts` restarts within `within` seconds: it gives up (`math.inf`: never).
+    `restart`, `significant`, `backoff` and `awaited` are its own, as the child of another
+    supervisor.
     """
 
     name: str
     children: tuple[ChildSpec | SupervisorSpec, ...]
     strategy: Strategy = Strategy.ONE_FOR_ONE
-    max_restarts: int = 5
+    max_restarts: float = 5
     within: float = 30.0
     restart: Restart = Restart.PERMANENT
     significant: bool = False
     backoff: Backoff = field(default_factory=Backoff)
+    awaited: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -578,7 +654,11 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A child in the snapshot of a tree.  `started_at` in seconds since the epoch, or None."""
+    """A child in the snapshot of a tree.
+
+    `started_at` in seconds since the epoch, or None.  `last_error`: what ended an incarnation since
+    the child was last ready; of a supervisor, why it gave up.
+    """
 
     name: str
     state: State
@@ -587,6 +667,7 @@ class Node:
     mailbox_depth: int
     last_event: str | None
     children: tuple[Node, ...]
+    last_error: BaseException | None = None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -781,12 +862,12 @@ class Context:
 
     def ready(self) -> None:
         """Say that the actor does its work from now on; the next child may start."""
-        self.inbox.beat_at = trio.current_time()
+        self.inbox._beat_at = trio.current_time()
         self._child.became_ready(self)
 
     def beat(self) -> None:
         """Say that the actor is alive, for those whose spec has `liveness`."""
-        self.inbox.beat_at = trio.current_time()
+        self.inbox._beat_at = trio.current_time()
 
     def every(self, seconds: float) -> AsyncIterator[None]:
         """Tick now and every `seconds`; end when draining starts.
@@ -836,7 +917,7 @@ class _Ticks:
         if ctx.draining.is_set():
             raise StopAsyncIteration
         now = trio.current_time()
-        inbox.beat_at = now
+        inbox._beat_at = now
         self._next += self._seconds * (1 + (now - self._next) // self._seconds)
 
 
@@ -894,6 +975,8 @@ class _Child:
         self.ready_at = math.inf
         self.started_at: float | None = None
         self.last_event: Event | None = None
+        self.last_error: BaseException | None = None  # since it was ready
+        self.stumbled = False  # it, or one under it, has failed since, and is tried again
 
     # What differs.
 
@@ -911,6 +994,9 @@ class _Child:
     def set_paused(self, paused: bool) -> None:
         raise AssertionError("abstract")
 
+    def is_paused(self) -> bool:
+        return self.paused
+
     def close(self, *, failed: bool) -> None:
         raise AssertionError("abstract")
 
@@ -922,14 +1008,19 @@ class _Child:
 
     @property
     def settled(self) -> bool:
-        """Whether those after it may start: it is ready, or has ended and will not be back."""
-        return self.phase is _Phase.READY or not (self.alive or self.wanted)
+        """Whether those after it may start: it is ready, or has ended and will not be back.
+
+        Nor do they wait for one that has failed and is not awaited.
+        """
+        if self.phase is _Phase.READY or not (self.alive or self.wanted):
+            return True
+        return self.stumbled and not self.policy.awaited
 
     def state(self) -> State:
         if self.phase in (_Phase.DRAINING, _Phase.CANCELLED):
             return State.DRAINING
         if self.phase is _Phase.READY:
-            return State.PAUSED if self.paused else State.RUNNING
+            return State.PAUSED if self.is_paused() else State.RUNNING
         if self.phase is _Phase.STARTING:
             return State.STARTING
         if self.failed or self.phase is _Phase.STUCK:
@@ -947,6 +1038,7 @@ class _Child:
             mailbox_depth=0,
             last_event=None if self.last_event is None else str(self.last_event),
             children=(),
+            last_error=self.last_error,
         )
 
     def enter(self, phase: _Phase, timeout: float = math.inf) -> None:
@@ -954,7 +1046,7 @@ class _Child:
         self.deadline = trio.current_time() + timeout
 
     def cancel(self) -> None:
-        self.enter(_Phase.CANCELLED, self.boss.cut(self.stop_timeout, to=self.boss.grace))
+        self.enter(_Phase.CANCELLED, self.boss._cut(self.stop_timeout, to=self.boss._grace))
         self.scope.cancel()
 
 
@@ -987,9 +1079,10 @@ class _Worker(_Child):
     def became_ready(self, ctx: Context) -> None:
         if ctx is self.context and self.phase is _Phase.STARTING:
             self.ready_at = trio.current_time()
-            self.gated = False
+            self.gated = self.stumbled = False
+            self.last_error = None
             self.enter(_Phase.READY, self.spec.liveness or math.inf)
-            self.boss.publish(Ready, self)
+            self.boss._publish(Ready, self)
             cast(_Branch, self.parent).wake()
 
     def last_beat(self, now: float) -> float:
@@ -997,7 +1090,7 @@ class _Worker(_Child):
         ctx = cast(Context, self.context)
         if ctx.inbox._idle or (self.paused and ctx._pause_lot):
             return now
-        return ctx.inbox.beat_at
+        return ctx.inbox._beat_at
 
     def ask_to_drain(self, *, final: bool) -> None:
         ctx = cast(Context, self.context)
@@ -1008,7 +1101,7 @@ class _Worker(_Child):
         if paused == self.paused:
             return
         self.paused = self.mailbox._paused = paused
-        self.boss.publish(Paused if paused else Resumed, self)
+        self.boss._publish(Paused if paused else Resumed, self)
         self.mailbox._wake_all()
         if self.context is not None:
             self.context._pause_lot.unpark_all()
@@ -1019,17 +1112,13 @@ class _Worker(_Child):
             self.context.inbox._close()
             self.context = None
         for attempts, error in self.mailbox._recall(blame=blame):
-            self.boss.publish(DeadLettered, self, attempts, error)
+            self.boss._publish(DeadLettered, self, attempts, error)
 
     def close(self, *, failed: bool) -> None:
         self.mailbox._close(failed=failed)
 
     def node(self) -> Node:
-        depth = self.mailbox.statistics().depth
-        base = super().node()
-        return Node(
-            base.name, base.state, base.restarts, base.started_at, depth, base.last_event, ()
-        )
+        return replace(super().node(), mailbox_depth=self.mailbox.statistics().depth)
 
 
 class _Branch(_Child):
@@ -1075,7 +1164,7 @@ class _Branch(_Child):
                 self.start_next(now)
             with trio.move_on_at(self.next_deadline()):
                 await self.attention.wait()
-        self.boss.publish(Stopped, self)
+        self.boss._publish(Stopped, self)
         if self.defeat is not None:
             raise self.defeat
 
@@ -1089,16 +1178,16 @@ class _Branch(_Child):
             beat_at = child.last_beat(now)
             child.deadline = beat_at + cast(float, child.spec.liveness)
             if child.deadline <= now:
-                self.boss.publish(Stalled, child, now - beat_at)
+                self.boss._publish(Stalled, child, now - beat_at)
                 self.kill(child, "stalled")
         elif child.phase is _Phase.DRAINING:
             child.cancel()
         elif child.phase is _Phase.CANCELLED:
-            child.enter(_Phase.STUCK, self.boss.stuck_exit)
-            self.boss.publish(Stuck, child)
+            child.enter(_Phase.STUCK, self.boss._stuck_exit)
+            self.boss._publish(Stuck, child)
         elif child.phase is _Phase.STUCK:
             child.deadline = math.inf
-            self.boss.stop()
+            self.boss._stop()
 
     def kill(self, child: _Child, reason: str) -> None:
         child.killed = reason
@@ -1113,8 +1202,8 @@ class _Branch(_Child):
                 child.cancel()  # nothing to drain
             elif child.phase in (_Phase.STARTING, _Phase.READY):
                 final = child.leaving is _Leave.FOR_GOOD
-                self.boss.publish(Draining, child)
-                child.enter(_Phase.DRAINING, self.boss.cut(child.drain_timeout, to=0.0))
+                self.boss._publish(Draining, child)
+                child.enter(_Phase.DRAINING, self.boss._cut(child.drain_timeout, to=0.0))
                 child.ask_to_drain(final=final)
             return
 
@@ -1129,9 +1218,10 @@ class _Branch(_Child):
             before_settled = before_settled and child.settled
         if self.phase is _Phase.STARTING and before_settled:
             self.ready_at = now
-            self.gated = False
+            self.gated = self.stumbled = False
+            self.last_error = None
             self.enter(_Phase.READY)
-            self.boss.publish(Ready, self)
+            self.boss._publish(Ready, self)
             if self.parent is not None:
                 self.parent.wake()
 
@@ -1158,8 +1248,8 @@ class _Branch(_Child):
         child.started_at = self.boss._clock()
         child.enter(_Phase.STARTING, child.start_timeout)
         child.prepare()
-        self.boss.publish(Started, child, child.incarnation)
-        self.boss.nursery.start_soon(self.boss.live, child, name=child.name)
+        self.boss._publish(Started, child, child.incarnation)
+        self.boss._open_nursery.start_soon(self.boss._live, child, name=child.name)
 
     def exited(self, child: _Child, error: BaseException | None) -> None:
         """Judge the end of an incarnation, and decide what comes next."""
@@ -1174,14 +1264,15 @@ class _Branch(_Child):
         else:
             reason = "finished" if leaving is None else "drained"
         child.enter(_Phase.ABSENT)
-        self.boss.publish(Exited, child, reason, error)
+        child.last_error = error
+        self.boss._publish(Exited, child, reason, error)
         if isinstance(child, _Worker):
             child.recall(blame=reason not in ("cancelled", "drained"))
         self.wake()
         fatal = error and _find(error, (*child.fatal, KeyboardInterrupt, SystemExit))
         if fatal:
             child.wanted, child.failed = False, True
-            self.boss.stop(fatal)
+            self.boss._stop(fatal)
         elif self.stopping:
             child.wanted = False
         elif leaving is _Leave.TO_RESTART:
@@ -1218,12 +1309,22 @@ class _Branch(_Child):
         child.failures = 1 if stable else child.failures + 1
         delay = policy.backoff.delay(child.failures, self.boss._rng)
         child.due = now + delay
-        self.boss.publish(BackingOff, child, delay)
+        self.boss._publish(BackingOff, child, delay)
+        self.stumble(child)
         if self.spec.strategy is not Strategy.ONE_FOR_ONE:
             first = self.children.index(child)
             if self.spec.strategy is Strategy.ONE_FOR_ALL:
                 first = 0
             self.regroup(self.children[first:], because=child)
+
+    def stumble(self, child: _Child) -> None:
+        """Note a failure as that of all whose start it holds up, for those that wait for them."""
+        above: _Child | None = child
+        while above is not None:
+            above.stumbled = above.phase is not _Phase.READY
+            if above.parent is not None:
+                above.parent.wake()
+            above = above.parent
 
     def regroup(self, group: list[_Child], because: _Child | None) -> None:
         """Stop these children and start them again, in order."""
@@ -1231,12 +1332,12 @@ class _Branch(_Child):
             child.gated = True
             if child.alive:
                 child.leaving = _Leave.WITH_GROUP
-                self.boss.publish(Restarting, child, because.name if because else None)
+                self.boss._publish(Restarting, child, because.name if because else None)
             elif child.policy.restart is not Restart.TEMPORARY:
                 child.wanted = True
 
     def give_up(self, child: _Child, reason: str, error: BaseException | None) -> None:
-        self.boss.publish(GaveUpOn, self, child.name, reason)
+        self.boss._publish(GaveUpOn, self, child.name, reason)
         self.defeat = GaveUp(self.name, child.name, reason)
         self.defeat.__cause__ = error
         self.stop()
@@ -1256,27 +1357,26 @@ class _Branch(_Child):
         self.stop()
 
     def set_paused(self, paused: bool) -> None:
-        if paused != self.paused:
-            self.paused = paused
-            self.boss.publish(Paused if paused else Resumed, self)
+        if paused != self.is_paused():
+            self.boss._publish(Paused if paused else Resumed, self)
         for child in self.children:
             child.set_paused(paused)
+
+    def is_paused(self) -> bool:
+        """Whether all under it are: it hands out nothing itself."""
+        return bool(self.children) and all(child.is_paused() for child in self.children)
 
     def close(self, *, failed: bool) -> None:
         for child in self.children:
             child.close(failed=failed)
 
     def node(self) -> Node:
-        base = super().node()
-        children = tuple(child.node() for child in self.children)
-        return Node(
-            base.name, base.state, base.restarts, base.started_at, 0, base.last_event, children
-        )
+        return replace(super().node(), children=tuple(child.node() for child in self.children))
 
     # By hand.
 
     def restart_all(self) -> None:
-        self.boss.publish(Restarting, self)
+        self.boss._publish(Restarting, self)
         if self.alive:
             for child in self.children:
                 child.due = -math.inf
@@ -1286,7 +1386,7 @@ class _Branch(_Child):
             cast(_Branch, self.parent).restart_child(self)
 
     def restart_child(self, child: _Child) -> None:
-        self.boss.publish(Restarting, child)
+        self.boss._publish(Restarting, child)
         child.wanted, child.gated = True, False
         if child.alive:
             child.leaving = _Leave.TO_RESTART
@@ -1334,8 +1434,8 @@ class Supervisor:
         """
         self._rng = rng if rng is not None else random.Random()  # noqa: S311 - jitter, no secret
         self._clock = clock
-        self.grace = grace
-        self.stuck_exit = stuck_exit
+        self._grace = grace
+        self._stuck_exit = stuck_exit
         self._blocked_after = blocked_after
         self._blocked_exit = blocked_exit
         self._on_blocked = on_blocked
@@ -1381,15 +1481,15 @@ class Supervisor:
         root.prepare()
         if self._asked:
             root.stop()
-        self.publish(Started, root, 1)
-        self.nursery.start_soon(self.live, root, name=root.name)
+        self._publish(Started, root, 1)
+        self._open_nursery.start_soon(self._live, root, name=root.name)
         try:
             await over.wait()
         except trio.Cancelled:
             self._asked = 2
             self._hurry()
             # Longer than the deadlines of all children, which are at most `grace` each by now.
-            with trio.move_on_after(1.0 + self.grace * 2 * len(self._by_name), shield=True):
+            with trio.move_on_after(1.0 + self._grace * 2 * len(self._by_name), shield=True):
                 await over.wait()
             raise
         finally:
@@ -1423,15 +1523,16 @@ class Supervisor:
         """
         self._asked += 1
         if self._asked == 1:
-            self.stop()
+            self._stop()
         else:
             self._hurry()
 
     async def restart(self, name: str) -> None:
         """Begin to stop a child (draining it) and start it again, without back-off.
 
-        A supervisor restarts its children, in order.  Does not wait for the end of it: the caller
-        may be running in that very child.  Raises UnknownChild, and NotRunning in a shutdown.
+        A supervisor restarts its children, in order; one that has given up is started now.  Does
+        not wait for the end of it: the caller may be running in that very child.  Raises
+        UnknownChild, and NotRunning in a shutdown or while the supervisor above it is down.
         """
         child = self._child(name)
         above: _Branch | None = (
@@ -1458,6 +1559,24 @@ class Supervisor:
         """Undo `pause`.  Raises UnknownChild."""
         self._child(name).set_paused(False)
 
+    def tell(self, name: str, message: object) -> None:
+        """Put a message into the mailbox of a child that `hears` its kind.
+
+        Of a supervisor: of all children that do, in start order.  Raises UnknownChild,
+        NotUnderstood where none does, and as `Mailbox.send_nowait` at the first mailbox that is
+        full or whose actor has ended.
+        """
+        waiting, found = [self._child(name)], False
+        while waiting:
+            child = waiting.pop(0)
+            if isinstance(child, _Branch):
+                waiting += child.children
+            elif isinstance(child, _Worker) and isinstance(message, child.spec.hears):
+                child.mailbox.send_nowait(message)
+                found = True
+        if not found:
+            raise NotUnderstood(f"{name!r} does not understand {type(message).__name__}")
+
     def tree(self) -> Node:
         """Return a snapshot of the tree, also after it has ended.  Raises NotRunning before."""
         if self._root is None:
@@ -1477,26 +1596,26 @@ class Supervisor:
     # For the rest of this module.
 
     @property
-    def nursery(self) -> trio.Nursery:
+    def _open_nursery(self) -> trio.Nursery:
         return cast(trio.Nursery, self._nursery)
 
-    def publish(self, kind: Callable[..., Event], child: _Child, *details: Any) -> None:
+    def _publish(self, kind: Callable[..., Event], child: _Child, *details: Any) -> None:
         """Tell everybody what happened; never waits, never fails."""
         self._spread(kind(self._clock(), child.name, *details), child)
 
-    def cut(self, timeout: float, *, to: float) -> float:
+    def _cut(self, timeout: float, *, to: float) -> float:
         """Return the time-out, or what is left of it once deadlines are cut."""
         return min(timeout, to) if self._asked > 1 and timeout < math.inf else timeout
 
-    def stop(self, fatal: BaseException | None = None) -> None:
+    def _stop(self, fatal: BaseException | None = None) -> None:
         """End the tree in order; `run` raises the first fatal exception."""
         if self._fatal is None:
             self._fatal = fatal
         if self._nursery is not None and self._root is not None and not self._root.stopping:
-            self.publish(Draining, self._root)
+            self._publish(Draining, self._root)
             self._root.stop()
 
-    async def live(self, child: _Child) -> None:
+    async def _live(self, child: _Child) -> None:
         """One incarnation of a child, from its first step to its last."""
         task = trio.lowlevel.current_task()
         self._actors[task] = child.name
@@ -1544,7 +1663,7 @@ class Supervisor:
 
     def _hurry(self) -> None:
         """Cut the deadlines of those that are on their way out already."""
-        self.stop()
+        self._stop()
         now = trio.current_time()
         for child in self._by_name.values():
             if isinstance(child, _Branch):
@@ -1552,7 +1671,7 @@ class Supervisor:
             elif child.phase is _Phase.DRAINING:
                 child.deadline = now
             elif child.phase is _Phase.CANCELLED:
-                child.deadline = min(child.deadline, now + self.grace)
+                child.deadline = min(child.deadline, now + self._grace)
 
     def _spread(self, event: Event, child: _Child | None) -> None:
         if child is not None:
@@ -1635,7 +1754,8 @@ class _WatchDog:
                 due = BLOCKED_LONG if blocked < BLOCKED_LONG else math.inf
                 self._report(last, blocked)
             if blocked >= self._exit_after:
-                text = f"relay: task {last.name} blocks the loop for {blocked:.1f} s, exit 70\n"
+                root = cast(_Branch, self._boss._root).name
+                text = f"{root}: task {last.name} blocks the loop for {blocked:.1f} s, exit 70\n"
                 os.write(2, (text + self._stack()).encode(errors="replace"))
                 os._exit(70)
 

@@ -199,7 +199,7 @@ class _Claimer:
                 if reason == FLUSH:
                     self._gates.reopen()
             case SweepNow():
-                self._look = True
+                self._swept_at = -math.inf
 
     async def announce_for_all(self, announce: Callable[[str], Any]) -> None:
         """Tell other nodes what this one queued, once for all that came meanwhile."""

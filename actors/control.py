@@ -5,8 +5,8 @@ Promises
     who connects meanwhile waits in their backlog.
   * Draining: no new connection; calls in hand have `GRACEFUL_TIMEOUT` to end, those that wait
     for mail are answered at once.
-  * Paused, it serves on: resuming goes through it.  Its inbox is never used, since calls
-    arrive by HTTP.
+  * Paused, it serves on: resuming goes through it.
+  * `Report` logs what the connections to the database do.
 
 Fails: one call's error is a 500 and a log line.  Only the loss of a listening socket ends it.
 """
@@ -16,12 +16,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from uuid import UUID
 
 import trio
 
+from actors.commands import Commands
 from actors.messages import Accept, Accepted
+from actors.periodic import report_when_told
 from relay import __version__
 from relay.access.keys import Keys
 from relay.datadir import Keyring
@@ -38,7 +41,6 @@ from relay.http.deps import (
     Limits,
     Logs,
     ReadyCheck,
-    Supervision,
     WakeOutbound,
 )
 from relay.http.fetch import fetch as fetch_https
@@ -65,7 +67,7 @@ from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
 from relay.storage import AMPLE, Space
 from relay.webhooks.store import Webhooks
-from supervisor import Context, Mailbox
+from supervisor import Context, Mailbox, Supervisor
 
 GRACEFUL_TIMEOUT = 5.0
 """Seconds that calls in hand may go on while draining; below the child's `drain_timeout`."""
@@ -82,7 +84,7 @@ async def run(
     keys: Keys,
     hub: Hub,
     writer: Mailbox[Accept],
-    supervision: Supervision,
+    supervision: Supervisor,
     logs: Logs,
     admin_token_hash: bytes,
     keyring: Keyring,
@@ -135,7 +137,7 @@ async def run(
             hub=hub,
             accept=_Acceptor(writer, pool).accept,
             attachment=parser.attachment,
-            supervision=supervision,
+            supervision=Commands(supervision),
             logs=logs,
             admin_token_hash=admin_token_hash,
             draining=ctx.draining,
@@ -180,6 +182,7 @@ async def run(
 
     async with parser, trio.open_nursery() as nursery:
         nursery.start_soon(beat)
+        nursery.start_soon(report_when_told, ctx, lambda: asdict(pool.statistics()))
         nursery.start_soon(announcer.run)
         nursery.start_soon(Census(pool).run)
         nursery.start_soon(sessions.run, hub)

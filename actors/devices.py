@@ -6,18 +6,21 @@ Promises:
   stay.
 - Draining: no new session; receive sessions end (what is not acknowledged comes again); pushes
   in hand are answered, for `drain` seconds at most.
+- `Report` logs how many sessions are open.
 
-Fails: one session's error ends that session.  The store is another actor's (keeper): without it
-pushes get a temporary Error and devices are told to come again.
+Fails: one session's error ends that session.  The store is another actor's (device_store):
+without it pushes get a temporary Error and devices are told to come again.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import trio
 
+from actors.periodic import report_when_told
 from relay import metrics
 from relay.devices.server import DeviceServer, Kind
 from supervisor import Context
@@ -45,6 +48,7 @@ async def run(
             for kind, copy in copies:
                 copy.setblocking(False)
                 listeners.start_soon(_accept, ctx, server, kind, copy, sessions)
+            listeners.start_soon(report_when_told, ctx, lambda: asdict(server.statistics()))
             ctx.ready()
             async for _ in ctx.every(_BEAT_EVERY):
                 pass

@@ -37,7 +37,12 @@ class Wake:
 
 @dataclass(frozen=True)
 class SweepNow:
-    """An operator's command: do the periodic work at once."""
+    """An operator's command: do now what is done every so often, whatever the clock says."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """An operator's command: write the figures to the log."""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,16 @@ read: what it points at is in the database, and the next sweep finds it anyway.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import trio
 
+from actors.messages import Report
+from relay.log import get_logger
 from supervisor import Context
+
+log = get_logger()
 
 _MOST = 4096  # messages taken at once; more are only more of the same hint
 
@@ -33,6 +38,13 @@ async def wait_for_messages(ctx: Context, seconds: float) -> list[Any]:
             return messages
         await _paused(ctx)
         seconds = 0.0
+
+
+async def report_when_told(ctx: Context, figures: Callable[[], Mapping[str, object]]) -> None:
+    """Log the figures at each `Report`: for an actor that is told nothing else; until drained."""
+    async for message in ctx.inbox:
+        if isinstance(message, Report):
+            log.info("actor.report", **figures())
 
 
 async def _taken(ctx: Context) -> list[Any]:

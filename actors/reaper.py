@@ -27,12 +27,14 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import trio
 from prometheus_client import Counter
 
+from actors.messages import SweepNow
 from actors.periodic import wait_for_messages
 from relay.db import leases
 from relay.db.leases import Lease
@@ -125,7 +127,7 @@ async def run(
         while True:
             finished = await reaper.round(ctx)
             seconds = sweep_every if finished else min(_RETRY, sweep_every)
-            await wait_for_messages(ctx, seconds * rng.uniform(0.75, 1.25))
+            reaper.heed(await wait_for_messages(ctx, seconds * rng.uniform(0.75, 1.25)))
     except Drained:
         return
 
@@ -140,6 +142,11 @@ class Reaper:
     queue: Queue | None = None
     outbound_retention: float = 30 * 86400.0
     rolled_at: float = -math.inf
+
+    def heed(self, messages: list[Any]) -> None:
+        """Take hints in: any is a reason for a round, `SweepNow` one for all that has its time."""
+        if any(isinstance(message, SweepNow) for message in messages):
+            self.rolled_at = -math.inf
 
     async def round(self, ctx: Context) -> bool:
         """Reclaim everything that is due.  False when it could not (outage, another leads)."""

@@ -37,15 +37,17 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import trio
 from prometheus_client import Counter
 from psycopg.pq.abc import PGresult
 
+from actors.messages import SweepNow
 from actors.periodic import wait_for_messages
 from relay.db.arrays import uuids
 from relay.db.channels import SUMMARIES
@@ -82,7 +84,7 @@ _REST = 3.0  # pause after a round in which more mail arrived, as a multiple of 
 _LONGEST_REST = 0.25  # s
 _PATIENCE = 0.1  # s; nothing that is known to wait does so longer because of a rest
 _KNOWN = 4096  # messages of which it is remembered since when they wait
-_LETTERS = 4096  # taken at once; more are only more of the same
+_HINTS = 4096  # taken at once; more are only more of the same
 _ORPHANS_EVERY = 60.0  # s
 _CHUNKS_EVERY = 5.0  # s; how often it looks for large mailboxes to make chunks of
 _CHUNKS_FOR = 0.5  # s, at most, before it looks for mail again
@@ -199,7 +201,7 @@ async def run(
         seconds = 0.0
         try:
             while True:
-                await wait_for_messages(ctx, seconds)
+                summariser.heed(await wait_for_messages(ctx, seconds))
                 seconds = await summariser.turn(ctx) or sweep_every
         except Drained:
             nursery.cancel_scope.cancel()
@@ -327,9 +329,15 @@ class Summariser:
         if not ctx.inbox.statistics().depth or ctx.paused or ctx.draining.is_set():
             return False
         # Taken out, for they are done: left in the box, one message would slow down every round.
-        for held in await ctx.inbox.take(_LETTERS):
+        for held in await ctx.inbox.take(_HINTS):
             held.done()
+            self.heed([held.message])
         return True
+
+    def heed(self, messages: Iterable[Any]) -> None:
+        """Take hints in: any is a reason to look, `SweepNow` one for all that has its time."""
+        if any(isinstance(message, SweepNow) for message in messages):
+            self._orphans_at = self._chunks_at = self._deep_at = -math.inf
 
     async def assist(self) -> None:
         """Parse the small mail of others whenever one group keeps the first parser for long."""

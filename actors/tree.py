@@ -1,40 +1,60 @@
-"""The tree: who runs, in which order, and who may write to whom.
+"""The tree: who runs, in which order, who may write to whom, and who goes down with whom.
 
-`build_tree` is data.  It starts nothing and waits for nothing, so a test can read it; the
-picture in the README is this file.  Children start from the top and stop from the bottom:
+`wire` makes the parts of every actor, `build_tree` places them.  Neither starts anything or waits
+for anything, so a test can read them.  Children start from the top and stop from the bottom; this
+picture, the README's and what `build_tree` returns are the same (tests/actors/test_tree.py):
 
     relay
-    ├── postgres      the database: embedded server, or a watch on an external one
-    ├── listener      the one LISTEN connection; fans wake-ups out
-    ├── writer        commits accepted mail, many sessions in one transaction
-    ├── summariser    parses what was accepted, in a process that may be killed
-    ├── ticker        expires mailboxes the moment they are due
-    ├── reaper        removes what has been expired for long, sets right what workers lost
-    ├── sender        delivers what was claimed, and has the outcomes recorded
-    ├── claimer       leases outbound mail that is due, as much as the sender has room for
-    ├── courier       posts signed webhooks
-    ├── collector     turns new tokens of accounts into letters to be sent
-    ├── filter        the operator's own filter, on asyncio (only if one is configured)
-    ├── keeper        keeps the device inboxes: runs their store, reaps what has expired
-    ├── devices       push and receive sessions of devices
-    ├── ingest        SMTP sessions
-    └── control       the HTTP control plane
+    ├── core              the database and its news; the listener restarts with the database
+    │   ├── postgres      the database: embedded server, or a watch on an external one
+    │   └── listener      the one LISTEN connection; fans wake-ups out
+    ├── mail              what arrives
+    │   ├── writer        commits accepted mail, many sessions in one transaction
+    │   ├── summariser    parses what was accepted, in a process that may be killed
+    │   ├── ticker        expires mailboxes the moment they are due
+    │   └── reaper        removes what has been expired for long, sets right what workers lost
+    ├── outbound          what is sent
+    │   ├── sender        delivers what was claimed, and has the outcomes recorded
+    │   ├── claimer       leases outbound mail that is due, as much as the sender has room for
+    │   └── webhooks      posts signed webhooks
+    ├── lifecycle         mail about accounts
+    │   └── collector     turns account tokens into letters, in batches, within a budget
+    ├── devices-store     what waits for devices
+    │   └── device_store  runs the store of the device inboxes, removes what nobody fetched
+    └── edge              who calls; drains first
+        ├── filter        the operator's own filter, on asyncio (only if one is configured)
+        ├── ingest        SMTP sessions
+        ├── devices       push and receive sessions of devices
+        └── control       the HTTP control plane, and the operator's page
 
-Letters go: ingest, control, sender → writer; listener → summariser, ticker, claimer, courier,
-collector; claimer ⇄ sender; control, collector → claimer; ingest → filter.  Shared in memory: the
-gates (sender, claimer, control), and the right of way that high mail has in the sender, which
-whoever knows of high mail first asks for.
+Messages go: ingest, control, sender → writer; listener → summariser, ticker, claimer, webhooks,
+collector; claimer ⇄ sender; control, collector → claimer; ingest → filter.  What an operator may
+say to an actor stands beside it in `build_tree` (`hears`).  Shared in memory: the gates (sender,
+claimer, control), and the right of way that high mail has in the sender, which whoever knows of
+high mail first asks for.
+
+Fails: each group by itself.  An actor that fails is started again after a pause that grows (0.5 s,
+doubled each time up to 30 s, at random below that).  More than 5 failures in 30 s: its group gives
+up, stops what it has, and is started again after a pause of its own (1 s, doubled up to 15 s for
+core, mail and edge, up to 120 s for outbound and lifecycle) while the others go on.  The group
+devices-store never gives up and holds up nobody's start: a file that cannot be opened or read is
+tried again, every 30 s at last, for as long as it takes.  The root gives up, and the process ends
+with 70 for its service manager to start it afresh, after more than 60 such failures of groups in
+two hours: when mail fails for ever after about a quarter of an hour, when outbound or lifecycle
+do after about an hour.  `/readyz` is 503 as long as any actor is down, and names group, actor and
+last error.  A `ConfigError` of the database or the filter ends the process with 78.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import math
 import random
 import resource
 import socket
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -47,20 +67,21 @@ from actors import (
     claimer,
     collector,
     control,
-    courier,
+    device_store,
     devices,
     filter,
     ingest,
-    keeper,
     listener,
     postgres,
     reaper,
     sender,
     summariser,
     ticker,
+    webhooks,
     writer,
 )
-from actors.messages import Accept, Consult, Due, Wake
+from actors.commands import current_name
+from actors.messages import Accept, Consult, Due, Report, SweepNow, Wake
 from relay.access.keys import Keys
 from relay.datadir import Keyring
 from relay.db import channels
@@ -102,7 +123,15 @@ from relay.smtp.limits import SmtpLimits
 from relay.storage import AMPLE, Space
 from relay.webhooks.post import Poster
 from relay.webhooks.store import Webhooks
-from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+from supervisor import (
+    Backoff,
+    ChildSpec,
+    Context,
+    Mailbox,
+    Strategy,
+    Supervisor,
+    SupervisorSpec,
+)
 
 ROLES = (
     "postgres",
@@ -113,19 +142,20 @@ ROLES = (
     "sender",
     "reaper",
     "collector",
-    "courier",
+    "webhooks",
     "devices",
     "control",
 )
-"""The names that `--only` takes; the roles of systems not built yet start nothing."""
+"""The actors that `--only` may name; the others come with those that need them."""
 
+_ALL = frozenset(ROLES) | {"writer", "summariser", "device_store", "filter"}
 _ALWAYS = {"postgres", "listener"}
 _NEEDS = {
     "ingest": {"writer", "summariser", "filter"},
     "control": {"writer", "summariser"},
     "claimer": {"sender", "writer", "summariser"},  # the writer for what goes to the loop
     "sender": {"claimer", "writer", "summariser"},
-    "devices": {"keeper"},
+    "devices": {"device_store"},
 }
 
 _INGEST_DRAIN = 30.0
@@ -163,22 +193,229 @@ class Resources:
     """Of the data directory's disk."""
 
 
-def build_tree(
-    settings: Settings, resources: Resources, *, only: frozenset[str] | None = None
-) -> SupervisorSpec:
-    """Return the tree of this process: all of it, or the roles in `only` and what they need."""
+Run = Callable[[Context], Awaitable[None]]
+"""An actor, with everything that it needs bound to it."""
+
+Row = ChildSpec | SupervisorSpec | None
+"""A line of the picture, or None where it is not drawn here."""
+
+
+@dataclass(frozen=True)
+class Mailboxes:
+    """The mailboxes that others than an operator write to."""
+
+    writer: Mailbox[Accept] = field(
+        default_factory=lambda: Mailbox("writer", capacity=4096, on_dead=writer.dead)
+    )
+    filter: Mailbox[Consult] = field(
+        default_factory=lambda: Mailbox("filter", capacity=1024, attempts=1, on_dead=filter.dead)
+    )
+    summariser: Mailbox[Any] = field(default_factory=lambda: Mailbox("summariser", capacity=16))
+    ticker: Mailbox[Any] = field(default_factory=lambda: Mailbox("ticker", capacity=64))
+    claimer: Mailbox[Any] = field(default_factory=lambda: Mailbox("claimer", capacity=4096))
+    sender: Mailbox[Any] = field(default_factory=lambda: Mailbox("sender", capacity=64))
+    webhooks: Mailbox[Any] = field(default_factory=lambda: Mailbox("webhooks", capacity=16))
+    collector: Mailbox[Any] = field(default_factory=lambda: Mailbox("collector", capacity=16))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the tree is made of: each actor, ready to be placed.  Times are in seconds.
+
+    `wanted` are the actors that shall run here; what is None cannot (no filter is configured, no
+    collector is wanted, no device sessions are served).
+    """
+
+    wanted: frozenset[str]
+    mailboxes: Mailboxes
+    postgres: Run
+    listener: Run
+    writer: Run
+    summariser: Run
+    ticker: Run
+    reaper: Run
+    sender: Run
+    claimer: Run
+    webhooks: Run
+    collector: Run | None
+    device_store: Run
+    filter: Run | None
+    ingest: Run
+    devices: Run | None
+    control: Run
+    sweep_every: float
+    """Between two rounds of the ticker."""
+    post_timeout: float
+    """Of one webhook."""
+    devices_drain: float
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often actors and groups may fail, and how soon they are started again.
+
+    `restarts` failures of a group's actors `within` seconds are allowed; the next one, and it gives
+    up.  `root_restarts` of groups are, `root_within` seconds.
+    """
+
+    actor: Backoff = field(default_factory=Backoff)
+    restarts: float = 5
+    within: float = 30.0
+    urgent: Backoff = field(default_factory=lambda: Backoff(base=1.0, cap=15.0))
+    """Of groups without which nothing can be accepted."""
+    patient: Backoff = field(default_factory=lambda: Backoff(base=1.0, cap=120.0))
+    """Of groups whose work waits in the database meanwhile."""
+    root_restarts: float = 60
+    root_within: float = 7200.0
+
+
+def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
+    """Place the parts: the tree of this process, without the actors that shall not run here."""
+    boxes = parts.mailboxes
+
+    def actor(name: str, run: Run | None, *, when: bool = True, **limits: Any) -> Row:
+        if run is None or not when or name not in parts.wanted:
+            return None
+        return ChildSpec(name, run, backoff=pace.actor, **limits)
+
+    def group(name: str, backoff: Backoff, *rows: Row, **limits: Any) -> Row:
+        limits = {"max_restarts": pace.restarts, "within": pace.within} | limits
+        children = tuple(row for row in rows if row is not None)
+        return SupervisorSpec(name, children, backoff=backoff, **limits) if children else None
+
+    rows = (
+        group(
+            "core",
+            pace.urgent,
+            actor(
+                "postgres",
+                parts.postgres,
+                start_timeout=900.0,  # initdb, crash recovery and migrations take what they take
+                drain_timeout=30.0,
+                stop_timeout=10.0,
+                fatal=(ConfigError,),
+            ),
+            actor(
+                "listener",
+                parts.listener,
+                start_timeout=900.0,  # an external database may be away
+            ),
+            strategy=Strategy.REST_FOR_ONE,
+        ),
+        group(
+            "mail",
+            pace.urgent,
+            actor("writer", parts.writer, mailbox=boxes.writer, liveness=90.0),
+            actor(
+                "summariser",
+                parts.summariser,
+                hears=(SweepNow,),
+                mailbox=boxes.summariser,
+                liveness=120.0,
+            ),
+            actor(
+                "ticker",
+                parts.ticker,
+                hears=(SweepNow,),
+                mailbox=boxes.ticker,
+                liveness=2 * parts.sweep_every + 60.0,
+            ),
+            actor("reaper", parts.reaper, hears=(SweepNow,)),
+        ),
+        group(
+            "outbound",
+            pace.patient,
+            # The claimer after the sender: stopped first, it hands over nothing more.
+            actor(
+                "sender",
+                parts.sender,
+                mailbox=boxes.sender,
+                drain_timeout=_OUTBOUND_DRAIN,
+                stop_timeout=sender.GRACE + 2.0,
+            ),
+            actor(
+                "claimer",
+                parts.claimer,
+                hears=(SweepNow,),
+                mailbox=boxes.claimer,
+                liveness=120.0,
+            ),
+            actor(
+                "webhooks",
+                parts.webhooks,
+                hears=(SweepNow,),
+                mailbox=boxes.webhooks,
+                drain_timeout=parts.post_timeout + 5.0,  # posts under way end
+                liveness=60.0,
+            ),
+        ),
+        group(
+            "lifecycle",
+            pace.patient,
+            actor(
+                "collector",
+                parts.collector,
+                when=parts.collector is not None,
+                hears=(SweepNow,),
+                mailbox=boxes.collector,
+                liveness=60.0,
+            ),
+        ),
+        group(
+            "devices-store",
+            pace.patient,
+            actor(
+                "device_store",
+                parts.device_store,
+                hears=(Report,),
+                start_timeout=900.0,  # an old file is converted; an external database may be away
+                liveness=120.0,
+            ),
+            max_restarts=math.inf,
+            awaited=False,
+        ),
+        group(
+            "edge",
+            pace.urgent,
+            actor(
+                "filter",
+                parts.filter,
+                when=parts.filter is not None,
+                mailbox=boxes.filter,
+                fatal=(ConfigError,),
+            ),
+            actor(
+                "ingest",
+                parts.ingest,
+                drain_timeout=_INGEST_DRAIN,
+                liveness=30.0,
+            ),
+            actor(
+                "devices",
+                parts.devices,
+                when=parts.devices is not None,
+                hears=(Report,),
+                drain_timeout=parts.devices_drain + 5.0,
+                liveness=30.0,
+            ),
+            actor("control", parts.control, hears=(Report,), liveness=30.0),
+        ),
+    )
+    return SupervisorSpec(
+        "relay",
+        tuple(row for row in rows if row is not None),
+        max_restarts=pace.root_restarts,
+        within=pace.root_within,
+    )
+
+
+def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | None = None) -> Parts:
+    """Make the parts of every actor, and of the roles in `only` what they need besides."""
     pool = resources.pool
     store = Store(pool, settings.smtp.domains, [sender_of(settings)])
     filter_class = load_filter(settings.smtp.filter) if settings.smtp.filter else None
-
-    writer_box: Mailbox[Accept] = Mailbox("writer", capacity=4096, on_dead=writer.dead)
-    filter_box: Mailbox[Consult] = Mailbox("filter", capacity=1024, attempts=1, on_dead=filter.dead)
-    summariser_box: Mailbox[Wake] = Mailbox("summariser", capacity=16)
-    ticker_box: Mailbox[Wake] = Mailbox("ticker", capacity=64)
-    claimer_box: Mailbox[Any] = Mailbox("claimer", capacity=4096)
-    sender_box: Mailbox[Any] = Mailbox("sender", capacity=64)
-    courier_box: Mailbox[Wake] = Mailbox("courier", capacity=16)
-    collector_box: Mailbox[Wake] = Mailbox("collector", capacity=16)
+    boxes = Mailboxes()
+    wanted = _with_needs(only)
 
     outbound = settings.outbound
     queue = Queue(
@@ -192,7 +429,7 @@ def build_tree(
         cap=outbound.domain_connections,
     )
     right_of_way = RightOfWay()
-    wake_outbound = _due(claimer_box, right_of_way) if only is None or "claimer" in only else None
+    wake_outbound = _due(boxes.claimer, right_of_way) if "claimer" in wanted else None
 
     connections = _connections(settings, resources)
     inboxes = _inboxes(settings, resources)
@@ -208,259 +445,173 @@ def build_tree(
     if server is not None or settings.devices.store == "postgres":
         desk = DeviceDesk(inboxes, intake, server)  # a file of our own that nobody reads is no use
 
-    actors = [
-        ChildSpec(
-            "postgres",
-            partial(
-                postgres.run,
-                server=resources.server,
-                dsn=resources.listen_dsn,
-                pool=pool,
-                prepare=store.register_domains,
-            ),
-            start_timeout=900.0,  # initdb, crash recovery and migrations take what they take
-            drain_timeout=30.0,
-            stop_timeout=10.0,
-            fatal=(ConfigError,),
+    if "control" in wanted and desk is not None:
+        wanted |= {"device_store"}  # blobs come by HTTP too
+
+    return Parts(
+        wanted=wanted,
+        mailboxes=boxes,
+        postgres=partial(
+            postgres.run,
+            server=resources.server,
+            dsn=resources.listen_dsn,
+            pool=pool,
+            prepare=store.register_domains,
         ),
-        ChildSpec(
-            "listener",
-            partial(
-                listener.run,
-                dsn=resources.listen_dsn,
-                hosts=pool.hosts,
-                hub=resources.hub,
-                routes={
-                    channels.MESSAGES: _wake(summariser_box),
-                    channels.EXPIRY: _wake(ticker_box),
-                    channels.OUTBOUND: _wake_outbound(claimer_box, right_of_way),
-                    channels.WEBHOOKS: _wake(courier_box),
-                    token_queue.CHANNEL: _wake(collector_box),
-                },
-            ),
-            start_timeout=900.0,  # an external database may be away
+        listener=partial(
+            listener.run,
+            dsn=resources.listen_dsn,
+            hosts=pool.hosts,
+            hub=resources.hub,
+            routes={
+                channels.MESSAGES: _wake(boxes.summariser),
+                channels.EXPIRY: _wake(boxes.ticker),
+                channels.OUTBOUND: _wake_outbound(boxes.claimer, right_of_way),
+                channels.WEBHOOKS: _wake(boxes.webhooks),
+                token_queue.CHANNEL: _wake(boxes.collector),
+            },
         ),
-        ChildSpec(
-            "writer",
-            partial(writer.run, pool=pool, stored=_nudge(summariser_box)),
-            mailbox=writer_box,
-            liveness=90.0,
+        writer=partial(writer.run, pool=pool, stored=_nudge(boxes.summariser)),
+        summariser=partial(summariser.run, pool=pool),
+        ticker=partial(ticker.run, pool=pool, sweep_every=settings.expiry.sweep_every),
+        reaper=partial(
+            reaper.run,
+            pool=pool,
+            queue=queue,
+            retention=settings.expiry.retention,
+            outbound_retention=outbound.retention,
         ),
-        ChildSpec(
-            "summariser",
-            partial(summariser.run, pool=pool),
-            mailbox=summariser_box,
-            liveness=120.0,
-        ),
-        ChildSpec(
-            "ticker",
-            partial(ticker.run, pool=pool, sweep_every=settings.expiry.sweep_every),
-            mailbox=ticker_box,
-            liveness=2 * settings.expiry.sweep_every + 60.0,
-        ),
-        ChildSpec(
-            "reaper",
-            partial(
-                reaper.run,
-                pool=pool,
-                queue=queue,
-                retention=settings.expiry.retention,
-                outbound_retention=outbound.retention,
-            ),
-        ),
-        # The claimer after the sender: stopped first, it hands over nothing more.
-        ChildSpec(
-            "sender",
-            partial(
-                sender.run,
-                pool=pool,
-                queue=queue,
-                claimer=claimer_box,
-                writer=writer_box,
-                gates=gates,
-                vault=resources.keyring.vault,
-                settings=sender.Settings(
-                    upstream,
-                    settings.smtp.domains,
-                    # The oldest key: correlations outlast a rotation for as long as it is kept.
-                    redact_key=hmac.digest(
-                        resources.keyring.signing[-1], b"relay redact", "sha256"
-                    ),
-                    context=client_tls(outbound.ca_file or None),
-                    private_upstreams=outbound.private_upstreams,
-                    concurrency=outbound.concurrency,
-                    route_connections=outbound.route_connections,
-                    retry_unit=outbound.retry_unit,
-                ),
-                space=resources.space,
-                right_of_way=right_of_way,
-            ),
-            mailbox=sender_box,
-            drain_timeout=_OUTBOUND_DRAIN,
-            stop_timeout=sender.GRACE + 2.0,
-        ),
-        ChildSpec(
-            "claimer",
-            partial(
-                claimer.run,
-                queue=queue,
-                sender=sender_box,
-                gates=gates,
-                rates=SharedRates(
-                    pool,
-                    route=outbound.route_rate,
-                    domain=outbound.domain_rate,
-                    budget=_budget_for_all(settings, pool),
-                ),
-                upstream=upstream.url,
-                announce=partial(announce, pool),
-            ),
-            mailbox=claimer_box,
-            liveness=120.0,
-        ),
-        ChildSpec(
-            "courier",
-            partial(
-                courier.run,
-                webhooks=Webhooks(pool),
-                poster=Poster(
-                    allow_private=settings.webhooks.allow_private,
-                    timeout=settings.webhooks.timeout,
-                    context=client_tls(outbound.ca_file or None),
-                ),
-                keyring=resources.keyring,
-                retry_unit=outbound.retry_unit,
-                max_attempts=outbound.max_attempts,
-                concurrency=settings.webhooks.concurrency,
-            ),
-            mailbox=courier_box,
-            drain_timeout=settings.webhooks.timeout + 5.0,  # posts under way end
-            liveness=60.0,
-        ),
-        ChildSpec(
-            "keeper",
-            partial(
-                keeper.run,
-                store=inboxes,
-                reap_every=settings.devices.reap_every,
-                shared=pool if settings.devices.store == "postgres" else None,
-            ),
-            start_timeout=900.0,  # an external database may be away
-            liveness=120.0,
-            fatal=(ConfigError,),
-        ),
-        ChildSpec(
-            "ingest",
-            partial(
-                ingest.run,
-                sockets=resources.smtp_sockets,
-                pool=pool,
-                writer=writer_box,
-                limits=_smtp_limits(settings, connections["smtp"]),
-                domains=settings.smtp.domains,
-                filter_=filter_box if filter_class else None,
-                filter_hooks=filter_class.hooks if filter_class else frozenset(),
-                space=resources.space,
-            ),
-            drain_timeout=_INGEST_DRAIN,
-            liveness=30.0,
-        ),
-        ChildSpec(
-            "control",
-            partial(
-                control.run,
-                sockets=resources.http_sockets,
-                pool=pool,
-                store=store,
-                keys=Keys(pool),
-                hub=resources.hub,
-                writer=writer_box,
-                supervision=resources.supervisor,
-                logs=resources.logs,
-                admin_token_hash=resources.admin_token_hash,
-                keyring=resources.keyring,
-                node=f"{socket.gethostname()}:{resources.data_dir}",
-                wake_outbound=wake_outbound,
-                right_of_way=right_of_way,
-                gates=gates,
-                private_webhooks=settings.webhooks.allow_private,
+        sender=partial(
+            sender.run,
+            pool=pool,
+            queue=queue,
+            claimer=boxes.claimer,
+            writer=boxes.writer,
+            gates=gates,
+            vault=resources.keyring.vault,
+            settings=sender.Settings(
+                upstream,
+                settings.smtp.domains,
+                # The oldest key: correlations outlast a rotation for as long as it is kept.
+                redact_key=hmac.digest(resources.keyring.signing[-1], b"relay redact", "sha256"),
+                context=client_tls(outbound.ca_file or None),
                 private_upstreams=outbound.private_upstreams,
-                public_url=settings.http.link_base,
-                other_urls=settings.http.public_url[1:],
-                return_url=settings.lifecycle.return_url,
-                connections=connections["http"],
-                anonymous_rate=settings.http.anonymous_rate,
-                trusted_proxies=settings.http.trusted_proxies,
-                budget=_budget(settings),
-                sns_topics=settings.ingest.sns_topics,
-                buckets=_buckets(settings),
-                max_message_bytes=settings.smtp.max_message_bytes,
-                devices=desk,
-                space=resources.space,
+                concurrency=outbound.concurrency,
+                route_connections=outbound.route_connections,
+                retry_unit=outbound.retry_unit,
             ),
-            liveness=30.0,
+            space=resources.space,
+            right_of_way=right_of_way,
         ),
-    ]
-    if only is None or "collector" in only:
-        actors.insert(
-            _place(actors, "ingest"),
-            ChildSpec(
-                "collector",
-                partial(
-                    collector.run,
-                    desk=_desk(settings, resources),
-                    batching=partial(
-                        Adaptive if settings.collector.adaptive else Fixed,
-                        settings.collector.batch_limit,
-                        settings.collector.batch_timeout,
-                    ),
-                    keyring=resources.keyring,
-                    wake_outbound=wake_outbound,
-                    space=resources.space,
-                ),
-                mailbox=collector_box,
-                liveness=60.0,
+        claimer=partial(
+            claimer.run,
+            queue=queue,
+            sender=boxes.sender,
+            gates=gates,
+            rates=SharedRates(
+                pool,
+                route=outbound.route_rate,
+                domain=outbound.domain_rate,
+                budget=_budget_for_all(settings, pool),
             ),
-        )
-    if filter_class is not None:
-        actors.insert(
-            _place(actors, "ingest"),
-            ChildSpec(
-                "filter",
-                partial(
-                    filter.run,
-                    filter_=filter_class,
-                    hostname=settings.smtp.domains[0],
-                    max_message_bytes=settings.smtp.max_message_bytes,
-                    timeout=settings.smtp.filter_timeout,
-                ),
-                mailbox=filter_box,
-                fatal=(ConfigError,),
+            upstream=upstream.url,
+            announce=partial(announce, pool),
+        ),
+        webhooks=partial(
+            webhooks.run,
+            webhooks=Webhooks(pool),
+            poster=Poster(
+                allow_private=settings.webhooks.allow_private,
+                timeout=settings.webhooks.timeout,
+                context=client_tls(outbound.ca_file or None),
             ),
-        )
-    if server is not None:
-        actors.insert(
-            _place(actors, "keeper") + 1,
-            ChildSpec(
-                "devices",
-                partial(
-                    devices.run,
-                    server=server,
-                    push_sockets=resources.push_sockets,
-                    receive_sockets=resources.receive_sockets,
-                ),
-                drain_timeout=server.limits.drain + 5.0,
-                liveness=30.0,
+            keyring=resources.keyring,
+            retry_unit=outbound.retry_unit,
+            max_attempts=outbound.max_attempts,
+            concurrency=settings.webhooks.concurrency,
+        ),
+        collector=partial(
+            collector.run,
+            desk=_desk(settings, resources),
+            batching=partial(
+                Adaptive if settings.collector.adaptive else Fixed,
+                settings.collector.batch_limit,
+                settings.collector.batch_timeout,
             ),
+            keyring=resources.keyring,
+            wake_outbound=wake_outbound,
+            space=resources.space,
         )
-    wanted = _with_needs(only)
-    if wanted is not None and "control" in wanted and desk is not None:
-        wanted |= {"keeper"}  # blobs come by HTTP too
-    return SupervisorSpec(
-        "relay",
-        tuple(spec for spec in actors if wanted is None or spec.name in wanted),
-        max_restarts=30,
-        within=60.0,
+        if "collector" in wanted
+        else None,
+        device_store=partial(
+            device_store.run,
+            store=inboxes,
+            reap_every=settings.devices.reap_every,
+            shared=pool if settings.devices.store == "postgres" else None,
+        ),
+        filter=partial(
+            filter.run,
+            filter_=filter_class,
+            hostname=settings.smtp.domains[0],
+            max_message_bytes=settings.smtp.max_message_bytes,
+            timeout=settings.smtp.filter_timeout,
+        )
+        if filter_class is not None
+        else None,
+        ingest=partial(
+            ingest.run,
+            sockets=resources.smtp_sockets,
+            pool=pool,
+            writer=boxes.writer,
+            limits=_smtp_limits(settings, connections["smtp"]),
+            domains=settings.smtp.domains,
+            filter_=boxes.filter if filter_class else None,
+            filter_hooks=filter_class.hooks if filter_class else frozenset(),
+            space=resources.space,
+        ),
+        devices=partial(
+            devices.run,
+            server=server,
+            push_sockets=resources.push_sockets,
+            receive_sockets=resources.receive_sockets,
+        )
+        if server is not None
+        else None,
+        control=partial(
+            control.run,
+            sockets=resources.http_sockets,
+            pool=pool,
+            store=store,
+            keys=Keys(pool),
+            hub=resources.hub,
+            writer=boxes.writer,
+            supervision=resources.supervisor,
+            logs=resources.logs,
+            admin_token_hash=resources.admin_token_hash,
+            keyring=resources.keyring,
+            node=f"{socket.gethostname()}:{resources.data_dir}",
+            wake_outbound=wake_outbound,
+            right_of_way=right_of_way,
+            gates=gates,
+            private_webhooks=settings.webhooks.allow_private,
+            private_upstreams=outbound.private_upstreams,
+            public_url=settings.http.link_base,
+            other_urls=settings.http.public_url[1:],
+            return_url=settings.lifecycle.return_url,
+            connections=connections["http"],
+            anonymous_rate=settings.http.anonymous_rate,
+            trusted_proxies=settings.http.trusted_proxies,
+            budget=_budget(settings),
+            sns_topics=settings.ingest.sns_topics,
+            buckets=_buckets(settings),
+            max_message_bytes=settings.smtp.max_message_bytes,
+            devices=desk,
+            space=resources.space,
+        ),
+        sweep_every=settings.expiry.sweep_every,
+        post_timeout=settings.webhooks.timeout,
+        devices_drain=0.0 if server is None else server.limits.drain,
     )
 
 
@@ -473,22 +624,17 @@ def _inboxes(settings: Settings, resources: Resources) -> InboxStore:
     return SqliteStore(path, ttl=ttl, max_total=max_total, space=space)
 
 
-def _place(actors: list[ChildSpec], name: str) -> int:
-    return next(place for place, spec in enumerate(actors) if spec.name == name)
-
-
-def _with_needs(only: frozenset[str] | None) -> frozenset[str] | None:
+def _with_needs(only: frozenset[str] | None) -> frozenset[str]:
+    """Return the actors that shall run here: all of them, or `only` and what these need."""
     if only is None:
-        return None
-    for name in sorted(only):
+        return _ALL
+    roles = set(map(current_name, only))
+    for name in sorted(roles):
         if name not in ROLES:
             raise ConfigError(
                 f"--only: there is no role {name!r}; the roles are {', '.join(ROLES)}."
             )
-    needed = set(only) | _ALWAYS
-    for name in only:
-        needed |= _NEEDS.get(name, set())
-    return frozenset(needed)
+    return frozenset(roles | _ALWAYS).union(*(_NEEDS.get(name, set()) for name in roles))
 
 
 def _connections(settings: Settings, resources: Resources) -> dict[str, int]:

@@ -32,7 +32,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from actors.tree import Resources, build_tree
+from actors.tree import Parts, Resources, build_tree, wire
 from relay import log as logging
 from relay import metrics
 from relay.crypto import hash_token, new_admin_token
@@ -55,8 +55,8 @@ from supervisor import (
     Exited,
     GaveUp,
     LoopBlocked,
-    Node,
     Supervisor,
+    SupervisorSpec,
     Unstoppable,
 )
 
@@ -85,11 +85,12 @@ def up(
     only: frozenset[str] | None = None,
     config: Path | None = None,
     greet: Greet | None = None,
+    build: Callable[[Parts], SupervisorSpec] = build_tree,
 ) -> int:
     """Run the relay in the foreground until a signal, and return the exit code.
 
     `data` is held by this process (`DataDir.prepare`), and released at the end.  `greet` is called
-    once, in a thread, when the relay is ready.
+    once, in a thread, when the relay is ready.  `build` places the parts.
     """
     raise_open_files()
     return_large_blocks()
@@ -121,7 +122,9 @@ def up(
             if names := ignored():
                 log.info("relay.ignored_variables", names=names, why="a Kubernetes Service's")
             ports = Ports(smtp.sockets, http.sockets, push.sockets, receive.sockets)
-            return trio.run(_run, settings, data, keyring, device_key, only, config, ports, greet)
+            return trio.run(
+                _run, settings, data, keyring, device_key, only, config, ports, greet, build
+            )
     finally:
         data.release()
 
@@ -218,6 +221,7 @@ async def _run(
     config: Path | None,
     ports: Ports,
     greet: Greet | None,
+    build: Callable[[Parts], SupervisorSpec],
 ) -> int:
     admin_token = new_admin_token()
     server = None if settings.database.url else Embedded(data.path / "postgres")
@@ -235,7 +239,7 @@ async def _run(
     supervisor = Supervisor(
         wrap=_with_log_context, on_blocked=log_blocked, blocked_exit=BLOCKED_EXIT
     )
-    tree = build_tree(
+    parts = wire(
         settings,
         Resources(
             supervisor=supervisor,
@@ -258,6 +262,7 @@ async def _run(
         ),
         only=only,
     )
+    tree = build(parts)
     entries: dict[str, object] = {"pid": os.getpid()}
     if ports.http:
         entries["http"] = f"http://{endpoint(ports.http[0])}"
@@ -321,7 +326,7 @@ def _gather_metrics(supervisor: Supervisor, pool: Pool) -> list[metrics.Collecto
             {
                 "relay_actor_running": "1 while the actor is ready, paused included.",
                 "relay_actor_restarts": "Restarts of the actor since this start.",
-                "relay_actor_mailbox_depth": "Letters that wait in the actor's mailbox.",
+                "relay_actor_mailbox_depth": "Messages that wait in the actor's mailbox.",
             },
             "actor",
             actors,
@@ -408,14 +413,17 @@ async def _narrate(
     greet: Greet | None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Log what supervision does, and publish `relay.json` once every actor is ready."""
+    """Log what supervision does, and publish `relay.json` once the whole tree has started.
+
+    That is when every actor is ready, but for those of a group that nobody waits for.
+    """
     announced = False
     with supervisor.subscribe(1024) as events:
         async with trio.open_nursery() as nursery:
             task_status.started()
             async for event in events:
                 _log_event(event)
-                if not announced and _all_running(supervisor.tree()):
+                if not announced and supervisor.tree().state in {"running", "paused"}:
                     announced = True
                     _settle_garbage()
                     data.write_run(entries)
@@ -454,12 +462,6 @@ def _settle_garbage() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-
-
-def _all_running(node: Node) -> bool:
-    if node.children:
-        return all(_all_running(child) for child in node.children)
-    return node.state in {"running", "paused"}
 
 
 _GRAVE = {"Stalled", "Stuck", "GaveUpOn", "DeadLettered"}

@@ -32,9 +32,14 @@ class RelayProcess:
         env: dict[str, str] | None = None,
         arguments: tuple[str, ...] = (),
         open_files: int | None = None,
+        module: str = "relay",
     ) -> None:
-        """`open_files`: how many it may open at most; None: as many as we may."""
+        """`open_files`: how many it may open at most; None: as many as we may.
+
+        `module` is run with the arguments of `relay up`.
+        """
         self.data_dir = data_dir
+        self.module = module
         self.open_files = open_files
         self.env = {
             f"RELAY_{name}": "127.0.0.1:0"
@@ -59,7 +64,10 @@ class RelayProcess:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_file, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "relay", "up", "--data-dir", self.data_dir, *self.arguments],
+                [
+                    *(sys.executable, "-m", self.module),
+                    *("up", "--data-dir", str(self.data_dir), *self.arguments),
+                ],
                 env={**os.environ, **self.env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

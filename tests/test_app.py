@@ -220,8 +220,9 @@ def test_an_actor_restarted_or_paused_by_hand_keeps_its_port(tmp_path):
         assert http.post("/api/v1/supervision/ingest/restart").status_code < 300
 
         def restarted() -> bool:
-            tree = http.get("/api/v1/supervision").json()
-            found = [node for node in tree["children"] if node["name"] == "ingest"]
+            groups = http.get("/api/v1/supervision").json()["children"]
+            actors = [actor for group in groups for actor in group["children"]]
+            found = [actor for actor in actors if actor["name"] == "ingest"]
             return (found[0]["state"], found[0]["restarts"]) == ("running", 1)
 
         eventually_sync(restarted, "it is restarted")

@@ -22,6 +22,7 @@ import click
 from relay import __version__
 from relay.cli import (
     account,
+    actor,
     backup,
     collect,
     completion,
@@ -85,6 +86,7 @@ for command in (
     up.up,
     demo.demo,
     status.status,
+    actor.actor,
     open_,
     tail.tail,
     mailbox.mailbox,

@@ -24,6 +24,8 @@ STYLES = {
     "failed": "red",
 }
 
+COLUMNS = ("actor", "state", "restarts", "mailbox", "up", "last event")
+
 
 @click.command()
 @click.option(
@@ -62,10 +64,7 @@ def status(watch: bool, every: float, ready: bool, data_dir: Path, as_json: bool
     if as_json:
         output.document(tree)
         return
-    output.table(
-        ("actor", "state", "restarts", "mailbox", "up", "last event"),
-        list(rows(tree, time.time())),
-    )
+    output.table(COLUMNS, list(rows(tree, time.time())))
 
 
 def rows(node: dict[str, Any], now: float, lead: str = "", below: str = "") -> Iterator[output.Row]:

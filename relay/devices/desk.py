@@ -27,15 +27,16 @@ class DeviceDesk:
             return "the device store does not answer"
         return None
 
+    async def overview(self) -> StoreStatistics:
+        """Return what waits, a few seconds old, or `StoreUnavailable`."""
+        await self.store.check()
+        return self.store.statistics()
+
     async def snapshot(self) -> Path | None:
         """Copy what waits, as it is now, into a file of its own; None where PostgreSQL keeps it."""
         if not isinstance(self.store, SqliteStore):
             return None
         return await self.store.snapshot()
-
-    def inboxes(self) -> StoreStatistics:
-        """Return what waits, a few seconds old."""
-        return self.store.statistics()
 
     def sessions(self) -> SessionStatistics:
         """Return the sessions of this node."""

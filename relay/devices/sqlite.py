@@ -11,9 +11,12 @@ gone out, about every 48 MB.
 
 Fails: a commit that fails (EIO) fails every call that shared it; then the file is closed and
 opened anew, again and again with a growing pause, and until that has worked every call is
-`StoreUnavailable` at once.  A full disk fails the calls and nothing else: reading goes on.  A disk
-that hangs has the calls given up after `call_timeout` seconds; the thread stays where it is, for
-nothing can take it out of the kernel, and serves again when the disk does.  Stopping waits
+`StoreUnavailable` at once; after `patience` seconds of it (a second or two, at the start) `run`
+fails, and supervision goes on from there.  A file that was moved away or replaced is such a
+failure: what is put into it would be found by nobody.  A full disk fails the calls and nothing
+else: reading goes on.  A disk that hangs has the calls given up after `call_timeout` seconds; the
+thread stays where it is, for nothing can take it out of the kernel, and serves again when the disk
+does.  Stopping waits
 `_STOP_TIMEOUT` seconds for it and then leaves it behind: a transaction cut off leaves no trace.
 """
 
@@ -83,6 +86,8 @@ _WAL_PAGES = 12_000  # between two checkpoints, about: 48 MB
 _EXPIRE = 256  # blobs a transaction
 _STOP_TIMEOUT = 5.0  # s
 _REOPEN_AFTER, _REOPEN_AT_MOST = 0.1, 5.0  # s, doubling
+_PATIENCE = 15.0  # s, with a file that served before
+_PATIENCE_AT_START = 1.5  # s
 _STATISTICS_EVERY = 10.0  # s
 _STATISTICS_REST = 0.05  # s, between two parts of some milliseconds
 _FULLEST = 5
@@ -110,8 +115,8 @@ class _Work(Call[T]):
 class SqliteStore:
     """An `InboxStore` in the file `path`.  May be built before Trio runs; nothing is opened.
 
-    `ttl` and `call_timeout` in seconds, `max_total` in bytes of all inboxes together (None: any
-    number), `statistics_every` in seconds; while the disk has no `space` the file gives back what
+    `ttl`, `call_timeout`, `patience` and `statistics_every` in seconds, `max_total` in bytes of all
+    inboxes together (None: any number); while the disk has no `space` the file gives back what
     it does not use; `stop_timeout` seconds are waited at the end for a disk that hangs; a flush
     below `quick_flush` seconds is not worth collecting for; `wal_pages` come between two
     checkpoints, about; `tallied` inboxes are added up at once; `copy` copies a file; `clock` gives
@@ -127,6 +132,7 @@ class SqliteStore:
         max_bytes: int = MAX_BYTES,
         max_total: int | None = None,
         call_timeout: float = 10.0,
+        patience: float = _PATIENCE,
         space: Space = AMPLE,
         statistics_every: float = _STATISTICS_EVERY,
         stop_timeout: float = _STOP_TIMEOUT,
@@ -148,6 +154,7 @@ class SqliteStore:
         self.quick_flush, self.wal_pages = quick_flush, wal_pages
         self._ttl = ttl
         self._clock = clock
+        self._patience = patience
         self._space = space
         self._statistics_every = statistics_every
         self._calls = Calls(timeout=call_timeout, most=_MOST_WAITING)
@@ -183,18 +190,23 @@ class SqliteStore:
         self, writer: _Writer, nursery: trio.Nursery, task_status: trio.TaskStatus[None]
     ) -> Exception | None:
         """Say what becomes of the file, until it fails for good."""
-        ready = failed = False
+        ready = False
+        failed_at: float | None = None
         async for news in writer.news:
+            now = trio.current_time()
             if news.fatal is not None:
                 return news.fatal
             if news.trouble is not None:
-                if not failed:
+                if failed_at is None:
                     log.error("devices.store_failed", reason=news.trouble)
-                failed = True
+                    failed_at = now
+                patience = self._patience if ready else min(self._patience, _PATIENCE_AT_START)
+                if now >= failed_at + patience:
+                    return StoreUnavailable(news.trouble)
             else:
-                if failed:
+                if failed_at is not None:
                     log.info("devices.store_recovered")
-                failed = False
+                failed_at = None
                 if not ready:
                     ready = True
                     nursery.start_soon(self._refresh)

@@ -145,6 +145,8 @@ class InboxFile:
         self._counts: dict[bytes, list[int]] = {}  # blobs and bytes
         self._counted_most, self._tallied = counted, tallied
         self._held = False
+        found = os.stat(path)
+        self._inode = found.st_dev, found.st_ino
         self._connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
         try:
             self._prepare()
@@ -361,11 +363,21 @@ class InboxFile:
     # The file ------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Read something."""
+        """Read something, of the file that has this name now."""
+        self._same()
         self.row("SELECT EXISTS (SELECT 1 FROM inbox)")
+
+    def _same(self) -> None:
+        try:
+            now = os.stat(self._path)
+        except OSError as error:
+            raise sqlite3.OperationalError(f"the file is gone ({error.strerror})") from error
+        if (now.st_dev, now.st_ino) != self._inode:
+            raise sqlite3.OperationalError("the file was moved away, and another is in its place")
 
     def probe(self) -> None:
         """Make a commit, through to the disk, that changes nothing: the same version again."""
+        self._same()
         self._connection.execute(f"PRAGMA user_version = {VERSION}")
 
     def checkpoint(self) -> None:

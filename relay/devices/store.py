@@ -41,7 +41,8 @@ Fails
   time.  Temporary.  What became of a Put that ended so is unknown: it may be stored, and sending
   it again is allowed.  Nothing is ever acknowledged that is not durable.
 - `InboxFull`, `StoreFull`: temporary too; nothing was stored.
-- `ConfigError`, from `run` alone: the file or the schema is of a newer relay, or not ours.
+- `ConfigError`, from `run` alone: the file or the schema is of a newer relay, or not ours.  Who
+  runs the store tries again: the file may be put right meanwhile.
 - `ValueError` for a key that is not 32 bytes: the caller's bug.
 
 Cancelling a call gives up the answer, not the work: a Put under way may still be committed.
@@ -157,8 +158,9 @@ class InboxStore(Protocol):
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled: `task_status.started()` once the store answers.
 
-        Raises `ConfigError` for a store that this program must not touch; outages are waited out
-        inside, those at the start too.  When cancelled, the commit under way is finished (within
+        Raises `ConfigError` for a store that this program must not touch, and `StoreUnavailable`
+        for a file that could not be opened for long; shorter outages are waited out inside, and
+        all of a shared database.  When cancelled, the commit under way is finished (within
         seconds) and answered; what waits behind it fails with `StoreUnavailable`, as does every
         call while nobody runs this.
         """

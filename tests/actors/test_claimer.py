@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from actors import claimer
-from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, Wake
+from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
 from relay.db.connection import connect
 from relay.db.pool import Pool
 from relay.outbound.claimed import Claimed
@@ -156,7 +156,7 @@ async def test_a_full_batch_is_followed_by_the_next_at_once(pool):
     assert len(claims.batches) >= 3
 
 
-@pytest.mark.parametrize("hint", ["wake", "due", "look"])
+@pytest.mark.parametrize("hint", ["wake", "due", "look", "sweep"])
 async def test_hints_are_reasons_to_look(pool, hint, virtual):
     """A notification, and what this node queued itself, are claimed at once."""
     async with claiming(pool) as claims:
@@ -167,7 +167,7 @@ async def test_hints_are_reasons_to_look(pool, hint, virtual):
         (queued,) = enqueued.messages
         assert enqueued.due_at is not None
         due_lane = DueLane(queued.lane, queued.priority, enqueued.due_at, queued.domain)
-        hints = {"wake": Wake(), "due": Due((due_lane,)), "look": Due(())}
+        hints = {"wake": Wake(), "due": Due((due_lane,)), "look": Due(()), "sweep": SweepNow()}
         claims.box.send_nowait(hints[hint])
         await claims.get(1)
 

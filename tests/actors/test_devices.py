@@ -1,4 +1,4 @@
-"""The devices and the keeper actors, under a real supervisor: ports, restarts, pauses, the end."""
+"""devices and device_store under a real supervisor: ports, restarts, pauses, the end."""
 
 import functools
 import sqlite3
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 
-from actors import devices, keeper
-from actors.messages import SweepNow
+from actors import device_store, devices
+from actors.messages import Wake
 from relay.devices.intake import Intake
 from relay.devices.noise import KeyPair
 from relay.devices.server import DeviceServer
@@ -39,7 +38,7 @@ class House:
     key: KeyPair
     push_address: str
     receive_address: str
-    keeper_box: Mailbox[Any]
+    store_box: Mailbox[Any]
     now: float = 2_000_000_000.0
 
     async def pusher(self) -> Peer:
@@ -67,12 +66,12 @@ class House:
 
 @asynccontextmanager
 async def house(path: Path) -> AsyncIterator[House]:
-    """Run keeper and devices until the block ends, then shut down in order."""
+    """Run device_store and devices until the block ends, then shut down in order."""
     store = SqliteStore(path / "devices.db", ttl=TTL, clock=lambda: here.now)
     key = KeyPair.generate()
     server = DeviceServer(key, store, Intake(store))
     supervisor = Supervisor()
-    box: Mailbox[Any] = Mailbox("keeper")
+    box: Mailbox[Any] = Mailbox("device_store")
     with listening() as push, listening() as receive:
         push_address, receive_address = (
             f"127.0.0.1:{one.getsockname()[1]}" for one in (push, receive)
@@ -82,10 +81,10 @@ async def house(path: Path) -> AsyncIterator[House]:
             "root",
             (
                 ChildSpec(
-                    "keeper",
-                    functools.partial(keeper.run, store=store, reap_every=3600.0),
+                    "device_store",
+                    functools.partial(device_store.run, store=store, reap_every=3600.0),
                     mailbox=box,
-                    fatal=(ConfigError,),
+                    awaited=False,
                 ),
                 ChildSpec(
                     "devices",
@@ -108,7 +107,7 @@ async def test_a_blob_goes_through(tmp_path):
     """Pushed on one port, delivered on the other; the scrape counts sessions and blobs."""
     private, public = key_pair()
     async with house(tmp_path) as here:
-        await here.becomes("keeper", "running")
+        await here.becomes("device_store", "running")
         async with await here.pusher() as sender, await here.device(private) as receiver:
             assert (await sender.push(public, b"x")).kind == wire.ACK
             (frame,) = await receiver.deliveries(1, acknowledge=True)
@@ -190,13 +189,13 @@ async def test_a_shutdown_does_not_wait_for_strangers(tmp_path, mock_clock):
 
 
 async def test_the_store_comes_and_goes_under_open_sessions(tmp_path):
-    """While the keeper restarts a push may get Error 5; afterwards the same session works."""
+    """While device_store restarts a push may get Error 5; afterwards the same session works."""
     _, public = key_pair()
     async with house(tmp_path) as here, await here.pusher() as sender:
         assert (await sender.push(public, b"before")).kind == wire.ACK
-        await here.supervisor.restart("keeper")
+        await here.supervisor.restart("device_store")
         answers = [await sender.push(public, b"after")]
-        while here.restarts("keeper") == 0 or answers[-1].kind == wire.ERROR:
+        while here.restarts("device_store") == 0 or answers[-1].kind == wire.ERROR:
             answers.append(await sender.push(public, b"after"))
         assert {answer.error[0] for answer in answers if answer.kind == wire.ERROR} <= {
             wire.UNAVAILABLE
@@ -226,7 +225,7 @@ async def test_what_waits_for_the_store_is_counted(tmp_path):
         await eventually(waiting, "nobody waits", until=lambda calls: calls == 0)
 
 
-async def test_the_keeper_reaps_when_told(tmp_path):
+async def test_the_store_is_reaped_when_told(tmp_path):
     """A message starts a round, in batches; devices hear how many they missed."""
     private, public = key_pair()
     async with house(tmp_path) as here:
@@ -234,7 +233,7 @@ async def test_the_keeper_reaps_when_told(tmp_path):
             for _ in range(600):
                 nursery.start_soon(here.store.put, public, b"x")
         here.now += TTL + 1
-        here.keeper_box.send_nowait(SweepNow())
+        here.store_box.send_nowait(Wake())
         await eventually(
             lambda: b"relay_devices_reaped_blobs_total 600.0" in render(), "all of them are reaped"
         )
@@ -242,16 +241,33 @@ async def test_the_keeper_reaps_when_told(tmp_path):
             assert int.from_bytes((await receiver.expect(wire.MISSED)).body, "big") == 600
 
 
-async def test_a_newer_relays_file_ends_the_start(tmp_path):
-    """One sentence that names the file; the file stays as it is."""
+async def test_a_newer_relays_file_is_refused_and_tried_again(tmp_path):
+    """Everything else runs, the error names the file, which stays; put right, it is served."""
     path = tmp_path / "devices.db"
+    _, public = key_pair()
     async with house(tmp_path):
         pass
     with sqlite3.connect(path) as file:
+        (version,) = file.execute("PRAGMA user_version").fetchone()
         file.execute("PRAGMA user_version = 99")
     file.close()
-    with pytest.raises(ExceptionGroup) as failed:
-        async with house(tmp_path):
-            pass
-    assert failed.value.subgroup(ConfigError) is not None
-    assert "devices.db" in str(failed.value.subgroup(ConfigError).exceptions[0])  # type: ignore[union-attr]
+    before = path.read_bytes()
+    async with house(tmp_path) as here:
+        while here.restarts("device_store") < 2:
+            await trio.sleep(0.01)
+        error = here.supervisor.tree().children[0].last_error
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, ConfigError)
+        assert "devices.db" in str(error)
+        async with await here.pusher() as sender:
+            refused = await sender.push(public, b"x")
+            assert refused.kind == wire.ERROR
+        assert path.read_bytes() == before
+        with sqlite3.connect(path) as file:
+            file.execute(f"PRAGMA user_version = {version}")
+        file.close()
+        await here.supervisor.restart("device_store")
+        await here.becomes("device_store", "running")
+        async with await here.pusher() as sender:
+            assert (await sender.push(public, b"x")).kind == wire.ACK

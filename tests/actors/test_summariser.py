@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from actors import summariser
-from actors.messages import Wake
+from actors.messages import SweepNow, Wake
 from relay.db.pool import Pool
 from relay.mailboxes import search
 from relay.mailboxes.messages import Messages
@@ -61,14 +61,15 @@ async def test_summarises_what_sql_inserted(pool):
     assert found.error is None
 
 
-async def test_is_woken_by_a_message(pool):
-    """A message is enough; nothing waits for the sweep."""
+@pytest.mark.parametrize("message", [Wake(), SweepNow()], ids=["news", "command"])
+async def test_is_woken_by_a_message(pool, message):
+    """A message is enough, an operator's too; nothing waits for the sweep."""
     mailbox = await make_mailbox(pool)
     async with running(summariser.run, pool=pool, sweep_every=3600.0) as (_, inbox):
         await a_turn(inbox, Wake())
         await at_rest(pool)
         await _accept(pool, mailbox, MESSAGE % 1)
-        await inbox.send(Wake())
+        await inbox.send(message)
         await becomes(pool, LEFT, 0)
 
 

@@ -1,11 +1,16 @@
 """The tree as data: who runs, in which order, and what a subset needs."""
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
 
-from actors.tree import ROLES, Resources, build_tree
+from actors import tree as tree_module
+from actors.commands import FORMER
+from actors.messages import Report, SweepNow
+from actors.tree import ROLES, Resources, build_tree, wire
 from relay.datadir import DataDir, Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
@@ -13,17 +18,19 @@ from relay.devices.noise import KeyPair
 from relay.errors import ConfigError
 from relay.log import LogRing
 from relay.settings import Settings, load
-from supervisor import Supervisor
+from supervisor import ChildSpec, Strategy, Supervisor, SupervisorSpec
+from tests.docs.pages import README
+from tests.docs.tables import picture
 
 DSN = "host=/nowhere dbname=relay"
 
 
-def names(
+def built(
     settings: Settings,
     only: frozenset[str] | None = None,
     page_url: str = "http://127.0.0.1:8025",
-) -> list[str]:
-    """The children of the tree, in start order."""
+) -> SupervisorSpec:
+    """The tree of a process with these settings and roles."""
     resources = Resources(
         supervisor=Supervisor(),
         server=None,
@@ -42,34 +49,81 @@ def names(
         logs=LogRing(),
         page_url=page_url,
     )
-    return [child.name for child in build_tree(settings, resources, only=only).children]
+    return build_tree(wire(settings, resources, only=only))
+
+
+def walk(spec: SupervisorSpec | ChildSpec, depth: int = 0) -> Iterator[tuple[int, str]]:
+    """Every node under `spec` with its depth, in start order."""
+    yield depth, spec.name
+    for child in spec.children if isinstance(spec, SupervisorSpec) else ():
+        yield from walk(child, depth + 1)
+
+
+def leaves(spec: SupervisorSpec | ChildSpec) -> Iterator[ChildSpec]:
+    """The actors, in start order."""
+    if isinstance(spec, ChildSpec):
+        yield spec
+    else:
+        for child in spec.children:
+            yield from leaves(child)
+
+
+def names(
+    settings: Settings,
+    only: frozenset[str] | None = None,
+    page_url: str = "http://127.0.0.1:8025",
+) -> list[str]:
+    """The actors of the tree, in start order."""
+    return [child.name for child in leaves(built(settings, only, page_url))]
+
+
+FILTER = {"RELAY_SMTP__FILTER": "tests.actors.test_filter:Handler"}
+
+
+def test_header_readme_and_tree_are_the_same_picture():
+    """The same groups and actors in the same order: start order is that of need."""
+    drawn = picture(str(tree_module.__doc__))
+    assert drawn == picture(README.read_text())
+    assert drawn == list(walk(built(load(environ=FILTER))))
 
 
 def test_the_database_starts_first_and_the_doors_open_last():
-    """Start order is the order of need; shutdown is its reverse."""
-    assert names(Settings()) == [
-        "postgres",
-        "listener",
-        "writer",
-        "summariser",
-        "ticker",
-        "reaper",
-        "sender",
-        "claimer",
-        "courier",
-        "keeper",
-        "devices",
-        "collector",
-        "ingest",
-        "control",
-    ]
+    """Shutdown is the reverse: who calls is let go first, and the database last of all."""
+    order = names(Settings())
+    assert order[:2] == ["postgres", "listener"]
+    assert order[-3:] == ["ingest", "devices", "control"]
 
 
 def test_a_filter_stands_before_the_ingest_that_asks_it():
     """The operator's filter runs only where one is configured."""
-    settings = load(environ={"RELAY_SMTP__FILTER": "tests.actors.test_filter:Handler"})
-    order = names(settings)
+    order = names(load(environ=FILTER))
     assert order.index("filter") == order.index("ingest") - 1
+    assert "filter" not in names(Settings())
+
+
+def test_each_group_fails_by_itself_and_a_device_store_for_ever():
+    """Every group has a budget of its own; only the one of the device store has no end."""
+    tree = built(Settings())
+    groups = {group.name: group for group in tree.children}
+    assert all(isinstance(group, SupervisorSpec) for group in groups.values())
+    budgets = {name: group.max_restarts for name, group in groups.items()}  # type: ignore[union-attr]  # just asserted
+    assert {name for name, most in budgets.items() if most == math.inf} == {"devices-store"}
+    assert [group.name for group in tree.children if not group.awaited] == ["devices-store"]
+    core = groups["core"]
+    assert isinstance(core, SupervisorSpec)
+    assert core.strategy is Strategy.REST_FOR_ONE
+
+
+def test_what_can_be_said_to_an_actor_is_listed_beside_it():
+    """Six sweep; those that report have figures of their own."""
+    heard: dict[type, set[str]] = {SweepNow: set(), Report: set()}
+    for spec in leaves(built(load(environ=FILTER))):
+        for command in spec.hears:
+            heard[command].add(spec.name)
+    assert heard[SweepNow] == {
+        "ticker", "reaper", "summariser", "claimer", "collector", "webhooks",
+    }  # fmt: skip
+    assert heard[Report] == {"control", "devices", "device_store"}
 
 
 def test_a_subset_brings_what_it_needs():
@@ -84,10 +138,39 @@ def test_a_subset_brings_what_it_needs():
     assert names(Settings(), frozenset({"ticker"})) == ["postgres", "listener", "ticker"]
 
 
+CORE = ["postgres", "listener"]
+MAIL = ["writer", "summariser"]
+NEEDED = {
+    "postgres": CORE,
+    "listener": CORE,
+    "ingest": [*CORE, *MAIL, "ingest"],
+    "ticker": [*CORE, "ticker"],
+    "claimer": [*CORE, *MAIL, "sender", "claimer"],
+    "sender": [*CORE, *MAIL, "sender", "claimer"],
+    "reaper": [*CORE, "reaper"],
+    "collector": [*CORE, "collector"],
+    "webhooks": [*CORE, "webhooks"],
+    "devices": [*CORE, "device_store", "devices"],
+    "control": [*CORE, *MAIL, "control"],
+}
+
+
 @pytest.mark.parametrize("role", ROLES)
-def test_every_role_is_known(role):
-    """Each name is accepted from the start, also before its system is built."""
-    assert "postgres" in names(Settings(), frozenset({role}))
+def test_a_role_brings_what_it_needs_and_no_more(role):
+    """The database and its news always, whom it writes to, and nobody else."""
+    assert names(Settings(), frozenset({role})) == NEEDED[role]
+
+
+def test_blobs_that_come_by_http_need_the_store_that_nodes_share():
+    """Where PostgreSQL keeps them, the control plane brings the store along."""
+    settings = load(environ={"RELAY_DEVICES__STORE": "postgres"})
+    assert "device_store" in names(settings, frozenset({"control"}))
+
+
+def test_a_role_may_be_said_by_the_name_it_had():
+    """Scripts of before go on."""
+    assert FORMER == {"courier": "webhooks", "keeper": "device_store"}
+    assert names(Settings(), frozenset({"courier"})) == NEEDED["webhooks"]
 
 
 def test_an_unknown_role_is_a_configuration_error():

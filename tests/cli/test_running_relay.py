@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from email.header import Header
 from email.message import EmailMessage
 from pathlib import Path
@@ -212,19 +213,34 @@ def test_keys_are_made_listed_and_revoked(relay: RelayProcess) -> None:
 
 
 def test_status_is_the_tree(relay: RelayProcess) -> None:
-    """Every actor has a line under the root; --json is what the API answers."""
+    """Every actor has a line under its group's; --json is what the API answers."""
     with relay.http() as api:
         tree = api.get("/api/v1/supervision").raise_for_status().json()
     printed = document(relay, "status")
     assert _shape(printed) == _shape(tree)
     lines = text(relay, "status").splitlines()
-    names = [child["name"] for child in tree["children"]]
     assert lines[1].split()[:2] == ["relay", "running"]
-    assert [line.split()[1] for line in lines[2:]] == names
-    assert lines[-1].startswith("└─ ")
+    drawn = [re.sub("[│├└─]", " ", line).split()[0] for line in lines[1:]]
+    assert drawn == list(_names(tree))
+    assert lines[2].startswith("├─ core ")
+    assert lines[3].startswith("│  ├─ postgres ")
+    assert lines[-1].startswith("   └─ control ")
     code, shown = on_terminal("status", "--data-dir", relay.data_dir)
     assert code == 0
     assert "\x1b[32mrunning" in shown
+
+
+def test_an_actor_and_a_group_are_commanded_by_name(relay: RelayProcess) -> None:
+    """What was commanded is shown; a name that nobody has, or a command for nobody, exits 1."""
+    assert document(relay, "actor", "pause", "lifecycle")["state"] == "paused"
+    resumed = document(relay, "actor", "resume", "lifecycle")
+    assert [child["state"] for child in resumed["children"]] == ["running"]
+    assert text(relay, "actor", "sweep", "courier").splitlines()[1].split()[0] == "webhooks"
+    assert document(relay, "actor", "report", "keeper")["name"] == "device_store"
+    for arguments in (("sweep", "writer"), ("report", "mail"), ("restart", "nobody")):
+        assert run(relay, "actor", *arguments).returncode == 1
+    wanted = run(relay, "actor", "sweep", "sender").stderr
+    assert b"sender does not understand 'sweep'" in wanted
 
 
 def test_status_loads_nothing_slow(relay: RelayProcess) -> None:
@@ -241,6 +257,12 @@ def test_status_loads_nothing_slow(relay: RelayProcess) -> None:
     )  # fmt: skip
     assert b"relay" in done.stdout
     assert done.stderr == b"[]\n"
+
+
+def _names(node: dict[str, Any]) -> Iterator[str]:
+    yield node["name"]
+    for child in node["children"]:
+        yield from _names(child)
 
 
 def _shape(node: dict[str, Any]) -> tuple[Any, ...]:

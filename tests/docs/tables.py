@@ -184,6 +184,20 @@ def tables(relay: RelayProcess) -> dict[str, str]:
     }
 
 
+def picture(text: str) -> list[tuple[int, str]]:
+    """Return the nodes of the tree that is drawn in `text` (there is one), each with its depth."""
+    lines = text.splitlines()
+    root = next(n for n, line in enumerate(lines) if re.match(r"\s*├── core ", line)) - 1
+    indent = len(lines[root]) - len(lines[root].lstrip())
+    found = [(0, lines[root].split()[0])]
+    for line in lines[root + 1 :]:
+        branch = re.match(r"((?:│   |    )*)[├└]── ([\w-]+) ", line[indent:])
+        if branch is None:
+            break
+        found.append((1 + len(branch[1]) // 4, branch[2]))
+    return found
+
+
 def section(text: str, name: str) -> str:
     """Return what stands in a page between the marks of `name`."""
     return text.partition(f"<!-- {name} -->\n")[2].partition(f"\n<!-- /{name} -->")[0]

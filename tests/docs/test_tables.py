@@ -7,13 +7,16 @@ import enum
 import functools
 import inspect
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import supervisor
 from relay.outbound.states import Cause
 from tests.docs.pages import DOCS, README, ROOT
-from tests.docs.tables import PAGES, section, tables
+from tests.docs.tables import PAGES, picture, section, tables
 from tests.relay_process import RelayProcess
 
+VERBS = ("restart", "pause", "resume", "sweep", "report")
 _LOGS = {"debug", "info", "warning", "error", "critical", "exception", "_complain"}
 """What takes an event as its first argument: a log's levels, and what says less often."""
 
@@ -28,12 +31,18 @@ def test_the_tables_are_those_of_the_program(relay: RelayProcess) -> None:
 
 
 def test_the_tree_is_drawn_as_it_runs(relay: RelayProcess) -> None:
-    """The picture has every actor, in the order in which they start."""
+    """The picture has every group and actor, in the order in which they start."""
     with relay.http() as api:
         tree = api.get("/api/v1/supervision").json()
-    drawn = re.findall(r"^[├└]── (\w+) ", README.read_text(), re.MULTILINE)
-    drawn = drawn[: drawn.index("control") + 1]
-    assert [name for name in drawn if name != "filter"] == [c["name"] for c in tree["children"]]
+
+    def walk(node: dict[str, Any], depth: int) -> Iterator[tuple[int, str]]:
+        yield depth, node["name"]
+        for child in node["children"]:
+            yield from walk(child, depth + 1)
+
+    assert [line for line in picture(README.read_text()) if line[1] != "filter"] == list(
+        walk(tree, 0)
+    )
 
 
 @functools.cache
@@ -68,7 +77,7 @@ def _possible() -> set[str]:
         and isinstance(node.value, str)
         and _EVENT.fullmatch(node.value)
     }
-    found |= {  # `_note(event, "delivered")` of the courier
+    found |= {  # `_note(event, "delivered")` of the webhooks actor
         f"webhook.{argument.value}"
         for module in _sources()
         for node in ast.walk(module)
@@ -78,7 +87,7 @@ def _possible() -> set[str]:
     }
     assert issubclass(Cause, enum.Enum)
     found |= {f"outbound.{cause.value}" for cause in Cause}
-    found |= {f"supervision.{verb}" for verb in ("restart", "pause", "resume")}
+    found |= {f"supervision.{verb}" for verb in VERBS}
     for name, kind in inspect.getmembers(supervisor, inspect.isclass):
         if issubclass(kind, supervisor.Event):
             found.add("supervisor." + re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())

@@ -17,7 +17,7 @@ import trio
 from cryptography.fernet import Fernet
 
 from actors import control, listener, writer
-from actors.messages import Accept
+from actors.messages import Accept, Report
 from relay.access.keys import Keys
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir, Keyring
@@ -175,6 +175,7 @@ async def open_house(
                     keyring=keyring,
                     **options,
                 ),
+                hears=(Report,),
             ),
         ),
     )

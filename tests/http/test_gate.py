@@ -14,6 +14,7 @@ import httpx
 import pytest
 import trio
 
+from actors.commands import Commands
 from relay.http.allowed_hosts import AllowedHosts
 from relay.http.app import RESOURCES
 from relay.http.deps import Deps
@@ -46,7 +47,7 @@ def inert(house: House) -> Deps:
         hub=house.hub,
         accept=None,  # type: ignore[arg-type]  # nothing is called
         attachment=None,  # type: ignore[arg-type]
-        supervision=house.supervisor,
+        supervision=Commands(house.supervisor),
         logs=house.ring,
         admin_token_hash=b"",
         draining=trio.Event(),

@@ -48,6 +48,19 @@ async def test_an_actor_is_paused_resumed_and_restarted_by_name(house: House):
     assert missing.json()["type"] == "urn:relay:problem:actor-not-found"
 
 
+async def test_a_command_goes_to_those_who_understand_it(house: House):
+    """An actor that does nothing every so often is a 409 for a sweep; one that reports, reports."""
+    refused = await house.client.post(f"{TREE}/writer/sweep", headers=house.admin)
+    assert (refused.status_code, refused.json()["type"]) == (
+        409, "urn:relay:problem:not-understood",
+    )  # fmt: skip
+    assert "writer does not understand 'sweep'" in refused.json()["detail"]
+    told = await house.client.post(f"{TREE}/control/report", headers=house.admin)
+    assert (told.status_code, told.json()["name"]) == (202, "control")
+    missing = await house.client.post(f"{TREE}/nobody/sweep", headers=house.admin)
+    assert missing.status_code == 404
+
+
 async def test_the_control_plane_can_restart_itself_and_keeps_its_port(house: House):
     """The call is answered, and the next one is served by the next incarnation."""
     with house.supervisor.subscribe() as events:

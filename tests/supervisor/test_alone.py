@@ -2,7 +2,11 @@
 
 import ast
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
+
+import trio
 
 import supervisor
 
@@ -18,3 +22,43 @@ def test_it_imports_trio_and_the_standard_library_only():
             assert node.level == 0
             imported.add(str(node.module).partition(".")[0])
     assert imported - set(sys.stdlib_module_names) == {"trio"}
+
+
+def test_what_it_exports_is_all_that_has_a_public_name():
+    """`__all__` leaves nothing out, and what is in it is of this module."""
+    tree = ast.parse(Path(supervisor.__file__).read_text())
+    made: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            made.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            made.add(node.target.id)
+    assert sorted(name for name in made if not name.startswith("_")) == sorted(supervisor.__all__)
+
+
+def test_nobody_reaches_into_it():
+    """Outside it, no private name of its classes and functions is used."""
+    root = Path(supervisor.__file__).parent
+    private = {name for name in vars(supervisor) if name.startswith("_")} - set(vars(ast))
+    for file in (*root.glob("actors/*.py"), *root.glob("relay/**/*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "supervisor":
+                used = {alias.name for alias in node.names}
+                assert used <= set(supervisor.__all__), file
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "supervisor":
+                assert node.attr not in private, file
+
+
+async def test_the_example_in_its_header_works(autojump_clock):
+    """It is run as it stands there: the guest who is nobody is dropped, the others are greeted."""
+    header = str(supervisor.__doc__)
+    example = textwrap.dedent(header.partition("EXAMPLE\n")[2].partition("\nPROMISES\n")[0])
+    names: dict[str, Any] = {}
+    exec(compile(example, "example", "exec"), names)
+    boss = supervisor.Supervisor(blocked_after=None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(boss.run, names["house"])
+        with trio.fail_after(60):
+            while names["said"] != ["hello ann", "hello bob"]:
+                await trio.sleep(0.1)
+        boss.shutdown()

@@ -9,6 +9,7 @@ from supervisor import (
     Context,
     Mailbox,
     NotRunning,
+    NotUnderstood,
     Restart,
     State,
     Strategy,
@@ -115,6 +116,21 @@ async def test_a_supervisor_is_paused_with_all_its_children(autojump_clock):
         ]
         house.supervisor.resume("inner")
         assert house.node("b").state is house.node("inner").state is State.RUNNING
+
+
+async def test_a_supervisor_is_paused_while_all_its_children_are(autojump_clock):
+    """However they were paused and resumed: one that works again, and it is running."""
+    inner = SupervisorSpec("inner", (ChildSpec("b", idle), ChildSpec("c", idle)))
+    async with running(SupervisorSpec("root", (inner,))) as house:
+        await house.settle(1)
+        house.supervisor.pause("inner")
+        house.supervisor.resume("c")
+        assert house.node("inner").state is State.RUNNING
+        house.supervisor.pause("c")
+        assert house.node("inner").state is State.PAUSED
+        house.supervisor.resume("b")
+        house.supervisor.resume("c")
+        assert house.node("inner").state is State.RUNNING
 
 
 async def test_a_restart_by_hand_drains_and_starts_at_once(autojump_clock):
@@ -302,3 +318,36 @@ async def test_ticks_keep_time_skip_the_missed_and_end_with_the_drain(autojump_c
         await house.settle(55)
     assert ticks == [0, 10, 35, 40, 50]
     assert house.events[-1] == (55, "root", "stopped")
+
+
+async def test_a_child_is_told_what_it_hears_and_nothing_else(autojump_clock):
+    """By name, or by the name of a supervisor, to all that hear it; a full mailbox says so."""
+    got: list[tuple[str, object]] = []
+
+    async def listens(ctx: Context) -> None:
+        ctx.ready()
+        async for message in ctx.inbox:
+            got.append((ctx.name, message))
+
+    inner = SupervisorSpec(
+        "inner",
+        (
+            ChildSpec("b", listens, hears=(int,)),
+            ChildSpec("c", listens, hears=(int, str), mailbox=Mailbox("c", capacity=1)),
+        ),
+    )
+    async with running(SupervisorSpec("root", (ChildSpec("a", listens), inner))) as house:
+        house.supervisor.tell("b", 1)
+        house.supervisor.tell("inner", 2)
+        with pytest.raises(trio.WouldBlock):
+            house.supervisor.tell("c", 3)
+        await house.settle()
+        house.supervisor.tell("root", "four")
+        await house.settle()
+        assert [one for one in got if one[0] == "b"] == [("b", 1), ("b", 2)]
+        assert [one for one in got if one[0] != "b"] == [("c", 2), ("c", "four")]
+        for name, message in (("a", 5), ("b", "five"), ("inner", 5.0)):
+            with pytest.raises(NotUnderstood, match=name):
+                house.supervisor.tell(name, message)
+        with pytest.raises(UnknownChild):
+            house.supervisor.tell("z", 1)

@@ -1,5 +1,6 @@
 """Restart types, strategies, intensity, back-off, readiness, fatal errors."""
 
+import math
 import random
 
 import pytest
@@ -465,3 +466,63 @@ async def test_a_restarted_supervisor_begins_a_new_count(autojump_clock):
         await house.settle(100)
         assert len(house.of("gave up")) == 1
         assert house.node("y").state is State.RUNNING
+
+
+async def test_a_child_that_is_not_awaited_holds_up_nobody_once_it_has_failed(autojump_clock):
+    """Those after it wait for its first start, and no longer; it is tried again all the same."""
+
+    async def third_time_lucky(ctx: Context) -> None:
+        await trio.sleep(1)
+        if ctx.incarnation < 3:
+            raise OSError("not yet")
+        ctx.ready()
+        await ctx.draining.wait()
+
+    store = SupervisorSpec("store", (ChildSpec("a", third_time_lucky),), awaited=False)
+    async with running(SupervisorSpec("root", (store, ChildSpec("b", idle)))) as house:
+        await house.settle(0.5)
+        assert starts(house, "b") == []
+        await house.settle(20)
+        assert starts(house, "a") == [0, 1.5, 3.5]
+        assert starts(house, "b") == [1]
+        ready = [(at, who) for at, who, what in house.events if what == "ready"]
+        assert ready == [(1, "b"), (1, "root"), (4.5, "a"), (4.5, "store")]
+
+
+async def test_a_child_that_is_not_awaited_and_starts_well_comes_first(autojump_clock):
+    """Order is as ever where nothing fails."""
+
+    async def slow(ctx: Context) -> None:
+        await trio.sleep(2)
+        ctx.ready()
+        await ctx.draining.wait()
+
+    tree = SupervisorSpec("root", (ChildSpec("a", slow, awaited=False), ChildSpec("b", idle)))
+    async with running(tree) as house:
+        await house.settle(10)
+        assert starts(house, "b") == [2]
+
+
+async def test_without_an_intensity_it_never_gives_up(autojump_clock):
+    """A child may fail for ever, at the pace of its back-off."""
+    inner = SupervisorSpec("inner", (ChildSpec("y", dies_after(0)),), max_restarts=math.inf)
+    async with running(SupervisorSpec("root", (ChildSpec("a", idle), inner))) as house:
+        await house.settle(10_000)
+        assert house.of("gave up") == []
+        assert house.node("y").restarts > 300
+        assert house.node("a").restarts == 0
+
+
+async def test_the_last_error_is_shown_until_it_is_ready_again(autojump_clock):
+    """Of a child what it raised; of a supervisor why it gave up."""
+    inner = SupervisorSpec("inner", (ChildSpec("y", dies_after(1, times=2)),), max_restarts=1)
+    async with running(SupervisorSpec("root", (ChildSpec("a", idle), inner))) as house:
+        await house.settle(1.1)
+        assert isinstance(house.node("y").last_error, ValueError)
+        assert house.node("inner").last_error is None
+        await house.settle(1.4)
+        assert isinstance(house.node("y").last_error, ValueError)
+        assert isinstance(house.node("inner").last_error, GaveUp)
+        await house.settle(10)
+        assert house.node("y").last_error is None
+        assert house.node("inner").last_error is None

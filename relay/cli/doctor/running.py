@@ -78,13 +78,14 @@ def _actors(tree: dict[str, Any]) -> Finding:
             "actors",
             WARN,
             f"paused: {', '.join(paused)}",
-            "restart or resume them on the page, or restart the relay",
+            f"relay actor resume {paused[0]}",
         )
+    actors = sum(not node["children"] for node in nodes)
     restless = [n["name"] for n in nodes if n["restarts"] >= MANY_RESTARTS]
     return judged(
         "actors",
         not restless,
-        f"restarted again and again: {', '.join(restless)}" if restless else f"{len(nodes)} run",
+        f"restarted again and again: {', '.join(restless)}" if restless else f"{actors} run",
         f"relay tail --level error --actor {restless[0] if restless else ''}",
     )
 

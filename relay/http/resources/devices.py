@@ -156,13 +156,20 @@ def register(api: Api) -> None:
             "See what waits for devices, and the sessions that are open",
             "devices",
             Access.SCOPE,
-            (Answer(200, "the fullest inboxes, the totals, the sessions", DevicesState),),
+            (
+                Answer(200, "the fullest inboxes, the totals, the sessions", DevicesState),
+                Answer(503, "the store does not answer", headers=_RETRY),
+            ),
             scope="admin",
         ),
     )
     async def overview(call: Call) -> Response:
         inbox = desk()
-        waiting, sessions = inbox.inboxes(), inbox.sessions()
+        try:
+            waiting = await inbox.overview()
+        except StoreUnavailable as error:
+            raise unavailable("The device store does not answer; try again.") from error
+        sessions = inbox.sessions()
         return json_response(
             DevicesState(
                 blobs=waiting.blobs,

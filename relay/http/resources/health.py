@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from quart import Response
 
+from relay.errors import RelayError
 from relay.http.deps import Node
 from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.problems import unavailable
@@ -20,6 +21,7 @@ from relay.http.routing import Api
 from relay.metrics import render
 
 _CHECK_TIMEOUT = 3.0  # s; a store that takes longer does not answer
+_MOST = 200  # characters of an error
 
 
 class Health(BaseModel):
@@ -34,12 +36,43 @@ class Readiness(Health):
     notices: list[str] | None = None
 
 
-def troubles(node: Node) -> Iterator[str]:
-    """Yield a clause for each actor that is neither running nor paused on purpose."""
-    if not node.children and str(node.state) not in {"running", "paused"}:
-        yield f"{node.name} is {node.state}"
+def troubles(tree: Node) -> Iterator[str]:
+    """Yield a clause for each actor that is neither running nor paused on purpose.
+
+    It names its group, and its last error; a group that has given up is one clause.
+    """
+    yield from _troubles(tree, "")
+
+
+def _troubles(node: Node, group: str) -> Iterator[str]:
     for child in node.children:
-        yield from troubles(child)
+        if not child.children:
+            if _is_down(child):
+                yield f"{group}{child.name} is {child.state}{_why(child)}"
+        elif _is_down(child) and child.last_error is not None:
+            failed = [f"{one.name}{_why(one)}" for one in child.children if one.last_error]
+            yield f"{child.name} is {child.state}, after failures of {' and '.join(failed)}"
+        else:
+            yield from _troubles(child, f"{child.name}: ")
+
+
+def _is_down(node: Node) -> bool:
+    return str(node.state) not in {"running", "paused"}
+
+
+def _why(node: Node) -> str:
+    """Return the last error in brackets, if there was one.
+
+    Anybody may ask.  So only the relay's own sentences are repeated; of other errors, which may
+    hold anything, the kind is named.
+    """
+    error = node.last_error
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if error is None:
+        return ""
+    text = str(error).partition("\n")[0] if isinstance(error, RelayError) else ""
+    return f" ({text[:_MOST] or type(error).__name__})"
 
 
 def register(api: Api) -> None:

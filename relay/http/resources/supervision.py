@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import BaseModel
 from quart import Response
 
-from relay.http.deps import Event, Node
+from relay.http.deps import Event, Node, NotNow, NotUnderstood
 from relay.http.feeds import event_stream, follow
 from relay.http.operations import Access, Answer, Call, Operation, json_response
-from relay.http.problems import Problem
+from relay.http.problems import Problem, unavailable
 from relay.http.routing import Api
 from relay.log import get_logger
 from relay.times import rfc3339
@@ -53,13 +53,6 @@ def event_as_json(event: Event) -> dict[str, Any]:
     return {
         "type": kind, "name": event.name, "at": _instant(event.at), "detail": str(event),
     }  # fmt: skip
-
-
-def find(node: Node, name: str) -> Node | None:
-    """Return the node called `name` in the tree under `node`."""
-    if node.name == name:
-        return node
-    return next(filter(None, (find(child, name) for child in node.children)), None)
 
 
 def _instant(seconds: float | None) -> str | None:
@@ -127,19 +120,29 @@ def register(api: Api) -> None:
 
     async def command(name: str, verb: str, act: Callable[[str], Any]) -> Response:
         try:
+            name = supervision.node(name).name
             result = act(name)
             if result is not None:
                 await result
         except KeyError as error:
             raise Problem(
-                404, "actor-not-found", f"There is no actor named {name!r}.",
+                404, "actor-not-found", f"There is no actor or group named {name!r}.",
                 title="Actor not found",
             ) from error  # fmt: skip
+        except NotUnderstood as error:
+            raise Problem(
+                409, "not-understood",
+                f"{name} does not understand {verb!r}: there is nothing that it does so.",
+                title="Command not understood",
+            ) from error  # fmt: skip
+        except NotNow as error:
+            raise unavailable(f"Not now: {error}.") from error
         log.info(f"supervision.{verb}", target=name)
-        node = find(supervision.tree(), name)
-        return json_response(None if node is None else as_json(node), 202)
+        return json_response(as_json(supervision.node(name)), 202)
 
-    def declare(verb: str, summary: str, meaning: str, act: Callable[[str], Any]) -> None:
+    def declare(
+        verb: str, summary: str, meaning: str, act: Callable[[str], Any], *others: Answer
+    ) -> None:
         @api.add(
             "POST",
             f"/api/v1/supervision/<name>/{verb}",
@@ -147,17 +150,31 @@ def register(api: Api) -> None:
                 summary,
                 "supervision",
                 Access.SCOPE,
-                (Answer(202, meaning, TreeNode), Answer(404, "there is no such actor")),
+                (
+                    Answer(202, meaning, TreeNode),
+                    Answer(404, "there is no such actor or group"),
+                    *others,
+                ),
                 scope="admin",
+                details="The name is an actor's, or a group's: then all of it is meant. Names that "
+                "actors had in earlier versions are understood.",
             ),
         )
         async def handle(call: Call, name: str) -> Response:
             return await command(name, verb, act)
 
-    declare("restart", "Restart an actor", "it is being drained and started", supervision.restart)
+    unknown = Answer(409, "it does not understand this")
+    busy = Answer(503, "it cannot be told so now")
+    declare("restart", "Restart an actor", "it is being drained and started", supervision.restart,
+            busy)  # fmt: skip
     declare("pause", "Pause an actor", "it takes no more work; what waits is kept",
             supervision.pause)  # fmt: skip
     declare("resume", "Resume a paused actor", "it works again", supervision.resume)
+    declare("sweep", "Have an actor do now what it does every so often",
+            "it is told; one that is paused does it when resumed", supervision.sweep,
+            unknown, busy)  # fmt: skip
+    declare("report", "Have an actor write its figures to the log", "it is told",
+            supervision.report, unknown, busy)  # fmt: skip
 
 
 def _event(kind: str, value: dict[str, Any]) -> bytes:

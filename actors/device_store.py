@@ -1,14 +1,17 @@
-"""The keeper: runs the store of the device inboxes, and reaps what has expired in it.
+"""The device store: runs the store of the device inboxes, and reaps what has expired in it.
 
 Promises:
 - Ready when the store answers.  Sessions and HTTP calls come and go with their own actors; the
   store stays, and ends after them.
 - Blobs past their time are reaped every `reap_every` seconds, a batch a transaction, and when a
-  message (`SweepNow`) says so.  With a store that nodes share, one of them does it at a time,
-  under the lease `keeper`.
+  message (`Wake`) says so.  With a store that nodes share, one of them does it at a time, under
+  the lease `keeper` (the name that this actor had).
+- `Report` logs what waits.
 
-Fails: with `ConfigError` when the store is not to be touched (a newer relay's, not ours).  An
-outage is the store's to wait out; a round that it cuts off is taken again soon.
+Fails: when the store is not to be touched (a newer relay's, not ours), and when its file could not
+be opened for some seconds.  Supervision tries again, and meanwhile whoever calls the store gets
+`StoreUnavailable`.  A short outage is the store's to wait out; a round that it cuts off is taken
+again soon.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from uuid import UUID, uuid4
 import trio
 from prometheus_client import Counter
 
+from actors.messages import Report
 from actors.periodic import wait_for_messages
 from relay import metrics
 from relay.db import leases
@@ -61,11 +65,25 @@ async def run(
                 while True:
                     finished = await _reap(store, ctx.beat, shared, node)
                     seconds = reap_every if finished else min(_RETRY, reap_every)
-                    await wait_for_messages(ctx, seconds * rng.uniform(0.75, 1.25))
+                    told = await wait_for_messages(ctx, seconds * rng.uniform(0.75, 1.25))
+                    if any(isinstance(message, Report) for message in told):
+                        _report(store)
             except Drained:
                 nursery.cancel_scope.cancel()
     finally:
         metrics.registry.unregister(gathered)
+
+
+def _report(store: InboxStore) -> None:
+    now = store.statistics()
+    log.info(
+        "actor.report",
+        blobs=now.blobs,
+        bytes=now.bytes,
+        inboxes=now.inboxes,
+        oldest_age=now.oldest_age,
+        waiting=now.waiting,
+    )
 
 
 async def _reap(

@@ -1,4 +1,4 @@
-"""courier: posts signed webhooks.
+"""webhooks: posts what happened to those who asked to be told, signed.
 
 Promises
   * Each event is posted until its receiver answers 2xx, by the rules of mail: the delay after
@@ -7,6 +7,7 @@ Promises
   * At least once: between an answer and its commit the same event may be posted again; receivers
     know it by its id.
   * A receiver that hangs holds a few places for one deadline; the others do not notice.
+  * A message is a reason to look; `SweepNow` one to forget what is past its time, too.
   * Draining: posts under way end (each has its deadline), nothing new is claimed.
 
 Fails: never by a receiver, a URL or an event.  Without the database it waits for the next sweep.
@@ -16,15 +17,18 @@ No log line, error or metric names a URL: it may hold a token.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 import prometheus_client
 import psycopg
 import trio
 
+from actors.messages import SweepNow
 from actors.periodic import wait_for_messages
 from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
@@ -67,23 +71,24 @@ async def run(
 ) -> None:
     """Post what is due until drained.
 
-    `retry_unit` in seconds; `concurrency` posts at once.  Letters are hints: look now.
+    `retry_unit` in seconds; `concurrency` posts at once.
     """
-    courier = _Courier(
+    posting = _Posting(
         ctx, webhooks, poster, keyring, retry_unit, max_attempts, concurrency,
         rng or random.Random(),  # noqa: S311 - jitter
     )  # fmt: skip
     async with trio.open_nursery() as posts:
-        posts.start_soon(courier.claim_as_wanted, posts)
+        posts.start_soon(posting.claim_as_wanted, posts)
         ctx.ready()
         with suppress(Drained):
             while True:
-                await wait_for_messages(ctx, SWEEP_EVERY)
-                courier.look()
-        courier.stop()
+                posting.heed(await wait_for_messages(ctx, SWEEP_EVERY))
+        posting.stop()
 
 
-class _Courier:
+class _Posting:
+    """What is under way, and when it looks again."""
+
     def __init__(
         self,
         ctx: Context,
@@ -106,8 +111,14 @@ class _Courier:
         self._bell = trio.Event()
         self._stopping = False
         self._under_way: Counter[str] = Counter()
-        self._forget_at = 0.0
+        self._forget_at = -math.inf
         self._down = False
+
+    def heed(self, messages: list[Any]) -> None:
+        """Look, for it is time or somebody said so."""
+        if any(isinstance(message, SweepNow) for message in messages):
+            self._forget_at = -math.inf
+        self.look()
 
     def look(self) -> None:
         """Something may be due, or there is room again."""

@@ -1,4 +1,4 @@
-"""The courier: what receivers get, how often, and what it refuses to connect to."""
+"""The webhooks actor: what receivers get, how often, and what it refuses to connect to."""
 
 import base64
 import hashlib
@@ -19,8 +19,8 @@ import structlog
 import trio
 from cryptography.fernet import Fernet
 
-from actors import courier
-from actors.messages import Wake
+from actors import webhooks as webhooks_actor
+from actors.messages import SweepNow, Wake
 from relay.datadir import DataDir, Keyring
 from relay.db.channels import WEBHOOKS
 from relay.db.listen import Reconnected, notifications
@@ -117,7 +117,7 @@ def keyring() -> Keyring:
 
 @asynccontextmanager
 async def at_work(pool: Pool, keyring: Keyring, **changes: Any) -> AsyncIterator[Supervisor]:
-    """Run a courier that may reach this machine, woken by notifications; yields its supervisor."""
+    """Run the actor, woken by notifications; it may reach this machine.  Yields its supervisor."""
     wiring = {
         "webhooks": Webhooks(pool),
         "poster": Poster(allow_private=True, timeout=changes.pop("timeout", 5.0)),
@@ -138,7 +138,7 @@ async def at_work(pool: Pool, keyring: Keyring, **changes: Any) -> AsyncIterator
                 mailbox.send_nowait(Wake())
 
     async with (
-        running(courier.run, **wiring) as (supervisor, mailbox),
+        running(webhooks_actor.run, **wiring) as (supervisor, mailbox),
         trio.open_nursery() as nursery,
     ):
         await nursery.start(listen, mailbox)
@@ -337,6 +337,28 @@ async def test_an_event_is_given_up_after_the_last_attempt(
     assert await Webhooks(pool).forget() == 1
 
 
+async def test_a_sweep_forgets_what_is_past_its_time(pool: Pool, keyring: Keyring):
+    """It is done every hour; an operator has it done now."""
+    async with receiving(b"410 Gone") as receiver:
+        await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
+        async with at_work(pool, keyring):
+            await finish(pool, Cause.DELIVERED, "ada@example.org")
+            while not (rows := await left(pool)) or not rows[0][2]:
+                await trio.sleep(0.005)
+    wiring = {"retry_unit": 1.0, "max_attempts": 3, "keyring": keyring}
+    poster = Poster(allow_private=True, timeout=5.0)
+    run = running(webhooks_actor.run, webhooks=Webhooks(pool), poster=poster, **wiring)
+    async with run as (_, mailbox):
+        await mailbox.send(Wake())
+        while mailbox.statistics().depth:  # it has looked, and forgotten for this hour
+            await trio.sleep(0.005)
+        await pool.execute("UPDATE relay.webhook_events SET given_up_at = now() - interval '8 d'")
+        await mailbox.send(SweepNow())
+        with trio.fail_after(4):  # before it would look by itself
+            while await left(pool):
+                await trio.sleep(0.005)
+
+
 async def test_a_receiver_that_hangs_delays_no_other(pool: Pool, keyring: Keyring):
     """It holds its few places; the other's events go out meanwhile."""
     count = 3 * PER_RECEIVER
@@ -370,7 +392,7 @@ async def test_a_lost_lease_changes_nothing(pool: Pool):
 
 
 async def test_an_outage_of_the_database_is_waited_out(keyring: Keyring):
-    """The courier goes on when the database is back, without having been restarted."""
+    """The actor goes on when the database is back, without having been restarted."""
     bin_dir = binaries(18)
     assert bin_dir is not None
     cluster = Cluster(bin_dir)
@@ -527,7 +549,7 @@ async def test_a_host_that_no_resolver_takes_ends_its_own_event_only(
 
 
 async def test_what_nobody_foresaw_costs_one_event_its_attempts(pool: Pool, keyring: Keyring):
-    """The courier goes on, and the event ends like one whose receiver is away."""
+    """The actor goes on, and the event ends like one whose receiver is away."""
 
     class Broken(Poster):
         async def post(self, text: str, body: bytes, headers: Any) -> int:

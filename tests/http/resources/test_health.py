@@ -1,0 +1,60 @@
+"""What `/readyz` says of a tree: group, actor, last error, and no personal data."""
+
+from relay.devices.store import StoreUnavailable
+from relay.http.resources.health import troubles
+from supervisor import GaveUp, Node, State
+
+
+def node(
+    name: str,
+    state: State = State.RUNNING,
+    *children: Node,
+    error: BaseException | None = None,
+) -> Node:
+    """A node of a tree."""
+    return Node(name, state, 0, None, 0, None, children, error)
+
+
+def test_nothing_is_wrong_with_what_runs_or_was_paused():
+    """Paused on purpose is no trouble."""
+    mail = node("mail", State.RUNNING, node("writer"), node("ticker", State.PAUSED))
+    assert list(troubles(node("relay", State.RUNNING, mail))) == []
+
+
+def test_an_actor_is_named_with_its_group_and_last_error():
+    """In the relay's own words, out of whatever group of exceptions they come."""
+    error = ExceptionGroup("", [ExceptionGroup("", [StoreUnavailable("no such disk\nat all")])])
+    store = node("device_store", State.BACKING_OFF, error=error)
+    groups = [
+        node("mail", State.RUNNING, node("writer", State.STARTING)),
+        node("devices-store", State.STARTING, store),
+    ]
+    assert list(troubles(node("relay", State.RUNNING, *groups))) == [
+        "mail: writer is starting",
+        "devices-store: device_store is backing_off (no such disk)",
+    ]
+
+
+def test_of_an_error_that_is_not_the_relays_only_the_kind_is_told():
+    """Its text may hold an address, and anybody may ask."""
+    sender = node("sender", State.BACKING_OFF, error=ValueError("ada@example.org"))
+    outbound = node("outbound", State.RUNNING, sender, node("claimer"))
+    assert list(troubles(node("relay", State.RUNNING, outbound))) == [
+        "outbound: sender is backing_off (ValueError)"
+    ]
+
+
+def test_a_group_that_gave_up_is_one_clause():
+    """With the actor that was the last straw, and not all that stopped with it."""
+    sender = node("sender", State.STOPPED)
+    claimer = node("claimer", State.FAILED, error=ZeroDivisionError())
+    outbound = node(
+        "outbound",
+        State.BACKING_OFF,
+        sender,
+        claimer,
+        error=GaveUp("outbound", "claimer", "crashed"),
+    )
+    assert list(troubles(node("relay", State.RUNNING, outbound))) == [
+        "outbound is backing_off, after failures of claimer (ZeroDivisionError)"
+    ]
