@@ -31,8 +31,8 @@ from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle import queue
 from relay.lifecycle.batching import Adaptive, Batching, Reason
-from relay.lifecycle.handover import Desk, Handed
-from relay.lifecycle.rhythm import Rhythm
+from relay.lifecycle.pacing import Pacing
+from relay.lifecycle.token_mailer import MailedBatch, TokenMailer
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.enqueue import announce
@@ -72,7 +72,7 @@ _SAVED = Gauge(
 async def run(
     ctx: Context,
     *,
-    desk: Desk,
+    mailer: TokenMailer,
     batching: Callable[[], Batching],
     keyring: Keyring,
     wake_outbound: Callable[[Collection[DueLane]], None] | None = None,
@@ -86,9 +86,9 @@ async def run(
     where there is none (then all nodes are told); without `space` on the disk nothing is handed
     over; messages (`Wake`, `SweepNow`) are hints.
     """
-    rhythm = Rhythm(batching(), sweep_every, rng or random.Random())  # noqa: S311 - jitter
-    collector = _Collector(ctx, desk, keyring, wake_outbound, rhythm, space)
-    law = rhythm.batching
+    pacing = Pacing(batching(), sweep_every, rng or random.Random())  # noqa: S311 - jitter
+    collector = _Collector(ctx, mailer, keyring, wake_outbound, pacing, space)
+    law = pacing.batching
     log.info(
         "collector.configured",
         channel=queue.CHANNEL,
@@ -113,26 +113,26 @@ class _Collector:
     def __init__(
         self,
         ctx: Context,
-        desk: Desk,
+        mailer: TokenMailer,
         keyring: Keyring,
         wake_outbound: Callable[[Collection[DueLane]], None] | None,
-        rhythm: Rhythm,
+        pacing: Pacing,
         space: Space,
     ) -> None:
         self._ctx = ctx
-        self._desk = desk
+        self._mailer = mailer
         self._keyring = keyring
         self._wake_outbound = wake_outbound
-        self._rhythm = rhythm
+        self._pacing = pacing
         self._space = space
 
     def heed(self, messages: list[Any]) -> None:
         """Take hints in."""
         for message in messages:
             if isinstance(message, Wake):
-                self._rhythm.batching.woken(trio.current_time())
+                self._pacing.batching.woken(trio.current_time())
             elif isinstance(message, SweepNow):
-                self._rhythm.sweep_now()
+                self._pacing.sweep_now()
 
     async def turn(self) -> float:
         """Hand over what is due; return the seconds until there is something to do again."""
@@ -140,56 +140,56 @@ class _Collector:
             _NO_SPACE.inc()
             return _WHEN_SHORT
         try:
-            await self._hand_over()
-            if self._rhythm.wants_sweep(trio.current_time()):
+            await self._mail_batches()
+            if self._pacing.wants_sweep(trio.current_time()):
                 await self._sweep()
-                await self._hand_over()
+                await self._mail_batches()
         except DatabaseUnavailable as error:
-            if not self._rhythm.is_lost:
+            if not self._pacing.is_lost:
                 log.warning("collector.waits_for_database", reason=str(error))
-            return self._rhythm.lost()
-        if self._rhythm.is_lost:
-            self._rhythm.recovered()
+            return self._pacing.lost()
+        if self._pacing.is_lost:
+            self._pacing.recovered()
             log.info("collector.recovered")
-        return max(0.0, self._rhythm.next_at() - trio.current_time())
+        return max(0.0, self._pacing.next_at() - trio.current_time())
 
-    async def _hand_over(self) -> None:
+    async def _mail_batches(self) -> None:
         """Hand over batch by batch while there is a reason to."""
-        rhythm = self._rhythm
+        pacing = self._pacing
         while not self._ctx.paused and not self._ctx.draining.is_set():
             now = trio.current_time()
-            if rhythm.wants_count(now):
-                rhythm.counted(await self._desk.waiting(), now, trio.current_time())
+            if pacing.wants_count(now):
+                pacing.counted(await self._mailer.waiting(), now, trio.current_time())
             began = trio.current_time()
-            reason = rhythm.decide(began)
+            reason = pacing.decide(began)
             if reason is None:
                 return
-            handed = await self._desk.hand_over(self._keyring.signing[0])
+            batch = await self._mailer.mail_batch(self._keyring.signing[0])
             ended = trio.current_time()
-            if handed.rows:
+            if batch.rows:
                 _SECONDS.observe(ended - began)
-            self._note(handed, rhythm.batching.sent(handed.rows, ended, reason))
-            if handed.due_lanes and self._wake_outbound is None:
-                await announce(self._desk.pool)
+            self._note(batch, pacing.batching.sent(batch.rows, ended, reason))
+            if batch.due_lanes and self._wake_outbound is None:
+                await announce(self._mailer.pool)
             self._ctx.beat()
 
-    def _note(self, handed: Handed, reason: Reason) -> None:
+    def _note(self, batch: MailedBatch, reason: Reason) -> None:
         """Tell the claimer, the log and the metrics; remember what the budget wants."""
-        if handed.due_lanes and self._wake_outbound is not None:
-            self._wake_outbound(handed.due_lanes)
-        if handed.saved is not None:
-            _SAVED.set(handed.saved)
-        if handed.rest is not None:
-            self._rhythm.rest(trio.current_time(), handed.rest)
-        for refused in handed.refused:
+        if batch.due_lanes and self._wake_outbound is not None:
+            self._wake_outbound(batch.due_lanes)
+        if batch.saved is not None:
+            _SAVED.set(batch.saved)
+        if batch.rest is not None:
+            self._pacing.rest(trio.current_time(), batch.rest)
+        for refused in batch.refused:
             _REFUSED.inc()
             log.warning("collector.refused", token=refused.token, reason=refused.reason)
-        if handed.rows:
+        if batch.rows:
             _BATCHES.labels(reason).inc()
-            _ROWS.observe(handed.rows)
-            log.info("collector.batch", rows=handed.rows, reason=reason)
+            _ROWS.observe(batch.rows)
+            log.info("collector.batch", rows=batch.rows, reason=reason)
 
     async def _sweep(self) -> None:
         """Look for what nobody announced."""
-        await queue.sweep(self._desk.pool)
-        self._rhythm.swept(trio.current_time(), await self._desk.waiting())
+        await queue.sweep(self._mailer.pool)
+        self._pacing.swept(trio.current_time(), await self._mailer.waiting())

@@ -30,7 +30,7 @@ from relay.access.keys import Keys
 from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
-from relay.devices.desk import DeviceDesk
+from relay.devices.inbox import DeviceInbox
 from relay.errors import DatabaseUnavailable, OverQuota
 from relay.futures import Future
 from relay.http.app import create_app
@@ -106,7 +106,7 @@ async def run(
     max_message_bytes: int = 26_214_400,
     fetch: Fetch = fetch_https,
     limits: Limits | None = None,
-    devices: DeviceDesk | None = None,
+    devices: DeviceInbox | None = None,
     ready_checks: Sequence[ReadyCheck] = (),
     space: Space = AMPLE,
 ) -> None:

@@ -88,7 +88,7 @@ from relay.db import channels
 from relay.db.embedded import Embedded
 from relay.db.listen import Hub
 from relay.db.pool import Pool
-from relay.devices.desk import DeviceDesk
+from relay.devices.inbox import DeviceInbox
 from relay.devices.intake import Intake, Sources
 from relay.devices.limits import DeviceLimits
 from relay.devices.noise import KeyPair
@@ -98,12 +98,12 @@ from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
 from relay.errors import ConfigError
 from relay.http.serve import MAX_CONNECTIONS
-from relay.lifecycle import purse
+from relay.lifecycle import budget_store
 from relay.lifecycle import queue as token_queue
 from relay.lifecycle.batching import Adaptive, Fixed
 from relay.lifecycle.budget import Budget
-from relay.lifecycle.handover import Desk
 from relay.lifecycle.letters import letters_of, sender_of
+from relay.lifecycle.token_mailer import TokenMailer
 from relay.log import LogRing
 from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
@@ -441,11 +441,12 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             max_push_sessions=connections["push"], max_receive_sessions=connections["receive"]
         )
         server = DeviceServer(resources.device_key, inboxes, intake, limits)
-    desk = None
+    device_inbox = None
     if server is not None or settings.devices.store == "postgres":
-        desk = DeviceDesk(inboxes, intake, server)  # a file of our own that nobody reads is no use
+        # A file of our own that nobody reads is no use.
+        device_inbox = DeviceInbox(inboxes, intake, server)
 
-    if "control" in wanted and desk is not None:
+    if "control" in wanted and device_inbox is not None:
         wanted |= {"device_store"}  # blobs come by HTTP too
 
     return Parts(
@@ -532,7 +533,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         ),
         collector=partial(
             collector.run,
-            desk=_desk(settings, resources),
+            mailer=_mailer(settings, resources),
             batching=partial(
                 Adaptive if settings.collector.adaptive else Fixed,
                 settings.collector.batch_limit,
@@ -606,7 +607,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             sns_topics=settings.ingest.sns_topics,
             buckets=_buckets(settings),
             max_message_bytes=settings.smtp.max_message_bytes,
-            devices=desk,
+            devices=device_inbox,
             space=resources.space,
         ),
         sweep_every=settings.expiry.sweep_every,
@@ -668,15 +669,15 @@ def _smtp_limits(settings: Settings, connections: int) -> SmtpLimits:
     )
 
 
-def _desk(settings: Settings, resources: Resources) -> Desk:
-    """What the collector hands over with."""
+def _mailer(settings: Settings, resources: Resources) -> TokenMailer:
+    """What the collector mails tokens with."""
     collector = settings.collector
     if not resources.page_url:
         raise ConfigError(
             "RELAY_HTTP__PUBLIC_URL is needed: the collector writes links to pages that another "
             "relay serves, and RELAY_HTTP__BIND says port 0."
         )
-    return Desk(
+    return TokenMailer(
         resources.pool,
         letters_of(settings, resources.page_url),
         collector.batch_limit,
@@ -706,7 +707,7 @@ def _budget_for_all(settings: Settings, pool: Pool) -> LeaseBudget | None:
     budget = _budget(settings)
     if budget is None or settings.collector.budget_covers == "letters":
         return None
-    return partial(purse.lease, pool, budget)
+    return partial(budget_store.lease, pool, budget)
 
 
 def _upstream(text: str) -> Upstream:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
     from mcp_types import CallToolResult
 
-    from relay.cli.agent.desk import Desk
+    from relay.cli.agent.client import AgentClient
     from relay.cli.agent.tools import Tool
 
 SIGN_OF_LIFE_EVERY = 5.0  # seconds
@@ -90,10 +90,10 @@ async def _serve(
     import trio
     from mcp.server.stdio import stdio_server
 
-    from relay.cli.agent.desk import Desk
+    from relay.cli.agent.client import AgentClient
 
     async with httpx.AsyncClient(trust_env=False) as client:
-        desk = Desk(
+        agent = AgentClient(
             client,
             data_dir,
             token=token,
@@ -102,31 +102,31 @@ async def _serve(
             allow_private=allow_private,
         )
 
-        async def give_back() -> None:
+        async def clean_up() -> None:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WORDS):
-                await desk.give_back()
+                await agent.delete_own_key()
 
         async def end_at_a_signal() -> None:
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:
-                    await give_back()
+                    await clean_up()
                     # The thread that reads stdin cannot be cancelled: end as if nobody had asked.
                     signal.signal(number, signal.SIG_DFL)
                     os.kill(os.getpid(), number)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(end_at_a_signal)
-            nursery.start_soon(desk.keep_key)
+            nursery.start_soon(agent.keep_key)
             try:
                 async with stdio_server() as (reading, writing):
-                    server = make_server(desk)
+                    server = make_server(agent)
                     await server.run(reading, writing, server.create_initialization_options())
             finally:
-                await give_back()
+                await clean_up()
             nursery.cancel_scope.cancel()
 
 
-def make_server(desk: Desk) -> Server[Any]:
+def make_server(agent: AgentClient) -> Server[Any]:
     """Return the protocol's server over the tools."""
     from mcp.server.lowlevel import Server
     from mcp.shared.exceptions import MCPError
@@ -143,7 +143,7 @@ def make_server(desk: Desk) -> Server[Any]:
         tool = tools.get(params.name)
         if tool is None:
             raise MCPError(code=INVALID_PARAMS, message=f"There is no tool {params.name!r}.")
-        return await _call(desk, tool, params.arguments or {}, context)
+        return await _call(agent, tool, params.arguments or {}, context)
 
     return Server(
         "relay",
@@ -174,7 +174,7 @@ def _described(tool: Tool) -> Any:
 
 
 async def _call(
-    desk: Desk, tool: Tool, arguments: dict[str, Any], context: ServerRequestContext[Any]
+    agent: AgentClient, tool: Tool, arguments: dict[str, Any], context: ServerRequestContext[Any]
 ) -> CallToolResult:
     """Run a tool; whatever goes wrong is told to the agent as the tool's error."""
     import trio
@@ -201,7 +201,7 @@ async def _call(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(show_life)
             try:
-                result = await tool.run(desk, wanted)
+                result = await tool.run(agent, wanted)
             except Failure as failure:
                 sentence = str(failure)
             except Exception as error:  # a fault of ours must not end the agent's session

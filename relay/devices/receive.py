@@ -64,7 +64,7 @@ class Device:
         self.acknowledged: set[int] = set()  # being deleted: not to be sent any more
 
 
-class Roster:
+class DeviceSessions:
     """The devices that are connected to this node."""
 
     def __init__(self, limits: DeviceLimits) -> None:
@@ -98,8 +98,8 @@ class ReceiveSession:
     """One session, after its handshake.  `run` in a task of its own."""
 
     __slots__ = (
-        "_after", "_channel", "_device", "_gone", "_key", "_limits", "_nursery", "_room",
-        "_roster", "_scope", "_store", "_unacked", "_unacked_bytes", "_wanted",
+        "_after", "_channel", "_device", "_device_sessions", "_gone", "_key", "_limits",
+        "_nursery", "_room", "_scope", "_store", "_unacked", "_unacked_bytes", "_wanted",
     )  # fmt: skip
 
     def __init__(
@@ -107,14 +107,14 @@ class ReceiveSession:
         channel: Channel,
         key: bytes,
         store: InboxStore,
-        roster: Roster,
+        device_sessions: DeviceSessions,
         limits: DeviceLimits,
     ) -> None:
         """Serve the device that has proven `key`."""
         self._channel = channel
         self._key = key
         self._store = store
-        self._roster = roster
+        self._device_sessions = device_sessions
         self._limits = limits
         self._after = 0  # the last id that was looked at
         self._unacked: dict[int, int] = {}  # id -> bytes
@@ -138,7 +138,7 @@ class ReceiveSession:
 
         Raises `Ended` and `Undecryptable`, in groups too.
         """
-        device = self._roster.enter(self._key, self)
+        device = self._device_sessions.enter(self._key, self)
         if device is None:
             await self._refuse(Reason.RATE_LIMITED, self._limits.receive_idle)
             return
@@ -156,7 +156,7 @@ class ReceiveSession:
                     self._nursery.start_soon(self._deliver, wakeups)
                     await self._read()
         finally:
-            self._roster.leave(self._key, self)
+            self._device_sessions.leave(self._key, self)
 
     async def _refuse(self, reason: Reason, retry_after: float) -> None:
         self._channel.post(error(reason, math.ceil(retry_after)))

@@ -28,7 +28,7 @@ from relay.devices.intake import Intake
 from relay.devices.limits import DeviceLimits
 from relay.devices.noise import NK, XX, HandshakeFailed, KeyPair, Undecryptable
 from relay.devices.push import PushSession
-from relay.devices.receive import ReceiveSession, Roster
+from relay.devices.receive import DeviceSessions, ReceiveSession
 from relay.devices.store import InboxStore
 from relay.log import get_logger
 from relay.metrics import registry
@@ -97,7 +97,7 @@ class DeviceServer:
         self._key = key
         self._store = store
         self._intake = intake
-        self._roster = Roster(self.limits)
+        self._device_sessions = DeviceSessions(self.limits)
         self._memory = memory or Memory()
         self._open = dict.fromkeys(Kind, 0)
         self._gates = {
@@ -123,7 +123,7 @@ class DeviceServer:
 
     def sessions_of(self, key: bytes) -> int:
         """Return how many receive sessions a device has on this node."""
-        return self._roster.sessions(key)
+        return self._device_sessions.sessions(key)
 
     async def accept(
         self,
@@ -208,7 +208,7 @@ class DeviceServer:
         if kind is Kind.PUSH:
             session = PushSession(channel, self._intake, self.limits)
         else:
-            session = ReceiveSession(channel, peer, self._store, self._roster, self.limits)
+            session = ReceiveSession(channel, peer, self._store, self._device_sessions, self.limits)
         attended.session = session
         if self._draining:
             return

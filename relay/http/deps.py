@@ -27,7 +27,7 @@ import trio
 from relay.access.keys import Keys
 from relay.datadir import Keyring
 from relay.db.listen import Hub
-from relay.devices.desk import DeviceDesk
+from relay.devices.inbox import DeviceInbox
 from relay.http.page_sessions import PageSessions
 from relay.http.rate_limits import KnownKeys
 from relay.lifecycle.accounts import Accounts
@@ -196,7 +196,7 @@ class Deps:
     wake_outbound: WakeOutbound
     destinations: Callable[[], Sequence[Standing]] = tuple  # held back by this node's sender
     private_webhooks: bool = False  # whether a URL may name a private address
-    devices: DeviceDesk | None = None  # the device inbox, where this process has one
+    devices: DeviceInbox | None = None  # the device inbox, where this process has one
     ready_checks: Sequence[ReadyCheck] = ()
     space: Space = AMPLE  # of the data directory's disk
     public_url: str = ""

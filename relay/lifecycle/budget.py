@@ -12,7 +12,7 @@ Promises
 - A clock that steps back earns nothing twice.
 
 The state (`Saved`) is a value: the collector keeps it in one row of the database, which all nodes
-lock and share (`relay.lifecycle.purse`).  Instants are seconds of the epoch.  Pure.
+lock and share (`relay.lifecycle.budget_store`).  Instants are seconds of the epoch.  Pure.
 """
 
 from __future__ import annotations

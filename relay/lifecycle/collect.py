@@ -49,13 +49,13 @@ from relay.db.doubt import BARRIER
 from relay.db.hosts import Hosts
 from relay.db.listen import Reconnected, notifications
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle import purse, queue
+from relay.lifecycle import budget_store, queue
 from relay.lifecycle.batching import Adaptive, Batching, Reason
 from relay.lifecycle.budget import Budget, allowance, spend, wait
 from relay.lifecycle.lines import Printer, Raw, faults
+from relay.lifecycle.pacing import Pacing
 from relay.lifecycle.pipe import Closed, Pipe
-from relay.lifecycle.rhythm import Rhythm
-from relay.lifecycle.taker import TIMEOUT, Taker, open_taker
+from relay.lifecycle.token_reader import TIMEOUT, TokenReader, open_token_reader
 from relay.log import get_logger
 
 log = get_logger()
@@ -114,14 +114,14 @@ class Collect:
         self._hosts = Hosts()
         self._pipe = pipe
         self._batching = batching
-        self._rhythm = Rhythm(batching, SWEEP_EVERY, rng or random.Random())  # noqa: S311 - jitter
+        self._pacing = Pacing(batching, SWEEP_EVERY, rng or random.Random())  # noqa: S311 - jitter
         self._signing_key = signing_key
         self._timeout = timeout
         self._budget = budget
         self._hold = hold
         self._quick = quick
         self._printer = Printer(signing_key())
-        self._takers: list[Taker] = []
+        self._token_readers: list[TokenReader] = []
         self._plain: Connection | None = None
         self._stopping = False
         self._idle: trio.CancelScope | None = None
@@ -169,7 +169,7 @@ class Collect:
                 nursery.start_soon(self._watch_reader)
                 while not self._stopping:
                     if await self._worked():
-                        await self._sleep(self._rhythm.next_at() - trio.current_time())
+                        await self._sleep(self._pacing.next_at() - trio.current_time())
                     else:
                         await self._sleep(self._pause)
                 nursery.cancel_scope.cancel()
@@ -218,7 +218,7 @@ class Collect:
         try:
             await self._write_out()
             sweeps = self._sweeps and not self._stopping
-            if sweeps and self._rhythm.wants_sweep(trio.current_time()):
+            if sweeps and self._pacing.wants_sweep(trio.current_time()):
                 await self._sweep()
                 await self._write_out()
         except Closed:
@@ -249,9 +249,9 @@ class Collect:
                 await self._pipe.room()
             self._idle = None
             now = trio.current_time()
-            if self._rhythm.wants_count(now):
-                self._rhythm.counted(await self._count(), now, trio.current_time())
-            reason = self._rhythm.decide(trio.current_time())
+            if self._pacing.wants_count(now):
+                self._pacing.counted(await self._count(), now, trio.current_time())
+            reason = self._pacing.decide(trio.current_time())
             if reason is None or self._stopping:
                 return
             if self._budget is not None:
@@ -268,33 +268,33 @@ class Collect:
         limit = self._batching.limit
         most = max(limit, _MOST - _MOST % limit)
         count, more, second = limit, not once, 1
-        flying = deque([await self._taker(0)])
+        flying = deque([await self._token_reader(0)])
         flying[0].start(count)
         while flying:
-            taker = flying.popleft()
-            rows = await taker.rows()
-            more = more and len(rows) >= taker.asked and not self._stopping
+            token_reader = flying.popleft()
+            rows = await token_reader.rows()
+            more = more and len(rows) >= token_reader.asked and not self._stopping
             if more and not flying:
-                other = await self._taker(second)  # from here on two take turns
+                other = await self._token_reader(second)  # from here on two take turns
                 other.start(count)
                 flying.append(other)
                 second = 1 - second
             began = trio.current_time()
-            taken = await self._print(rows, taker.keys, reason)
+            taken = await self._print(rows, token_reader.keys, reason)
             quick = taken and trio.current_time() - began < self._quick
             count = min(2 * count, most) if quick else limit
             if more:
-                taker.start(count)
-                flying.append(taker)
+                token_reader.start(count)
+                flying.append(token_reader)
             else:
-                await taker.commit()
+                await token_reader.commit()
 
     async def _write_paid(self, reason: Reason, budget: Budget) -> None:
         """One batch of as many rows as the budget pays for."""
         connection = await self._connection()
         with trio.fail_after(self._hold + TIMEOUT):
             async with connection.transaction():
-                saved = await purse.take_out(connection, budget)
+                saved = await budget_store.lock(connection, budget)
                 allowed = min(self._batching.limit, allowance(budget, saved))
                 rows = await queue.take(connection, allowed) if allowed else []
                 await self._print(
@@ -303,10 +303,10 @@ class Collect:
                     reason,
                 )
                 left = spend(saved, len(rows))
-                await purse.put_back(connection, left)
+                await budget_store.save(connection, left)
         if len(rows) == allowed < self._batching.limit:
             rest = wait(budget, left, limit=self._batching.limit, timeout=self._timeout)
-            self._rhythm.rest(trio.current_time(), rest)
+            self._pacing.rest(trio.current_time(), rest)
 
     async def _print(
         self, rows: Sequence[Raw], keys: Callable[[], list[Key]], reason: Reason
@@ -391,8 +391,8 @@ class Collect:
             if self._budget is not None:
                 # First, and by itself: what is paid for twice is no worse than not at all.
                 async with connection.transaction():
-                    saved = await purse.take_out(connection, self._budget)
-                    await purse.put_back(connection, spend(saved, len(keys)))
+                    saved = await budget_store.lock(connection, self._budget)
+                    await budget_store.save(connection, spend(saved, len(keys)))
             async with connection.transaction():
                 await connection.execute(
                     """
@@ -425,7 +425,7 @@ class Collect:
         connection = await self._connection()
         with trio.fail_after(TIMEOUT):
             await connection.execute("SELECT relay.sweep_tokens()")
-        self._rhythm.swept(trio.current_time(), await self._count())
+        self._pacing.swept(trio.current_time(), await self._count())
 
     async def _connection(self) -> Connection:
         """The connection for all but taking."""
@@ -441,32 +441,32 @@ class Collect:
                 raise DatabaseUnavailable(f"no connection to PostgreSQL: {error}") from error
         return self._plain
 
-    async def _taker(self, place: int) -> Taker:
-        while len(self._takers) <= place:
-            self._takers.append(await open_taker(self._dsn, self._hosts))
-        return self._takers[place]
+    async def _token_reader(self, place: int) -> TokenReader:
+        while len(self._token_readers) <= place:
+            self._token_readers.append(await open_token_reader(self._dsn, self._hosts))
+        return self._token_readers[place]
 
     def _hang_up(self) -> None:
         """Close all connections: what was not committed is queued again."""
-        for taker in self._takers:
-            taker.close()
-        self._takers.clear()
+        for token_reader in self._token_readers:
+            token_reader.close()
+        self._token_readers.clear()
         if self._plain is not None:
             self._plain.abandon()
             self._plain = None
 
     def _recovered(self) -> None:
-        if self._rhythm.is_lost:
-            self._rhythm.recovered()
+        if self._pacing.is_lost:
+            self._pacing.recovered()
             log.info("collector.recovered")
 
     def _lost(self, error: Exception) -> None:
         self._hang_up()
-        if not self._rhythm.is_lost:
+        if not self._pacing.is_lost:
             self._lost_at = trio.current_time()
             reason = " ".join(str(error).split()) or "PostgreSQL did not answer in time"
             log.warning("collector.waits_for_database", reason=reason)
-        self._pause = self._rhythm.lost()
+        self._pause = self._pacing.lost()
 
 
 def _raw(row: queue.Row) -> Raw:

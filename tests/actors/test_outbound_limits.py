@@ -14,7 +14,7 @@ from cryptography.fernet import Fernet
 from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.lifecycle.budget import Budget
-from relay.lifecycle.purse import lease
+from relay.lifecycle.budget_store import lease
 from relay.outbound.message import NOBODY
 from relay.outbound.rates import SharedRates
 from relay.outbound.senders import Senders

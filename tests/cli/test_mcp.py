@@ -24,7 +24,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 from trio.testing import MockClock
 
-from relay.cli.agent.desk import Desk
+from relay.cli.agent.client import AgentClient
 from relay.cli.agent.forms import MailResult
 from relay.cli.agent.tools import TOOLS, link_matches
 from relay.cli.mcp import _call, make_server
@@ -157,10 +157,10 @@ async def within(relay: RelayProcess, **options: Any) -> AsyncIterator[Agent]:
     """The same tools without a process between: what they do is all that the test is about."""
     with trio.fail_after(60):
         async with httpx.AsyncClient(trust_env=False) as client:
-            desk = Desk(client, relay.data_dir, **options)
-            async with Client(make_server(desk)) as tools:
+            agent = AgentClient(client, relay.data_dir, **options)
+            async with Client(make_server(agent)) as tools:
                 yield Agent(tools)
-            await desk.give_back()
+            await agent.delete_own_key()
 
 
 def own_keys(relay: RelayProcess) -> list[dict[str, Any]]:
@@ -470,7 +470,7 @@ async def test_a_waiting_call_shows_signs_of_life(autojump_clock: MockClock) -> 
 
     tool = dataclasses.replace(TOOLS[1], run=slow)
     context: Any = SimpleNamespace(session=Session())
-    result = await _call(cast("Desk", None), tool, {"address": "a@relay.localhost"}, context)
+    result = await _call(cast("AgentClient", None), tool, {"address": "a@relay.localhost"}, context)
     assert result.structured_content == {"found": False, "mail": None}
     assert heard == [5, 10]
 

@@ -15,8 +15,8 @@ from actors import collector
 from relay.db.pool import Pool
 from relay.lifecycle.batching import Adaptive, Fixed
 from relay.lifecycle.budget import Budget
-from relay.lifecycle.handover import Desk
 from relay.lifecycle.letters import Letters
+from relay.lifecycle.token_mailer import TokenMailer
 from tests.actors.running import running
 from tests.cli.command import RELAY, environment
 from tests.eventually import eventually_sync
@@ -48,7 +48,7 @@ def collecting(
     )
     return running(
         collector.run,
-        desk=Desk(pool, letters, limit, timeout, budget),
+        mailer=TokenMailer(pool, letters, limit, timeout, budget),
         batching=partial(law, limit, timeout),
         keyring=OneKey(),
         sweep_every=sweep_every,

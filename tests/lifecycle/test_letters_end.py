@@ -7,8 +7,8 @@ import trio
 from trio.testing import MockClock
 
 from relay.db.pool import Pool
-from relay.lifecycle.handover import Desk
 from relay.lifecycle.letters import Letters
+from relay.lifecycle.token_mailer import TokenMailer
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.states import Cause
 from tests.lifecycle.collecting import KEY
@@ -21,7 +21,7 @@ from tests.outbound.sink import Session, running_sink
 async def letter_to(node: Node, account: int) -> UUID:
     """Hand the account's token over; returns the id of its letter."""
     letters = Letters(sender="no-reply@shop.example", base="https://shop.example")
-    handed = await Desk(node.pool, letters, 10, 5.0).hand_over(KEY)
+    handed = await TokenMailer(node.pool, letters, 10, 5.0).mail_batch(KEY)
     assert (handed.rows, handed.refused) == (1, ())
     (token,) = await tokens(node.pool, account)
     found: UUID = await node.pool.fetch_value(

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 from quart import Response, request
 
-from relay.devices.desk import DeviceDesk
+from relay.devices.inbox import DeviceInbox
 from relay.devices.intake import Short, Shortage
 from relay.devices.store import StoreUnavailable
 from relay.devices.wire import MAX_ENVELOPE, Reason, Refused
@@ -100,7 +100,7 @@ def register(api: Api) -> None:
     """Declare the calls."""
     deps = api.deps
 
-    def desk() -> DeviceDesk:
+    def device_inbox() -> DeviceInbox:
         if deps.devices is None:
             raise unavailable("This process has no device inbox (it runs without devices).")
         return deps.devices
@@ -130,7 +130,7 @@ def register(api: Api) -> None:
     async def put(call: Call, key: str) -> Response:
         if _KEY.fullmatch(key) is None:
             raise Problem(404, "not-found", "A device's key is 64 hexadecimal digits.")
-        inbox, envelope = desk(), await read_body(operation)
+        inbox, envelope = device_inbox(), await read_body(operation)
         source = address_of(request, deps.trusted_proxies)
         ttl = None if call.query.ttl is None else duration(call.query.ttl)
         try:
@@ -164,7 +164,7 @@ def register(api: Api) -> None:
         ),
     )
     async def overview(call: Call) -> Response:
-        inbox = desk()
+        inbox = device_inbox()
         try:
             waiting = await inbox.overview()
         except StoreUnavailable as error:
@@ -211,7 +211,7 @@ def register(api: Api) -> None:
     )
     async def snapshot(call: Call) -> Response:
         try:
-            path = await desk().snapshot()
+            path = await device_inbox().snapshot()
         except StoreUnavailable as error:
             raise unavailable("The device store does not answer; try again.") from error
         if path is None:

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from relay.lifecycle.handover import Desk
 from relay.lifecycle.letters import Letters
+from relay.lifecycle.token_mailer import TokenMailer
 from tests.http.conftest import House
 from tests.lifecycle.people import insert, tokens
 
@@ -161,7 +161,7 @@ async def test_an_account_shows_the_mails_that_it_got(house: House):
     path = f"{BASE}/{account}"
     assert (await house.client.get(path, headers=key)).json()["letters"] == []
     letters = Letters(sender="no-reply@relay.localhost", base="http://relay.localhost")
-    await Desk(house.pool, letters, 10, 5.0).hand_over(bytes(32))
+    await TokenMailer(house.pool, letters, 10, 5.0).mail_batch(bytes(32))
     await house.pool.execute("SELECT relay.send('a@x.org', %s, 'Hi', 'text')", (ADA["email"],))
     (letter,) = (await house.client.get(path, headers=key)).json()["letters"]
     assert (letter["action"], letter["status"]) == ("activation", "queued")

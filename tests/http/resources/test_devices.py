@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from relay.db.pool import Pool
-from relay.devices.desk import DeviceDesk
+from relay.devices.inbox import DeviceInbox
 from relay.devices.intake import Intake, Rates, Sources
 from relay.devices.sqlite import SqliteStore
 from tests.eventually import eventually
@@ -28,10 +28,10 @@ async def inboxes(
 ) -> AsyncIterator[tuple[House, SqliteStore]]:
     """Run a control plane with a device store of its own."""
     store = SqliteStore(path / "devices.db", ttl=3600.0, **limits)
-    desk = DeviceDesk(store, Intake(store, rates))
+    device_inbox = DeviceInbox(store, Intake(store, rates))
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        async with open_house(database_url, pool, devices=desk) as house:
+        async with open_house(database_url, pool, devices=device_inbox) as house:
             yield house, store
         nursery.cancel_scope.cancel()
 
@@ -90,11 +90,13 @@ async def test_an_address_and_all_inboxes_have_their_limits(tmp_path, database_u
     are full, for everybody; both with Retry-After, and told apart from the recipient's own."""
     sources = Sources(8 << 10)
     store = SqliteStore(tmp_path / "devices.db", ttl=3600.0, max_total=300_000)
-    desk = DeviceDesk(store, Intake(store, sources=sources))
+    device_inbox = DeviceInbox(store, Intake(store, sources=sources))
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         proxies = ("127.0.0.1",)
-        async with open_house(database_url, pool, devices=desk, trusted_proxies=proxies) as house:
+        async with open_house(
+            database_url, pool, devices=device_inbox, trusted_proxies=proxies
+        ) as house:
 
             async def put(source: str) -> tuple[int, str]:
                 answer = await house.client.post(
@@ -172,8 +174,8 @@ async def test_the_operator_sees_the_fullest_inboxes(tmp_path, database_url, poo
 async def test_readiness_asks_the_device_store(tmp_path, database_url, pool):
     """200 while it answers; 503 with the reason when it does not."""
     store = SqliteStore(tmp_path / "devices.db", ttl=3600.0)
-    desk = DeviceDesk(store, Intake(store))
-    async with open_house(database_url, pool, devices=desk) as house:
+    device_inbox = DeviceInbox(store, Intake(store))
+    async with open_house(database_url, pool, devices=device_inbox) as house:
         answer = await house.client.get("/readyz")
         assert answer.status_code == 503
         assert "device store" in answer.json()["detail"]

@@ -8,7 +8,7 @@ rows have arrived; before that, `close` or the loss of the connection gives them
 
 Fails with `DatabaseUnavailable` when the connection broke, did not answer in time or did not wait
 for a synchronous standby (`relay.db.doubt`), with other
-`psycopg.Error` for what the server refused.  Either way the taker is of no use any more: `close`.
+`psycopg.Error` for what the server refused.  Either way the reader is of no use any more: `close`.
 
 Why below psycopg's cursors: at ten rows a batch, preparing a call and converting its rows cost as
 much as the server's share.
@@ -41,8 +41,8 @@ _TUPLES, _DONE, _SYNC = (
 )
 
 
-class Taker:
-    """One such connection; made by `open_taker`."""
+class TokenReader:
+    """One such connection; made by `open_token_reader`."""
 
     def __init__(self, connection: Connection) -> None:
         self.asked = 0
@@ -139,8 +139,8 @@ class Taker:
                     raise refused
 
 
-async def open_taker(dsn: str, hosts: Hosts | None = None) -> Taker:
-    """Connect a taker, or raise `DatabaseUnavailable`; `hosts`: what is known of the servers."""
+async def open_token_reader(dsn: str, hosts: Hosts | None = None) -> TokenReader:
+    """Connect a token reader, or raise `DatabaseUnavailable`; `hosts`: as in `connect`."""
     try:
         connection = await connect(
             dsn,
@@ -151,13 +151,13 @@ async def open_taker(dsn: str, hosts: Hosts | None = None) -> Taker:
         )
     except psycopg.OperationalError as error:
         raise DatabaseUnavailable(f"no connection to PostgreSQL: {error}".rstrip()) from error
-    taker = Taker(connection)
+    reader = TokenReader(connection)
     try:
-        await taker._prepare()
+        await reader._prepare()
     except BaseException:
-        taker.close()
+        reader.close()
         raise
-    return taker
+    return reader
 
 
 def _unavailable(error: Exception) -> DatabaseUnavailable:

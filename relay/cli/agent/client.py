@@ -45,7 +45,7 @@ class OwnKey:
     token: str
 
 
-class Desk:
+class AgentClient:
     """The running relay's API, as an agent uses it: with a key of its own unless told otherwise.
 
     `token`: a credential to use instead; `admin`: the administrator's; `allow_send`: whether the
@@ -116,7 +116,7 @@ class Desk:
                 with contextlib.suppress(Failure):  # the relay may be away; a call finds out
                     await self._renew(await self._run(), self._key)
 
-    async def give_back(self) -> None:
+    async def delete_own_key(self) -> None:
         """Delete the key of its own, if one was made; where the relay is away it ends by itself."""
         key, self._key = self._key, None
         if key is not None:

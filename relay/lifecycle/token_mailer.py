@@ -24,7 +24,7 @@ import trio
 from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle import purse, queue, tokens
+from relay.lifecycle import budget_store, queue, tokens
 from relay.lifecycle.budget import Budget, allowance, spend, wait
 from relay.lifecycle.letters import Letters, Unwritable
 from relay.lifecycle.tokens import Action
@@ -45,7 +45,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class MailedBatch:
     """What became of a batch.
 
     `rows` tokens were taken; `due_lanes` have something due now (for the claimer); `rest` is None,
@@ -61,7 +61,7 @@ class Handed:
 
 
 @dataclass(frozen=True)
-class Desk:
+class TokenMailer:
     """Hands batches of up to `limit` over; `timeout` is the batch timeout, in seconds."""
 
     pool: Pool
@@ -70,7 +70,7 @@ class Desk:
     timeout: float
     budget: Budget | None = None
 
-    async def hand_over(self, key: bytes) -> Handed:
+    async def mail_batch(self, key: bytes) -> MailedBatch:
         """Take a batch and queue its letters, signed with `key`; commit."""
         with trio.move_on_after(_TIMEOUT) as patience:
             async with self.pool.transaction(patience=_TIMEOUT) as connection:
@@ -84,24 +84,24 @@ class Desk:
 
     async def _batch(
         self, connection: Connection, key: bytes, patience: trio.CancelScope
-    ) -> Handed:
+    ) -> MailedBatch:
         if self.budget is None:
             return await self._queue(connection, key, self.limit, patience)
-        saved = await purse.take_out(connection, self.budget)
+        saved = await budget_store.lock(connection, self.budget)
         allowed = min(self.limit, allowance(self.budget, saved))
-        handed = Handed()
+        batch = MailedBatch()
         if allowed:
-            handed = await self._queue(connection, key, allowed, patience)
-        left = spend(saved, handed.rows - len(handed.refused))
-        await purse.put_back(connection, left)
+            batch = await self._queue(connection, key, allowed, patience)
+        left = spend(saved, batch.rows - len(batch.refused))
+        await budget_store.save(connection, left)
         rest = None
-        if handed.rows == allowed < self.limit:
+        if batch.rows == allowed < self.limit:
             rest = wait(self.budget, left, limit=self.limit, timeout=self.timeout)
-        return Handed(handed.rows, handed.due_lanes, handed.refused, rest, left.letters)
+        return MailedBatch(batch.rows, batch.due_lanes, batch.refused, rest, left.letters)
 
     async def _queue(
         self, connection: Connection, key: bytes, limit: int, patience: trio.CancelScope
-    ) -> Handed:
+    ) -> MailedBatch:
         rows = await queue.take(connection, limit)
         due_lanes: set[DueLane] = set()
         refused: list[Refused] = []
@@ -110,7 +110,7 @@ class Desk:
             patience.deadline = trio.current_time() + _TIMEOUT
             messages = self._write(rows[at : at + _CHUNK], key, refused)
             due_lanes |= await self._enqueue(connection, messages, refused)
-        return Handed(len(rows), frozenset(due_lanes), tuple(refused))
+        return MailedBatch(len(rows), frozenset(due_lanes), tuple(refused))
 
     def _write(
         self, rows: Sequence[queue.Row], key: bytes, refused: list[Refused]

@@ -21,7 +21,7 @@ from relay.lifecycle.budget import Budget, Saved, advance, allowance, spend, wai
 from relay.outbound.rates import SLICE, Grant
 
 
-async def take_out(connection: Connection, budget: Budget) -> Saved:
+async def lock(connection: Connection, budget: Budget) -> Saved:
     """Lock the state until the transaction ends, and return what is saved now."""
     cursor = await connection.execute(
         """
@@ -37,7 +37,7 @@ async def take_out(connection: Connection, budget: Budget) -> Saved:
     return advance(budget, None if at is None else Saved(at, letters, spent), now)
 
 
-async def put_back(connection: Connection, saved: Saved) -> None:
+async def save(connection: Connection, saved: Saved) -> None:
     """Store what is left; belongs to the transaction that took it out."""
     await connection.execute(
         "UPDATE relay.token_budget SET at = to_timestamp(%s), letters = %s, spent = %s",
@@ -48,11 +48,11 @@ async def put_back(connection: Connection, saved: Saved) -> None:
 async def lease(pool: Pool, budget: Budget, want: int, unspent: int) -> Grant:
     """Put `unspent` messages back and take up to `want` out, in a transaction of its own."""
     async with pool.transaction() as connection:
-        saved = await take_out(connection, budget)
+        saved = await lock(connection, budget)
         saved = spend(saved, -min(unspent, saved.spent))  # a new month owes the old one nothing
         granted = min(want, allowance(budget, saved))
         left = spend(saved, granted)
-        await put_back(connection, left)
+        await save(connection, left)
     if granted == want:
         return Grant(granted, 0.0)
     return Grant(granted, wait(budget, left, limit=want - granted, timeout=SLICE))

@@ -12,7 +12,7 @@ from relay.devices.store import InboxStore, StoreStatistics, StoreUnavailable
 
 
 @dataclass(frozen=True)
-class DeviceDesk:
+class DeviceInbox:
     """The device inbox of this node.  `server` is None where no sessions are served."""
 
     store: InboxStore

@@ -16,7 +16,7 @@ _LONGEST_REST = 60.0  # s; then the budget is looked at again, for somebody may 
 _COUNT_SHARE = 5  # counting takes at most one part in so many of the time
 
 
-class Rhythm:
+class Pacing:
     """The clockwork of one collector.  `sweep_every`: seconds, a quarter more or less."""
 
     def __init__(self, batching: Batching, sweep_every: float, rng: random.Random) -> None:
