@@ -30,6 +30,7 @@ from typing import Any
 
 from cryptography.fernet import Fernet
 
+from relay import files
 from relay.crypto import Vault
 from relay.errors import ConfigError
 
@@ -70,12 +71,8 @@ class DataDir:
             self._lock = None
 
     def write_run(self, entries: dict[str, Any]) -> None:
-        """Publish how to reach this relay: atomically, mode 0600."""
-        draft = self.run_file.with_suffix(".new")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(entries, file, indent=2)
-            file.write("\n")
-        os.replace(draft, self.run_file)
+        """Publish how to reach this relay: whole or not at all, mode 0600."""
+        files.replace(self.run_file, json.dumps(entries, indent=2).encode() + b"\n")
 
     def remove_run(self) -> None:
         """Withdraw `relay.json`, as the last act of a clean stop."""
@@ -134,19 +131,8 @@ class DataDir:
         return text
 
     def keep(self, name: str, text: str) -> None:
-        """Replace a kept secret: atomically, durably, mode 0600."""
-        file = self.path / name
-        draft = file.with_suffix(".new")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-            out.write(text + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(draft, file)
-        directory = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        """Replace a kept secret: whole or not at all, durably, mode 0600."""
+        files.replace(self.path / name, text.encode() + b"\n")
 
 
 class Keyring:

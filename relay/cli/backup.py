@@ -48,6 +48,7 @@ from relay.cli.db import with_database
 from relay.cli.exits import Failure
 from relay.datadir import DataDir
 from relay.errors import ConfigError
+from relay.files import sync_directory
 
 if TYPE_CHECKING:
     from relay.settings import Settings
@@ -366,6 +367,7 @@ def _pack(folder: Path, manifest: dict[str, Any], file: Path) -> None:
     with draft.open("rb") as whole:
         os.fsync(whole.fileno())
     draft.replace(file)
+    sync_directory(file.parent)
 
 
 @contextmanager

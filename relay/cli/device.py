@@ -17,6 +17,7 @@ import click
 from relay.cli import exits, options, output
 from relay.cli.client import read_run
 from relay.cli.exits import Failure
+from relay.files import sync_directory
 
 if TYPE_CHECKING:
     from relay.devices.client import Delivery, Pusher
@@ -496,12 +497,12 @@ def _say_missed(count: int, as_json: bool) -> None:
 def _show(blob: Delivery, out: Path | None, as_json: bool) -> None:
     if out is not None:
         try:
+            # On the disk, and its name too: it is deleted over there as soon as we say we have it.
             with open(out / str(blob.id), "wb") as file:
                 file.write(blob.envelope)
                 file.flush()
-                os.fsync(
-                    file.fileno()
-                )  # it is deleted over there as soon as we say that we have it
+                os.fsync(file.fileno())
+            sync_directory(out)
         except OSError as error:
             raise Failure(f"{out / str(blob.id)} cannot be written: {error.strerror}.") from error
     if as_json:

@@ -51,9 +51,10 @@ import psycopg
 import trio
 from psycopg.conninfo import make_conninfo
 
-from relay import children
+from relay import children, files
 from relay.db.connection import connect
 from relay.errors import ConfigError, DatabaseUnavailable, RelayError
+from relay.files import sync_directory
 from relay.log import get_logger
 
 log = get_logger()
@@ -206,9 +207,8 @@ class Embedded:
         base = Path(place.get("base") or self.directory)
         socket_dir = self._socket_dir(base, place)
         if {k: v for k, v in place.items() if v} != known:
-            scratch = record.with_suffix(".new")
-            scratch.write_text(json.dumps({k: v for k, v in place.items() if v}))
-            scratch.replace(record)
+            known = {name: value for name, value in place.items() if value}
+            files.replace(record, json.dumps(known).encode())
         place["base"] = str(base)
         place["socket"] = str(socket_dir)
         self._place = place
@@ -410,7 +410,7 @@ class Embedded:
             why = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
             raise ConfigError(f"PostgreSQL could not be set up in {scratch}: {why[-1]}")
         scratch.rename(self._data)
-        _sync_directory(self._base)
+        sync_directory(self._base)
 
     async def _make_database(self) -> None:
         conn = await connect(make_conninfo(self.dsn, dbname="postgres"))
@@ -539,11 +539,3 @@ def _is_private(path: Path) -> bool:
 
 def _reachable_by_all(path: Path) -> bool:
     return all(p.stat().st_mode & stat.S_IXOTH for p in (path, *path.parents))
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

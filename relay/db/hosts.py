@@ -22,13 +22,13 @@ Fails: a file that cannot be read or written is a warning; what is known is kept
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from psycopg.abc import ConnDict
 
+from relay import files
 from relay.log import get_logger
 
 if TYPE_CHECKING:
@@ -117,18 +117,9 @@ class Hosts:
     def _keep(self) -> None:
         if self._file is None:
             return
-        draft = self._file.with_suffix(".new")
+        known = {"system": self._system, "timeline": self._timeline}
         try:
-            with open(draft, "w") as out:
-                out.write(json.dumps({"system": self._system, "timeline": self._timeline}))
-                out.flush()
-                os.fsync(out.fileno())  # or the name may reach the disk before what it holds
-            os.replace(draft, self._file)
-            folder = os.open(self._file.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            files.replace(self._file, json.dumps(known).encode())
         except OSError as error:
             log.warning("db.timeline_not_kept", error=str(error))
 

@@ -46,6 +46,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from relay import files
+
 LOCK_PATIENCE = 10.0
 """Seconds that `replay` waits for another process that replays."""
 
@@ -113,7 +115,7 @@ class Outbox:
             number = f"{max(time.time_ns(), int(last) + 1):0{_DIGITS}}"
             if len(number) > _DIGITS:
                 raise OSError(errno.EOVERFLOW, f"no number is left behind {last}.blob")
-            _write(self._directory / f"{number}.blob", head.encode() + b"\n" + envelope)
+            files.replace(self._directory / f"{number}.blob", head.encode() + b"\n" + envelope)
         return number
 
     def numbers(self) -> list[str]:
@@ -176,7 +178,7 @@ class Outbox:
                     (self._directory / f"{last}.blob").unlink()
                     done.pushed.append(last)
         if done.pushed:
-            _flush(self._directory)
+            files.sync_directory(self._directory)
 
     def _read(self, number: str) -> Kept:
         path = self._directory / f"{number}.blob"
@@ -203,10 +205,10 @@ class Outbox:
             self._aside.mkdir(mode=0o700, exist_ok=True)
             for left in self._aside.glob("*.tmp"):
                 left.unlink()  # its writer died: whoever writes one holds the lock of `replay`
-            _write(self._aside / f"{number}.txt", f"{why}\n".encode())
+            files.replace(self._aside / f"{number}.txt", f"{why}\n".encode())
             os.rename(self._directory / f"{number}.blob", self._aside / f"{number}.blob")
-            _flush(self._aside)
-            _flush(self._directory)
+            files.sync_directory(self._aside)
+            files.sync_directory(self._directory)
         except OSError as error:
             done.trouble = f"{number}.blob cannot be set aside: {error.strerror or error}"
         else:
@@ -235,23 +237,3 @@ class Outbox:
 
 def _is_blob(name: str) -> bool:
     return _BLOB.fullmatch(name) is not None
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole, or not at all, whenever the machine stops."""
-    beside = path.with_suffix(".tmp")
-    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(file, "wb") as writing:
-        writing.write(content)
-        writing.flush()
-        os.fsync(file)
-    os.rename(beside, path)
-    _flush(path.parent)
-
-
-def _flush(directory: Path) -> None:
-    opened = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

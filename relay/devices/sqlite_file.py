@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 
 from relay.devices.store import OVERHEAD, Blob, Fullness, Missed, StoreUnavailable
 from relay.errors import ConfigError
+from relay.files import sync_directory
 
 APPLICATION_ID = 0x52446576
 """`RDev`, in the header of the file."""
@@ -572,8 +573,4 @@ def _make(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         return
-    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)
