@@ -26,8 +26,9 @@ from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
 from relay.futures import Future
+from relay.ids import new_id
 from relay.log import get_logger
-from relay.mailboxes.accept import Lookups, message_id
+from relay.mailboxes.accept import Lookups
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.server import Scheduling, Server
 from relay.storage import AMPLE, Space
@@ -49,7 +50,7 @@ class _Mailboxes:
         reply: Future[Accepted] = Future()
         message = Accept(
             reverse_path,
-            tuple((message_id(), address) for address in recipients),
+            tuple((new_id(), address) for address in recipients),
             raw,
             reply,
             admitted=True,

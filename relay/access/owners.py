@@ -9,4 +9,4 @@ from __future__ import annotations
 from uuid import UUID
 
 ADMINISTRATOR_ID = UUID(int=0)
-"""The owner of what the administrator made; the migrations know it, too."""
+"""The owner of what the administrator or SQL made; the migrations know it, too."""

@@ -36,6 +36,7 @@ import psycopg
 import trio
 from prometheus_client import Counter
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle.tokens import Action, Verified, secret_of, verify
@@ -202,8 +203,7 @@ class Consumption:
             # used up for nothing.  Of two at once the second waits there, then finds it used.
             """
             WITH fit AS MATERIALIZED (
-                SELECT t.id, a.login,
-                       COALESCE(a.owner, '00000000-0000-0000-0000-000000000000') AS owner
+                SELECT t.id, a.login, COALESCE(a.owner, %(administrator)s) AS owner
                 FROM relay.tokens t
                 JOIN relay.accounts a ON a.id = t.account
                 WHERE t.secret = %(secret)s
@@ -229,6 +229,7 @@ class Consumption:
                 # Five digits, having been verified; beside an activation it may be anything.
                 "code": code if verified.action is Action.PASSWORD_RECOVERY else None,
                 "status": _FITTING[verified.action],
+                "administrator": ADMINISTRATOR_ID,
             },
         )
         return None if row is None else (row[0], row[1], row[2], row[3])

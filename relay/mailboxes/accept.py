@@ -26,11 +26,9 @@ the executor each.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
-from uuid import UUID, SafeUUID
+from uuid import UUID
 
 import psycopg
 import trio
@@ -49,38 +47,6 @@ LARGE = 256 * 1024
 """Bytes from which a message has a statement to itself."""
 
 _SHED = 1024 * 1024  # bytes; libpq never shrinks a connection's buffer, so it is not used again
-
-
-_new, _set = object.__new__, object.__setattr__
-
-_entropy = b""
-_entropy_at = 0
-
-
-def message_id() -> UUID:
-    """Make a UUIDv7 (RFC 9562, 5.7): rows made together lie together in every index.
-
-    The 12 bits behind the milliseconds are their fraction (6.2, method 3), so ids made one after
-    the other by this process are in that order.
-    """
-    global _entropy, _entropy_at  # one system call for 500 ids
-    if _entropy_at == len(_entropy):
-        _entropy, _entropy_at = os.urandom(4000), 0
-    random = int.from_bytes(_entropy[_entropy_at : _entropy_at + 8], "big")
-    _entropy_at += 8
-    milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
-    made = _new(UUID)  # its constructor takes longer than all the rest
-    _set(
-        made,
-        "int",
-        milliseconds << 80
-        | 0x7 << 76
-        | (nanoseconds * 4096 // 1_000_000) << 64
-        | 0x2 << 62
-        | random & 0x3FFF_FFFF_FFFF_FFFF,
-    )
-    _set(made, "is_safe", SafeUUID.unknown)
-    return made
 
 
 class Row(NamedTuple):

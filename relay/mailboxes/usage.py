@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from relay.access.owners import ADMINISTRATOR_ID
+
 USED = """
     SELECT coalesce(sum(messages), 0)::bigint AS messages, coalesce(sum(bytes), 0)::bigint AS bytes
     FROM (
@@ -13,7 +15,7 @@ USED = """
     ) folded_and_since"""
 """What the mailbox `b` holds, as a sub-select of one row; in one snapshot it is exact."""
 
-LIMITED = "b.owner_id IS DISTINCT FROM '00000000-0000-0000-0000-000000000000'"
+LIMITED = f"b.owner_id IS DISTINCT FROM '{ADMINISTRATOR_ID}'"
 """Whether the quotas of its plan hold for the mailbox `b`: not for the administrator's."""
 
 

@@ -21,20 +21,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.channels import OUTBOUND
 from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.errors import Bug, Invalid, PermanentFailure
+from relay.ids import new_ids
 from relay.outbound.lanes import PRIORITIES, DueLane, lane_of
-from relay.outbound.message import NOBODY, Message
+from relay.outbound.message import Message
 
 FLUSH = "flush"
 """Announced on `OUTBOUND` by an operator: what was deferred is due, and no pause holds it back."""
@@ -92,23 +92,6 @@ class Enqueued:
         }
 
 
-def new_id() -> UUID:
-    """Return a UUIDv7 (RFC 9562, 5.7) of now; ids made one after the other sort alike."""
-    return new_ids(1)[0]
-
-
-def new_ids(count: int) -> list[UUID]:
-    """Return `count` UUIDv7 in rising order, with 42 random bits and 20 of a counter each."""
-    random = os.urandom(6 * count)
-    base = time.time_ns() // 1_000_000 << 80 | 0x7 << 76 | 0x2 << 62
-    ids = []
-    for number in range(count):
-        tail = int.from_bytes(random[6 * number : 6 * number + 6], "big") & 0x3FFFFFFFFFF
-        # The counter: 12 bits before the variant, 20 after it, of which the lower 20 are used.
-        ids.append(UUID(int=base | (number >> 20) << 64 | (number & 0xFFFFF) << 42 | tail))
-    return ids
-
-
 def body_hash(body: Any) -> bytes:
     """Return the digest by which an idempotency key recognises its body (32 bytes)."""
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), default=str)
@@ -129,7 +112,7 @@ _ENQUEUE = f"""
         SELECT DISTINCT s.address
         FROM unnest(%(m_address)s::text[], %(m_owner)b::uuid[]) AS m (address, owner)
         JOIN relay.suppressions s
-          ON s.address = m.address AND s.owner IN ('{NOBODY}', m.owner)
+          ON s.address = m.address AND s.owner IN ('{ADMINISTRATOR_ID}', m.owner)
     ), key AS (
         INSERT INTO relay.outbound_keys AS k (owner, key, body_hash, ids)
         SELECT %(key_owner)s, %(key)s::text, %(key_hash)s::bytea, %(m_id)b::uuid[]
@@ -204,7 +187,7 @@ async def enqueue(
 
     Nothing is announced: tell the local claimer, and other nodes through `announce`.
     """
-    owner = messages[0].owner if messages else NOBODY
+    owner = messages[0].owner if messages else ADMINISTRATOR_ID
     if key is not None:
         if not 1 <= len(key.encode("utf-8", "surrogatepass")) <= _MAX_KEY:
             raise Invalid(f"an idempotency key has 1 to {_MAX_KEY} bytes")

@@ -22,10 +22,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.errors import PermanentFailure
-
-NOBODY = UUID(int=0)
-"""The owner of what the administrator and `relay.send` queue."""
 
 MAX_ADDRESS_BYTES = 254
 MAX_LOCAL_BYTES = 64
@@ -86,7 +84,7 @@ class Message:
     not_after: datetime | None = None
     token: int | None = None
     hold_unknown: bool = False
-    owner: UUID = NOBODY
+    owner: UUID = ADMINISTRATOR_ID
 
 
 def check_text(text: str, name: str, *, limit: int | None = MAX_FIELD_CHARS) -> str:

@@ -26,7 +26,7 @@ import trio
 from relay.crypto import Unreadable, Vault
 from relay.db.pool import Pool
 from relay.errors import Bug
-from relay.outbound.enqueue import new_id
+from relay.ids import new_id
 from relay.outbound.message import MalformedMessage, check_text
 from relay.outbound.suppressions import plain_address
 from relay.public import NotPublic, addresses_of

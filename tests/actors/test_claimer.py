@@ -14,13 +14,14 @@ from trio.testing import MockClock
 
 from actors import claimer
 from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.connection import connect
 from relay.db.pool import Pool
 from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import announce, enqueue
 from relay.outbound.gates import GateKey, Gates
 from relay.outbound.lanes import DueLane, lane_of
-from relay.outbound.message import NOBODY, Address, Message
+from relay.outbound.message import Address, Message
 from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates
 from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
@@ -232,7 +233,7 @@ async def test_a_lane_before_a_shut_gate_is_left_alone(pool):
         gate = claims.gates.make(GateKey("slow"))
         gate.bad(trio.current_time(), plain=True)
         gate.opens_at = trio.current_time() + 0.6
-        claims.gates.before(lane_of(NOBODY, "slow.example"), gate)
+        claims.gates.before(lane_of(ADMINISTRATOR_ID, "slow.example"), gate)
         claims.box.send_nowait(Room(100))
         await claims.get(20)
         assert {message.domain for message in claims.claimed} == {"fast.example"}

@@ -11,12 +11,12 @@ import trio
 
 from actors.messages import SweepNow, Wake
 from relay import log
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.lifecycle.batching import Fixed
 from relay.lifecycle.budget import Budget
 from relay.outbound.lanes import DueLane
-from relay.outbound.message import NOBODY
 from relay.outbound.suppressions import Suppressions
 from tests.actors.running import a_turn, at_rest, becomes
 from tests.lifecycle.checker import accepts
@@ -144,7 +144,7 @@ async def test_recovery_goes_before_activation(pool):
 async def test_a_suppressed_recipient_holds_up_nobody(pool):
     """Its token is taken and reported by number; the rest of the batch goes out."""
 
-    await Suppressions(pool).add(NOBODY, "many2@example.org", "complained")
+    await Suppressions(pool).add(ADMINISTRATOR_ID, "many2@example.org", "complained")
     async with collecting(pool) as (_, mailbox):
         await insert(pool, 5, prefix="many")
         await mailbox.send(Wake())
@@ -233,7 +233,7 @@ async def test_a_budget_is_shared(pool, database_url):
 async def test_what_is_not_sent_is_not_paid_for(pool):
     """A suppressed recipient costs nothing."""
 
-    await Suppressions(pool).add(NOBODY, "few1@example.org", "complained")
+    await Suppressions(pool).add(ADMINISTRATOR_ID, "few1@example.org", "complained")
     await pool.execute("UPDATE relay.token_budget SET at = now(), letters = 3")
     await insert(pool, 3, prefix="few")
     async with collecting(pool, budget=SMALL):

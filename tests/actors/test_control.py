@@ -11,7 +11,7 @@ from actors.control import _Acceptor
 from actors.messages import Accept, Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota
-from relay.mailboxes.accept import message_id
+from relay.ids import new_id
 from supervisor import Mailbox
 from tests.http.conftest import open_house
 
@@ -49,7 +49,7 @@ class _Writer(Mailbox[Accept]):
 
 async def test_mail_for_the_writer_is_stored_or_a_temporary_failure(pool: Pool):
     """What the writer says becomes the answer: the ids by address, or try again."""
-    wanted = message_id()
+    wanted = new_id()
 
     async def accept(outcome: Accepted) -> Mapping[str, UUID]:
         return await _Acceptor(_Writer(outcome), pool).accept("", [(wanted, "a@b")], b"x")

@@ -11,11 +11,11 @@ import pytest
 import trio
 from cryptography.fernet import Fernet
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.budget_store import lease
-from relay.outbound.message import NOBODY
 from relay.outbound.rates import SharedRates
 from relay.outbound.senders import Senders
 from tests.eventually import eventually
@@ -77,7 +77,7 @@ async def test_a_route_of_a_sender_has_a_rate_of_its_own(pool: Pool):
     """One owner's mail to one domain by two routes: the slow one does not hold the other up."""
     vault = Vault([Fernet.generate_key().decode()])
     async with running_sink() as slow, running_sink() as fast:
-        await Senders(pool, vault).put(NOBODY, "sender@example.org", slow.url)
+        await Senders(pool, vault).put(ADMINISTRATOR_ID, "sender@example.org", slow.url)
         await pool.execute(
             "INSERT INTO relay.outbound_rates (key, rate, burst) VALUES (%s, 20, 2)",
             (f"route:{slow.url}",),

@@ -21,6 +21,7 @@ from cryptography.fernet import Fernet
 
 from actors import webhooks as webhooks_actor
 from actors.messages import SweepNow, Wake
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.datadir import DataDir, Keyring
 from relay.db.channels import WEBHOOKS
 from relay.db.listen import Reconnected, notifications
@@ -28,7 +29,6 @@ from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import Invalid
 from relay.mailboxes.store import Store
-from relay.outbound.message import NOBODY
 from relay.outbound.states import Cause
 from relay.public import BadUrl, check_url, is_public
 from relay.webhooks.post import NotPosted, Poster
@@ -197,7 +197,7 @@ async def test_the_owner_is_told_what_became_of_a_message(
 ):
     """One signed post with the event, its message and a stable id; then nothing is left."""
     async with receiving() as receiver:
-        await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
+        await Webhooks(pool).put(ADMINISTRATOR_ID, receiver.url, KINDS)
         async with at_work(pool, keyring):
             (message,) = await finish(pool, cause, "ada@example.org", code=250, error="why")
             await receiver.wait_for(1)
@@ -218,7 +218,7 @@ async def test_the_owner_is_told_what_became_of_a_message(
     assert headers[":request"] == "POST /hook?token=secret HTTP/1.1"
     assert headers["host"] == f"127.0.0.1:{receiver.port}"
     assert headers["content-type"] == "application/json"
-    secret = secret_of(bytes.fromhex(KEY), NOBODY)
+    secret = secret_of(bytes.fromhex(KEY), ADMINISTRATOR_ID)
     assert verify(secret, headers, body)
     assert not verify(secret, headers, body + b" ")
     assert not verify(secret_of(bytes.fromhex(KEY), UUID(int=1)), headers, body)
@@ -228,7 +228,7 @@ async def test_only_what_was_asked_for_is_told(pool: Pool, keyring: Keyring):
     """Neither other events, nor other owners' messages, nor those that are queued again."""
     async with receiving() as receiver:
         webhooks = Webhooks(pool)
-        await webhooks.put(NOBODY, receiver.url, ["message.bounced"])
+        await webhooks.put(ADMINISTRATOR_ID, receiver.url, ["message.bounced"])
         await webhooks.put(UUID(int=9), receiver.url + "&other", KINDS)
         async with at_work(pool, keyring):
             await finish(pool, Cause.DELIVERED, "a@example.org")
@@ -243,7 +243,7 @@ async def test_only_what_was_asked_for_is_told(pool: Pool, keyring: Keyring):
 
 async def test_what_is_not_committed_is_not_told(pool: Pool):
     """The event belongs to the transaction of the outcome."""
-    await Webhooks(pool).put(NOBODY, "https://x.example/", KINDS)
+    await Webhooks(pool).put(ADMINISTRATOR_ID, "https://x.example/", KINDS)
     async with pool.transaction() as conn:
         await conn.execute(
             "INSERT INTO relay.outbound_log (id, token, attempt, status) VALUES (%s, 1, 1, 'sent')",
@@ -301,7 +301,7 @@ async def arrive(pool: Pool, mailbox: UUID, subject: str) -> None:
 async def test_an_event_comes_again_until_it_is_answered(pool: Pool, keyring: Keyring):
     """The same id and body; a redirect is not followed, and is no answer."""
     async with receiving(b"503 Busy", b"302 Found\r\nLocation: /elsewhere") as receiver:
-        await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
+        await Webhooks(pool).put(ADMINISTRATOR_ID, receiver.url, KINDS)
         async with at_work(pool, keyring):
             await finish(pool, Cause.DELIVERED, "ada@example.org")
             await receiver.wait_for(3)
@@ -327,7 +327,7 @@ async def test_an_event_is_given_up_after_the_last_attempt(
 ):
     """It is kept with the reason, which names neither URL nor answer."""
     async with receiving(*answers) as receiver:
-        await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
+        await Webhooks(pool).put(ADMINISTRATOR_ID, receiver.url, KINDS)
         async with at_work(pool, keyring, timeout=0.1 if answers[0] is None else 5.0):
             await finish(pool, Cause.DELIVERED, "ada@example.org")
             rows = await given_up(pool)
@@ -340,7 +340,7 @@ async def test_an_event_is_given_up_after_the_last_attempt(
 async def test_a_sweep_forgets_what_is_past_its_time(pool: Pool, keyring: Keyring):
     """It is done every hour; an operator has it done now."""
     async with receiving(b"410 Gone") as receiver:
-        await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
+        await Webhooks(pool).put(ADMINISTRATOR_ID, receiver.url, KINDS)
         async with at_work(pool, keyring):
             await finish(pool, Cause.DELIVERED, "ada@example.org")
             while not (rows := await left(pool)) or not rows[0][2]:
@@ -363,12 +363,12 @@ async def test_a_receiver_that_hangs_delays_no_other(pool: Pool, keyring: Keyrin
     """It holds its few places; the other's events go out meanwhile."""
     count = 3 * PER_RECEIVER
     async with receiving(*[None] * count) as stuck, receiving() as quick:
-        await Webhooks(pool).put(NOBODY, stuck.url, KINDS)
+        await Webhooks(pool).put(ADMINISTRATOR_ID, stuck.url, KINDS)
         addresses = [f"u{number}@example.org" for number in range(count)]
         await finish(pool, Cause.DELIVERED, *addresses)
         async with at_work(pool, keyring, timeout=2.0, concurrency=PER_RECEIVER + 1):
             await stuck.wait_for(PER_RECEIVER)
-            await Webhooks(pool).put(NOBODY, quick.url, KINDS)
+            await Webhooks(pool).put(ADMINISTRATOR_ID, quick.url, KINDS)
             await finish(pool, Cause.DELIVERED, *addresses)
             await quick.wait_for(count)
             assert stuck.most == PER_RECEIVER
@@ -378,7 +378,7 @@ async def test_a_receiver_that_hangs_delays_no_other(pool: Pool, keyring: Keyrin
 async def test_a_lost_lease_changes_nothing(pool: Pool):
     """Whoever claims the event next decides; what the former holder reports is ignored."""
     webhooks = Webhooks(pool)
-    await webhooks.put(NOBODY, "https://x.example/", KINDS)
+    await webhooks.put(ADMINISTRATOR_ID, "https://x.example/", KINDS)
     await finish(pool, Cause.DELIVERED, "ada@example.org")
     (first,) = await webhooks.claim(10, 0.0, {})
     (second,) = await webhooks.claim(10, 60.0, {})
@@ -401,7 +401,7 @@ async def test_an_outage_of_the_database_is_waited_out(keyring: Keyring):
         await migrate(cluster.dsn())
         pool = Pool(cluster.dsn(), acquire_timeout=1.0)
         async with receiving() as receiver, aclosing_pool(pool):
-            await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
+            await Webhooks(pool).put(ADMINISTRATOR_ID, receiver.url, KINDS)
             async with at_work(pool, keyring) as supervisor:
                 await finish(pool, Cause.DELIVERED, "a@example.org")
                 await receiver.wait_for(1)
@@ -434,13 +434,15 @@ async def aclosing_pool(pool: Pool) -> AsyncIterator[None]:
 async def test_a_webhook_that_is_removed_is_told_nothing_more(pool: Pool):
     """Not even what was due; another owner cannot remove it."""
     webhooks = Webhooks(pool)
-    hook, made = await webhooks.put(NOBODY, "https://x.example/", KINDS)
-    again, made_again = await webhooks.put(NOBODY, "https://x.example/", ["message.failed"])
+    hook, made = await webhooks.put(ADMINISTRATOR_ID, "https://x.example/", KINDS)
+    again, made_again = await webhooks.put(
+        ADMINISTRATOR_ID, "https://x.example/", ["message.failed"]
+    )
     assert (made, made_again, again.id, again.events) == (True, False, hook.id, ["message.failed"])
     await finish(pool, Cause.REJECTED, "ada@example.org")
     assert len(await left(pool)) == 1
     assert not await webhooks.remove(UUID(int=9), hook.id)
-    assert await webhooks.remove(NOBODY, hook.id)
+    assert await webhooks.remove(ADMINISTRATOR_ID, hook.id)
     assert await left(pool) == []
 
 
@@ -448,12 +450,12 @@ async def test_during_a_rotation_both_secrets_verify(pool: Pool, tmp_path: Path)
     """A receiver that still has the former secret is not cut off."""
     data = DataDir(tmp_path)
     keyring = Keyring(data)
-    before = secret_of(keyring.signing[0], NOBODY)
+    before = secret_of(keyring.signing[0], ADMINISTRATOR_ID)
     keyring.renew_signing()
-    after = secret_of(keyring.signing[0], NOBODY)
+    after = secret_of(keyring.signing[0], ADMINISTRATOR_ID)
     assert before != after
     async with receiving() as receiver:
-        await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
+        await Webhooks(pool).put(ADMINISTRATOR_ID, receiver.url, KINDS)
         async with at_work(pool, keyring):
             await finish(pool, Cause.DELIVERED, "ada@example.org")
             await receiver.wait_for(1)
@@ -534,8 +536,8 @@ async def test_a_host_that_no_resolver_takes_ends_its_own_event_only(
     with pytest.raises(Invalid):
         await Store(pool, ["relay.localhost"]).create(webhook_url=url)
     async with receiving() as receiver:
-        await Webhooks(pool).put(NOBODY, url, KINDS)
-        await Webhooks(pool).put(NOBODY, receiver.url, KINDS)
+        await Webhooks(pool).put(ADMINISTRATOR_ID, url, KINDS)
+        await Webhooks(pool).put(ADMINISTRATOR_ID, receiver.url, KINDS)
         async with at_work(pool, keyring) as supervisor:
             await finish(pool, Cause.DELIVERED, "ada@example.org")
             await receiver.wait_for(1)
@@ -555,7 +557,7 @@ async def test_what_nobody_foresaw_costs_one_event_its_attempts(pool: Pool, keyr
         async def post(self, text: str, body: bytes, headers: Any) -> int:
             raise RuntimeError(text)
 
-    await Webhooks(pool).put(NOBODY, "https://x.example/secret", KINDS)
+    await Webhooks(pool).put(ADMINISTRATOR_ID, "https://x.example/secret", KINDS)
     async with at_work(pool, keyring, poster=Broken()) as supervisor:
         await finish(pool, Cause.DELIVERED, "ada@example.org")
         rows = await given_up(pool)

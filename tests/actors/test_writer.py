@@ -17,8 +17,8 @@ from actors.messages import Accept, Accepted
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.ids import new_id
 from relay.mailboxes import accept
-from relay.mailboxes.accept import message_id
 from relay.metrics import registry
 from supervisor import Backoff, ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
 from tests.actors.running import blocked, state
@@ -69,7 +69,7 @@ async def make(pool: Pool, *addresses: str) -> None:
 
 def message(raw: bytes = b"x\r\n", *addresses: str) -> Accept:
     """One message for bob, or for those named."""
-    recipients = tuple((message_id(), address) for address in addresses or (BOB,))
+    recipients = tuple((new_id(), address) for address in addresses or (BOB,))
     return Accept("a@b.example", recipients, raw)
 
 

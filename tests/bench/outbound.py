@@ -35,8 +35,8 @@ from typing import Any
 import psycopg
 import trio
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.migrate import migrate
-from relay.outbound.message import NOBODY
 from tests.bench.queue import FILL_DUE, PGQUEUER_BATCH, PGQUEUER_WORKERS, SERVER
 from tests.bench.smtp_client import BODY, ROOT, bare, running_sink
 from tests.db.cluster import Cluster, binaries
@@ -207,7 +207,7 @@ class Bench:
     def _relay(self, dsn: str, count: int = 1) -> float:
         with psycopg.connect(dsn, autocommit=True) as admin:
             admin.execute("UPDATE relay.outbound_control SET paused = true")
-            values = {"count": JOBS, "domain": "example.com", "owner": NOBODY}
+            values = {"count": JOBS, "domain": "example.com", "owner": ADMINISTRATOR_ID}
             # No checkpoint: it would have each page's first change write all of the page once
             # more, and the peers' queues are not followed by one either.
             admin.execute(FILL_DUE, values)

@@ -32,12 +32,13 @@ from uuid import uuid4
 import psycopg
 import trio
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import announce, enqueue
 from relay.outbound.lanes import LaneBook
-from relay.outbound.message import NOBODY, Address, Message
+from relay.outbound.message import Address, Message
 from relay.outbound.queue import Queue
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
@@ -346,7 +347,7 @@ class Bench:
 def _fill(
     admin: psycopg.Connection[Any], count: int, domain: str, statement: str = FILL_DUE
 ) -> None:
-    admin.execute(statement, {"count": count, "domain": domain, "owner": NOBODY})
+    admin.execute(statement, {"count": count, "domain": domain, "owner": ADMINISTRATOR_ID})
 
 
 def _spawn(variant: str, dsn: str, jobs: int) -> float:

@@ -23,10 +23,11 @@ import pytest
 import trio
 from cryptography.fernet import Fernet
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.outbound.enqueue import enqueue
-from relay.outbound.message import NOBODY, Address, Message
+from relay.outbound.message import Address, Message
 from relay.outbound.senders import Senders
 from relay.smtp.connection import client_tls
 from tests.clients.senders import program, run
@@ -207,7 +208,7 @@ async def exchange(
     """Send to recipients through a sender's upstream; each becomes what is said."""
     vault = Vault([Fernet.generate_key().decode()])
     sender = "someone@from.example"
-    await Senders(pool, vault).put(NOBODY, sender, upstream)
+    await Senders(pool, vault).put(ADMINISTRATOR_ID, sender, upstream)
     context = client_tls(authority)
     async with running_outbound(pool, "loop:", vault=vault, context=context) as outbound:
         people = [Address(f"{name}@{name}.example") for name in recipients]

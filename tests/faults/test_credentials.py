@@ -19,9 +19,9 @@ import pytest
 import trio
 from cryptography.fernet import Fernet
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import Vault
 from relay.db.pool import Pool
-from relay.outbound.message import NOBODY
 from relay.outbound.senders import Senders
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Phase, Verdict
@@ -116,7 +116,7 @@ async def is_deferred(pool: Pool, whose: str, url: str, authority: str | None) -
     is deferred once and no more."""
     vault = Vault([Fernet.generate_key().decode()])
     if whose == "sender":
-        await Senders(pool, vault).put(NOBODY, ADDRESS, url)
+        await Senders(pool, vault).put(ADMINISTRATOR_ID, ADDRESS, url)
     own = url if whose == "relay" else "loop:"
     async with running_outbound(
         pool, own, vault=vault, context=client_tls(authority), lease_timeout=LEASE
@@ -222,18 +222,18 @@ async def test_a_kept_connection_ends_with_its_credentials(pool):
         running_sink(accounts.script) as sink,
         running_outbound(pool, "loop:", vault=vault) as outbound,
     ):
-        await senders.put(NOBODY, ADDRESS, upstream("smtp", sink.port, "ann", "old"))
+        await senders.put(ADMINISTRATOR_ID, ADDRESS, upstream("smtp", sink.port, "ann", "old"))
         await sends(outbound, pool, "1@a.example")
         await sends(outbound, pool, "2@a.example")
         accounts.passwords["ann"] = "new"
-        await senders.put(NOBODY, ADDRESS, upstream("smtp", sink.port, "ann", "new"))
+        await senders.put(ADMINISTRATOR_ID, ADDRESS, upstream("smtp", sink.port, "ann", "new"))
         await sends(outbound, pool, "3@a.example")
-        await senders.put(NOBODY, ADDRESS, upstream("smtp", sink.port, "bob", "secret"))
+        await senders.put(ADMINISTRATOR_ID, ADDRESS, upstream("smtp", sink.port, "bob", "secret"))
         await sends(outbound, pool, "4@a.example")
         vault.replace([new_key, old_key])
         await senders.reseal()
         await sends(outbound, pool, "5@a.example")
-        await senders.remove(NOBODY, ADDRESS)
+        await senders.remove(ADMINISTRATOR_ID, ADDRESS)
         (stray,) = await put(pool, "6@a.example")
         outbound.wake()
         await outbound.becomes(stray.id, "bounced")  # by the loop: the account is not used
@@ -258,9 +258,9 @@ async def test_a_refused_password_defers_and_is_quoted_nowhere(pool, whose: str)
     async with running_sink(accounts.script) as sink, running_sink() as common:
         url = upstream("smtp", sink.port)
         if whose == "sender":
-            await Senders(pool, vault).put(NOBODY, ADDRESS, url)
+            await Senders(pool, vault).put(ADMINISTRATOR_ID, ADDRESS, url)
         else:
-            await Senders(pool, vault).put(NOBODY, "other@example.org", common.url)
+            await Senders(pool, vault).put(ADMINISTRATOR_ID, "other@example.org", common.url)
         own = url if whose == "relay" else common.url
         async with running_outbound(pool, own, vault=vault) as outbound:
             (one,) = await put(pool, "a@a.example")

@@ -18,6 +18,7 @@ from psycopg.conninfo import make_conninfo
 from actors import writer
 from actors.messages import Accept
 from relay.access.keys import Keys
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import Vault
 from relay.db.listen import Hub
 from relay.db.migrate import migrate
@@ -25,16 +26,17 @@ from relay.db.pool import Pool
 from relay.devices.postgres import PostgresStore
 from relay.devices.store import StoreUnavailable
 from relay.errors import DatabaseUnavailable, PermanentFailure
+from relay.ids import new_id, new_ids
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.tokens import Action, sign
-from relay.mailboxes.accept import Row, insert_many, insert_one, message_id, stored_among
+from relay.mailboxes.accept import Row, insert_many, insert_one, stored_among
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.store import Store
 from relay.mailboxes.visibility import Credential
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import enqueue, new_ids
-from relay.outbound.message import NOBODY, Address, Message
+from relay.outbound.enqueue import enqueue
+from relay.outbound.message import Address, Message
 from relay.outbound.queue import Queue
 from relay.outbound.senders import Senders
 from relay.outbound.settled import Settled
@@ -91,14 +93,14 @@ async def box(pool: Pool, known: Known, name: str) -> str:
 async def mail(pool: Pool, known: Known) -> None:
     """A message under the same id: SNS again, or the relay's own loop."""
     address = await box(pool, known, "box")
-    identity = known.setdefault("id", message_id())
+    identity = known.setdefault("id", new_id())
     await insert_many(pool, [Row(identity, address, "a@example.org", b"x")])
 
 
 async def mail_for_two(pool: Pool, known: Known) -> None:
     """The same for several recipients."""
     addresses = [await box(pool, known, name) for name in "ab"]
-    ids = known.setdefault("ids", [message_id() for _ in addresses])
+    ids = known.setdefault("ids", [new_id() for _ in addresses])
     await insert_one(pool, "a@example.org", list(zip(ids, addresses, strict=True)), b"x")
 
 
@@ -139,11 +141,11 @@ async def an_outcome(pool: Pool, known: Known) -> None:
         rows = await pool.fetch(
             "UPDATE relay.outbound_due SET token = 7, node = %s, attempt = 1, claimed_at = now()"
             " WHERE id = %s RETURNING id",
-            (NOBODY, queued.id),
+            (ADMINISTRATOR_ID, queued.id),
         )
         known["id"] = rows[0][0]
     outcome = Settled(known["id"], 7, Cause.DELIVERED)
-    found = await Queue(pool, NOBODY).finalise([outcome], again=again)
+    found = await Queue(pool, ADMINISTRATOR_ID).finalise([outcome], again=again)
     assert again or found == {known["id"]}
 
 
@@ -171,7 +173,7 @@ async def a_pause(pool: Pool, known: Known) -> None:
 async def a_token(pool: Pool, known: Known) -> None:
     """Used already, says the 400."""
     if not known:
-        await Accounts(pool).create("token@x.example", "token", NOBODY)
+        await Accounts(pool).create("token@x.example", "token", ADMINISTRATOR_ID)
         secret = await pool.fetch_value("SELECT secret FROM relay.tokens ORDER BY id DESC LIMIT 1")
         known["token"] = sign(KEY, Action.ACTIVATION, secret, "00000")
     await Consumption(pool, lambda: (KEY,)).consume(known["token"])
@@ -179,13 +181,13 @@ async def a_token(pool: Pool, known: Known) -> None:
 
 async def an_account(pool: Pool, known: Known) -> None:
     """Taken, says the 409."""
-    await Accounts(pool).create("taken@x.example", "taken", NOBODY)
+    await Accounts(pool).create("taken@x.example", "taken", ADMINISTRATOR_ID)
 
 
 async def a_suspension(pool: Pool, known: Known) -> None:
     """Suspended already."""
     if not known:
-        known["account"] = await Accounts(pool).create("s@x.example", "suspended", NOBODY)
+        known["account"] = await Accounts(pool).create("s@x.example", "suspended", ADMINISTRATOR_ID)
     await Accounts(pool).suspend(known["account"].id, None)
 
 
@@ -227,23 +229,25 @@ async def a_key_revoked(pool: Pool, known: Known) -> None:
 async def a_suppression_removed(pool: Pool, known: Known) -> None:
     """Gone already."""
     if not known:
-        known["made"] = await Suppressions(pool).add(NOBODY, "no@x.example")
-    await Suppressions(pool).remove(NOBODY, "no@x.example")
+        known["made"] = await Suppressions(pool).add(ADMINISTRATOR_ID, "no@x.example")
+    await Suppressions(pool).remove(ADMINISTRATOR_ID, "no@x.example")
 
 
 async def a_webhook_removed(pool: Pool, known: Known) -> None:
     """Gone already."""
     if not known:
-        known["hook"], _ = await Webhooks(pool).put(NOBODY, HOOK, ["message.bounced"])
-    await Webhooks(pool).remove(NOBODY, known["hook"].id)
+        known["hook"], _ = await Webhooks(pool).put(ADMINISTRATOR_ID, HOOK, ["message.bounced"])
+    await Webhooks(pool).remove(ADMINISTRATOR_ID, known["hook"].id)
 
 
 async def a_sender_removed(pool: Pool, known: Known) -> None:
     """Gone already."""
     senders = Senders(pool, Vault((Fernet.generate_key().decode(),)))
     if not known:
-        known["made"] = await senders.put(NOBODY, "a@x.example", "smtps://u:p@127.0.0.1:465")
-    await senders.remove(NOBODY, "a@x.example")
+        known["made"] = await senders.put(
+            ADMINISTRATOR_ID, "a@x.example", "smtps://u:p@127.0.0.1:465"
+        )
+    await senders.remove(ADMINISTRATOR_ID, "a@x.example")
 
 
 async def passwords_sealed_anew(pool: Pool, known: Known) -> None:
@@ -313,7 +317,7 @@ async def test_a_letter_whose_commit_is_in_doubt_gets_no_250(pool, local):
     """It can be seen in the database when the writer answers that it was not stored."""
     known: Known = {}
     address = await box(local, known, "box")
-    letter = Accept("a@example.org", ((message_id(), address),), b"x")
+    letter = Accept("a@example.org", ((new_id(), address),), b"x")
     async with running(writer.run, pool=pool) as (_, letters):
         await letters.send(letter)
         accepted = await letter.reply.wait()

@@ -9,8 +9,8 @@ import pytest
 import trio
 from psycopg.conninfo import make_conninfo
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
-from relay.outbound.message import NOBODY
 from tests.eventually import eventually
 from tests.faults.outbound import relay_process, started
 from tests.outbound.sink import Session, Sink, running_sink
@@ -70,7 +70,9 @@ async def test_a_code_goes_before_4600_bulk(
     tmp_path: Path, pool: Pool, database_url: str, way: str
 ):
     """At most fifty deliveries come in between, counted where they arrive."""
-    await pool.execute(FILL, {"count": BACKLOG, "domain": "bulk.example", "owner": NOBODY})
+    await pool.execute(
+        FILL, {"count": BACKLOG, "domain": "bulk.example", "owner": ADMINISTRATOR_ID}
+    )
     dsn = make_conninfo(database_url)
     code = "ada@code.example"
 

@@ -24,8 +24,8 @@ from relay.datadir import DataDir, Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.http.deps import Limits
+from relay.ids import new_id
 from relay.log import LogRing
-from relay.mailboxes.accept import message_id
 from relay.mailboxes.store import Store
 from relay.mailboxes.summary import summarise
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
@@ -75,7 +75,7 @@ class House:
 
     async def deliver(self, address: str, raw: bytes = LETTER, *, parse: bool = True) -> UUID:
         """Store a message as the writer does, and its summary as the summariser does."""
-        wanted = message_id()
+        wanted = new_id()
         await self.pool.execute(
             "INSERT INTO relay.messages (id, mailbox_id, reverse_path, recipient, raw_email)"
             " SELECT %s, id, 'bounce@example.org', address, %s"

@@ -7,11 +7,11 @@ import psycopg
 import trio
 from trio.testing import MockClock
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle.consumption import FREE_GUESSES, GUESS_EVERY, Consumed, Consumption, Guesses
 from relay.lifecycle.tokens import Action, sign
-from relay.outbound.message import NOBODY
 from tests.actors.running import blocked
 from tests.lifecycle.people import account, insert, set_status, tokens
 
@@ -54,7 +54,7 @@ async def test_an_activation_is_used_once_and_activates(any_pool: Pool):
     token, _ = await signed(any_pool, number)
     uses = consumption(any_pool)
     assert await uses.consume(token) == Consumed(
-        Action.ACTIVATION, number, made["login"], "active", NOBODY
+        Action.ACTIVATION, number, made["login"], "active", ADMINISTRATOR_ID
     )
     assert (await account(any_pool, number))["status"] == "active"
     for again in (uses, consumption(any_pool)):  # this process, and one that does not remember

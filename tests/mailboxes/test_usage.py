@@ -10,7 +10,8 @@ import trio
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
-from relay.mailboxes.accept import Row, fold, full_among, insert_many, insert_one, message_id
+from relay.ids import new_id
+from relay.mailboxes.accept import Row, fold, full_among, insert_many, insert_one
 from relay.mailboxes.records import Created
 from relay.mailboxes.store import Store
 
@@ -40,7 +41,7 @@ async def really(pool: Pool, mailbox: UUID) -> tuple[int, int]:
 
 async def deliver(pool: Pool, *boxes: Created, raw: bytes = b"x" * 100) -> None:
     """Store a message for each, in one statement."""
-    rows = [Row(message_id(), box.mailbox.address, "a@b.example", raw) for box in boxes]
+    rows = [Row(new_id(), box.mailbox.address, "a@b.example", raw) for box in boxes]
     assert len(await insert_many(pool, rows)) == len(boxes)
 
 
@@ -50,7 +51,7 @@ async def test_counts_follow_whoever_changes_messages(pool: Pool, store: Store):
     boxes = [each.mailbox.id for each in (one, other)]
     await deliver(pool, one, one, other)
     # A large one for two; repeated, it is stored and counted once.
-    both = [(message_id(), each.mailbox.address) for each in (one, other)]
+    both = [(new_id(), each.mailbox.address) for each in (one, other)]
     for _ in range(2):
         await insert_one(pool, "a@b.example", both, b"y" * 300_000)
     statements = """

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.outbound.claimed import Claimed
-from relay.outbound.message import NOBODY
 
 AT = datetime(2026, 11, 20, 20, 0, 0, 123456, tzinfo=UTC)
 ID = UUID(int=7)
@@ -16,7 +16,8 @@ def claimed(**values: Any) -> Claimed:
     row: dict[str, Any] = dict.fromkeys(Claimed._fields)
     row |= {"id": ID, "token": 1, "lane": 7, "priority": 1, "attempt": 1, "turn": 1, "lost": False}
     row |= {"created_at": AT, "sender": "a@x.example", "recipient": "b@y.example", "subject": "s"}
-    row |= {"hold_unknown": False, "owner": NOBODY, "domain": "y.example", "has_body": True}
+    row |= {"hold_unknown": False, "owner": ADMINISTRATOR_ID, "domain": "y.example"}
+    row |= {"has_body": True}
     return Claimed(**{**row, **values})
 
 

@@ -7,11 +7,12 @@ from uuid import UUID, uuid4
 
 import trio
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.outbound.claimed import Batch, Claimed
 from relay.outbound.enqueue import Queued, enqueue
 from relay.outbound.lanes import LaneBook
-from relay.outbound.message import NOBODY, Address, Message
+from relay.outbound.message import Address, Message
 from relay.outbound.queue import Queue
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
@@ -68,7 +69,7 @@ class Node:
 async def put(
     pool: Pool,
     *addresses: str,
-    owner: UUID = NOBODY,
+    owner: UUID = ADMINISTRATOR_ID,
     priority: str = "normal",
     send_at: datetime | None = None,
     not_after: datetime | None = None,

@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 
 from relay.db.pool import Pool
+from relay.ids import new_id
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import new_id
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause, Forbidden, State
 from relay.outbound.steps import pack

@@ -6,11 +6,12 @@ from uuid import UUID, uuid4
 
 import trio
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import enqueue
 from relay.outbound.lanes import Ask
-from relay.outbound.message import NOBODY, Address, Attachment, Message
+from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 from tests.eventually import eventually
@@ -387,7 +388,7 @@ async def test_an_owners_suppression_stops_only_his_own_mail(node: Node):
     await node.pool.execute(
         "INSERT INTO relay.suppressions (address, owner) VALUES ('a@x.example', %s)", (mine,)
     )
-    assert {message.owner for message in await node.drain()} == {yours, NOBODY}
+    assert {message.owner for message in await node.drain()} == {yours, ADMINISTRATOR_ID}
 
 
 async def test_an_identity_is_used_for_its_owners_mail_alone(node: Node):
@@ -401,7 +402,7 @@ async def test_an_identity_is_used_for_its_owners_mail_alone(node: Node):
     await put(node.pool, "a@x.example", owner=mine)
     await put(node.pool, "a@x.example")
     routes = {message.owner: message.upstream for message in await node.drain()}
-    assert routes == {mine: "smtps://up.example:465", NOBODY: None}
+    assert routes == {mine: "smtps://up.example:465", ADMINISTRATOR_ID: None}
 
 
 async def reads(pool: Pool) -> tuple[int, int]:

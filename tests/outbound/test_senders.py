@@ -5,9 +5,10 @@ from uuid import UUID, uuid4
 import pytest
 from cryptography.fernet import Fernet
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import Unreadable, Vault
 from relay.db.pool import Pool
-from relay.outbound.message import NOBODY, MalformedMessage
+from relay.outbound.message import MalformedMessage
 from relay.outbound.senders import Resealed, Senders, parse_upstream
 from relay.outbound.suppressions import Suppressions
 from tests.outbound.node import Node, put
@@ -79,7 +80,7 @@ async def test_a_password_is_stored_encrypted_and_reaches_its_message(node: Node
     """Only through the vault, and only for the owner's mail."""
     vault = Vault([OLD])
     senders = Senders(node.pool, vault)
-    added, made = await senders.put(NOBODY, "Sender@Example.org", URL)
+    added, made = await senders.put(ADMINISTRATOR_ID, "Sender@Example.org", URL)
     assert (added.address, added.upstream) == ("sender@example.org", "smtps://up.example:465")
     assert made
     stored = await node.pool.fetch_value("SELECT s::text FROM relay.senders s")
@@ -94,21 +95,21 @@ async def test_a_password_is_stored_encrypted_and_reaches_its_message(node: Node
     await put(node.pool, "b@x.example", owner=uuid4())
     (foreign,) = await node.claim()
     assert foreign.upstream is None
-    assert await senders.remove(NOBODY, "SENDER@example.org")
-    assert not await senders.remove(NOBODY, "sender@example.org")
+    assert await senders.remove(ADMINISTRATOR_ID, "SENDER@example.org")
+    assert not await senders.remove(ADMINISTRATOR_ID, "sender@example.org")
 
 
 async def test_an_identity_is_replaced_and_listed_by_owner(any_pool: Pool):
     """One row an owner and address."""
     senders = Senders(any_pool, Vault([OLD]))
     other = uuid4()
-    assert (await senders.put(NOBODY, "a@x.org", "loop:"))[1]
-    assert not (await senders.put(NOBODY, "A@x.org", URL))[1]
+    assert (await senders.put(ADMINISTRATOR_ID, "a@x.org", "loop:"))[1]
+    assert not (await senders.put(ADMINISTRATOR_ID, "A@x.org", URL))[1]
     await senders.put(other, "a@x.org", "loop:")
-    await senders.put(NOBODY, "b@x.org", "loop:")
-    found = await senders.list(NOBODY, limit=10)
+    await senders.put(ADMINISTRATOR_ID, "b@x.org", "loop:")
+    found = await senders.list(ADMINISTRATOR_ID, limit=10)
     assert [s.upstream for s in found] == ["smtps://up.example:465", "loop:"]
-    assert await senders.list(NOBODY, limit=10, after="a@x.org") == found[1:]
+    assert await senders.list(ADMINISTRATOR_ID, limit=10, after="a@x.org") == found[1:]
     assert len(await senders.list(other, limit=10)) == 1
     for address in (
         "",
@@ -129,7 +130,7 @@ async def test_rotation_goes_on_where_it_was_interrupted(any_pool: Pool):
     vault = Vault([OLD])
     senders = Senders(any_pool, vault)
     for number in range(5):
-        await senders.put(NOBODY, f"u{number}@x.org", URL)
+        await senders.put(ADMINISTRATOR_ID, f"u{number}@x.org", URL)
     await any_pool.execute("UPDATE relay.senders SET password = '\\x00' WHERE address = 'u4@x.org'")
     vault.replace([NEW, OLD])
     assert await senders.stale() == 5
@@ -146,16 +147,16 @@ async def test_suppressions_compare_without_case_and_belong_to_an_owner(any_pool
     """Added twice they are one; removed they are gone."""
     suppressions = Suppressions(any_pool)
     other = UUID(int=7)
-    assert (await suppressions.add(NOBODY, "Bob@X.example", "bounced"))[1]
-    assert not (await suppressions.add(NOBODY, "bob@x.EXAMPLE", "asked"))[1]
+    assert (await suppressions.add(ADMINISTRATOR_ID, "Bob@X.example", "bounced"))[1]
+    assert not (await suppressions.add(ADMINISTRATOR_ID, "bob@x.EXAMPLE", "asked"))[1]
     await suppressions.add(other, "ann@x.example")
-    await suppressions.add(NOBODY, "cy@münchen.example")
-    found = await suppressions.list(NOBODY, limit=10)
+    await suppressions.add(ADMINISTRATOR_ID, "cy@münchen.example")
+    found = await suppressions.list(ADMINISTRATOR_ID, limit=10)
     assert [(s.address, s.reason) for s in found] == [
         ("bob@x.example", "asked"),
         ("cy@xn--mnchen-3ya.example", ""),
     ]
-    assert await suppressions.list(NOBODY, limit=1, after="bob@x.example") == found[1:]
+    assert await suppressions.list(ADMINISTRATOR_ID, limit=1, after="bob@x.example") == found[1:]
     assert not await suppressions.remove(other, "bob@x.example")
-    assert await suppressions.remove(NOBODY, "BOB@x.example")
-    assert await suppressions.remove(NOBODY, "cy@MÜNCHEN.example")
+    assert await suppressions.remove(ADMINISTRATOR_ID, "BOB@x.example")
+    assert await suppressions.remove(ADMINISTRATOR_ID, "cy@MÜNCHEN.example")

@@ -15,10 +15,10 @@ import httpx
 import pytest
 import trio
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.datadir import DataDir, Keyring
 from relay.db.pool import Pool
 from relay.http.operations import MAX_BODY
-from relay.outbound.message import NOBODY
 from relay.outbound.senders import Senders
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
@@ -476,7 +476,9 @@ async def test_a_rotation_that_was_cut_off_is_finished(
     """The relay died after the new key was made: at the next call no further key is made, the
     password is sealed with the new one, and the old one is dropped."""
     before = Keyring(DataDir(tmp_path))
-    await Senders(pool, before.vault).put(NOBODY, "a@example.org", "smtps://u:p@mail.example.org")
+    await Senders(pool, before.vault).put(
+        ADMINISTRATOR_ID, "a@example.org", "smtps://u:p@mail.example.org"
+    )
     before.renew_encryption()
     restarted = Keyring(DataDir(tmp_path))
     assert restarted.encryption_count == 2
@@ -500,7 +502,9 @@ async def test_no_key_is_dropped_that_a_password_may_need(
 ):
     """One password that cannot be read keeps the old keys."""
     keyring = Keyring(DataDir(tmp_path))
-    await Senders(pool, keyring.vault).put(NOBODY, "a@example.org", "smtps://u:p@mail.example.org")
+    await Senders(pool, keyring.vault).put(
+        ADMINISTRATOR_ID, "a@example.org", "smtps://u:p@mail.example.org"
+    )
     await pool.execute("UPDATE relay.senders SET password = 'x'::bytea")
     async with open_house(database_url, pool, keyring=keyring) as house:
         done = (await post(house, "keyring/rotate")).json()
@@ -636,7 +640,7 @@ async def test_the_administrators_mail_is_that_of_relay_send(house: House):
     shown = (await get(house, f"outbound/{sent}")).json()
     assert (shown["recipient"], shown["subject"]) == ("ada@example.org", "From SQL")
     owner = await house.pool.fetch_value("SELECT owner FROM relay.outbound_letters")
-    assert owner == NOBODY
+    assert owner == ADMINISTRATOR_ID
 
 
 async def test_a_message_may_have_a_deadline(house: House) -> None:

@@ -16,12 +16,12 @@ import pytest
 import trio
 from cryptography.fernet import Fernet
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.datadir import DataDir, Keyring
 from relay.db.pool import Pool
 from relay.http.resources.lifecycle_pages import POLICY
 from relay.lifecycle.consumption import FREE_GUESSES
 from relay.lifecycle.tokens import Action, sign
-from relay.outbound.message import NOBODY
 from relay.webhooks.signing import secret_of
 from relay.webhooks.store import KINDS, Webhooks
 from tests.http.conftest import House, open_house
@@ -386,7 +386,9 @@ async def test_the_pages_lead_back_to_the_product(database_url: str, pool: Pool)
             query = dict(parse_qsl(parts.query))
             assert target.startswith("https://shop.example/welcome?from=mail&")
             assert (query["action"], query["account"]) == (action, str(account_id))
-            secret = b64decode(secret_of(house.keyring.signing[0], NOBODY).removeprefix("whsec_"))
+            secret = b64decode(
+                secret_of(house.keyring.signing[0], ADMINISTRATOR_ID).removeprefix("whsec_")
+            )
             said = f"{action}.{account_id}.{query['at']}".encode()
             proof = urlsafe_b64encode(hmac.digest(secret, said, "sha256")).rstrip(b"=").decode()
             assert query["signature"] == proof
