@@ -38,6 +38,7 @@ from actors.periodic import wait_for_messages
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.outbound.announcer import Announcer
 from relay.outbound.claimed import Batch, Claimed
 from relay.outbound.enqueue import FLUSH, HIGH
 from relay.outbound.gates import Gates
@@ -52,7 +53,7 @@ from supervisor import Context, Drained, Mailbox
 log = get_logger()
 
 _MOST = 500  # messages a claim; more only makes its transaction long
-_ANNOUNCE_EVERY = 0.03  # s; NOTIFY takes a lock that all commits share
+_ANNOUNCE_EVERY = 0.03  # s
 _REST = 3  # a survey is followed by so many times its duration without one
 _SHORT_REST = 1  # the same where high mail was announced
 
@@ -108,12 +109,13 @@ async def run(
     (an async function); `sweep_every`: seconds, a quarter more or less.
     """
     rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
-    claimer = _Claimer(ctx, queue, sender, gates, rates, upstream, sweep_every, rng)
+    announcer = None if announce is None else Announcer(announce, linger=_ANNOUNCE_EVERY)
+    claimer = _Claimer(ctx, queue, sender, gates, rates, upstream, announcer, sweep_every, rng)
     await sender.send(Claiming())
     ctx.ready()
     async with trio.open_nursery() as nursery:
-        if announce is not None:
-            nursery.start_soon(claimer.announce_for_all, announce)
+        if announcer is not None:
+            nursery.start_soon(announcer.run)
         try:
             await claimer.take_turns()
         except Drained:
@@ -129,6 +131,7 @@ class _Claimer:
         gates: Gates,
         rates: SharedRates | None,
         upstream: str,
+        announcer: Announcer | None,
         sweep_every: float,
         rng: random.Random,
     ) -> None:
@@ -138,6 +141,7 @@ class _Claimer:
         self._gates = gates
         self._rates = rates
         self._upstream = upstream
+        self._announcer = announcer
         self._limited = rates is not None  # until the first sweep says otherwise
         self._shared = () if rates is None else rates.shared
         self._meter = Meter()
@@ -156,8 +160,6 @@ class _Claimer:
         self._clock_at = trio.current_time()
         self._clock: datetime | None = None
         self._due_at: datetime | None = None  # the earliest known of what is due later
-        self._unannounced = trio.Event()
-        self._announces_high = False
 
     # Messages ------------------------------------------------------------------------------------
 
@@ -190,9 +192,8 @@ class _Claimer:
                 for due_lane in due_lanes:
                     self._book.wake(due_lane)
                     self._high_due = self._high_due or due_lane.priority == 0
-                if announce:
-                    self._announces_high = self._announces_high or self._high_due
-                    self._unannounced.set()
+                if announce and self._announcer is not None:
+                    self._announcer.soon(high=self._high_due)
             case Wake(reason=reason):
                 self._look = True
                 self._high_due = self._high_due or reason == HIGH
@@ -200,18 +201,6 @@ class _Claimer:
                     self._gates.reopen()
             case SweepNow():
                 self._swept_at = -math.inf
-
-    async def announce_for_all(self, announce: Callable[[str], Any]) -> None:
-        """Tell other nodes what this one queued, once for all that came meanwhile."""
-        while True:
-            await self._unannounced.wait()
-            await trio.sleep(_ANNOUNCE_EVERY)
-            self._unannounced = trio.Event()
-            high, self._announces_high = self._announces_high, False
-            try:
-                await announce(HIGH if high else "")
-            except DatabaseUnavailable as error:
-                log.info("claimer.not_announced", reason=str(error))  # their sweeps find it
 
     # Looking and claiming -------------------------------------------------------------------------
 

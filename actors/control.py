@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from uuid import UUID
@@ -58,9 +57,9 @@ from relay.mailboxes.parser import Parser
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
+from relay.outbound.announcer import Announcer
 from relay.outbound.enqueue import Enqueued, announce, enqueue
 from relay.outbound.gates import Gates
-from relay.outbound.lanes import DueLane
 from relay.outbound.message import Message
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Senders
@@ -72,7 +71,7 @@ from supervisor import Context, Mailbox, Supervisor
 GRACEFUL_TIMEOUT = 5.0
 """Seconds that calls in hand may go on while draining; below the child's `drain_timeout`."""
 _BEAT_EVERY = 5.0  # s
-_ANNOUNCE_EVERY = 0.05  # s; a notification takes a lock that all writers share
+_ANNOUNCE_EVERY = 0.05  # s
 
 
 async def run(
@@ -124,7 +123,8 @@ async def run(
     the collectors', to be shown; `devices` is this node's device inbox, if any; without `space` on
     the disk nothing is queued.
     """
-    announcer = _Announcer(pool)
+    # For the claimers of other processes, where none runs here.
+    announcer = Announcer(partial(announce, pool), rest=_ANNOUNCE_EVERY)
     sessions = PageSessions(pool, keys, admin_token_hash=admin_token_hash, node=node)
     parser = Parser()  # its child starts with the first attachment that somebody downloads
     app = create_app(
@@ -151,7 +151,7 @@ async def run(
             consumption=Consumption(pool, lambda: keyring.signing),
             collector=partial(report, pool, budget),
             private_webhooks=private_webhooks,
-            wake_outbound=wake_outbound or announcer.wake,
+            wake_outbound=wake_outbound or (lambda strips: announcer.soon()),
             destinations=lambda: [] if gates is None else gates.statistics(trio.current_time()),
             devices=devices,
             ready_checks=(
@@ -241,25 +241,6 @@ class _Enqueuer:
             # If nothing comes of it after all, it is over in a moment.
             self._right_of_way.expect(trio.current_time())
         return await enqueue(self._pool, messages, key=key, key_hash=key_hash)
-
-
-class _Announcer:
-    """Tells the claimers of other processes what was queued here, where none runs here."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._queued = trio.Event()
-
-    def wake(self, due_lanes: Collection[DueLane]) -> None:
-        self._queued.set()
-
-    async def run(self) -> None:
-        while True:
-            await self._queued.wait()
-            self._queued = trio.Event()
-            with suppress(DatabaseUnavailable):  # their sweeps find it
-                await announce(self._pool)
-            await trio.sleep(_ANNOUNCE_EVERY)
 
 
 class _Database:
