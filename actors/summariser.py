@@ -59,6 +59,7 @@ from relay.mailboxes import search
 from relay.mailboxes.fair_order import GROUP, FairOrder, Waiting
 from relay.mailboxes.parser import Parsed, Parser
 from relay.metrics import registry
+from relay.outage import Outage
 from supervisor import Context, Drained
 
 log = get_logger()
@@ -90,7 +91,6 @@ _CHUNKS_EVERY = 5.0  # s; how often it looks for large mailboxes to make chunks 
 _CHUNKS_FOR = 0.5  # s, at most, before it looks for mail again
 
 _STATEMENT = 30.0  # s; client-side deadline of each statement, BEGIN and COMMIT too
-_BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
 
 _INTEGER = 23  # the type's OID
 _NUMBER = struct.Struct(">i")
@@ -260,7 +260,7 @@ class Summariser:
     help_after: float = 0.2
     load: Load = field(default_factory=Load)
     _order: FairOrder = field(default_factory=FairOrder)
-    _outage: float = 0.0
+    _outage: Outage = field(default_factory=Outage)
     _orphans_at: float = field(default=-math.inf)
     _deep_at: float = field(default=-math.inf)
     _chunks_at: float = field(default=-math.inf)
@@ -293,11 +293,9 @@ class Summariser:
                 await self.pool.execute(_ORPHANS)
             return await self._make_chunks(ctx)
         except TemporaryFailure as error:
-            first, longest = _BACKOFF
-            if not self._outage:
+            if not self._outage.is_on:
                 log.warning("summariser.waits", reason=str(error))
-            self._outage = min(longest, self._outage * 2 or first)
-            return self._outage
+            return self._outage.lost()
         finally:
             self._working = trio.Event()
 
@@ -306,8 +304,7 @@ class Summariser:
 
         Returns when to go on, in seconds; 0: all is done for now.
         """
-        if self._outage:
-            self._outage = 0.0
+        if self._outage.over():
             log.info("summariser.recovered")
         if trio.current_time() < self._chunks_at:
             return 0.0

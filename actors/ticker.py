@@ -36,6 +36,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.outage import Outage
 from supervisor import Context, Drained
 
 log = get_logger()
@@ -49,7 +50,6 @@ STATEMENT = 0.006  # s; how long one batch should take
 _SHARE = 1.5  # pause after a batch, as a multiple of what it took
 _REPORT_EVERY = 1.0  # s; progress of a long run of batches
 _SMALLEST, _LARGEST = 50, 4000
-_BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
 
 _FLIP = f"""
     WITH due AS MATERIALIZED (
@@ -119,7 +119,7 @@ class Ticker:
     _sweep_at: float = -math.inf
     _due_at: float = -math.inf
     _clock: float = 0.0  # the database's epoch seconds minus Trio's clock
-    _outage: float = 0.0  # the last pause in an outage; 0 when there is none
+    _outage: Outage = field(default_factory=Outage)
 
     async def turn(self, ctx: Context) -> float:
         """Do what is due; return the seconds until there is something to do again."""
@@ -130,8 +130,7 @@ class Ticker:
                 await self._expire(ctx)
         except DatabaseUnavailable as error:
             return self._pause(error)
-        if self._outage:
-            self._outage = 0.0
+        if self._outage.over():
             log.info("ticker.recovered")
         return min(self._due_at, self._sweep_at, self._renew_at) - trio.current_time()
 
@@ -224,13 +223,11 @@ class Ticker:
             self._due_at = now + (due - epoch) + _EARLY
 
     def _pause(self, error: DatabaseUnavailable) -> float:
-        first, longest = _BACKOFF
-        if not self._outage:
+        if not self._outage.is_on:
             log.warning("ticker.waits_for_database", reason=str(error))
-        self._outage = min(longest, self._outage * 2 or first)
         # What was planned is unknown after an outage: look at once when it is over.
         self._renew_at = self._due_at = -math.inf
-        return self._outage
+        return self._outage.lost()
 
 
 def resized(batch: int, rows: int, took: float) -> int:

@@ -57,6 +57,7 @@ from relay.devices.store import (
 )
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
+from relay.outage import Outage
 from relay.throttle import Throttle
 
 log = get_logger()
@@ -73,7 +74,7 @@ _READERS = 3  # connections; after an outage every session looks at once, and ot
 _EXPIRE = 256  # blobs a transaction
 _TRIES = 3  # of a transaction that deadlocked
 _STOP_TIMEOUT = 5.0  # s
-_LOOK_AFTER, _LOOK_AT_MOST = 0.1, 2.0  # s, doubling
+_LOOK_AT_MOST = 2.0  # s between two looks for the database
 _STATISTICS_EVERY = 10.0  # s; or a hundred times what they take, if that is more
 
 _C = TypeVar("_C", Put, Delete)
@@ -135,15 +136,14 @@ class PostgresStore:
             self._deletes.clear()
 
     async def _wait_for_database(self) -> None:
-        pause = _LOOK_AFTER
+        outage = Outage(longest=_LOOK_AT_MOST)
         while True:
             try:
                 await self._pool.fetch(_LOOK)
             except (DatabaseUnavailable, psycopg.Error) as error:
-                if pause == _LOOK_AFTER:
+                if not outage.is_on:
                     log.warning("devices.waits_for_database", reason=str(error))
-                await trio.sleep(pause)
-                pause = min(2 * pause, _LOOK_AT_MOST)
+                await trio.sleep(outage.lost())
             else:
                 return
 

@@ -70,6 +70,7 @@ from relay.devices.store import (
     checked_key,
 )
 from relay.log import get_logger
+from relay.outage import Outage
 from relay.storage import AMPLE, Space
 from relay.throttle import Throttle
 
@@ -85,7 +86,6 @@ _FEW = 16  # Puts that are never cut in two
 _WAL_PAGES = 12_000  # between two checkpoints, about: 48 MB
 _EXPIRE = 256  # blobs a transaction
 _STOP_TIMEOUT = 5.0  # s
-_REOPEN_AFTER, _REOPEN_AT_MOST = 0.1, 5.0  # s, doubling
 _PATIENCE = 15.0  # s, with a file that served before
 _PATIENCE_AT_START = 1.5  # s
 _STATISTICS_EVERY = 10.0  # s
@@ -433,16 +433,15 @@ class _Writer(threading.Thread):
             self._post(self.ended.set)
 
     def _run(self) -> None:
-        pause = _REOPEN_AFTER
+        outage = Outage()
         while not self._stopping:
             try:
                 file = self._store._open()
             except (sqlite3.Error, OSError, StoreUnavailable) as error:
                 self._fail(error)
-                self._drop_for(pause)
-                pause = min(2 * pause, _REOPEN_AT_MOST)
+                self._drop_for(outage.lost())
                 continue
-            pause = _REOPEN_AFTER  # opening has made a commit, so the disk is well
+            outage.over()  # opening has made a commit, so the disk is well
             self._post(self._store._opened)
             self._post(self._tell.send_nowait, _News())
             try:
@@ -453,7 +452,7 @@ class _Writer(threading.Thread):
                 with suppress(sqlite3.Error):
                     file.close()
             if not self._stopping:
-                self._drop_for(pause)
+                self._drop_for(outage.lost())
 
     def _serve(self, file: InboxFile) -> None:
         """Do what is asked, until stopped.  `sqlite3.Error`: the file cannot be trusted."""

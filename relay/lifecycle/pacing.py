@@ -10,8 +10,8 @@ import math
 import random
 
 from relay.lifecycle.batching import Batching, Reason
+from relay.outage import Outage
 
-_BACKOFF = (0.1, 5.0)  # s; first and longest pause in an outage
 _LONGEST_REST = 60.0  # s; then the budget is looked at again, for somebody may have changed it
 _COUNT_SHARE = 5  # counting takes at most one part in so many of the time
 
@@ -28,7 +28,7 @@ class Pacing:
         self._count_at = -math.inf  # not to be counted again before
         self._uncounted = False  # and it was wanted
         self._waiting = 0
-        self._pause = 0.0  # the last one in an outage; 0 when there is none
+        self._outage = Outage(rng=rng)
         batching.connected()
 
     # Taking -----------------------------------------------------------------------------------
@@ -84,19 +84,17 @@ class Pacing:
     @property
     def is_lost(self) -> bool:
         """Whether the database is away."""
-        return self._pause > 0
+        return self._outage.is_on
 
     def lost(self) -> float:
         """The database is away; returns the seconds until the next attempt."""
-        first, longest = _BACKOFF
-        self._pause = min(longest, self._pause * 2 or first)
         self.batching.connected()  # whatever was announced meanwhile was missed
         self.sweep_now()
-        return self._pause * self._rng.uniform(0.75, 1.25)
+        return self._outage.lost()
 
     def recovered(self) -> None:
         """The database is back."""
-        self._pause = 0.0
+        self._outage.over()
 
     def next_at(self) -> float:
         """When there is something to do again if nothing happens."""
