@@ -89,7 +89,7 @@ from relay.db.embedded import Embedded
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
-from relay.devices.intake import Intake, Sources
+from relay.devices.intake import Intake, SourceRates
 from relay.devices.limits import DeviceLimits
 from relay.devices.noise import KeyPair
 from relay.devices.postgres import PostgresStore
@@ -433,7 +433,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
 
     connections = _connections(settings, resources)
     inboxes = _inboxes(settings, resources)
-    sources = Sources(settings.devices.source_rate)
+    sources = SourceRates(settings.devices.source_rate)
     intake = Intake(inboxes, sources=sources, space=resources.space)
     server = None
     if resources.device_key is not None:

@@ -3,7 +3,7 @@
 Promises
   * `put` returns only when the blob is durable; everything that stands against that is `Refused`
     with the reason and the seconds that the wire format has for it.
-  * A recipient takes 20 blobs a second, 500 at once (GCRA), on this node.  Sources share them:
+  * A recipient takes 20 blobs a second, 500 at once, on this node.  Sources share them:
     whoever pushes much to a recipient leaves a second's worth to those who push little.
   * A source (a peer's address, of IPv6 its network of 64 bits) pushes so many bytes a second to all
     recipients together, so that inventing keys gains nothing.
@@ -34,6 +34,7 @@ from relay.devices.store import (
 )
 from relay.devices.wire import MAX_ENVELOPE, Reason, Refused
 from relay.metrics import registry
+from relay.rate_limit import RateLimit
 from relay.storage import AMPLE, REFUSED, RETRY_AFTER, Space
 
 RATE: Final = 20.0
@@ -70,11 +71,11 @@ class Short(Refused):
         self.what = what
 
 
-class Rates:
-    """How often each key may do something, shared by the sources that do: in memory.
+class RecipientRates:
+    """How many blobs each recipient takes, shared by the sources that push: in memory.
 
-    The generic cell rate algorithm (GCRA).  A source that has lately had less than its share of a
-    key's rate may go ahead of it by a little, which those who have had more pay for by waiting.
+    A source that has lately had less than its share of a recipient's rate may go ahead of it by a
+    little, which those who have had more pay for by waiting.
     """
 
     def __init__(
@@ -85,81 +86,72 @@ class Rates:
     ) -> None:
         """Allow `rate` a second and `burst` at once; `clock` is in seconds."""
         self._interval = 1.0 / rate
-        self._tolerance = (burst - 1) / rate
+        self._burst = burst / rate
         self._reserve = max(1, burst // _RESERVED) / rate
         self._clock = clock
-        self._due: dict[bytes, float] = {}  # key -> when its allowance is whole again
-        # Of keys whose allowance is more than half used up: source -> when its share is whole.
-        # Below that nobody is in anybody's way, and most keys never get there.
+        self._limit = RateLimit[bytes]()
+        # Of recipients of whose burst more than half is used up: source -> when its share is whole.
+        # Below that nobody is in anybody's way, and most recipients never get there.
         self._shares: dict[bytes, dict[str, float]] = {}
-        self._sweep_at = 1024  # entries
+        self._sweep_at = 1024  # recipients
 
     def __len__(self) -> int:
-        return len(self._due)
+        """How many recipients are remembered."""
+        return len(self._limit)
 
     @property
     def remembered(self) -> int:
-        """Sources of which something is remembered, counted for each key apart."""
+        """Sources of which something is remembered, counted for each recipient apart."""
         return sum(map(len, self._shares.values()))
 
-    def take(self, key: bytes, source: str = "") -> float:
-        """Count one for `key` and return 0; or count nothing and return the seconds to wait."""
+    def take(self, recipient: bytes, source: str = "") -> float:
+        """Count one for `recipient` and return 0; or nothing, and return the seconds to wait."""
         now = self._clock()
-        due = max(self._due.get(key, now), now)
-        if 2 * (due - now) > self._tolerance and (wait := self._share(key, source, now, due)) > 0:
+        used = self._limit.used(recipient, now)
+        if 2 * used > self._burst and (wait := self._share(recipient, source, now, used)) > 0:
             return wait
-        self._due[key] = due + self._interval
-        if len(self._due) >= self._sweep_at:
-            self._due = {each: due for each, due in self._due.items() if due > now}
-            self._shares = {each: of for each, of in self._shares.items() if each in self._due}
-            self._sweep_at = 2 * len(self._due) + 1024  # so a sweep costs nothing per push
+        self._limit.spend(recipient, now, self._interval)
         return 0.0
 
-    def _share(self, key: bytes, source: str, now: float, due: float) -> float:
+    def _share(self, recipient: bytes, source: str, now: float, used: float) -> float:
         """Count one for a source and return 0; or count nothing and return the seconds to wait."""
-        shares = self._shares.get(key, {})
+        shares = self._shares.get(recipient, {})
         mine = max(shares.get(source, now), now)
-        allowed = self._tolerance
+        allowed = self._burst
         if mine - now <= self._reserve:
             allowed += self._reserve
-        wait = due - now - allowed
+        wait = used + self._interval - allowed
         if wait > 1e-9:
             return wait  # and nothing is remembered of who is refused
         shares = {each: until for each, until in shares.items() if until > now}
         sources = len(shares) + (source not in shares)
-        shares[source] = min(mine + sources * self._interval, now + self._tolerance)
-        self._shares[key] = shares
+        shares[source] = min(mine + sources * self._interval, now + self._burst)
+        self._shares[recipient] = shares
+        if len(self._shares) >= self._sweep_at:
+            self._shares = {each: of for each, of in self._shares.items() if each in self._limit}
+            self._sweep_at = 2 * len(self._shares) + 1024  # so a sweep costs nothing per push
         return 0.0
 
 
-class Sources:
-    """How many bytes each source may push: the same algorithm, in bytes."""
+class SourceRates:
+    """How many bytes each source may push, to all recipients together."""
 
     def __init__(self, rate: float = 0.0, clock: Callable[[], float] = trio.current_time) -> None:
         """Allow `rate` bytes a second, `OVERHEAD` for each blob among them; 0: any number."""
         self._rate = rate
         self._clock = clock
-        self._due: dict[str, float] = {}
-        self._sweep_at = 1024
+        self._limit = RateLimit[str]()
 
     def __len__(self) -> int:
-        return len(self._due)
+        """How many sources are remembered."""
+        return len(self._limit)
 
     def take(self, source: str, size: int) -> float:
         """Count a blob of `size` bytes and return 0; or nothing, and return the seconds to wait."""
         if self._rate <= 0:
             return 0.0
-        now = self._clock()
-        took = (size + OVERHEAD) / self._rate
-        due = max(self._due.get(source, now), now) + took
-        wait = due - now - max(SOURCE_BURST, took)  # one may always come
-        if wait > 1e-9:
-            return wait
-        self._due[source] = due
-        if len(self._due) >= self._sweep_at:
-            self._due = {each: due for each, due in self._due.items() if due > now}
-            self._sweep_at = 2 * len(self._due) + 1024
-        return 0.0
+        cost = (size + OVERHEAD) / self._rate
+        return self._limit.take(source, self._clock(), cost, SOURCE_BURST)
 
 
 class Intake:
@@ -168,15 +160,15 @@ class Intake:
     def __init__(
         self,
         store: InboxStore,
-        rates: Rates | None = None,
+        rates: RecipientRates | None = None,
         *,
-        sources: Sources | None = None,
+        sources: SourceRates | None = None,
         space: Space = AMPLE,
     ) -> None:
         """`space`: of the disk; without it nothing is taken."""
         self._store = store
-        self._rates = Rates() if rates is None else rates
-        self._sources = Sources() if sources is None else sources
+        self._rates = RecipientRates() if rates is None else rates
+        self._sources = SourceRates() if sources is None else sources
         self._space = space
 
     def admit(self, recipient: bytes, envelope: bytes, source: str = "") -> None:

@@ -1,14 +1,14 @@
 """How often one caller may call: a bucket for each key, and one for each address without one.
 
-The generic cell rate algorithm (GCRA, ITU-T I.371): per caller one instant, the theoretical
-arrival time of the next call; a call within `burst` of it passes.  Exact, and one number a caller.
+The algorithm is `relay.rate_limit`'s: exact, and one number a caller.
 
 Promises
   * The administrator has no limit; a key has its plan's; all others share their address's.
   * A refusal costs no query, and says after how many seconds the next call passes.
   * A credential that is wrong is charged to the address, so guessing is as slow as the rest.  So is
     the first call of a right key: until it was looked up, nothing tells it from a wrong one.
-  * Memory is bounded: callers at rest are forgotten, and above `CALLERS` the oldest.
+  * Memory is bounded: callers at rest are forgotten, and above `CALLERS` those
+    who called longest ago.
 
 Fails: never.  Kept by each node for itself: behind a balancer over n nodes a caller may have up to
 n times the rate; a shared counter would cost every call a query.
@@ -25,6 +25,7 @@ from prometheus_client import Counter
 from relay.access.keys import ApiKey
 from relay.http.problems import Problem
 from relay.metrics import registry
+from relay.rate_limit import RateLimit
 
 CALLERS = 20_000
 """How many callers are remembered at once."""
@@ -42,34 +43,21 @@ class RateLimits:
     """The buckets of one control plane.  Times are Trio's clock, in seconds."""
 
     def __init__(self, most: int = CALLERS) -> None:
-        """`most`: how many callers are remembered at once."""
-        self._most = most
-        self._next: dict[Hashable, float] = {}  # caller -> theoretical arrival time
+        """`most`: callers that are remembered at once."""
+        self._limit = RateLimit[Hashable](most)
 
     def __len__(self) -> int:
-        return len(self._next)
+        """How many callers are remembered."""
+        return len(self._limit)
 
     def charge(self, caller: Hashable, rate: float) -> None:
         """Count one call of `caller`, who has `rate` a second (0: no limit); raise the 429."""
         if rate <= 0:
             return
-        now = trio.current_time()
-        due = max(self._next.pop(caller, now), now)
-        wait = due + 1 / rate - now - max(BURST, 1 / rate)  # one may always come
-        if wait > 1e-9:
-            self._next[caller] = due
+        wait = self._limit.take(caller, trio.current_time(), 1 / rate, BURST)
+        if wait:
             _REFUSED.labels("address" if isinstance(caller, str) else "key").inc()
             raise too_often(wait)
-        if len(self._next) >= self._most:
-            self._forget(now)
-        self._next[caller] = due + 1 / rate
-
-    def _forget(self, now: float) -> None:
-        # In order of their last call; those at rest are as good as new.
-        for caller in [c for c, due in self._next.items() if due <= now]:
-            del self._next[caller]
-        while len(self._next) >= self._most:
-            del self._next[next(iter(self._next))]
 
 
 class KnownKeys:

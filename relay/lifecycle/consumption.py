@@ -41,6 +41,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle.tokens import Action, Verified, secret_of, verify
 from relay.metrics import registry
+from relay.rate_limit import RateLimit
 
 FREE_GUESSES = 20
 GUESS_EVERY = 15.0
@@ -266,29 +267,24 @@ _USED = """
 
 
 class Guesses:
-    """Wrong codes, by token: GCRA, one number a token.  Times are Trio's clock, in seconds.
+    """Wrong codes, by token.
 
-    Bounded: above `most` the token that was guessed longest ago is forgotten, so to make
-    it forget takes far more calls than the guesses that are won.
+    Bounded: above `most` the tokens that were guessed longest ago are forgotten, so to make it
+    forget takes far more calls than the guesses that are won.
     """
 
     def __init__(self, most: int = REMEMBERED) -> None:
-        self._most = most
-        self._paid: OrderedDict[bytes, float] = OrderedDict()  # token -> when all are earned back
+        self._limit = RateLimit[bytes](most)
 
     def __len__(self) -> int:
-        return len(self._paid)
+        """How many tokens are remembered."""
+        return len(self._limit)
 
     def may(self, token: bytes) -> bool:
         """Whether one more code for this token is listened to now."""
-        return self._paid.get(token, 0.0) - trio.current_time() <= (FREE_GUESSES - 1) * GUESS_EVERY
+        burst = FREE_GUESSES * GUESS_EVERY
+        return not self._limit.wait(token, trio.current_time(), GUESS_EVERY, burst)
 
     def wrong(self, token: bytes) -> None:
         """Count a wrong code."""
-        now = trio.current_time()
-        paid = max(self._paid.pop(token, now), now) + GUESS_EVERY
-        while self._paid and (
-            len(self._paid) >= self._most or next(iter(self._paid.values())) <= now
-        ):
-            self._paid.popitem(last=False)
-        self._paid[token] = paid
+        self._limit.spend(token, trio.current_time(), GUESS_EVERY)

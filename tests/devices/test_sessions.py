@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from relay.devices.channel import Memory
-from relay.devices.intake import BURST, Rates
+from relay.devices.intake import BURST, RecipientRates
 from relay.devices.limits import DeviceLimits
 from tests.devices import peer as wire
 from tests.devices.peer import HandshakeRefused, Peer, key_pair
@@ -534,7 +534,7 @@ async def test_draining_answers_what_is_in_hand_and_ends_receives(tmp_path):
 def test_rates_are_exact_and_forgotten():
     """A burst, then one an interval; a silent key is forgotten, so memory follows the load."""
     now = 0.0
-    rates = Rates(rate=20, burst=500, clock=lambda: now)
+    rates = RecipientRates(rate=20, burst=500, clock=lambda: now)
     assert [rates.take(b"k") for _ in range(500)] == [0.0] * 500
     assert rates.take(b"k") == pytest.approx(0.05)
     now = 0.05
@@ -543,7 +543,7 @@ def test_rates_are_exact_and_forgotten():
     now = math.inf
     assert rates.take(b"k") == 0.0
     now = 0.0
-    rates = Rates(rate=20, burst=500, clock=lambda: now)
+    rates = RecipientRates(rate=20, burst=500, clock=lambda: now)
     for number in range(200_000):
         now = number / 10_000
         rates.take(number.to_bytes(4, "big"))

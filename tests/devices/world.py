@@ -11,7 +11,7 @@ from pathlib import Path
 import trio
 
 from relay.devices.channel import Memory
-from relay.devices.intake import Intake, Rates, Sources
+from relay.devices.intake import Intake, RecipientRates, SourceRates
 from relay.devices.limits import DeviceLimits
 from relay.devices.noise import KeyPair
 from relay.devices.server import DeviceServer, Kind
@@ -69,8 +69,8 @@ async def world(
     path: Path,
     *,
     limits: DeviceLimits | None = None,
-    rates: Rates | None = None,
-    sources: Sources | None = None,
+    rates: RecipientRates | None = None,
+    sources: SourceRates | None = None,
     memory: Memory | None = None,
     **settings: object,
 ) -> AsyncIterator[World]:

@@ -14,7 +14,7 @@ import trio
 
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
-from relay.devices.intake import Intake, Rates, Sources
+from relay.devices.intake import Intake, RecipientRates, SourceRates
 from relay.devices.sqlite import SqliteStore
 from tests.eventually import eventually
 from tests.http.conftest import House, open_house
@@ -24,7 +24,7 @@ LARGEST = 65_482
 
 @contextlib.asynccontextmanager
 async def inboxes(
-    path: Path, database_url: str, pool: Pool, rates: Rates | None = None, **limits: Any
+    path: Path, database_url: str, pool: Pool, rates: RecipientRates | None = None, **limits: Any
 ) -> AsyncIterator[tuple[House, SqliteStore]]:
     """Run a control plane with a device store of its own."""
     store = SqliteStore(path / "devices.db", ttl=3600.0, **limits)
@@ -67,7 +67,7 @@ async def test_permanent_refusals(tmp_path, database_url, pool):
 
 async def test_temporary_refusals_say_when_to_try_again(tmp_path, database_url, pool):
     """507 for a full inbox, 429 for its rate, 503 without a store: each with Retry-After."""
-    rates = Rates(rate=0.1, burst=4)
+    rates = RecipientRates(rate=0.1, burst=4)
     async with inboxes(tmp_path, database_url, pool, rates, max_blobs=3) as (house, _):
 
         async def put(key: str) -> tuple[int, str]:
@@ -88,7 +88,7 @@ async def test_temporary_refusals_say_when_to_try_again(tmp_path, database_url, 
 async def test_an_address_and_all_inboxes_have_their_limits(tmp_path, database_url, pool):
     """429 for a source that has pushed its bytes, to whichever keys; 507 when all inboxes together
     are full, for everybody; both with Retry-After, and told apart from the recipient's own."""
-    sources = Sources(8 << 10)
+    sources = SourceRates(8 << 10)
     store = SqliteStore(tmp_path / "devices.db", ttl=3600.0, max_total=300_000)
     device_inbox = DeviceInbox(store, Intake(store, sources=sources))
     async with trio.open_nursery() as nursery:
