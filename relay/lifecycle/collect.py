@@ -36,9 +36,8 @@ import math
 import random
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing, suppress
-from itertools import accumulate
 from typing import NamedTuple
 
 import psycopg
@@ -51,10 +50,11 @@ from relay.db.listen import Reconnected, notifications
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle import budget_store, queue
 from relay.lifecycle.batching import Adaptive, Batching, Reason
-from relay.lifecycle.budget import Budget, allowance, spend, wait
+from relay.lifecycle.budget import Budget, spend
 from relay.lifecycle.lines import Printer, Raw, faults
 from relay.lifecycle.pacing import Pacing
 from relay.lifecycle.pipe import Closed, Pipe
+from relay.lifecycle.taking import taking
 from relay.lifecycle.token_reader import TIMEOUT, TokenReader, open_token_reader
 from relay.log import get_logger
 
@@ -79,6 +79,14 @@ class _Line(NamedTuple):
 
     end: int  # as the pipe counts
     keys: list[Key]
+    printed: int  # of them; the others were refused
+
+
+class _Printed(NamedTuple):
+    """What became of rows: whether the reader took their lines, and how many have none."""
+
+    taken: bool
+    refused: int
 
 
 class _Stalled(Exception):
@@ -280,8 +288,8 @@ class Collect:
                 flying.append(other)
                 second = 1 - second
             began = trio.current_time()
-            taken = await self._print(rows, token_reader.keys, reason)
-            quick = taken and trio.current_time() - began < self._quick
+            printed = await self._print(rows, token_reader.keys, reason)
+            quick = printed.taken and trio.current_time() - began < self._quick
             count = min(2 * count, most) if quick else limit
             if more:
                 token_reader.start(count)
@@ -293,25 +301,28 @@ class Collect:
         """One batch of as many rows as the budget pays for."""
         connection = await self._connection()
         with trio.fail_after(self._hold + TIMEOUT):
-            async with connection.transaction():
-                saved = await budget_store.lock(connection, budget)
-                allowed = min(self._batching.limit, allowance(budget, saved))
-                rows = await queue.take(connection, allowed) if allowed else []
-                await self._print(
-                    [_raw(row) for row in rows],
-                    lambda: [(row.id, row.account) for row in rows],
+            async with (
+                connection.transaction(),
+                taking(
+                    connection,
+                    limit=self._batching.limit,
+                    batch_timeout=self._timeout,
+                    budget=budget,
+                ) as batch,
+            ):
+                printed = await self._print(
+                    [_raw(row) for row in batch.rows],
+                    lambda: [(row.id, row.account) for row in batch.rows],
                     reason,
                 )
-                left = spend(saved, len(rows))
-                await budget_store.save(connection, left)
-        if len(rows) == allowed < self._batching.limit:
-            rest = wait(budget, left, limit=self._batching.limit, timeout=self._timeout)
-            self._pacing.rest(trio.current_time(), rest)
+                batch.refused = printed.refused
+        if batch.rest is not None:
+            self._pacing.rest(trio.current_time(), batch.rest)
 
     async def _print(
         self, rows: Sequence[Raw], keys: Callable[[], list[Key]], reason: Reason
-    ) -> bool:
-        """Write the lines of what was taken, a batch each; tell whether the reader took them."""
+    ) -> _Printed:
+        """Write the lines of what was taken, a batch each."""
         limit = self._batching.limit
         bad = faults(rows)
         if bad:
@@ -327,23 +338,25 @@ class Collect:
         before = self._pipe.written
         try:
             if not await self._pipe.write(b"".join(lines), self._hold):
-                raise _Stalled(self._in_hand(lines, keys(), before))
+                raise _Stalled(self._in_hand(lines, keys(), bad, before))
             taken = await self._pipe.taken()
         except Closed:
-            await self._forget_accepted(self._in_hand(lines, keys(), before))
+            await self._forget_accepted(self._in_hand(lines, keys(), bad, before))
             raise
         for at in range(0, max(1, len(rows)), limit):
             self._note(min(limit, len(rows) - at), reason)
-        return taken
+        return _Printed(taken, len(bad))
 
-    def _in_hand(self, lines: Sequence[bytes], keys: list[Key], before: int) -> list[_Line]:
-        limit = self._batching.limit
-        ends = accumulate(map(len, lines), initial=before)
-        next(ends)
-        return [
-            _Line(end, keys[number * limit : (number + 1) * limit])
-            for number, end in enumerate(ends)
-        ]
+    def _in_hand(
+        self, lines: Sequence[bytes], keys: list[Key], refused: Collection[int], before: int
+    ) -> list[_Line]:
+        limit, found, end = self._batching.limit, [], before
+        for number, line in enumerate(lines):
+            end += len(line)
+            places = range(number * limit, min((number + 1) * limit, len(keys)))
+            printed = sum(place not in refused for place in places)
+            found.append(_Line(end, keys[places.start : places.stop], printed))
+        return found
 
     async def _finish_lines(self, lines: list[_Line]) -> None:
         """Let the reader have the rest of the lines, and take their rows out of the queue.
@@ -381,18 +394,22 @@ class Collect:
         whole = bisect_right(lines, self._pipe.accepted, key=lambda line: line.end)
         if whole:
             self._hang_up()
-            await self._forget([key for line in lines[:whole] for key in line.keys])
+            keys = [key for line in lines[:whole] for key in line.keys]
+            await self._forget(keys, sum(line.printed for line in lines[:whole]))
             del lines[:whole]
 
-    async def _forget(self, keys: list[Key]) -> None:
-        """Take rows out of the queue whose lines are out but whose transaction is gone."""
+    async def _forget(self, keys: list[Key], printed: int) -> None:
+        """Take rows out of the queue whose lines are out but whose transaction is gone.
+
+        So many of them were printed, and are paid for.
+        """
         connection = await self._connection()
         with trio.fail_after(TIMEOUT):
             if self._budget is not None:
                 # First, and by itself: what is paid for twice is no worse than not at all.
                 async with connection.transaction():
                     saved = await budget_store.lock(connection, self._budget)
-                    await budget_store.save(connection, spend(saved, len(keys)))
+                    await budget_store.save(connection, spend(saved, printed))
             async with connection.transaction():
                 await connection.execute(
                     """

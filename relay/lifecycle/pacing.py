@@ -59,7 +59,13 @@ class Pacing:
         return None if at < self._rests_until else self.batching.decide(at, self._waiting)
 
     def rest(self, at: float, seconds: float) -> None:
-        """The budget has nothing left for so long; there may be more than it paid for."""
+        """The budget has nothing left for so long; there may be more than it paid for.
+
+        No time at all: what was refused is still to be spent, and the rest goes out at once.
+        """
+        if seconds <= 0:
+            self.batching.connected()
+            return
         self._rests_until = at + min(seconds, _LONGEST_REST)
         self.batching.woken(at)
 

@@ -24,9 +24,10 @@ import trio
 from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle import budget_store, queue, tokens
-from relay.lifecycle.budget import Budget, allowance, spend, wait
+from relay.lifecycle import queue, tokens
+from relay.lifecycle.budget import Budget
 from relay.lifecycle.letters import Letters, Unwritable
+from relay.lifecycle.taking import taking
 from relay.lifecycle.tokens import Action
 from relay.outbound.enqueue import Suppressed, enqueue
 from relay.outbound.lanes import DueLane
@@ -85,32 +86,20 @@ class TokenMailer:
     async def _batch(
         self, connection: Connection, key: bytes, patience: trio.CancelScope
     ) -> MailedBatch:
-        if self.budget is None:
-            return await self._queue(connection, key, self.limit, patience)
-        saved = await budget_store.lock(connection, self.budget)
-        allowed = min(self.limit, allowance(self.budget, saved))
-        batch = MailedBatch()
-        if allowed:
-            batch = await self._queue(connection, key, allowed, patience)
-        left = spend(saved, batch.rows - len(batch.refused))
-        await budget_store.save(connection, left)
-        rest = None
-        if batch.rows == allowed < self.limit:
-            rest = wait(self.budget, left, limit=self.limit, timeout=self.timeout)
-        return MailedBatch(batch.rows, batch.due_lanes, batch.refused, rest, left.letters)
-
-    async def _queue(
-        self, connection: Connection, key: bytes, limit: int, patience: trio.CancelScope
-    ) -> MailedBatch:
-        rows = await queue.take(connection, limit)
         due_lanes: set[DueLane] = set()
         refused: list[Refused] = []
-        for at in range(0, len(rows), _CHUNK):
-            # Others run while each part is stored.
-            patience.deadline = trio.current_time() + _TIMEOUT
-            messages = self._write(rows[at : at + _CHUNK], key, refused)
-            due_lanes |= await self._enqueue(connection, messages, refused)
-        return MailedBatch(len(rows), frozenset(due_lanes), tuple(refused))
+        async with taking(
+            connection, limit=self.limit, batch_timeout=self.timeout, budget=self.budget
+        ) as batch:
+            for at in range(0, len(batch.rows), _CHUNK):
+                # Others run while each part is stored.
+                patience.deadline = trio.current_time() + _TIMEOUT
+                messages = self._write(batch.rows[at : at + _CHUNK], key, refused)
+                due_lanes |= await self._enqueue(connection, messages, refused)
+            batch.refused = len(refused)
+        return MailedBatch(
+            len(batch.rows), frozenset(due_lanes), tuple(refused), batch.rest, batch.saved
+        )
 
     def _write(
         self, rows: Sequence[queue.Row], key: bytes, refused: list[Refused]

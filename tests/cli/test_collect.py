@@ -110,9 +110,9 @@ def test_a_reader_that_goes_away_ends_it(database_url):
     assert waiting(database_url) == 3
 
 
-def test_rows_that_would_break_the_line_never_reach_it(database_url):
-    """Where somebody dropped the constraints: refused, logged by number, out of the way."""
-    with psycopg.connect(database_url, autocommit=True) as user:
+def insert_unchecked(dsn: str, *logins: str) -> None:
+    """Insert accounts where somebody dropped the constraints."""
+    with psycopg.connect(dsn, autocommit=True) as user:
         names = user.execute(
             """
             SELECT conname FROM pg_constraint
@@ -121,11 +121,16 @@ def test_rows_that_would_break_the_line_never_reach_it(database_url):
         ).fetchall()
         for (name,) in names:
             user.execute(f'ALTER TABLE relay.accounts DROP CONSTRAINT "{name}"'.encode())
-        for login in ("good", "a,b", "a\nb", "a\rb"):
+        for login in logins:
             user.execute(
                 "INSERT INTO relay.accounts (email, login) VALUES (%s, %s)",
                 (f"x{len(login)}{hash(login)}@example.org", login),
             )
+
+
+def test_rows_that_would_break_the_line_never_reach_it(database_url):
+    """Refused, logged by number, out of the way."""
+    insert_unchecked(database_url, "good", "a,b", "a\nb", "a\rb")
     with collect(database_url) as process:
         written = process.rest()
         assert process.wait(10) == 0, process.log
@@ -146,6 +151,29 @@ def test_a_budget_is_kept(database_url):
         assert process.rest() == b""
         assert process.wait(10) == 0, process.log
     assert waiting(database_url) == 4
+
+
+def test_rows_that_never_reach_the_line_are_not_paid_for(database_url):
+    """Three letters are paid for: one row is refused, and the letter saved buys another line."""
+    insert_unchecked(database_url, "a,b", "one", "two", "three")
+    with psycopg.connect(database_url, autocommit=True) as user:
+        user.execute("UPDATE relay.token_budget SET at = now(), letters = 3")
+        user.execute(
+            """
+            UPDATE relay.token_queue q
+            SET expires_at = q.expires_at - 60  -- so it comes first
+            FROM relay.accounts a
+            WHERE a.id = q.account
+              AND a.login = 'a,b'
+            """
+        )
+        with collect(database_url, monthly_budget="1", price_per_thousand="10") as process:
+            written = process.rest()
+            assert process.wait(10) == 0, process.log
+        assert sum(len(batch) for batch in batches(written)) == 3
+        assert process.log.count('"collector.refused"') == 1
+        assert user.execute("SELECT spent FROM relay.token_budget").fetchone() == (3,)
+    assert waiting(database_url) == 0
 
 
 def test_standard_output_may_be_a_file(database_url, tmp_path):

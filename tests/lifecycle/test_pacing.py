@@ -68,6 +68,15 @@ def test_it_rests_while_the_budget_has_nothing():
     assert pacing.decide(64.0) == "drain"
 
 
+@pytest.mark.parametrize("law", [Fixed(10, 5.0), Adaptive(10, 5.0)])
+def test_what_was_refused_leaves_letters_for_the_next_batch_at_once(law: Fixed | Adaptive):
+    """However short the batch was: nobody has to announce what waits."""
+    pacing = drained(law)
+    pacing.rest(1.0, 0.0)
+    assert pacing.next_at() == -math.inf
+    assert pacing.decide(1.0) == "drain"
+
+
 def test_what_a_sweep_finds_goes_out():
     """Without any wake-up."""
     for law, at in ((Adaptive(3, 5.0), 4.0), (Fixed(3, 5.0), 4.5)):
