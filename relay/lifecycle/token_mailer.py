@@ -24,11 +24,11 @@ import trio
 from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle import queue, tokens
+from relay.lifecycle import queue
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.letters import Letters, Unwritable
 from relay.lifecycle.taking import taking
-from relay.lifecycle.tokens import Action
+from relay.lifecycle.tokens import Action, Signer
 from relay.outbound.enqueue import Suppressed, enqueue
 from relay.outbound.lanes import DueLane
 from relay.outbound.message import Message
@@ -86,6 +86,7 @@ class TokenMailer:
     async def _batch(
         self, connection: Connection, key: bytes, patience: trio.CancelScope
     ) -> MailedBatch:
+        signer = Signer(key)
         due_lanes: set[DueLane] = set()
         refused: list[Refused] = []
         async with taking(
@@ -94,7 +95,7 @@ class TokenMailer:
             for at in range(0, len(batch.rows), _CHUNK):
                 # Others run while each part is stored.
                 patience.deadline = trio.current_time() + _TIMEOUT
-                messages = self._write(batch.rows[at : at + _CHUNK], key, refused)
+                messages = self._write(batch.rows[at : at + _CHUNK], signer, refused)
                 due_lanes |= await self._enqueue(connection, messages, refused)
             batch.refused = len(refused)
         return MailedBatch(
@@ -102,7 +103,7 @@ class TokenMailer:
         )
 
     def _write(
-        self, rows: Sequence[queue.Row], key: bytes, refused: list[Refused]
+        self, rows: Sequence[queue.Row], signer: Signer, refused: list[Refused]
     ) -> dict[int, Message]:
         messages: dict[int, Message] = {}
         now = time.time()
@@ -113,7 +114,7 @@ class TokenMailer:
                     action=action,
                     email=row.email,
                     login=row.login,
-                    token=tokens.sign(key, action, row.secret, row.code),
+                    token=signer.token(action, row.secret, row.code),
                     code=row.code,
                     minutes=max(1, round((row.expires_at - now) / 60)),
                 )

@@ -30,6 +30,7 @@ from typing import NamedTuple
 SECRET_BYTES = 32
 TOKEN_LENGTH = 86
 
+_ACTIVATE, _RECOVER = b"/activate", b"/recover"
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{86}", re.ASCII)
 _CODE = re.compile(r"[0-9]{5}", re.ASCII)
 
@@ -58,13 +59,36 @@ class Verified(NamedTuple):
     secret: bytes
 
 
-def sign(key: bytes, action: Action, secret: bytes, code: str) -> str:
-    """Return the token of `secret` (32 bytes), signed with `key`: 86 characters.
+class Signer:
+    """Signs with one key of 32 bytes."""
 
-    The code (5 digits) is signed for a recovery only.
-    """
-    signature = hmac.digest(key, _message(action, secret, code), "sha256")
-    return base64.urlsafe_b64encode(secret + signature)[:-2].decode("ascii")
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        # Keyed once: a copy is a fifth of the price of keying.
+        self._activation = hmac.new(key, _ACTIVATE, "sha256")
+        self._recovery = hmac.new(key, _RECOVER, "sha256")
+
+    def raw(self, action: int, secret: bytes, code: bytes) -> bytes:
+        """Return the 64 bytes of a token: `secret` (32 bytes), and its signature.
+
+        The code (5 digits) is signed for a recovery only.
+        """
+        if action == 1:  # an activation; comparing members takes a tenth of all this
+            signature = self._activation.copy()
+            signature.update(secret)
+        else:
+            signature = self._recovery.copy()
+            signature.update(secret + code)
+        return secret + signature.digest()
+
+    def token(self, action: Action, secret: bytes, code: str) -> str:
+        """Return the token as it is spelled: 86 characters."""
+        return base64.urlsafe_b64encode(self.raw(action, secret, code.encode()))[:-2].decode()
+
+
+def sign(key: bytes, action: Action, secret: bytes, code: str) -> str:
+    """Return one token of `secret` (32 bytes), signed with `key`; see `Signer`."""
+    return Signer(key).token(action, secret, code)
 
 
 def verify(keys: Iterable[bytes], token: str, code: str | None = None) -> Verified | None:
@@ -108,5 +132,5 @@ def secret_of(token: str) -> bytes | None:
 
 def _message(action: Action, secret: bytes, code: str) -> bytes:
     if action == Action.ACTIVATION:
-        return b"/activate" + secret
-    return b"/recover" + secret + code.encode("ascii")
+        return _ACTIVATE + secret
+    return _RECOVER + secret + code.encode("ascii")
