@@ -23,16 +23,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakSet
 
 from psycopg.abc import ConnDict
 
 from relay import files
 from relay.log import get_logger
-
-if TYPE_CHECKING:
-    from relay.db.connection import Connection
 
 log = get_logger()
 
@@ -43,6 +40,20 @@ SILENT_SHARE = 2.0
 """Seconds that a host which was silent is given, where there are others to try."""
 
 
+class OpenConnection(Protocol):
+    """What is asked of a connection: `relay.db.connection.Connection` is one."""
+
+    timeline: int
+    """Of its server; 0 until it is known."""
+
+    @property
+    def host(self) -> Host:
+        """The server that it leads to."""
+
+    def abandon(self) -> None:
+        """Close it, in the middle of a call too."""
+
+
 class Hosts:
     """The servers of one database, as this process has met them.  No I/O but the small `file`."""
 
@@ -51,7 +62,7 @@ class Hosts:
         """Those that did not answer in time, and have not answered since."""
         self._file = file
         self._best: Host | None = None
-        self._connections: WeakSet[Connection] = WeakSet()
+        self._connections: WeakSet[OpenConnection] = WeakSet()
         self._refused: set[Host] = set()
         self._system: int | None = None
         self._timeline = 0
@@ -83,7 +94,7 @@ class Hosts:
         """Note that this host did not answer in time."""
         self.silent.add(host)
 
-    def met(self, connection: Connection, system: int, timeline: int) -> str | None:
+    def met(self, connection: OpenConnection, system: int, timeline: int) -> str | None:
         """Note the timeline of a new connection; returns why it must not be used, or None."""
         host = connection.host
         if system != self._system:
