@@ -1,4 +1,4 @@
-# Each target sets itself up from a bare clone: Python 3.11 or newer, and make.
+# Each target sets itself up from a bare clone: Linux, Python 3.11 or newer, and make.
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -28,6 +28,7 @@ setup: $(READY)
 
 # Running needs a third of what testing does: `run` and `demo` install that alone.
 $(RUNNABLE): requirements.run.lock pyproject.toml
+	@test "$$(uname -s)" = Linux || { echo "Relay runs on Linux only; use a Linux machine, a virtual one or a container." >&2; exit 1; }
 	@test -n "$(PYTHON)" || { echo "Relay needs Python 3.11 or newer; set PYTHON=/path/to/python3." >&2; exit 1; }
 	@test -x $(BIN)/python || echo "Making .venv with $$($(PYTHON) --version)."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv \
