@@ -1,4 +1,7 @@
-"""What the control plane, and an operator, see of the device inbox."""
+"""The device inbox as the control plane sees it: a blob put in, what waits, who is connected.
+
+Fails with `StoreUnavailable` where the store does not answer (`check` says so in a sentence).
+"""
 
 from __future__ import annotations
 

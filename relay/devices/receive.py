@@ -65,7 +65,7 @@ class Device:
 
 
 class DeviceSessions:
-    """The devices that are connected to this node."""
+    """The receive sessions of this node, by the key that their device has proven."""
 
     def __init__(self, limits: DeviceLimits) -> None:
         self._limits = limits

@@ -19,7 +19,7 @@ Promises
 - Reap: blobs past their time go, a batch a transaction, and are counted as missed by their device.
 - Missed: a blob that expired is counted once, reaped or not, for a device never seen before too,
   until `told` says that the count was sent.  One that is deleted before anybody counted it is not
-  missed; one whose acknowledgement came after it was reaped is: nobody can tell.
+  missed; one that was reaped before its acknowledgement came still counts as missed.
 - Wake-ups are hints: subscribe, flush to the end, then wait, and look again now and then
   whatever happens.
 
