@@ -29,7 +29,7 @@ from actors.messages import SweepNow, Wake
 from actors.periodic import wait_for_messages
 from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle import queue
+from relay.lifecycle import token_queue
 from relay.lifecycle.batching import Adaptive, Batching, Reason
 from relay.lifecycle.pacing import Pacing
 from relay.lifecycle.token_mailer import MailedBatch, TokenMailer
@@ -91,7 +91,7 @@ async def run(
     law = pacing.batching
     log.info(
         "collector.configured",
-        channel=queue.CHANNEL,
+        channel=token_queue.CHANNEL,
         limit=law.limit,
         timeout=law.timeout,
         adaptive=isinstance(law, Adaptive),
@@ -191,5 +191,5 @@ class _Collector:
 
     async def _sweep(self) -> None:
         """Look for what nobody announced."""
-        await queue.sweep(self._mailer.pool)
+        await token_queue.sweep(self._mailer.pool)
         self._pacing.swept(trio.current_time(), await self._mailer.waiting())

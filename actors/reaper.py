@@ -40,7 +40,7 @@ from relay.db import leases
 from relay.db.leases import Lease
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle import queue as tokens
+from relay.lifecycle import token_queue
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.queue import Queue
@@ -196,11 +196,11 @@ class Reaper:
 
     async def _forget_tokens(self, ctx: Context) -> int:
         """Delete tokens past their time; no fence, for two nodes that do this do it once."""
-        await tokens.sweep(self.pool)
+        await token_queue.sweep(self.pool)
         forgotten = 0
         while not (ctx.draining.is_set() or ctx.paused):
             began = trio.current_time()
-            deleted = await tokens.forget(self.pool, keep=self.retention, batch=_TOKENS)
+            deleted = await token_queue.forget(self.pool, keep=self.retention, batch=_TOKENS)
             forgotten += deleted
             if deleted < _TOKENS:
                 break

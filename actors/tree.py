@@ -98,8 +98,7 @@ from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
 from relay.errors import ConfigError
 from relay.http.serve import MAX_CONNECTIONS
-from relay.lifecycle import budget_store
-from relay.lifecycle import queue as token_queue
+from relay.lifecycle import budget_store, token_queue
 from relay.lifecycle.batching import Adaptive, Fixed
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.letters import letters_of, sender_of

@@ -48,10 +48,10 @@ from relay.db.doubt import BARRIER
 from relay.db.hosts import Hosts
 from relay.db.listen import Reconnected, notifications
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle import budget_store, queue
+from relay.lifecycle import budget_store, token_queue
 from relay.lifecycle.batching import Adaptive, Batching, Reason
 from relay.lifecycle.budget import Budget, spend
-from relay.lifecycle.lines import Printer, Raw, faults
+from relay.lifecycle.lines import Printer, RawToken, faults
 from relay.lifecycle.pacing import Pacing
 from relay.lifecycle.pipe import Closed, Pipe
 from relay.lifecycle.taking import taking
@@ -164,7 +164,7 @@ class Collect:
         law = self._batching
         log.info(
             "collector.configured",
-            channel=queue.CHANNEL,
+            channel=token_queue.CHANNEL,
             limit=law.limit,
             timeout=law.timeout,
             adaptive=isinstance(law, Adaptive),
@@ -188,7 +188,9 @@ class Collect:
     # What happens meanwhile -----------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        async with aclosing(notifications(self._dsn, [queue.CHANNEL], hosts=self._hosts)) as heard:
+        async with aclosing(
+            notifications(self._dsn, [token_queue.CHANNEL], hosts=self._hosts)
+        ) as heard:
             async for event in heard:
                 if isinstance(event, Reconnected):
                     log.info("collector.listening")
@@ -320,7 +322,7 @@ class Collect:
             self._pacing.rest(trio.current_time(), batch.rest)
 
     async def _print(
-        self, rows: Sequence[Raw], keys: Callable[[], list[Key]], reason: Reason
+        self, rows: Sequence[RawToken], keys: Callable[[], list[Key]], reason: Reason
     ) -> _Printed:
         """Write the lines of what was taken, a batch each."""
         limit = self._batching.limit
@@ -432,7 +434,7 @@ class Collect:
     async def _count(self) -> int:
         connection = await self._connection()
         with trio.fail_after(TIMEOUT):
-            return await queue.waiting(connection, self._batching.limit)
+            return await token_queue.waiting(connection, self._batching.limit)
 
     async def _sweep(self) -> None:
         """Look for what nobody announced; take up a new signing key."""
@@ -486,5 +488,7 @@ class Collect:
         self._pause = self._pacing.lost()
 
 
-def _raw(row: queue.Row) -> Raw:
-    return Raw(row.action, row.email.encode(), row.login.encode(), row.secret, row.code.encode())
+def _raw(row: token_queue.QueuedToken) -> RawToken:
+    return RawToken(
+        row.action, row.email.encode(), row.login.encode(), row.secret, row.code.encode()
+    )

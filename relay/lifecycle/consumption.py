@@ -39,7 +39,7 @@ from prometheus_client import Counter
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle.tokens import Action, Verified, secret_of, verify
+from relay.lifecycle.tokens import Action, Verified, secret_in, verify
 from relay.metrics import registry
 from relay.rate_limit import RateLimit
 
@@ -191,7 +191,7 @@ class Consumption:
 
     def _secret(self, token: str, action: Action) -> bytes | None:
         if action is Action.PASSWORD_RECOVERY:
-            return secret_of(token)
+            return secret_in(token)
         verified = verify(self._signing(), token)
         return verified.secret if verified is not None and verified.action is action else None
 

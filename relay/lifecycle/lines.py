@@ -33,7 +33,7 @@ _STRIDE = 88  # characters that those are in base64
 _NUMBERS = {action: b"%d" % action for action in Action}
 
 
-class Raw(NamedTuple):
+class RawToken(NamedTuple):
     """A token that was taken, its texts in UTF-8 as the server sent them."""
 
     action: int
@@ -50,7 +50,7 @@ class Printer:
         self.key = key
         self._sign = Signer(key).raw
 
-    def line(self, rows: Sequence[Raw]) -> bytes:
+    def line(self, rows: Sequence[RawToken]) -> bytes:
         """Return the line of a batch; without rows it is empty.  See `faults` first."""
         if not rows:
             return b""
@@ -67,7 +67,7 @@ class Printer:
             )
         return b",".join(fields) + b"\n"
 
-    def _tokens(self, rows: Sequence[Raw]) -> bytes:
+    def _tokens(self, rows: Sequence[RawToken]) -> bytes:
         """The tokens of a batch, one every `_STRIDE` characters."""
         sign = self._sign
         raw = [sign(action, secret, code) for action, _, _, secret, code in rows]
@@ -75,7 +75,7 @@ class Printer:
         return binascii.b2a_base64(together, newline=False).translate(_URL_SAFE)
 
 
-def faults(rows: Sequence[Raw]) -> dict[int, str]:
+def faults(rows: Sequence[RawToken]) -> dict[int, str]:
     """Return which rows (by position) would break a line, and why; never a value."""
     # Nearly always nothing is wrong, and one search over all finds that out.
     if not _BREAKS.search(b"".join([row.email + row.login for row in rows])):

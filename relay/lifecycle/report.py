@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from relay.db.pool import Pool
 from relay.lifecycle.budget import Budget, Saved, advance, allowance
-from relay.lifecycle.queue import Due, due
+from relay.lifecycle.token_queue import Due, due
 
 
 @dataclass(frozen=True)

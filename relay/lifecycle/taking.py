@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from relay.db.connection import Connection
-from relay.lifecycle import budget_store, queue
+from relay.lifecycle import budget_store, token_queue
 from relay.lifecycle.budget import Budget, allowance, spend, wait
 
 
@@ -36,7 +36,7 @@ class Taking:
     next batch, and `saved`, the letters that it would pay for now.
     """
 
-    rows: list[queue.Row]
+    rows: list[token_queue.QueuedToken]
     refused: int = 0
     rest: float | None = None
     saved: float | None = None
@@ -48,11 +48,11 @@ async def taking(
 ) -> AsyncIterator[Taking]:
     """Take up to `limit` tokens; `batch_timeout` in seconds, for `rest`."""
     if budget is None:
-        yield Taking(await queue.take(connection, limit))
+        yield Taking(await token_queue.take(connection, limit))
         return
     saved = await budget_store.lock(connection, budget)
     allowed = min(limit, allowance(budget, saved))
-    batch = Taking(await queue.take(connection, allowed) if allowed else [])
+    batch = Taking(await token_queue.take(connection, allowed) if allowed else [])
     yield batch
     left = spend(saved, len(batch.rows) - batch.refused)
     await budget_store.save(connection, left)

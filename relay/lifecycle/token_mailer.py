@@ -24,7 +24,7 @@ import trio
 from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle import queue
+from relay.lifecycle import token_queue
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.letters import Letters, Unwritable
 from relay.lifecycle.taking import taking
@@ -38,7 +38,7 @@ _CHUNK = 100  # letters that are written without letting others run: about 7 ms
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedToken:
     """A token that got no letter, and why; never an address."""
 
     token: int
@@ -56,7 +56,7 @@ class MailedBatch:
 
     rows: int = 0
     due_lanes: frozenset[DueLane] = frozenset()
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedToken, ...] = ()
     rest: float | None = None
     saved: float | None = None
 
@@ -81,14 +81,14 @@ class TokenMailer:
     async def waiting(self) -> int:
         """How many tokens wait, counted up to the limit."""
         async with self.pool.connection(patience=_TIMEOUT) as connection:
-            return await queue.waiting(connection, self.limit)
+            return await token_queue.waiting(connection, self.limit)
 
     async def _batch(
         self, connection: Connection, key: bytes, patience: trio.CancelScope
     ) -> MailedBatch:
         signer = Signer(key)
         due_lanes: set[DueLane] = set()
-        refused: list[Refused] = []
+        refused: list[RefusedToken] = []
         async with taking(
             connection, limit=self.limit, batch_timeout=self.timeout, budget=self.budget
         ) as batch:
@@ -103,7 +103,7 @@ class TokenMailer:
         )
 
     def _write(
-        self, rows: Sequence[queue.Row], signer: Signer, refused: list[Refused]
+        self, rows: Sequence[token_queue.QueuedToken], signer: Signer, refused: list[RefusedToken]
     ) -> dict[int, Message]:
         messages: dict[int, Message] = {}
         now = time.time()
@@ -119,14 +119,14 @@ class TokenMailer:
                     minutes=max(1, round((row.expires_at - now) / 60)),
                 )
             except Unwritable as error:
-                refused.append(Refused(row.id, str(error)))
+                refused.append(RefusedToken(row.id, str(error)))
                 continue
             until = datetime.fromtimestamp(row.expires_at, UTC)
             messages[row.id] = replace(letter, token=row.id, not_after=until)
         return messages
 
     async def _enqueue(
-        self, connection: Connection, messages: dict[int, Message], refused: list[Refused]
+        self, connection: Connection, messages: dict[int, Message], refused: list[RefusedToken]
     ) -> set[DueLane]:
         try:
             queued = await enqueue(self.pool, list(messages.values()), conn=connection)
@@ -136,7 +136,7 @@ class TokenMailer:
             wanted = []
             for token, message in messages.items():
                 if message.recipients[0].address.lower() in barred:
-                    refused.append(Refused(token, "the recipient is suppressed"))
+                    refused.append(RefusedToken(token, "the recipient is suppressed"))
                 else:
                     wanted.append(message)
             queued = await enqueue(self.pool, wanted, conn=connection)

@@ -25,7 +25,7 @@ from psycopg import pq
 from relay.db.connection import Connection, connect
 from relay.db.hosts import Hosts
 from relay.errors import DatabaseUnavailable
-from relay.lifecycle.lines import Raw
+from relay.lifecycle.lines import RawToken
 
 TIMEOUT = 15.0
 """Seconds for an answer of the server; then the connection is given up."""
@@ -58,12 +58,12 @@ class TokenReader:
         self._holds = True
         self.asked = count
 
-    async def rows(self) -> list[Raw]:
+    async def rows(self) -> list[RawToken]:
         """Return the rows that `start` began to take."""
         self._result = result = await self._answer()
         value = result.get_value
         return [
-            Raw(_NUMBERS[value(n, 0)], value(n, 1), value(n, 2), value(n, 3), value(n, 4))
+            RawToken(_NUMBERS[value(n, 0)], value(n, 1), value(n, 2), value(n, 3), value(n, 4))
             for n in range(result.ntuples)
         ]
 

@@ -116,7 +116,7 @@ def verify(keys: Iterable[bytes], token: str, code: str | None = None) -> Verifi
     return None if found is None else Verified(found, secret)
 
 
-def secret_of(token: str) -> bytes | None:
+def secret_in(token: str) -> bytes | None:
     """Return the secret that `token` spells, whoever signed it, or None for what spells none.
 
     Not a proof: for looking up what only its holder can know (32 random bytes), where the code that

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.lifecycle.lines import FIELDS, Printer, Raw, faults
+from relay.lifecycle.lines import FIELDS, Printer, RawToken, faults
 from relay.lifecycle.tokens import Action, sign
 
 KEY = bytes.fromhex("cafebabe" * 8)
@@ -32,9 +32,9 @@ def decoded(token: str) -> tuple[bytes, bytes]:
     return raw[:32], raw[32:]
 
 
-def raw(action: int, email: str, login: str, secret: bytes, code: str) -> Raw:
+def raw(action: int, email: str, login: str, secret: bytes, code: str) -> RawToken:
     """A row as the server sends it."""
-    return Raw(action, email.encode(), login.encode(), secret, code.encode())
+    return RawToken(action, email.encode(), login.encode(), secret, code.encode())
 
 
 def test_the_documents_line():

@@ -43,7 +43,7 @@ CHANNEL = "token_insert"
 """Where triggers announce that there may be something to take.  The payload is empty."""
 
 
-class Row(NamedTuple):
+class QueuedToken(NamedTuple):
     """A token that was taken, with all that a mail needs; the columns of relay.take_tokens.
 
     `action` is a `tokens.Action` by its number, `created_at` and `expires_at` are epoch seconds,
@@ -86,7 +86,7 @@ class Swept:
     readied: int
 
 
-async def take(connection: Connection, limit: int) -> list[Row]:
+async def take(connection: Connection, limit: int) -> list[QueuedToken]:
     """Take up to `limit` tokens, in the transaction that is open on `connection`.
 
     Fewer than `limit` means that there were no more which nobody else was taking.
@@ -94,7 +94,7 @@ async def take(connection: Connection, limit: int) -> list[Row]:
     cursor = await connection.execute(
         "SELECT * FROM relay.take_tokens(%s)", (limit,), binary=True, prepare=True
     )
-    return [Row._make(row) for row in await cursor.fetchall()]
+    return [QueuedToken._make(row) for row in await cursor.fetchall()]
 
 
 async def waiting(connection: Connection, most: int) -> int:

@@ -10,7 +10,7 @@ import trio
 
 from relay.db.connection import Connection, connect
 from relay.db.pool import Pool
-from relay.lifecycle.queue import Due, Row, Swept, due, forget, sweep, take
+from relay.lifecycle.token_queue import Due, QueuedToken, Swept, due, forget, sweep, take
 from tests.eventually import eventually
 from tests.lifecycle.people import account, insert, set_status, tokens
 
@@ -24,7 +24,7 @@ async def taking(pool: Pool) -> AsyncIterator[Connection]:
         yield connection
 
 
-async def taken(pool: Pool, limit: int = EVERYTHING) -> list[Row]:
+async def taken(pool: Pool, limit: int = EVERYTHING) -> list[QueuedToken]:
     """Take, and commit."""
     async with taking(pool) as connection:
         return await take(connection, limit)
@@ -53,7 +53,7 @@ async def test_a_row_has_all_that_a_mail_needs(pool: Pool):
     (number,) = await insert(pool)
     made, (token,) = await account(pool, number), await tokens(pool, number)
     (row,) = await taken(pool)
-    assert row == Row(
+    assert row == QueuedToken(
         token["id"], 1, number, made["email"], made["login"],
         bytes.fromhex(token["secret"][2:]), token["code"], token["created_at"], token["expires_at"],
     )  # fmt: skip
