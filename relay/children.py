@@ -1,4 +1,4 @@
-"""What the processes that Relay starts are told: the least that a program needs to run.
+"""The environment of the processes that Relay starts: no more than a program needs to run.
 
 A child inherits its parent's environment, and anybody of the same account, a crash report, or a
 fault in the child itself (the parser reads what strangers write) can read it there.  So children

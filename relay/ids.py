@@ -21,7 +21,7 @@ _SECOND = 4_096_000  # in the unit of `Ids._last`
 
 
 class Ids:
-    """A row of ids; `clock` gives nanoseconds since the epoch."""
+    """Makes ids; `clock` gives nanoseconds since the epoch."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock

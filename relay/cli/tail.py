@@ -69,7 +69,7 @@ def tail(
     data_dir: Path,
     as_json: bool,
 ) -> None:
-    """Show the log since the relay's start; with -f, live."""
+    """Show the newest 20,000 lines of the log, of this start; with -f, live."""
     filters = [Term.parse(term) for term in terms]
     write = _writer(as_json, output.has_colour(sys.stdout))
     api = Api.find(data_dir)

@@ -1,1 +1,1 @@
-"""Lifecycle mail: accounts, their tokens, and how a token becomes a letter or a line."""
+"""Lifecycle mail: accounts, their tokens, and how a token becomes a letter, or a line."""

@@ -1,4 +1,4 @@
-"""When a batch of tokens goes out.
+"""When a batch of tokens goes out: two rules with one interface (`Batching`).
 
 Two laws with one face, on a clock that the caller reads (float seconds, any origin):
 
@@ -6,6 +6,8 @@ Two laws with one face, on a clock that the caller reads (float seconds, any ori
   first wake-up (limit 3, timeout 5 s, five accounts: three at once, two after 5 s).
 - `Adaptive`: at once while little happens; under load batches are spaced a little, so that they
   grow to the limit.
+
+Instants are float seconds of a clock that the caller reads, from any origin.
 
 Under both, what is queued when the collector connects goes out at once (`connected`).
 
@@ -37,7 +39,7 @@ _GRACE = 0.5  # s; in which the announcement of what a sweep found may still com
 
 
 class Batching(Protocol):
-    """What the two laws have in common.  Instants are of the caller's clock, in seconds."""
+    """What the two rules have in common.  Instants are of the caller's clock, in seconds."""
 
     limit: int
     timeout: float

@@ -1,4 +1,4 @@
-"""Money as a rate: the budget of a month and the price of a thousand letters.
+"""The budget of mail, as a rate: so much money a month, at a price for a thousand letters.
 
 What is not spent is saved, within the month, and may be spent in a burst; nothing is saved over
 the end of a month (UTC), since a bill has months too.  An installation that begins in the middle

@@ -1,6 +1,6 @@
-"""The budget's state: one row of the database, which all who spend lock and share.
+"""Where the budget's state is kept: one row of the database, which all who spend lock and share.
 
-The collectors do, or, where the budget covers all mail, the claimers (`lease`).
+Those are the collectors or, where the budget covers all mail, the claimers (`lease`).
 
 Promises: what is spent is written in the transaction that takes the tokens, so a rollback, a kill
 or a failover spends nothing, and two nodes never spend the same letter.  Time is the database's.
@@ -38,7 +38,7 @@ async def lock(connection: Connection, budget: Budget) -> Saved:
 
 
 async def save(connection: Connection, saved: Saved) -> None:
-    """Store what is left; belongs to the transaction that took it out."""
+    """Store what is left, in the transaction that locked it."""
     await connection.execute(
         "UPDATE relay.token_budget SET at = to_timestamp(%s), letters = %s, spent = %s",
         (saved.at, saved.letters, saved.spent),
@@ -46,7 +46,7 @@ async def save(connection: Connection, saved: Saved) -> None:
 
 
 async def lease(pool: Pool, budget: Budget, want: int, unspent: int) -> Grant:
-    """Put `unspent` messages back and take up to `want` out, in a transaction of its own."""
+    """Give `unspent` messages back and lease up to `want`, in a transaction of its own."""
     async with pool.transaction() as connection:
         saved = await lock(connection, budget)
         saved = spend(saved, -min(unspent, saved.spent))  # a new month owes the old one nothing

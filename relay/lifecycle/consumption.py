@@ -1,4 +1,4 @@
-"""Using a token, once; whether a link is still of use, and another mail for one that is not.
+"""Consuming a token, once; whether a link still works, and another mail for one that does not.
 
 Promises
 - Of any number of callers who use one token at once, on any number of nodes, one succeeds: the
@@ -10,8 +10,8 @@ Promises
   used: it remembers those until they expire.
 - Codes cannot be tried out.  A recovery token takes `FREE_GUESSES` wrong codes, then one every
   `GUESS_EVERY` seconds, so at most 79 of the 100,000 in its 15 minutes (a node).  What comes
-  faster is refused unseen, a right code too; nothing is burnt, and after the pause it is taken.
-
+  faster is refused unseen, a right code too; that does not consume the token, and after the pause
+  the right code is taken.
 - A link that is of no use any more mails its account another, if it was one of ours that ended
   within a day: whoever asks learns nothing, and the account gets at most five in 15 minutes.
 

@@ -1,4 +1,4 @@
-"""The letters of the lifecycle: from a token to a message for the outbound queue.
+"""Letters, the mail that accounts get: from a token to a message for the outbound queue.
 
 Each letter has three templates (Jinja2): `activation.subject`, `.txt` and `.html`, and the same
 for `recovery`.  A directory of one's own replaces any of them; files that begin with `_` are for
@@ -17,8 +17,8 @@ Promises
   unknown variable, a body without its token, a recovery without its code, a file that no letter
   uses (a misspelt name would be the built-in letter, silently).
 
-Fails with `Unwritable` for an account whose letter cannot be written: its address is none, or a
-template fails on it.  Pure, but for reading the templates.
+Fails with `Unwritable` for an account whose letter cannot be written: its address is not one that
+mail can have, or a template fails on it.  Pure, but for reading the templates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAMES = {Action.ACTIVATION: "activation", Action.PASSWORD_RECOVERY: "recovery"}
 # Recovery is asked for by somebody who waits in front of the screen.
 _PRIORITIES = {Action.ACTIVATION: "normal", Action.PASSWORD_RECOVERY: "high"}
 _FILES = tuple(f"{name}.{part}" for name in _NAMES.values() for part in _PARTS)
-_HEADERS = {"Auto-Submitted": "auto-generated"}  # RFC 3834: nobody's holiday answers this
+_HEADERS = {"Auto-Submitted": "auto-generated"}  # RFC 3834: no holiday notice answers this
 
 # What the expressions of a template may raise.
 _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
@@ -52,7 +52,7 @@ _SAMPLE_CODE = "90817"
 
 
 class Unwritable(PermanentFailure):
-    """There can be no letter for a token; the reason holds nobody's data."""
+    """There can be no letter for a token; the reason holds no personal data."""
 
 
 class _TemplateFails(Exception):

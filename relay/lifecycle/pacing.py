@@ -1,7 +1,10 @@
-"""A collector's clockwork: when to count, to take, to rest, to look by itself and to try again.
+"""Pacing of a collector: when to count what waits, take it, rest, sweep, and try again.
 
-What the relay's collector and `relay collect` have in common around their timing (`batching`).
-Instants are of the caller's clock, in seconds; nothing here waits.  Pure.
+Around the timing of batches (`batching`) it decides for the relay's collector and `relay collect`
+alike: how often counting is worth what it costs, how long to rest when the budget is used up, when
+to look for what nobody announced, how long to wait for a database that is away.
+
+Fails: never.  Pure: instants are of the caller's clock, in seconds, and nothing here waits.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ _COUNT_SHARE = 5  # counting takes at most one part in so many of the time
 
 
 class Pacing:
-    """The clockwork of one collector.  `sweep_every`: seconds, a quarter more or less."""
+    """The pacing of one collector.  `sweep_every`: seconds, a quarter more or less."""
 
     def __init__(self, batching: Batching, sweep_every: float, rng: random.Random) -> None:
         self.batching = batching

@@ -1,4 +1,4 @@
-"""Standard output as somebody else reads it: whole lines, and whether they were taken.
+"""Writing lines to a pipe without blocking the loop, and hearing whether the reader took them.
 
 Promises
 - Never blocks the loop: a pipe that says it is writable has room for a page, so it is given a page

@@ -1,4 +1,4 @@
-"""From tokens to letters in the outbound queue: one batch, one transaction.
+"""Mails tokens: a batch of them becomes letters in the outbound queue, in one transaction.
 
 Promises
 - Taken, queued and paid for together or not at all: whatever dies in between, a token has exactly
@@ -63,7 +63,7 @@ class MailedBatch:
 
 @dataclass(frozen=True)
 class TokenMailer:
-    """Hands batches of up to `limit` over; `timeout` is the batch timeout, in seconds."""
+    """Mails tokens in batches of up to `limit`; `timeout` is the batch timeout, in seconds."""
 
     pool: Pool
     letters: Letters

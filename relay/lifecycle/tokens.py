@@ -12,7 +12,7 @@ Promises: `verify` compares in constant time, with every key and as either actio
 finds, so the time it takes tells nothing about which key or action it was; of each token there is
 exactly one spelling (base64's four spare bits must be zero, there is no padding).
 
-It fails by returning None: whether a token is malformed or forged is nobody's business.
+Fails by returning None, without telling a malformed token from a forged one.
 
 Pure.  Whether a token is unused and in time, only the database knows (`consumption.py`).
 """

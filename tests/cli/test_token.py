@@ -12,7 +12,7 @@ KEYS = {"RELAY_SECRET_KEY": KEY.hex()}
 SECRET = bytes(32)
 ACTIVATION = sign(KEY, Action.ACTIVATION, SECRET, "12345")
 RECOVERY = sign(KEY, Action.PASSWORD_RECOVERY, SECRET, "12345")
-# From the documents, with their key; one argument in 32 begins with a hyphen.
+# Made by another implementation; one argument in 32 begins with a hyphen.
 HYPHENS = "--DTy5LsbDeLP_AweXIPSjL3_avQMT5cH_bRxPy1uxQLVhXKaw7Oxd7NYkcJ6MZmnnqWqTcBPHA5z7bqunXEAA"
 
 

@@ -77,7 +77,7 @@ async def test_twenty_at_once_one_succeeds(any_pool: Pool):
         assert won.account == account_id
 
 
-async def test_what_is_wrong_is_refused_and_burns_nothing(pool: Pool):
+async def test_what_is_wrong_is_refused_and_consumes_nothing(pool: Pool):
     """Forged, unknown, of another key, without its code or with a wrong one: then the right."""
     number, token, code = await recovery(pool)
     uses = consumption(pool)
@@ -125,7 +125,7 @@ async def test_a_suspended_account_uses_nothing_up(pool: Pool):
 
 
 async def test_a_suspension_on_its_way_decides_before_the_token_is_used(any_pool: Pool):
-    """The use waits for the suspension's commit, and then burns nothing."""
+    """The use waits for the suspension's commit, and then does not consume the token."""
     (number,) = await insert(any_pool)
     token, _ = await signed(any_pool, number)
     uses = consumption(any_pool)
@@ -224,7 +224,7 @@ async def test_wrong_codes_do_not_hinder_activations(pool: Pool):
 
 
 async def test_at_most_eighty_guesses_in_fifteen_minutes(autojump_clock: MockClock):
-    """Whoever guesses as often as he is let."""
+    """Whoever guesses as often as they are let."""
     guesses, token, made = Guesses(), b"token", 0
     with trio.move_on_after(900):
         while True:

@@ -15,7 +15,7 @@ from relay.lifecycle.tokens import Action, sign
 
 KEY = bytes.fromhex("cafebabe" * 8)
 
-# A line of the documents; whatever key signed it, its form is what counts.
+# A line as the interface shows it; whatever key signed it, its form is what counts.
 DOCUMENTED = (
     "2,john.doe123@fakemail.test,johndoe,0WEKrnjY_sTEqogrR6qsp7r7Vg4SQ_0iM_1La5hHp5p31nbkrHUBS0Cz9"
     "T24iBDCk6CFqO7tJTihpsOVuHYgLg,35866,1,jane.smith456@notreal.example,janesmith,BfQXx31qfY2IJFTt"
@@ -37,7 +37,7 @@ def raw(action: int, email: str, login: str, secret: bytes, code: str) -> RawTok
     return RawToken(action, email.encode(), login.encode(), secret, code.encode())
 
 
-def test_the_documents_line():
+def test_the_documented_line():
     """Made again from its own fields, it differs in nothing but the signatures of another key."""
     fields = DOCUMENTED.rstrip("\n").split(",")
     rows = [

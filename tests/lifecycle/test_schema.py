@@ -14,8 +14,8 @@ from tests.lifecycle.people import account, insert, set_status, tokens
 WAITING = "SELECT count(*) FROM relay.token_queue WHERE ready"
 
 
-async def test_columns_types_and_enums_are_the_documents(any_pool: Pool):
-    """Names, types and order, as a client written for the documents expects them."""
+async def test_columns_types_and_enums_are_as_other_programs_expect(any_pool: Pool):
+    """Names, types and order, as a client of other programs expects them."""
     columns = await any_pool.fetch(
         """
         SELECT table_name, column_name,
@@ -107,7 +107,7 @@ async def test_an_account_that_was_there_already_makes_no_token(any_pool: Pool):
     assert await any_pool.fetch_value("SELECT login FROM relay.accounts") == "renamed"
 
 
-async def test_the_status_follows_the_documents(any_pool: Pool):
+async def test_the_status_keeps_its_instants(any_pool: Pool):
     """provisioned, active, suspended, active: each change stamps its time and clears the other."""
     (number,) = await insert(any_pool)
     await any_pool.execute(
@@ -238,7 +238,7 @@ async def test_codes_are_five_digits_evenly_spread(pool: Pool):
 
 
 async def test_secrets_and_codes_that_are_malformed_are_refused(pool: Pool):
-    """Whoever gives his own."""
+    """Whoever gives their own."""
     (number,) = await insert(pool)
     for column, value in (("secret", b"short"), ("code", "12"), ("code", "1234a"), ("code", None)):
         with pytest.raises(psycopg.IntegrityError):

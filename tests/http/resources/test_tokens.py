@@ -99,7 +99,7 @@ async def test_an_activation_is_used_once(house: House):
 
 
 async def test_a_recovery_needs_its_code(house: House):
-    """Missing or wrong burns nothing."""
+    """Missing or wrong, it does not consume the token."""
     _, token, code = await recovery(house)
     for values in ({}, {"code": None}, {"code": wrong(code)}, {"code": ""}, {"code": "x" * 99}):
         assert (await consume(house, token=token, **values)).status_code == 400
@@ -355,7 +355,7 @@ async def test_a_dead_link_gets_another_mail(house: House):
 
 
 async def test_asking_again_and_again_mails_five(house: House):
-    """Whoever has an old link cannot bury a person in mail, and is not told that he tried."""
+    """Whoever has an old link cannot bury a person in mail, and is not told that it failed."""
     number, token = await activation(house)
     await house.pool.execute("UPDATE relay.tokens SET expires_at = expires_at - 1000")
     for _ in range(8):
