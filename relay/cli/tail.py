@@ -5,7 +5,8 @@ Promises
     is never sent; the others here; several are ANDed.
   * A line that cannot match is dropped on a search of its bytes and never parsed, a whole
     chunk at once where the text sought does not occur in it at all; a line that plainly does
-    match is not parsed either (`make bench` measures lines a second).
+    match is not parsed either.  `tests/cli/test_tail_filter.py` holds that to parsing each line,
+    and `python -m tests.bench tail` is where it pays.
   * With `--json` the relay's own lines are passed on, byte for byte.
 
 Fails: when the relay stops, what has come is shown, a note says so, and the exit code is 0.

@@ -1,8 +1,12 @@
 """Arrays as statement parameters, in PostgreSQL's binary form.
 
-psycopg asks every element of a list for its type and its dumper, and escapes every text; for the
-batches of the queue that took longer than the statement.  Each function returns a value to be
-passed for a `%b` of the array type it is named after.  None is NULL.
+Each function returns a value to be passed for a `%b` of the array type it is named after.  None is
+NULL.
+
+Why beside psycopg's own lists: those ask every element for its type and its dumper, and escape
+every text, 1.2 µs an element where this takes 0.13; for the batches of the queue, of twenty
+columns, that was longer than the statement.  `tests/db/test_arrays.py` holds one way to the other;
+`python -m tests.bench queue` is where it pays.
 
 Fails with `struct.error` or `AttributeError` for elements of another type: a bug.
 """

@@ -11,7 +11,9 @@ for a synchronous standby (`relay.db.doubt`), with other
 `psycopg.Error` for what the server refused.  Either way the reader is of no use any more: `close`.
 
 Why below psycopg's cursors: at ten rows a batch, preparing a call and converting its rows cost as
-much as the server's share.
+much as the server's share.  The general way is `taking`, which `relay collect` uses within a
+budget; `tests/cli/test_collect.py` holds both to the same lines, and `python -m tests.bench
+collector` is where this one pays.
 """
 
 from __future__ import annotations

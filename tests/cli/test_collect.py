@@ -52,6 +52,24 @@ def test_it_drains_in_batches_and_ends(any_database_url):
     assert waiting(any_database_url) == 0
 
 
+def test_a_budget_that_pays_for_all_changes_no_line(database_url):
+    """Taken in psycopg's way, within a budget, rows make the lines that they make without one."""
+    plenty = {"monthly_budget": "1000000", "price_per_thousand": "0.01"}
+    for settings in ({}, plenty):
+        with psycopg.connect(database_url, autocommit=True) as user:
+            user.execute("TRUNCATE relay.accounts CASCADE")
+            user.execute("TRUNCATE relay.token_queue")
+            user.execute("UPDATE relay.token_budget SET at = now(), letters = 1000")
+        insert(database_url, 25, prefix="ü")
+        with collect(database_url, **settings) as process:
+            lines = batches(process.rest())
+            assert process.wait(10) == 0, process.log
+        assert [len(line) for line in lines] == [10, 10, 5]
+        assert {email for line in lines for email in line} == {
+            f"ü{n}@example.org" for n in range(1, 26)
+        }
+
+
 def test_nothing_queued_is_nothing_written(database_url):
     """No line, not even an empty one."""
     with collect(database_url) as process:
