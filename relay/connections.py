@@ -1,6 +1,6 @@
 """Accepting connections: one loop for every port, held to what its gate allows.
 
-`accept` takes what a listening socket has, asks the port's `relay.peers.Gate` about each peer, and
+`accept` takes what a listening socket has, asks the port's `relay.peers.PortGate` about each peer, and
 hands the connection either to `welcome`, with its place, or to `turn_away`, with the reason.
 
 Promises
@@ -25,7 +25,7 @@ import trio
 from trio.lowlevel import wait_readable
 
 from relay.log import get_logger
-from relay.peers import Gate, Place, TurnedAway
+from relay.peers import Place, PortGate, TurnedAway
 from relay.throttle import Throttle
 
 log = get_logger()
@@ -38,7 +38,7 @@ _LISTENER_BROKEN = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 
 async def accept(
     listener: socket.socket,
-    gate: Gate,
+    gate: PortGate,
     *,
     welcome: Callable[[socket.socket, Any, Place], object],
     turn_away: Callable[[socket.socket, Any, TurnedAway], object],

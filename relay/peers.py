@@ -1,8 +1,8 @@
 """Who a peer is, and how many connections it may have open: one rule for every port.
 
-`peer_key` names a peer.  A `Gate` counts the open connections of one port, by peer and in all; each
-has a `Place` there for as long as it is open.  `shares` divides the file descriptors of the process
-over its ports.
+`peer_key` names a peer.  A `PortGate` counts the open connections of one port, by peer and in all;
+each has a `Place` there for as long as it is open.  `shares` divides the file descriptors of the
+process over its ports.
 
 Promises
   * No peer has more places than a peer may have, and all together no more than there are.
@@ -112,8 +112,8 @@ class Place:
 
     __slots__ = ("_gate", "_peer", "guest")
 
-    def __init__(self, gate: Gate, peer: _Peer) -> None:
-        self._gate: Gate | None = gate
+    def __init__(self, gate: PortGate, peer: _Peer) -> None:
+        self._gate: PortGate | None = gate
         self._peer = peer
         self.guest: Guest | None = None
         """Who sits there; None: somebody who does not give way."""
@@ -136,7 +136,7 @@ class _Peer:
         self.places: OrderedDict[Place, None] = OrderedDict()
 
 
-class Gate:
+class PortGate:
     """Counts the open connections of one port and refuses those above a cap."""
 
     def __init__(

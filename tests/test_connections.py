@@ -15,7 +15,7 @@ import structlog.testing
 import trio
 
 from relay.connections import accept
-from relay.peers import Gate, Place, TurnedAway
+from relay.peers import Place, PortGate, TurnedAway
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ async def _in_time():
 class Port:
     """A listening socket whose connections are kept as they come."""
 
-    def __init__(self, gate: Gate, paused: Callable[[], bool]) -> None:
+    def __init__(self, gate: PortGate, paused: Callable[[], bool]) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
         self.let_in: list[tuple[socket.socket, Any, Place]] = []
@@ -57,7 +57,7 @@ async def accepting(
     per_peer: int = 10, paused: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[Port]:
     """Accept on a free port of the loopback until the block ends."""
-    port = Port(Gate("test", 10, per_peer, local_per_peer=per_peer), paused)
+    port = Port(PortGate("test", 10, per_peer, local_per_peer=per_peer), paused)
     with port.listener:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(port.accept)
@@ -128,7 +128,7 @@ async def test_without_file_descriptors_it_waits_and_says_so():
 
 async def test_a_broken_listener_is_told():
     """It is the socket's own failure, and supervision's business."""
-    port = Port(Gate("test", 10, 10), lambda: False)
+    port = Port(PortGate("test", 10, 10), lambda: False)
     with port.listener:
         port.listener.shutdown(socket.SHUT_RD)
         with pytest.raises(OSError, match="Invalid argument"):

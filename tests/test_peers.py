@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from relay.peers import MANY, Gate, Place, TurnedAway, peer_key, shares
+from relay.peers import MANY, Place, PortGate, TurnedAway, peer_key, shares
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ class Port:
     """A gate, and who came through it."""
 
     def __init__(self, total: int, per_peer: int, **options: object) -> None:
-        self.gate = Gate("tests", total, per_peer, **options)  # type: ignore[arg-type]
+        self.gate = PortGate("tests", total, per_peer, **options)  # type: ignore[arg-type]
 
     def open(
         self, host: str, *, idle: float | None = None, now: float = 0.0, privileged: bool = False
@@ -71,7 +71,7 @@ class Port:
 
 def test_the_gate_counts_in_all_and_by_peer():
     """Each cap has its own refusal, and who leaves makes room, once."""
-    gate = Gate("tests", 3, 2)
+    gate = PortGate("tests", 3, 2)
     first, second = gate.enter("a", 0), gate.enter("a", 0)
     assert isinstance(first, Place)
     assert isinstance(second, Place)
@@ -190,7 +190,7 @@ def test_a_subscriber_has_one_share_however_many_addresses():
 
 def test_nothing_is_left_of_those_who_have_gone():
     """Memory follows what is open."""
-    gate = Gate("tests", 1000, 10)
+    gate = PortGate("tests", 1000, 10)
     for number in range(5000):
         place = gate.enter(f"2001:db8:{number:x}::1", 0)
         assert isinstance(place, Place)

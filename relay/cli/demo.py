@@ -114,7 +114,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What became of a step; `seconds` is None when it was not reached."""
 
     step: Step
@@ -397,20 +397,20 @@ def demo(as_json: bool) -> int:
     when everything arrived.
     """
     with _terminable(), _stage() as stage:
-        outcomes = perform(stage)
-        failed = any(not outcome.ok for outcome in outcomes)
+        results = perform(stage)
+        failed = any(not result.ok for result in results)
         if failed:
             output.note(_last_words(stage.directory))
-    _report(outcomes, as_json)
+    _report(results, as_json)
     return exits.REFUSED if failed else exits.OK
 
 
-def perform(stage: Stage, steps: tuple[Step, ...] = STEPS) -> list[Outcome]:
+def perform(stage: Stage, steps: tuple[Step, ...] = STEPS) -> list[StepResult]:
     """Take the steps one after the other; after one that fails the others are not reached."""
-    outcomes: list[Outcome] = []
+    results: list[StepResult] = []
     for step in steps:
-        if outcomes and not outcomes[-1].ok:
-            outcomes.append(Outcome(step, False, "not reached", None))
+        if results and not results[-1].ok:
+            results.append(StepResult(step, False, "not reached", None))
             continue
         began = time.monotonic()
         try:
@@ -418,22 +418,22 @@ def perform(stage: Stage, steps: tuple[Step, ...] = STEPS) -> list[Outcome]:
                 detail, ok = step.run(stage), True
         except Exception as error:  # whatever went wrong is what the table shows
             detail, ok = output.line(f"{error}" or type(error).__name__), False
-        outcomes.append(Outcome(step, ok, detail, time.monotonic() - began))
-    return outcomes
+        results.append(StepResult(step, ok, detail, time.monotonic() - began))
+    return results
 
 
-def _report(outcomes: list[Outcome], as_json: bool) -> None:
+def _report(results: list[StepResult], as_json: bool) -> None:
     if as_json:
         output.document(
             [
                 {
-                    "system": outcome.step.system,
-                    "step": outcome.step.title,
-                    "ok": outcome.ok,
-                    "detail": outcome.detail,
-                    "seconds": None if outcome.seconds is None else round(outcome.seconds, 4),
+                    "system": result.step.system,
+                    "step": result.step.title,
+                    "ok": result.ok,
+                    "detail": result.detail,
+                    "seconds": None if result.seconds is None else round(result.seconds, 4),
                 }
-                for outcome in outcomes
+                for result in results
             ]
         )
         return
@@ -441,13 +441,13 @@ def _report(outcomes: list[Outcome], as_json: bool) -> None:
         ("", "system", "step", "what happened", "time"),
         [
             (
-                ("ok", "green") if outcome.ok else ("FAIL", "red"),
-                outcome.step.system,
-                outcome.step.title,
-                outcome.detail,
-                "" if outcome.seconds is None else output.span(outcome.seconds),
+                ("ok", "green") if result.ok else ("FAIL", "red"),
+                result.step.system,
+                result.step.title,
+                result.detail,
+                "" if result.seconds is None else output.span(result.seconds),
             )
-            for outcome in outcomes
+            for result in results
         ],
     )
 

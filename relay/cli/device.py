@@ -298,14 +298,14 @@ class _Way:
     def push(self, to: bytes, envelope: bytes, ttl: float | None) -> None:
         """Push one blob.  `RefusedByRelay`, `OSError`; `Failure` where no relay can be found."""
         from relay.devices.client import Pusher
-        from relay.devices.posting import Poster
+        from relay.devices.posting import BlobPoster
 
         if ttl is not None or self._url is not None:
             if self._url is None:
                 if isinstance(self._relay, tuple):
                     raise Failure("It has a time to live: name the relay by its URL.", exits.USAGE)
                 self._url = self._found_url()
-            Poster(self._url, PUSH_TIMEOUT).push(to, envelope, ttl)
+            BlobPoster(self._url, PUSH_TIMEOUT).push(to, envelope, ttl)
             return
         if self._session is None:
             address, key = self._relay, self._key

@@ -56,7 +56,7 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class SchemaStatus:
     """Which migrations a database has, and which it lacks, by number."""
 
     server_version: int
@@ -100,12 +100,12 @@ async def migrate(
     return applied
 
 
-async def check(dsn: str, directory: Traversable | None = None) -> Status:
+async def check(dsn: str, directory: Traversable | None = None) -> SchemaStatus:
     """Report what is applied and what is pending, changing nothing."""
     known = migrations(directory)
     async with _connected(dsn) as conn:
         pending = {m.number for m in await _pending(conn, known)}
-        return Status(
+        return SchemaStatus(
             server_version=conn.info.server_version // 10_000,
             applied=tuple(m.number for m in known if m.number not in pending),
             pending=tuple(sorted(pending)),

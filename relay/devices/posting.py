@@ -30,7 +30,7 @@ _LOW_DISK = "urn:relay:problem:insufficient-storage"
 _RETRY_AFTER = 5  # s, where the relay does not say
 
 
-class Poster:
+class BlobPoster:
     """Puts blobs at the relay whose HTTP address is `url`; `timeout` in seconds."""
 
     def __init__(self, url: str, timeout: float = 30.0) -> None:

@@ -32,7 +32,7 @@ from relay.devices.receive import DeviceSessions, ReceiveSession
 from relay.devices.store import InboxStore
 from relay.log import get_logger
 from relay.metrics import registry
-from relay.peers import Gate, Place, TurnedAway
+from relay.peers import Place, PortGate, TurnedAway
 
 log = get_logger()
 
@@ -101,7 +101,7 @@ class DeviceServer:
         self._memory = memory or Memory()
         self._open = dict.fromkeys(Kind, 0)
         self._gates = {
-            kind: Gate(kind.value, cap, max(1, cap // 4), patience=self.limits.idle_patience)
+            kind: PortGate(kind.value, cap, max(1, cap // 4), patience=self.limits.idle_patience)
             for kind, cap in (
                 (Kind.PUSH, self.limits.max_push_sessions),
                 (Kind.RECEIVE, self.limits.max_receive_sessions),

@@ -53,7 +53,7 @@ from relay.devices.calls import (
     Delete,
     Put,
 )
-from relay.devices.sqlite_file import MOST_ROWS, InboxFile, Row
+from relay.devices.sqlite_file import MOST_ROWS, BlobRow, InboxFile
 from relay.devices.sqlite_file import STORE_FULL as NO_ROOM
 from relay.devices.store import (
     MAX_BLOBS,
@@ -370,7 +370,7 @@ class SqliteStore:
         self,
         puts: Sequence[Put],
         ids: Sequence[int | None],
-        rows: Sequence[Row],
+        rows: Sequence[BlobRow],
         deletes: Sequence[Delete],
     ) -> None:
         self._calls.alive()
@@ -511,7 +511,7 @@ class _Writer(threading.Thread):
 
     def _commit(self, file: InboxFile, puts: list[Put], deletes: list[Delete]) -> None:
         now = self._store._clock()
-        rows = [Row(put.recipient, put.envelope, round(now + put.ttl, 3)) for put in puts]
+        rows = [BlobRow(put.recipient, put.envelope, round(now + put.ttl, 3)) for put in puts]
         pairs = [(delete.recipient, number) for delete in deletes for number in delete.ids]
         ids = self._guarded(partial(file.write, rows, pairs), [*puts, *deletes])
         if ids is not None:

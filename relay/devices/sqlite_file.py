@@ -106,7 +106,7 @@ STORE_FULL = 0
 """What `write` returns for a blob for which all inboxes together have no room."""
 
 
-class Row(NamedTuple):
+class BlobRow(NamedTuple):
     """A blob to be stored."""
 
     recipient: bytes
@@ -164,7 +164,7 @@ class InboxFile:
     # Writing -------------------------------------------------------------------------------------
 
     def write(
-        self, puts: Sequence[Row], deletes: Sequence[tuple[bytes, int]] = ()
+        self, puts: Sequence[BlobRow], deletes: Sequence[tuple[bytes, int]] = ()
     ) -> list[int | None]:
         """Store and delete (recipient, id) in one transaction; on disk when this returns.
 
@@ -177,7 +177,9 @@ class InboxFile:
             self._counts.clear()  # they tell of what has been undone
             raise
 
-    def _write(self, puts: Sequence[Row], deletes: Sequence[tuple[bytes, int]]) -> list[int | None]:
+    def _write(
+        self, puts: Sequence[BlobRow], deletes: Sequence[tuple[bytes, int]]
+    ) -> list[int | None]:
         if not deletes:
             return self._put(puts)  # a statement alone is a transaction: one step, begin to commit
         if not puts and len(deletes) <= MOST_ROWS:
@@ -188,7 +190,7 @@ class InboxFile:
             self._delete(deletes)
         return ids
 
-    def _put(self, puts: Sequence[Row]) -> list[int | None]:
+    def _put(self, puts: Sequence[BlobRow]) -> list[int | None]:
         if len(self._counts) > self._counted_most:
             # Only now: what is not stored yet cannot be counted again.
             self._counts.clear()
@@ -217,7 +219,7 @@ class InboxFile:
             self._connection.execute(sql, values)
         return ids
 
-    def _room_for(self, puts: Sequence[Row]) -> float:
+    def _room_for(self, puts: Sequence[BlobRow]) -> float:
         """Return how many bytes may come, looked up anew if these blobs do not fit what is known.
 
         What is deleted is noticed then: its pages are free.

@@ -62,7 +62,7 @@ from quart_trio import QuartTrio
 from relay.connections import accept
 from relay.http.problems import PREFIX
 from relay.log import get_logger
-from relay.peers import Gate, Place, TurnedAway
+from relay.peers import Place, PortGate, TurnedAway
 from relay.throttle import Throttle
 
 KEEP_ALIVE = 30.0
@@ -394,10 +394,10 @@ def _config(keep_alive: float) -> Config:
     return config
 
 
-def gate_of(connections: int, trusted: Collection[str] = ()) -> Gate:
+def gate_of(connections: int, trusted: Collection[str] = ()) -> PortGate:
     """Return the gate of a server that may have so many connections; `trusted`: proxies."""
     # An office, or a test machine, shows itself by one address; what is idle gives way anyhow.
-    return Gate("http", connections, max(1, connections // 4), trusted=trusted)
+    return PortGate("http", connections, max(1, connections // 4), trusted=trusted)
 
 
 _NO_ROOM = (
@@ -431,7 +431,7 @@ async def serve(
     graceful_timeout: float = 5.0,
     write_timeout: float = 20.0,
     keep_alive: float = KEEP_ALIVE,
-    gate: Gate | None = None,
+    gate: PortGate | None = None,
 ) -> None:
     """Serve `app` on `bound` until `wait_draining` returns; time-outs are in seconds.
 

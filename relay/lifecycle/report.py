@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from relay.db.pool import Pool
 from relay.lifecycle.budget import Budget, Saved, advance, allowance
-from relay.lifecycle.token_queue import Due, due
+from relay.lifecycle.token_queue import TokenCounts, counts
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Spending:
 class Report:
     """What waits, since how many seconds (None: nothing), and the budget if there is one."""
 
-    due: Due
+    due: TokenCounts
     oldest: float | None
     spending: Spending | None
 
@@ -35,7 +35,7 @@ class Report:
 async def report(pool: Pool, budget: Budget | None) -> Report:
     """Look at the queue of tokens and at the budget's row."""
     async with pool.transaction() as connection:
-        waiting = await due(connection)
+        waiting = await counts(connection)
         cursor = await connection.execute(
             """
             SELECT extract(epoch FROM at)::float8, letters, spent,

@@ -63,7 +63,7 @@ class QueuedToken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class TokenCounts:
     """What waits: counts by kind, and `oldest_at`, when the longest waiting was made (epoch
     seconds; None when nothing can be taken).  `parked` are those that fit no status now."""
 
@@ -105,7 +105,7 @@ async def waiting(connection: Connection, most: int) -> int:
     return int(row[0])
 
 
-async def due(connection: Connection) -> Due:
+async def counts(connection: Connection) -> TokenCounts:
     """Count what waits.  Reads the whole queue, which is short: for metrics, not for polling."""
     cursor = await connection.execute(
         """
@@ -121,7 +121,7 @@ async def due(connection: Connection) -> Due:
     )
     row = await cursor.fetchone()
     assert row is not None
-    return Due(*row)
+    return TokenCounts(*row)
 
 
 async def sweep(pool: Pool) -> Swept:

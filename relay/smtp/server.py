@@ -21,7 +21,7 @@ from prometheus_client import Counter, Gauge
 from relay.connections import accept
 from relay.log import get_logger
 from relay.metrics import registry
-from relay.peers import Gate, Place, TurnedAway
+from relay.peers import Place, PortGate, TurnedAway
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.session import Canonical, Filter, Mailboxes, Session, Shared
 from relay.smtp.trampoline import Trampoline
@@ -82,7 +82,7 @@ class Server:
             mailboxes, canonical, limits=limits, domains=domains, filter_=filter_, space=space
         )
         self.limits = self.shared.limits
-        self.gate = Gate(
+        self.gate = PortGate(
             "smtp",
             self.limits.max_connections,
             self.limits.max_connections_per_peer,

@@ -16,8 +16,8 @@ from relay.devices.sqlite_file import (
     _TALLY,
     APPLICATION_ID,
     VERSION,
+    BlobRow,
     InboxFile,
-    Row,
 )
 from relay.devices.store import MAX_BLOBS, MAX_BYTES, InboxStore, Missed, StoreUnavailable
 from relay.errors import ConfigError
@@ -45,7 +45,7 @@ class TestFile:
         """Mode 0600, the WAL too; WAL, synchronous FULL, exclusive; our mark and version."""
         path = tmp_path / "devices.db"
         with closing(opened(path)) as file:
-            file.write([Row(A, b"x", 2e9)])
+            file.write([BlobRow(A, b"x", 2e9)])
             for each in tmp_path.iterdir():
                 assert each.stat().st_mode & 0o777 == 0o600
             found = {
@@ -119,7 +119,7 @@ class TestFile:
     def test_counts_are_true_whoever_changed_the_rows(self, tmp_path):
         """What an operator's own SQL took out makes room."""
         path = tmp_path / "devices.db"
-        two = [Row(A, b"xyz", 2e9), Row(A, b"", 2e9)]
+        two = [BlobRow(A, b"xyz", 2e9), BlobRow(A, b"", 2e9)]
         with closing(InboxFile(path, max_blobs=2, max_bytes=100)) as file:
             assert file.write(two) == [1, 2]
             assert file.write(two) == [None, None]
@@ -135,13 +135,13 @@ class TestFile:
             for _ in range(5):
                 for deletes in ([(A, 1)], []):
                     with pytest.raises(sqlite3.OperationalError, match="full"):
-                        file.write([Row(A, bytes(100_000), 2e9)], deletes)
+                        file.write([BlobRow(A, bytes(100_000), 2e9)], deletes)
             for _ in range(3):
-                first, second, none = file.write([Row(A, b"", 2e9)] * 3)
+                first, second, none = file.write([BlobRow(A, b"", 2e9)] * 3)
                 assert first
                 assert second
                 assert none is None
-                assert file.write([Row(A, b"", 2e9)]) == [None]
+                assert file.write([BlobRow(A, b"", 2e9)]) == [None]
                 file.write([], [(A, first), (A, second), (B, first)])
 
     def test_counts_are_true_for_more_inboxes_than_are_remembered(self, tmp_path):
@@ -150,12 +150,12 @@ class TestFile:
         path = tmp_path / "devices.db"
         with closing(InboxFile(path, max_blobs=3, max_bytes=100, counted=10)) as file:
             for expected in (50, 25, 0):
-                ids = file.write([Row(key, b"x", 2e9) for key in keys * 2])
+                ids = file.write([BlobRow(key, b"x", 2e9) for key in keys * 2])
                 assert len(ids) - ids.count(None) == expected
 
     def test_counts_are_true_after_a_reap_that_failed(self, tmp_path):
         """What it had deleted is there again, and counts."""
-        two = [Row(A, b"x", 1.0)] * 2
+        two = [BlobRow(A, b"x", 1.0)] * 2
         with closing(InboxFile(tmp_path / "devices.db", max_blobs=2, max_bytes=100)) as file:
             file.write(two)
             file.connection.execute("ALTER TABLE missed RENAME TO elsewhere")
@@ -166,7 +166,7 @@ class TestFile:
     def test_any_number_of_deletes_is_one_transaction(self, tmp_path):
         """However many statements it takes."""
         with closing(opened(tmp_path / "devices.db")) as file:
-            ids = [number for _ in range(3) for number in file.write([Row(A, b"x", 2e9)] * 200)]
+            ids = [number for _ in range(3) for number in file.write([BlobRow(A, b"x", 2e9)] * 200)]
             said: list[str] = []
             file.connection.set_trace_callback(said.append)
             file.write([], [(A, number or 0) for number in ids])
@@ -194,7 +194,7 @@ class TestFile:
             assert [blob[:2] for blob in file.flush(A, 0, 1.0, 9, 99)] == [(4, b"four"), (5, b"")]
             assert file.missed(A) == Missed(2, 3)
             assert file.missed(B) == Missed(0, 0)
-            assert file.write([Row(A, b"x", 9.0), Row(A, b"y", 9.0)]) == [6, None]
+            assert file.write([BlobRow(A, b"x", 9.0), BlobRow(A, b"y", 9.0)]) == [6, None]
             assert file.reap(10.0, 99) == 1
             assert file.missed(A) == Missed(3, 4)
         opened(tmp_path / "fresh.db").close()
@@ -424,15 +424,15 @@ def test_a_file_shrinks_only_where_that_is_cheap(tmp_path):
     """Not for a little, not where what is in use would not fit the disk twice, not while held."""
     path = tmp_path / "devices.db"
     with closing(opened(path)) as file:
-        file.write([Row(A, bytes(60_000), 2e9)])
+        file.write([BlobRow(A, bytes(60_000), 2e9)])
         assert file.shrink(1 << 40) == 0
         last = 0
         for number in range(40):
             key = bytes([number]) * 32
-            ids = file.write([Row(key, bytes(60_000), 2e9) for _ in range(10)])
+            ids = file.write([BlobRow(key, bytes(60_000), 2e9) for _ in range(10)])
             last = max(each or 0 for each in ids)
             file.write([], [(key, each or 0) for each in ids])
-            file.write([Row(B, bytes(60_000), 2e9) for _ in range(10)])
+            file.write([BlobRow(B, bytes(60_000), 2e9) for _ in range(10)])
         file.write([], [(B, each) for each in range(1, last + 1)])
         file.checkpoint()
         before = path.stat().st_size
@@ -444,7 +444,7 @@ def test_a_file_shrinks_only_where_that_is_cheap(tmp_path):
         assert file.shrink(1 << 40) > 16 << 20
         assert path.stat().st_size < 2 << 20
         assert [blob.id for blob in file.flush(A, 0, 0.0, 10, 10**9)] == [1]
-        assert (file.write([Row(A, b"x", 2e9)])[0] or 0) > last
+        assert (file.write([BlobRow(A, b"x", 2e9)])[0] or 0) > last
 
 
 async def test_below_the_floor_the_disk_is_given_back_what_the_file_does_not_use(tmp_path):

@@ -10,7 +10,7 @@ import trio
 
 from relay.db.connection import Connection, connect
 from relay.db.pool import Pool
-from relay.lifecycle.token_queue import Due, QueuedToken, Swept, due, forget, sweep, take
+from relay.lifecycle.token_queue import QueuedToken, Swept, TokenCounts, counts, forget, sweep, take
 from tests.eventually import eventually
 from tests.lifecycle.people import account, insert, set_status, tokens
 
@@ -207,7 +207,7 @@ async def test_suspended_it_waits_and_unsuspended_it_is_sent(any_pool: Pool, any
     for number in (pending, known):
         await set_status(any_pool, number, "suspended")
     assert await taken(any_pool) == []
-    assert await _due(any_pool) == Due(0, 0, 2, None)
+    assert await _due(any_pool) == TokenCounts(0, 0, 2, None)
     async with await connect(any_database_url) as listening:
         await listening.execute("LISTEN token_insert")
         for number in (pending, known):
@@ -358,7 +358,7 @@ async def test_jobs_shows_how_far_the_documents_cursor_would_be(pool: Pool):
 
 async def test_due_counts_what_waits(pool: Pool):
     """By kind, with the age of the oldest."""
-    assert await _due(pool) == Due(0, 0, 0, None)
+    assert await _due(pool) == TokenCounts(0, 0, 0, None)
     pending = await insert(pool, 3)
     known = await insert(pool, 2, status="active")
     await recover(pool, known)
@@ -370,9 +370,9 @@ async def test_due_counts_what_waits(pool: Pool):
     assert counted.oldest_at == second["created_at"]
 
 
-async def _due(pool: Pool) -> Due:
+async def _due(pool: Pool) -> TokenCounts:
     async with pool.connection() as connection:
-        return await due(connection)
+        return await counts(connection)
 
 
 async def _queue_rows_read(connection: Connection) -> int:

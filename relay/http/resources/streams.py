@@ -63,7 +63,7 @@ from relay.http.tickets import STREAM
 from relay.mailboxes.arrivals import Arrivals, parse_after
 from relay.mailboxes.records import Entry, Mailbox
 from relay.metrics import registry
-from relay.peers import Gate, Place, TurnedAway
+from relay.peers import Place, PortGate, TurnedAway
 
 STREAMS = Gauge(
     "relay_http_streams", "Calls that wait for mail now, by kind.", ["kind"], registry=registry
@@ -169,7 +169,9 @@ class Slots:
     def __init__(self, limits: Limits, trusted: Collection[str] = ()) -> None:
         self._limits = limits
         self._held: dict[UUID, int] = {}
-        self._gate = Gate("streams", limits.streams, max(1, limits.streams // 4), trusted=trusted)
+        self._gate = PortGate(
+            "streams", limits.streams, max(1, limits.streams // 4), trusted=trusted
+        )
 
     def check(self, waiter: Waiter) -> None:
         """Raise the 429 or the 503 when there is no room for one more."""
