@@ -1,7 +1,7 @@
 """Accepting connections: one loop for every port, held to what its gate allows.
 
-`accept` takes what a listening socket has, asks the port's `relay.peers.PortGate` about each peer, and
-hands the connection either to `welcome`, with its place, or to `turn_away`, with the reason.
+`accept` takes what a listening socket has, asks the port's `relay.peers.PortGate` about each peer,
+and hands the connection either to `welcome`, with its place, or to `turn_away`, with the reason.
 
 Promises
   * `BURST` connections are taken before other tasks have a turn, however many knock.

@@ -33,8 +33,8 @@ from relay.devices.store import (
     StoreUnavailable,
 )
 from relay.devices.wire import MAX_ENVELOPE, Reason, Refused
+from relay.gcra import Gcra
 from relay.metrics import registry
-from relay.rate_limit import RateLimit
 from relay.storage import AMPLE, REFUSED, RETRY_AFTER, Space
 
 RATE: Final = 20.0
@@ -89,7 +89,7 @@ class RecipientRates:
         self._burst = burst / rate
         self._reserve = max(1, burst // _RESERVED) / rate
         self._clock = clock
-        self._limit = RateLimit[bytes]()
+        self._limit = Gcra[bytes]()
         # Of recipients of whose burst more than half is used up: source -> when its share is whole.
         # Below that nobody is in anybody's way, and most recipients never get there.
         self._shares: dict[bytes, dict[str, float]] = {}
@@ -140,7 +140,7 @@ class SourceRates:
         """Allow `rate` bytes a second, `OVERHEAD` for each blob among them; 0: any number."""
         self._rate = rate
         self._clock = clock
-        self._limit = RateLimit[str]()
+        self._limit = Gcra[str]()
 
     def __len__(self) -> int:
         """How many sources are remembered."""

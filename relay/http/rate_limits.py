@@ -1,6 +1,6 @@
 """How often one caller may call: a bucket for each key, and one for each address without one.
 
-The algorithm is `relay.rate_limit`'s: exact, and one number a caller.
+The algorithm is `relay.gcra`'s: exact, and one number a caller.
 
 Promises
   * The administrator has no limit; a key has its plan's; all others share their address's.
@@ -23,9 +23,9 @@ import trio
 from prometheus_client import Counter
 
 from relay.access.keys import ApiKey
+from relay.gcra import Gcra
 from relay.http.problems import Problem
 from relay.metrics import registry
-from relay.rate_limit import RateLimit
 
 CALLERS = 20_000
 """How many callers are remembered at once."""
@@ -44,7 +44,7 @@ class RateLimits:
 
     def __init__(self, most: int = CALLERS) -> None:
         """`most`: callers that are remembered at once."""
-        self._limit = RateLimit[Hashable](most)
+        self._limit = Gcra[Hashable](most)
 
     def __len__(self) -> int:
         """How many callers are remembered."""

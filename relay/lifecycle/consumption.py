@@ -39,9 +39,9 @@ from prometheus_client import Counter
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.gcra import Gcra
 from relay.lifecycle.tokens import Action, Verified, secret_in, verify
 from relay.metrics import registry
-from relay.rate_limit import RateLimit
 
 FREE_GUESSES = 20
 GUESS_EVERY = 15.0
@@ -274,7 +274,7 @@ class Guesses:
     """
 
     def __init__(self, most: int = REMEMBERED) -> None:
-        self._limit = RateLimit[bytes](most)
+        self._limit = Gcra[bytes](most)
 
     def __len__(self) -> int:
         """How many tokens are remembered."""

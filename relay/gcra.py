@@ -1,6 +1,6 @@
-"""How often each of many may do something: a rate, and a burst after a while of rest.
+"""GCRA: how often each of many may do something, at a rate, and in a burst after a while of rest.
 
-The generic cell rate algorithm (GCRA, ITU-T I.371, the virtual scheduling form): for each key one
+The generic cell rate algorithm (ITU-T I.371, the virtual scheduling form) keeps for each key one
 instant, at which all that it has used up is earned back.  What a thing costs and how much may be
 saved are both seconds: at 20 a second one costs 0.05 s, and 500 at once are a burst of 25 s.
 
@@ -24,8 +24,8 @@ K = TypeVar("K")
 _EXACT = 1e-9  # s; less is the floating point's
 
 
-class RateLimit(Generic[K]):
-    """What each key has used up.  `most`: keys that are remembered at once; None: any number."""
+class Gcra(Generic[K]):
+    """The limit for any number of keys.  `most`: of them are remembered at once; None: all."""
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most

@@ -4,19 +4,19 @@ import random
 
 import pytest
 
-from relay.rate_limit import RateLimit
+from relay.gcra import Gcra
 
 COST, BURST = 0.05, 25.0  # 20 a second, 500 at once
 
 
-def take(limit: RateLimit[str], key: str, now: float) -> float:
+def take(limit: Gcra[str], key: str, now: float) -> float:
     """Take one at 20 a second and 500 at once."""
     return limit.take(key, now, cost=COST, burst=BURST)
 
 
 def test_a_burst_passes_then_the_rate_holds():
     """Five hundred at once, then one every twentieth of a second, and the wait is exact."""
-    limit = RateLimit[str]()
+    limit = Gcra[str]()
     assert [take(limit, "a", 7.0) for _ in range(500)] == [0.0] * 500
     assert take(limit, "a", 7.0) == pytest.approx(COST)
     assert take(limit, "a", 7.02) == pytest.approx(0.03)
@@ -28,7 +28,7 @@ def test_a_burst_passes_then_the_rate_holds():
 @pytest.mark.parametrize("seed", range(20))
 def test_no_more_than_burst_and_rate_in_any_time(seed: int):
     """However it is asked for: counted over every interval between two that passed."""
-    rng, limit, now = random.Random(seed), RateLimit[str](), 0.0
+    rng, limit, now = random.Random(seed), Gcra[str](), 0.0
     passed = []
     for _ in range(2000):
         now += rng.choice((0.0, 0.001, 0.04, 0.3))
@@ -41,14 +41,14 @@ def test_no_more_than_burst_and_rate_in_any_time(seed: int):
 
 def test_one_may_always_come():
     """What costs more than the burst passes for who is at rest, and is paid for then."""
-    limit = RateLimit[str]()
+    limit = Gcra[str]()
     assert limit.take("a", 0.0, cost=60.0, burst=30.0) == 0.0
     assert limit.take("a", 10.0, cost=1.0, burst=30.0) == pytest.approx(21.0)
 
 
 def test_a_refusal_changes_nothing():
     """Nothing is remembered of it, and the wait grows no longer."""
-    limit = RateLimit[str]()
+    limit = Gcra[str]()
     for _ in range(500):
         take(limit, "a", 0.0)
     waits = {take(limit, "a", 0.0) for _ in range(100)}
@@ -59,7 +59,7 @@ def test_a_refusal_changes_nothing():
 
 def test_what_is_spent_without_asking_counts():
     """For what is only known afterwards, as a wrong code is."""
-    limit = RateLimit[str]()
+    limit = Gcra[str]()
     for _ in range(20):
         assert limit.wait("a", 0.0, 15.0, 300.0) == 0.0
         limit.spend("a", 0.0, 15.0)
@@ -69,7 +69,7 @@ def test_what_is_spent_without_asking_counts():
 
 def test_who_is_at_rest_is_forgotten():
     """The table follows the uses of the last burst's time."""
-    limit = RateLimit[int]()
+    limit = Gcra[int]()
     for number in range(100_000):
         limit.take(number, number * 0.01, cost=COST, burst=BURST)
         assert len(limit) < 1100
@@ -77,7 +77,7 @@ def test_who_is_at_rest_is_forgotten():
 
 def test_above_the_most_who_used_it_longest_ago_is_forgotten():
     """Whatever strangers invent; who has just come is remembered."""
-    limit = RateLimit[int](100)
+    limit = Gcra[int](100)
     for number in range(1000):
         limit.spend(number, 0.0, 10.0)
         limit.spend(-1, 0.0, 0.1)
