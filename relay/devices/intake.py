@@ -86,7 +86,7 @@ class RecipientRates:
     ) -> None:
         """Allow `rate` a second and `burst` at once; `clock` is in seconds."""
         self._interval = 1.0 / rate
-        self._burst = burst / rate
+        self._tolerance = (burst - 1) / rate  # what may be used up when one more comes
         self._reserve = max(1, burst // _RESERVED) / rate
         self._clock = clock
         self._limit = Gcra[bytes]()
@@ -108,7 +108,7 @@ class RecipientRates:
         """Count one for `recipient` and return 0; or nothing, and return the seconds to wait."""
         now = self._clock()
         used = self._limit.used(recipient, now)
-        if 2 * used > self._burst and (wait := self._share(recipient, source, now, used)) > 0:
+        if 2 * used > self._tolerance and (wait := self._share(recipient, source, now, used)) > 0:
             return wait
         self._limit.spend(recipient, now, self._interval)
         return 0.0
@@ -117,15 +117,15 @@ class RecipientRates:
         """Count one for a source and return 0; or count nothing and return the seconds to wait."""
         shares = self._shares.get(recipient, {})
         mine = max(shares.get(source, now), now)
-        allowed = self._burst
+        allowed = self._tolerance
         if mine - now <= self._reserve:
             allowed += self._reserve
-        wait = used + self._interval - allowed
+        wait = used - allowed
         if wait > 1e-9:
             return wait  # and nothing is remembered of who is refused
         shares = {each: until for each, until in shares.items() if until > now}
         sources = len(shares) + (source not in shares)
-        shares[source] = min(mine + sources * self._interval, now + self._burst)
+        shares[source] = min(mine + sources * self._interval, now + self._tolerance)
         self._shares[recipient] = shares
         if len(self._shares) >= self._sweep_at:
             self._shares = {each: of for each, of in self._shares.items() if each in self._limit}

@@ -188,8 +188,8 @@ def test_rows_that_never_reach_the_line_are_not_paid_for(database_url):
         with collect(database_url, monthly_budget="1", price_per_thousand="10") as process:
             written = process.rest()
             assert process.wait(10) == 0, process.log
+            assert process.log.count('"collector.refused"') == 1
         assert sum(len(batch) for batch in batches(written)) == 3
-        assert process.log.count('"collector.refused"') == 1
         assert user.execute("SELECT spent FROM relay.token_budget").fetchone() == (3,)
     assert waiting(database_url) == 0
 
