@@ -1,7 +1,5 @@
 """When a batch of tokens goes out: two rules with one interface (`Batching`).
 
-Two laws with one face, on a clock that the caller reads (float seconds, any origin):
-
 - `Fixed`, the timing of docs/collect.md: at the limit, or when the timeout has passed since the
   first wake-up (limit 3, timeout 5 s, five accounts: three at once, two after 5 s).
 - `Adaptive`: at once while little happens; under load batches are spaced a little, so that they
