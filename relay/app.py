@@ -42,7 +42,7 @@ from relay.db.hosts import Hosts
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
-from relay.errors import ConfigError
+from relay.errors import ConfigError, innermost
 from relay.log import get_logger
 from relay.memory import return_large_blocks
 from relay.settings import Settings, ignored, load, parse_address, parse_floor
@@ -483,4 +483,6 @@ def _log_event(event: Event) -> None:
     level = "error" if kind in _GRAVE else "info" if kind in _NOTABLE else "debug"
     if isinstance(event, Exited) and event.reason not in {"finished", "drained", "cancelled"}:
         level = "error"
+        if event.error is not None:
+            details["error"] = innermost(event.error)
     getattr(log, level)(name, actor=event.name, **details)

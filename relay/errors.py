@@ -37,3 +37,10 @@ class ConfigError(RelayError):
 
 class Bug(RelayError):
     """An invariant was broken.  Left to supervision."""
+
+
+def innermost(error: BaseException) -> BaseException:
+    """What a group of exceptions is about: the first that is none itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -24,7 +24,7 @@ import pytest
 
 from tests.relay_process import RelayProcess
 
-SECONDS = 4.0
+SECONDS = 2.0
 PACE = 0.02
 LONG = 600.0
 DEVICE = "5a" * 32
@@ -242,6 +242,8 @@ def broken_store(
             )
         finally:
             _repair(file, aside, cause)
+        if cause == "a folder":  # the log says why, not only that something was raised
+            assert '"error":"unable to open database file"' in here.relay.log_tail(10_000)
         took = here.recovers(patience)
         here.put()
         waiting = here.api.get("/api/v1/devices")

@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from quart import Response
 
-from relay.errors import RelayError
+from relay.errors import RelayError, innermost
 from relay.http.deps import Node
 from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.problems import unavailable
@@ -66,11 +66,9 @@ def _why(node: Node) -> str:
     Anybody may ask.  So only the relay's own sentences are repeated; of other errors, which may
     hold anything, the kind is named.
     """
-    error = node.last_error
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if error is None:
+    if node.last_error is None:
         return ""
+    error = innermost(node.last_error)
     text = str(error).partition("\n")[0] if isinstance(error, RelayError) else ""
     return f" ({text[:_MOST] or type(error).__name__})"
 
