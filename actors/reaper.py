@@ -1,11 +1,11 @@
-"""The reaper: reclaims what has been closed for long, and sets right what lost workers left.
+"""The reaper: deletes what expired long ago, and repairs what workers that crashed left behind.
 
 Promises
 - A mailbox that stopped being active more than `retention` seconds ago is deleted for good, with
   its messages; nothing younger is touched.
 - No transaction is large: messages go first, in batches that count rows and bytes; the mailbox's
   own row goes last, when the cascade has next to nothing left to do.
-- Outbound messages whose worker vanished are queued, or set aside when that happened too often,
+- Outbound messages whose lease ran out are queued again, or set aside when that happened too often,
   and counted; those whose outcome is unknown and was to be held are held.  (Claims do the same for
   what they meet; this is for what nobody claims.)
 - Account tokens that expired more than `retention` seconds ago are deleted, in batches; those that

@@ -1,8 +1,8 @@
 """The ticker: expires mailboxes the moment they are due.
 
 Promises
-- A live mailbox whose `expires_at` has come is flipped (`is_active` false) within milliseconds
-  while the ticker sleeps on it, and by the next sweep whatever hint was lost.
+- A live mailbox is flipped (`is_active` false) within milliseconds of its `expires_at`; by the next
+  sweep, where its announcement was lost.
 - One node flips at a time: the holder of the lease `ticker`.  A stale leader's statements carry
   its term and change nothing.
 - A million mailboxes that expire in the same second are flipped in short statements with pauses

@@ -12,10 +12,10 @@ Promises:
   writer itself is cancelled it gets `GRACE` seconds.
 - A commit in doubt (its answer was lost, its wait for a standby cut short) is looked up by id on
   a fresh connection, together with a commit of the look's own: what is only visible is no 250.
-- A mailbox that holds what its plan allows takes no more: RCPT asks for small mail, and here, at
-  the last moment, for what is large and what came by another way than SMTP.  So a quota is passed
-  by the small messages that sessions had in hand, and no more; one with a mailbox that it does not
-  fit is refused whole, so that nobody who was accepted goes without.
+- A mailbox that holds what its plan allows takes no more.  For small mail by SMTP RCPT alone checks
+  that, so a quota is passed by the small messages that sessions had in hand, and no more; for large
+  mail, and what came another way, it is checked here too, just before the commit.  A message with a
+  mailbox that it does not fit is refused whole: nobody who was accepted goes without.
 - What is appended to a mailbox's counts is folded before it grows long (a hint: counts are right
   without, and the reaper does it, too).
 

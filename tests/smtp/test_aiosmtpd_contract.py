@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import socket
+from contextlib import closing
 
 import pytest
 from aiosmtpd import __version__
@@ -63,6 +65,13 @@ def test_the_constructor_makes_the_attributes_that_are_copied(session):
     )
     assert isinstance(session.session, Conversation)
     assert isinstance(session.envelope, Envelope)
+
+
+def test_a_session_has_all_that_the_constructor_makes(session):
+    """But for what reads and writes on asyncio."""
+    with closing(asyncio.new_event_loop()) as loop:
+        made = SMTP(object(), loop=loop)
+    assert vars(made).keys() - vars(session).keys() == {"_stream_reader_wr", "_stream_writer"}
 
 
 @pytest.mark.parametrize("verb", VERBS)
