@@ -23,7 +23,8 @@ from relay.log import get_logger
 from relay.metrics import registry
 from relay.peers import Place, PortGate, TurnedAway
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.session import Canonical, Filter, Mailboxes, Session, Shared
+from relay.smtp.session import Session
+from relay.smtp.shared import Canonical, Filter, Mailboxes, Shared
 from relay.smtp.trampoline import Trampoline
 from relay.smtp.waits import Waits
 from relay.storage import AMPLE, Space

@@ -2,7 +2,7 @@
 
 aiosmtpd answers HELO, NOOP, RSET, EXPN, HELP and every MAIL and RCPT that is out of the ordinary;
 time, DATA and the ordinary MAIL and RCPT are ours, and reading and writing is `relay.smtp.lines`.
-What all sessions of a relay share is a `Shared`, which `relay.smtp.server` makes.
+What all sessions of a relay share is `relay.smtp.shared`.
 
 Promises:
 - 250 to the final dot is sent only after `Mailboxes.store` was answered, which is after COMMIT.
@@ -28,9 +28,8 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
-from uuid import UUID
+from collections.abc import Sequence
+from typing import Any
 
 from aiosmtpd.smtp import MISSING, SMTP, Envelope, syntax
 from aiosmtpd.smtp import Session as Conversation
@@ -42,8 +41,8 @@ from relay.metrics import registry
 from relay.peers import peer_key
 from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
 from relay.smtp.data import DataDecoder
-from relay.smtp.limits import Budget, Misses, SmtpLimits
 from relay.smtp.lines import Lines, SessionOver
+from relay.smtp.shared import Accepted, Shared
 from relay.smtp.syntax import (
     FOREIGN_SIZE,
     HTTP_VERBS,
@@ -55,7 +54,7 @@ from relay.smtp.syntax import (
     foreign_reply,
 )
 from relay.smtp.waits import Answer, Waits
-from relay.storage import AMPLE, REFUSED, Space
+from relay.storage import REFUSED
 
 log = get_logger()
 
@@ -88,97 +87,6 @@ _recipients_refused = {
 _BYTES = Counter("relay_smtp_received_bytes", "Bytes of messages accepted.", registry=registry)
 
 
-class Accepted(Protocol):
-    """What became of a message that was to be stored."""
-
-    @property
-    def stored(self) -> Mapping[str, UUID]:
-        """The ids under which it is durable, by recipient; none who is not live any more."""
-
-    @property
-    def error(self) -> str | None:
-        """Why nothing is known to be stored, which the sender should hear as 4xx."""
-
-    @property
-    def full(self) -> Collection[str]:
-        """Recipients whose mailbox holds as much as it may."""
-
-
-class Mailboxes(Protocol):
-    """Where a session's mail goes."""
-
-    def find(self, address: str) -> Answer[str | None]:
-        """Why no mail is taken for this canonical address now (unknown, expired); None: it is.
-
-        Raises `OverQuota` where the mailbox holds as much as it may, other `TemporaryFailure` for
-        trouble of ours.
-        """
-
-    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Answer[Accepted]:
-        """Make a message durable; raises nothing."""
-
-
-Canonical = Callable[[str], str]
-"""An address to its one spelling; ValueError when it is none of a mailbox."""
-
-
-class Filter(Protocol):
-    """The operator's filter, wherever it runs."""
-
-    hooks: frozenset[str]
-    """Those it has, of EHLO, HELO, MAIL, RCPT, DATA; the others are not asked for."""
-
-    async def ask(
-        self, hook: str, session: Conversation, envelope: Envelope, arguments: tuple[Any, ...]
-    ) -> object:
-        """Return what the hook returned; None or `TemporaryFailure` when it failed."""
-
-
-class Shared:
-    """What the sessions of one relay share."""
-
-    def __init__(
-        self,
-        mailboxes: Mailboxes,
-        canonical: Canonical,
-        *,
-        limits: SmtpLimits | None = None,
-        domains: Sequence[str] = ("relay.localhost",),
-        filter_: Filter | None = None,
-        space: Space = AMPLE,
-    ) -> None:
-        """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk."""
-        self.mailboxes = mailboxes
-        self.canonical = canonical
-        self.limits = SmtpLimits() if limits is None else limits
-        self.hostname = domains[0]
-        self.filter = filter_
-        self.space = space
-        self.budget = Budget(self.limits)
-        self.misses = Misses(self.limits)
-        self.draining = False
-        """Whether the relay stops: no further command is read."""
-        self.greeting = f"220 {self.hostname} ESMTP Relay\r\n".encode()
-        offers = [
-            self.hostname,
-            "PIPELINING",
-            f"SIZE {self.limits.max_message_bytes}",
-            "8BITMIME",
-            "SMTPUTF8",
-            "ENHANCEDSTATUSCODES",
-            "HELP",
-        ]
-        self.offers = [f"250-{offer}" for offer in offers[:-1]] + [f"250 {offers[-1]}"]
-        self.ehlo = "".join(f"{line}\r\n" for line in self.offers).encode()
-        self.attributes = session_attributes(
-            Session,
-            hostname=self.hostname,
-            max_message_bytes=self.limits.max_message_bytes,
-            command_timeout=self.limits.command_timeout,
-        )
-        """What every session begins with (`relay.smtp.aiosmtpd_shim`)."""
-
-
 def _announced(options: Sequence[str]) -> int:
     """Return the bytes that MAIL says the message has; 0 where it says nothing."""
     return next((int(one[5:]) for one in options if one.startswith("SIZE=")), 0)
@@ -196,7 +104,14 @@ class Session(SMTP):
 
         `waits` waits for it; `peer`: its socket address.
         """
-        vars(self).update(shared.attributes)
+        vars(self).update(
+            session_attributes(
+                Session,
+                hostname=shared.hostname,
+                max_message_bytes=shared.limits.max_message_bytes,
+                command_timeout=shared.limits.command_timeout,
+            )
+        )
         self.shared = shared
         self.limits = shared.limits
         self.session = Conversation(NO_LOOP)

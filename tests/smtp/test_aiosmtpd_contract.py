@@ -13,7 +13,8 @@ from aiosmtpd.smtp import MISSING, SMTP, Envelope
 from aiosmtpd.smtp import Session as Conversation
 
 from relay.smtp.aiosmtpd_shim import VERBS
-from relay.smtp.session import Session, Shared
+from relay.smtp.session import Session
+from relay.smtp.shared import Shared
 from tests.smtp.plain import PlainWaits
 from tests.smtp.service import Nobody
 

@@ -15,7 +15,8 @@ from actors.messages import Accepted
 from relay.addresses import canonical
 from relay.futures import Future
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.session import Session, Shared
+from relay.smtp.session import Session
+from relay.smtp.shared import Shared
 from relay.smtp.syntax import MAIL, RCPT
 from tests.smtp.plain import PlainWaits
 

@@ -1,0 +1,101 @@
+"""What the SMTP sessions of one relay share: its name and limits, and who answers their questions.
+
+`Mailboxes` and `Filter` are what a session asks; the actors behind them are the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+from aiosmtpd.smtp import Envelope
+from aiosmtpd.smtp import Session as Conversation
+
+from relay.smtp.limits import Budget, Misses, SmtpLimits
+from relay.smtp.waits import Answer
+from relay.storage import AMPLE, Space
+
+
+class Accepted(Protocol):
+    """What became of a message that was to be stored."""
+
+    @property
+    def stored(self) -> Mapping[str, UUID]:
+        """The ids under which it is durable, by recipient; none who is not live any more."""
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing is known to be stored, which the sender should hear as 4xx."""
+
+    @property
+    def full(self) -> Collection[str]:
+        """Recipients whose mailbox holds as much as it may."""
+
+
+class Mailboxes(Protocol):
+    """Where a session's mail goes."""
+
+    def find(self, address: str) -> Answer[str | None]:
+        """Why no mail is taken for this canonical address now (unknown, expired); None: it is.
+
+        Raises `OverQuota` where the mailbox holds as much as it may, other `TemporaryFailure` for
+        trouble of ours.
+        """
+
+    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Answer[Accepted]:
+        """Make a message durable; raises nothing."""
+
+
+Canonical = Callable[[str], str]
+"""An address to its one spelling; ValueError when it is none of a mailbox."""
+
+
+class Filter(Protocol):
+    """The operator's filter, wherever it runs."""
+
+    hooks: frozenset[str]
+    """Those it has, of EHLO, HELO, MAIL, RCPT, DATA; the others are not asked for."""
+
+    async def ask(
+        self, hook: str, session: Conversation, envelope: Envelope, arguments: tuple[Any, ...]
+    ) -> object:
+        """Return what the hook returned; None or `TemporaryFailure` when it failed."""
+
+
+class Shared:
+    """What the sessions of one relay share."""
+
+    def __init__(
+        self,
+        mailboxes: Mailboxes,
+        canonical: Canonical,
+        *,
+        limits: SmtpLimits | None = None,
+        domains: Sequence[str] = ("relay.localhost",),
+        filter_: Filter | None = None,
+        space: Space = AMPLE,
+    ) -> None:
+        """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk."""
+        self.mailboxes = mailboxes
+        self.canonical = canonical
+        self.limits = SmtpLimits() if limits is None else limits
+        self.hostname = domains[0]
+        self.filter = filter_
+        self.space = space
+        self.budget = Budget(self.limits)
+        self.misses = Misses(self.limits)
+        self.draining = False
+        """Whether the relay stops: no further command is read."""
+        self.greeting = f"220 {self.hostname} ESMTP Relay\r\n".encode()
+        offers = [
+            self.hostname,
+            "PIPELINING",
+            f"SIZE {self.limits.max_message_bytes}",
+            "8BITMIME",
+            "SMTPUTF8",
+            "ENHANCEDSTATUSCODES",
+            "HELP",
+        ]
+        self.offers = [f"250-{offer}" for offer in offers[:-1]] + [f"250 {offers[-1]}"]
+        self.ehlo = "".join(f"{line}\r\n" for line in self.offers).encode()
