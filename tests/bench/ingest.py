@@ -195,7 +195,7 @@ def cpu_seconds(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         children = [child for task in tasks for child in (task / "children").read_text().split()]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0.0  # it has just ended, and its parent's sum has it
     own = sum(int(fields[i]) for i in (11, 12, 13, 14)) / TICK
     return own + sum(cpu_seconds(int(child)) for child in children)
