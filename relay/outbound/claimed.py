@@ -101,11 +101,9 @@ class Batch:
 
     `messages` are to be delivered before `leased_until` (seconds of Trio's clock, counted from
     before the claim was sent, so it is over here before it is over in the database).  `claim` is
-    its name in the database.
-    `claimed` is for `LaneBook.took`.  `lost` are the
-    messages whose former lease had run out, `quarantined` those of them that were set aside,
-    `suppressed` those cancelled because of the suppression list, `expired` those cancelled for
-    their deadline.
+    its name in the database; `claimed` is for `LaneBook.took`.  `lost` are the messages whose
+    former lease had run out, `quarantined` those of them that were set aside, `suppressed` those
+    cancelled because of the suppression list, `expired` those cancelled for their deadline.
     """
 
     messages: list[Claimed]

@@ -89,6 +89,8 @@ class Custody:
         self._right_of_way = right_of_way
         self._listener = listener
         self._lease = lease
+        self.margin = min(lease / 10, 5.0)
+        """Seconds of a lease that are left for the commit."""
         self._jobs: dict[UUID, Job] = {}
         self.epoch = 0.0
         """What to add to an instant for seconds of the database's epoch."""
@@ -130,11 +132,6 @@ class Custody:
         return job
 
     # Leases ---------------------------------------------------------------------------------------
-
-    @property
-    def margin(self) -> float:
-        """Seconds of a lease that are left for the commit."""
-        return min(self._lease / 10, 5.0)
 
     def deliver_by(self, job: Job) -> float:
         """When its delivery has to be over."""
@@ -223,7 +220,7 @@ class Custody:
             self._listener.way_is_free()
         if job.ended is not None:
             job.ended.set()
-        if job not in self:
+        if self._jobs.get(job.message.id) is not job:
             return False
         del self._jobs[job.message.id]
         return True

@@ -1,7 +1,7 @@
 """Putting messages into the outbound queue.
 
 Promises
-- One statement stores everything of a call, or nothing: letters, what is due, and the idempotency
+- One statement stores everything of a call, or nothing: messages, what is due, and the idempotency
   key.  `enqueue` returns after the commit, or belongs to its caller's transaction.
 - The same idempotency key of the same owner gives the same ids for 24 hours, also to two callers at
   once (the second waits for the first), and is refused for another body.

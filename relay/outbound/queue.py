@@ -26,7 +26,7 @@ Crash safety: which rows exist in which state, and what a kill leaves
     held        node NULL, run_at = infinity         none          it, unchanged
     finished    none                                 one row       it, unchanged
 
-    A letter with neither row cannot be: one statement inserts letter and due row (enqueue), one
+    A message with neither row cannot be: one statement inserts it and its due row (enqueue), one
     moves due to log (finalise, cancel), one moves it back (retry by hand).
 
 Fails with `DatabaseUnavailable` from the pool.  Whether the statement took effect is then unknown:
