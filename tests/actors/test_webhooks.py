@@ -1,19 +1,13 @@
 """The webhooks actor: what receivers get, how often, and what it refuses to connect to."""
 
-import base64
-import hashlib
-import hmac
 import json
 import random
-import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import httpx
 import pytest
 import structlog
 import trio
@@ -30,8 +24,7 @@ from relay.db.pool import Pool
 from relay.errors import Invalid
 from relay.mailboxes.store import Store
 from relay.outbound.states import Cause
-from relay.public import BadUrl, check_url, is_public
-from relay.webhooks.post import NotPosted, Poster
+from relay.webhooks.post import Poster
 from relay.webhooks.signing import secret_of
 from relay.webhooks.store import KINDS, PER_RECEIVER, Webhooks
 from supervisor import Supervisor
@@ -39,74 +32,9 @@ from tests.actors.running import logged, running
 from tests.db.cluster import Cluster, binaries
 from tests.eventually import eventually
 from tests.outbound.node import Node, put
+from tests.webhooks.receiver import receiving, verify
 
 KEY = "5a" * 32
-
-
-@dataclass
-class Receiver:
-    """A web server that answers as it is told, and keeps what it got."""
-
-    port: int
-    answers: list[bytes | None] = field(default_factory=list)
-    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
-    open: int = 0
-    most: int = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/hook?token=secret"
-
-    async def serve(self, stream: trio.SocketStream) -> None:
-        self.open += 1
-        self.most = max(self.most, self.open)
-        try:
-            await self._answer(stream)
-        except trio.BrokenResourceError:
-            pass
-        finally:
-            self.open -= 1
-
-    async def _answer(self, stream: trio.SocketStream) -> None:
-        data = b""
-        while b"\r\n\r\n" not in data:
-            chunk = await stream.receive_some(65536)
-            if not chunk:
-                return
-            data += chunk
-        head, _, body = data.partition(b"\r\n\r\n")
-        lines = head.decode("latin-1").split("\r\n")
-        headers = {
-            name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])
-        }
-        while len(body) < int(headers["content-length"]):
-            body += await stream.receive_some(65536)
-        self.got.append(({":request": lines[0], **headers}, body))
-        answer = self.answers.pop(0) if self.answers else b"204 No Content"
-        if answer is None:
-            await trio.sleep_forever()
-        assert answer is not None
-        await stream.send_all(b"HTTP/1.1 " + answer + b"\r\nContent-Length: 0\r\n\r\n")
-
-    async def wait_for(self, count: int) -> None:
-        """Return when so many posts have come."""
-        await eventually(
-            lambda: len(self.got), f"{count} posts come", until=lambda have: have >= count
-        )
-
-    def events(self) -> list[dict[str, Any]]:
-        return [json.loads(body) for _, body in self.got]
-
-
-@asynccontextmanager
-async def receiving(*answers: bytes | None) -> AsyncIterator[Receiver]:
-    """Run a receiver for the block."""
-    async with trio.open_nursery() as nursery:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        receiver = Receiver(listener.socket.getsockname()[1], list(answers))
-        nursery.start_soon(trio.serve_listeners, receiver.serve, [listener])
-        yield receiver
-        nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -172,15 +100,6 @@ async def given_up(pool: Pool) -> list[tuple[Any, ...]]:
         lambda: left(pool), "one is given up", until=lambda rows: rows and rows[0][2]
     )
     return rows
-
-
-def verify(secret: str, headers: dict[str, str], body: bytes) -> bool:
-    """Verify a post as the documents of Standard Webhooks say, in a receiver's own words."""
-    key = base64.b64decode(secret.removeprefix("whsec_"))
-    content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
-    wanted = base64.b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
-    given = [part.split(",", 1) for part in headers["webhook-signature"].split(" ")]
-    return any(version == "v1" and value == wanted for version, value in given)
 
 
 @pytest.mark.parametrize(
@@ -464,69 +383,6 @@ async def test_during_a_rotation_both_secrets_verify(pool: Pool, tmp_path: Path)
     assert verify(after, headers, body)
 
 
-PRIVATE = [
-    "0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.31.255.255",
-    "192.0.0.170", "192.88.99.1", "192.168.1.1", "198.18.0.1", "203.0.113.9", "224.0.0.1",
-    "240.0.0.1", "255.255.255.255",
-    "::", "::1", "::7f00:1", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "64:ff9b::7f00:1",
-    "64:ff9b::808:808", "64:ff9b:1::1", "100::1", "2001::1", "2001:db8::1", "2002:7f00:1::",
-    "2002:808:808::1", "3fff::1", "fc00::1", "fd12::1", "fe80::1", "fe80::1%eth0", "fec0::1",
-    "ff02::1", "not an address",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("address", PRIVATE)
-async def test_no_address_that_is_not_public_is_connected_to(address: str):
-    """Named in the URL or given by a name, alone or beside a public one."""
-    assert not is_public(address)
-
-    async def resolve(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
-        return [
-            (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("93.184.215.14", port)),
-            (socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port)),
-        ]
-
-    with pytest.raises(NotPosted, match="not on the public internet"):
-        await Poster(resolve=resolve).post("https://inner.example/", b"", {})
-
-
-@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.215.14", "2606:4700::1111", "2a00::1"])
-def test_public_addresses_are_told_from_the_others(address: str):
-    """What is routed on the internet is public."""
-    assert is_public(address)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://127.1/", "http://0x7f000001/", "http://2130706433/", "http://localhost/",
-        "http://[::ffff:127.0.0.1]/", "http://[::1]:80/", "http://①②⑦.0.0.1/",
-    ],
-)  # fmt: skip
-async def test_disguises_of_this_machine_are_seen_through(url: str):
-    """Whatever the resolver makes of them is checked, and it is the resolver that is connected."""
-    with pytest.raises(NotPosted) as caught:
-        await Poster(timeout=5.0).post(url, b"", {})
-    assert "127" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "ftp://x.example/", "file:///etc/passwd", "https://", "x", "https://u:p@x.example/",
-        "https://x.example/#f", "https://x.example/ y", "https://x.example/\r\nX: y",
-        "https://127.0.0.1/", "https://[::1]/", "https://x.example/" + "a" * 2048,
-        "https://x.example:99999/", "http://a..x.example/", "http://xn--a.x.example/",
-        f"http://{'a' * 64}.x.example/", "https://.x.example/",
-    ],
-)  # fmt: skip
-def test_a_url_that_is_never_posted_to_is_refused_at_once(url: str):
-    """With a sentence that does not repeat it."""
-    with pytest.raises(BadUrl) as caught:
-        check_url(url)
-    assert "x.example" not in str(caught.value)
-
-
 @pytest.mark.parametrize("host", ["a..b", "xn--a.com", "a" * 64 + ".example"])
 async def test_a_host_that_no_resolver_takes_ends_its_own_event_only(
     pool: Pool, keyring: Keyring, host: str
@@ -564,39 +420,3 @@ async def test_what_nobody_foresaw_costs_one_event_its_attempts(pool: Pool, keyr
         (child,) = supervisor.tree().children
         assert child.restarts == 0
     assert rows == [("message.delivered", 3, True, "an internal error of the relay")]
-
-
-@pytest.mark.parametrize("error", [UnicodeError("x"), httpx.InvalidURL("x")])
-async def test_a_url_that_a_codec_refuses_is_refused_for_good(error: Exception):
-    """Whatever `check_url` overlooks."""
-
-    async def resolve(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
-        raise error
-
-    with pytest.raises(NotPosted):
-        await Poster(resolve=resolve).post("https://x.example/", b"", {})
-
-
-async def test_the_connection_goes_to_the_address_that_was_checked():
-    """One look-up a post: what the name stands for the next moment does not matter."""
-    asked = []
-
-    async with receiving() as receiver:
-
-        async def resolve(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
-            asked.append((host, port))
-            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", receiver.port))]
-
-        poster = Poster(allow_private=True, resolve=resolve)
-        url = f"http://does-not-resolve.example:{receiver.port}/path"
-        with trio.fail_after(10):
-            assert await poster.post(url, b"{}", {}) == 204
-    assert asked == [("does-not-resolve.example", receiver.port)]
-    assert receiver.got[0][0]["host"] == f"does-not-resolve.example:{receiver.port}"
-
-
-def test_each_owner_has_a_secret_of_his_own():
-    """In the form that libraries of Standard Webhooks take."""
-    one, other = (secret_of(bytes(32), UUID(int=number)) for number in (1, 2))
-    assert one != other
-    assert len(base64.b64decode(one.removeprefix("whsec_"), validate=True)) == 32

@@ -1,0 +1,103 @@
+"""Posting: whatever an address says, nothing inside this network is reached."""
+
+import socket
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from relay.public import BadUrl, check_url, is_public
+from relay.webhooks.post import NotPosted, Poster
+from tests.webhooks.receiver import receiving
+
+PRIVATE = [
+    "0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.31.255.255",
+    "192.0.0.170", "192.88.99.1", "192.168.1.1", "198.18.0.1", "203.0.113.9", "224.0.0.1",
+    "240.0.0.1", "255.255.255.255",
+    "::", "::1", "::7f00:1", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "64:ff9b::7f00:1",
+    "64:ff9b::808:808", "64:ff9b:1::1", "100::1", "2001::1", "2001:db8::1", "2002:7f00:1::",
+    "2002:808:808::1", "3fff::1", "fc00::1", "fd12::1", "fe80::1", "fe80::1%eth0", "fec0::1",
+    "ff02::1", "not an address",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+async def test_no_address_that_is_not_public_is_connected_to(address: str):
+    """Named in the URL or given by a name, alone or beside a public one."""
+    assert not is_public(address)
+
+    async def resolve(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("93.184.215.14", port)),
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port)),
+        ]
+
+    with pytest.raises(NotPosted, match="not on the public internet"):
+        await Poster(resolve=resolve).post("https://inner.example/", b"", {})
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.215.14", "2606:4700::1111", "2a00::1"])
+def test_public_addresses_are_told_from_the_others(address: str):
+    """What is routed on the internet is public."""
+    assert is_public(address)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.1/", "http://0x7f000001/", "http://2130706433/", "http://localhost/",
+        "http://[::ffff:127.0.0.1]/", "http://[::1]:80/", "http://①②⑦.0.0.1/",
+    ],
+)  # fmt: skip
+async def test_disguises_of_this_machine_are_seen_through(url: str):
+    """Whatever the resolver makes of them is checked, and it is the resolver that is connected."""
+    with pytest.raises(NotPosted) as caught:
+        await Poster(timeout=5.0).post(url, b"", {})
+    assert "127" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x.example/", "file:///etc/passwd", "https://", "x", "https://u:p@x.example/",
+        "https://x.example/#f", "https://x.example/ y", "https://x.example/\r\nX: y",
+        "https://127.0.0.1/", "https://[::1]/", "https://x.example/" + "a" * 2048,
+        "https://x.example:99999/", "http://a..x.example/", "http://xn--a.x.example/",
+        f"http://{'a' * 64}.x.example/", "https://.x.example/",
+    ],
+)  # fmt: skip
+def test_a_url_that_is_never_posted_to_is_refused_at_once(url: str):
+    """With a sentence that does not repeat it."""
+    with pytest.raises(BadUrl) as caught:
+        check_url(url)
+    assert "x.example" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [UnicodeError("x"), httpx.InvalidURL("x")])
+async def test_a_url_that_a_codec_refuses_is_refused_for_good(error: Exception):
+    """Whatever `check_url` overlooks."""
+
+    async def resolve(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        raise error
+
+    with pytest.raises(NotPosted):
+        await Poster(resolve=resolve).post("https://x.example/", b"", {})
+
+
+async def test_the_connection_goes_to_the_address_that_was_checked():
+    """One look-up a post: what the name stands for the next moment does not matter."""
+    asked = []
+
+    async with receiving() as receiver:
+
+        async def resolve(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+            asked.append((host, port))
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", receiver.port))]
+
+        poster = Poster(allow_private=True, resolve=resolve)
+        url = f"http://does-not-resolve.example:{receiver.port}/path"
+        with trio.fail_after(10):
+            assert await poster.post(url, b"{}", {}) == 204
+    assert asked == [("does-not-resolve.example", receiver.port)]
+    assert receiver.got[0][0]["host"] == f"does-not-resolve.example:{receiver.port}"
