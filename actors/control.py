@@ -135,7 +135,7 @@ async def run(
             keys=keys,
             sessions=sessions,
             hub=hub,
-            accept=_Acceptor(writer, pool).accept,
+            accept=Acceptor(writer, pool).accept,
             attachment=parser.attachment,
             supervision=Commands(supervision),
             logs=logs,
@@ -197,7 +197,7 @@ async def run(
         nursery.cancel_scope.cancel()
 
 
-class _Acceptor:
+class Acceptor:
     """Hands mail to the writer and waits until it is durable."""
 
     def __init__(self, writer: Mailbox[Accept], pool: Pool) -> None:

@@ -16,6 +16,7 @@ import trio
 
 from relay.connections import accept
 from relay.peers import Place, PortGate, TurnedAway
+from tests.eventually import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +49,11 @@ class Port:
 
     async def heard(self, count: int) -> None:
         """Wait until it has dealt with so many connections."""
-        while len(self.let_in) + len(self.turned_away) < count:
-            await trio.sleep(0.001)
+        await eventually(
+            lambda: len(self.let_in) + len(self.turned_away),
+            f"{count} are dealt with",
+            until=lambda dealt_with: dealt_with >= count,
+        )
 
 
 @asynccontextmanager
@@ -117,8 +121,7 @@ async def test_without_file_descriptors_it_waits_and_says_so():
             resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
             try:
                 late.connect_ex(port.listener.getsockname())
-                while not logs:
-                    await trio.sleep(0.001)
+                await eventually(lambda: logs, "it says so")
                 assert len(port.let_in) == 1
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -143,7 +143,7 @@ def make_server(agent: AgentClient) -> Server[Any]:
         tool = tools.get(params.name)
         if tool is None:
             raise MCPError(code=INVALID_PARAMS, message=f"There is no tool {params.name!r}.")
-        return await _call(agent, tool, params.arguments or {}, context)
+        return await perform(agent, tool, params.arguments or {}, context)
 
     return Server(
         "relay",
@@ -173,7 +173,7 @@ def _described(tool: Tool) -> Any:
     )
 
 
-async def _call(
+async def perform(
     agent: AgentClient, tool: Tool, arguments: dict[str, Any], context: ServerRequestContext[Any]
 ) -> CallToolResult:
     """Run a tool; whatever goes wrong is told to the agent as the tool's error."""

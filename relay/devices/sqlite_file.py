@@ -233,7 +233,7 @@ class InboxFile:
 
     def _counted(self, recipient: bytes) -> list[int]:
         """Count what an inbox holds, for as long as nobody else can change it."""
-        counts = self._counts[recipient] = list(self.row(_COUNT, (recipient,)))
+        counts = self._counts[recipient] = list(self.row(COUNT, (recipient,)))
         return counts
 
     def _delete(self, deletes: Sequence[tuple[bytes, int]]) -> None:
@@ -349,7 +349,7 @@ class InboxFile:
         """
         found: list[Fullness] = []
         blobs = 0
-        with contextlib.closing(self._connection.execute(_TALLY, (after,))) as rows:
+        with contextlib.closing(self._connection.execute(TALLY, (after,))) as rows:
             for row in rows:
                 found.append(Fullness(*row))
                 blobs += row[1]
@@ -521,8 +521,8 @@ _COLUMNS = "id, recipient, expires_at, bytes, envelope"
 _PUT_ONE = f"INSERT INTO inbox ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)"  # noqa: S608 - question marks
 
 # Both from inbox_recipient alone.
-_COUNT = "SELECT count(*), COALESCE(sum(bytes), 0) FROM inbox WHERE recipient = ?"
-_TALLY = """
+COUNT = "SELECT count(*), COALESCE(sum(bytes), 0) FROM inbox WHERE recipient = ?"
+TALLY = """
     SELECT recipient, count(*), sum(bytes)
     FROM inbox
     WHERE recipient > ?

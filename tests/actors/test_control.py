@@ -7,7 +7,7 @@ import httpx
 import pytest
 import trio
 
-from actors.control import _Acceptor
+from actors.control import Acceptor
 from actors.messages import Accept, Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota
@@ -52,7 +52,7 @@ async def test_mail_for_the_writer_is_stored_or_a_temporary_failure(pool: Pool):
     wanted = new_id()
 
     async def accept(outcome: Accepted) -> Mapping[str, UUID]:
-        return await _Acceptor(_Writer(outcome), pool).accept("", [(wanted, "a@b")], b"x")
+        return await Acceptor(_Writer(outcome), pool).accept("", [(wanted, "a@b")], b"x")
 
     stored = await accept(Accepted({"a@b": wanted}))
     assert stored == {"a@b": wanted}

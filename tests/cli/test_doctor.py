@@ -25,12 +25,18 @@ import pytest
 from cryptography.fernet import Fernet
 from psycopg.conninfo import make_conninfo
 
-from relay.cli.doctor import database, examine
-from relay.cli.doctor.database import _database, _heard, _keeps_what_it_is_given, _passwords, _room
+from relay.cli.doctor import examine
+from relay.cli.doctor.database import (
+    check_database,
+    check_heard,
+    check_keeps_what_it_is_given,
+    check_passwords,
+    check_room,
+)
 from relay.cli.doctor.findings import Check, Finding, Patient
-from relay.cli.doctor.machine import _disk_space, _file_system, _letters, _ports
+from relay.cli.doctor.machine import check_disk_space, check_file_system, check_letters, check_ports
 from relay.cli.doctor.replication import Facts, inspect, judge
-from relay.cli.doctor.running import _actors, _queue, _upstream, notices
+from relay.cli.doctor.running import check_actors, check_queue, check_upstream, notices
 from relay.crypto import Vault
 from relay.datadir import DataDir
 from relay.db.connection import connect
@@ -54,10 +60,10 @@ def test_a_data_directory_in_memory_is_warned_of(tmp_path: Path) -> None:
     """What a reboot forgets is no place for mail."""
     if not os.path.ismount("/dev/shm"):
         pytest.skip("/dev/shm is not mounted")
-    found = only(_file_system, patient(Path("/dev/shm/relay-doctor")))
+    found = only(check_file_system, patient(Path("/dev/shm/relay-doctor")))
     assert (found.state, "in memory" in found.found) == ("warn", True)
     assert "RELAY_DATA_DIR" in found.advice
-    assert only(_file_system, patient(Path("/proc"))).state == "ok"
+    assert only(check_file_system, patient(Path("/proc"))).state == "ok"
 
 
 def test_little_disk_space_is_found_before_mail_is_refused(tmp_path: Path) -> None:
@@ -65,22 +71,22 @@ def test_little_disk_space_is_found_before_mail_is_refused(tmp_path: Path) -> No
     disk = os.statvfs(tmp_path)
     free = disk.f_bavail * disk.f_frsize
     for floor, state in ((free // 4, "ok"), (free * 3 // 4, "warn"), (2 * free, "FAIL")):
-        found = only(_disk_space, patient(tmp_path, RELAY_STORAGE__MIN_FREE=str(floor)))
+        found = only(check_disk_space, patient(tmp_path, RELAY_STORAGE__MIN_FREE=str(floor)))
         assert (found.state, "mail is refused" in found.found) == (state, True)
         assert ("RELAY_STORAGE__MIN_FREE" in found.advice) is (state != "ok")
-    assert only(_disk_space, patient(tmp_path, RELAY_STORAGE__MIN_FREE="0")).state == "ok"
+    assert only(check_disk_space, patient(tmp_path, RELAY_STORAGE__MIN_FREE="0")).state == "ok"
 
 
 def test_letters_that_lead_nowhere_are_found(tmp_path: Path) -> None:
     """A template that cannot be read; links to this machine in mail for the world."""
-    assert only(_letters, patient(tmp_path)).state == "ok"
+    assert only(check_letters, patient(tmp_path)).state == "ok"
     world = {"RELAY_OUTBOUND__UPSTREAM": "smtps://mail.example.org"}
-    found = only(_letters, patient(tmp_path, **world))
+    found = only(check_letters, patient(tmp_path, **world))
     assert (found.state, "RELAY_HTTP__PUBLIC_URL" in found.advice) == ("warn", True)
     world["RELAY_HTTP__PUBLIC_URL"] = "https://shop.example"
-    assert only(_letters, patient(tmp_path, **world)).state == "ok"
+    assert only(check_letters, patient(tmp_path, **world)).state == "ok"
     (tmp_path / "recovery.txt").write_text("{{ link }}")
-    found = only(_letters, patient(tmp_path, RELAY_COLLECTOR__TEMPLATES=str(tmp_path)))
+    found = only(check_letters, patient(tmp_path, RELAY_COLLECTOR__TEMPLATES=str(tmp_path)))
     assert (found.state, "its code" in found.found) == ("FAIL", True)
 
 
@@ -90,7 +96,7 @@ def test_every_port_is_looked_at(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         found = {
             finding.check: finding
-            for finding in _ports(
+            for finding in check_ports(
                 patient(
                     tmp_path,
                     RELAY_HTTP__BIND="127.0.0.1:0",
@@ -106,16 +112,15 @@ def test_every_port_is_looked_at(tmp_path: Path) -> None:
 
 
 async def test_a_pooler_that_loses_wake_ups_is_found(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str,
 ) -> None:
     """Where LISTEN hears nothing (here another database's), the direct URL is named."""
     other = make_conninfo(database_url, dbname="postgres")
     async with await connect(database_url, autocommit=True) as mouth:
         async with await connect(database_url, autocommit=True) as ear:
-            assert (await _heard(mouth, ear)).state == "ok"
-        monkeypatch.setattr(database, "HEARD_WITHIN", 0.3)
+            assert (await check_heard(mouth, ear)).state == "ok"
         async with await connect(other, autocommit=True) as ear:
-            deaf = await _heard(mouth, ear)
+            deaf = await check_heard(mouth, ear, within=0.3)
     assert deaf.state == "warn"
     assert "RELAY_DATABASE__DIRECT_URL" in deaf.advice
 
@@ -132,7 +137,7 @@ def test_a_pooler_that_loses_prepared_statements_is_found(
         }
 
         def findings(**more: str) -> dict[str, Finding]:
-            return {f.check: f for f in _database(patient(tmp_path, None, **settings, **more))}
+            return {f.check: f for f in check_database(patient(tmp_path, None, **settings, **more))}
 
         found = findings()["prepared statements"]
         assert (found.state, "451" in found.found) == ("FAIL", True)
@@ -148,7 +153,7 @@ def test_a_pooler_that_loses_prepared_statements_is_found(
                 listed = http.get(f"/api/v1/mailboxes/{address}/messages").json()
         assert len(listed) == 8
     direct = patient(tmp_path, None, RELAY_DATABASE__URL=database_url)
-    found = {f.check: f for f in _database(direct)}["prepared statements"]
+    found = {f.check: f for f in check_database(direct)}["prepared statements"]
     assert (found.state, found.found) == ("ok", "they are kept")
 
 
@@ -159,14 +164,14 @@ async def test_a_server_that_forgets_is_found(database_url: str, tmp_path: Path)
         (fsync,) = sql.execute("SHOW fsync").fetchone() or ("",)
         sql.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
     async with await connect(database_url, autocommit=True) as connection:
-        found = await _keeps_what_it_is_given(connection)
+        found = await check_keeps_what_it_is_given(connection)
         if fsync == "on":
             assert (found.state, "synchronous_commit" in found.found) == ("warn", True)
         else:  # the tests' own server, for speed
             assert (found.state, "fsync" in found.found) == ("FAIL", True)
-        assert (await _room(connection, patient(tmp_path))).state == "ok"
+        assert (await check_room(connection, patient(tmp_path))).state == "ok"
         crowded = patient(tmp_path, RELAY_DATABASE__POOL_SIZE="200")
-        assert (await _room(connection, crowded)).state == "warn"
+        assert (await check_room(connection, crowded)).state == "warn"
 
 
 SAFE = Facts("on", "*", "notice", senders=1, waited_for=1, slots=1, managed=False)
@@ -213,7 +218,7 @@ async def test_keys_that_do_not_fit_are_found(database_url: str, tmp_path: Path)
     async with await connect(database_url, autocommit=True) as connection:
 
         async def keys(**settings: str) -> Finding:
-            return await _passwords(connection, patient(node, None, **settings))
+            return await check_passwords(connection, patient(node, None, **settings))
 
         assert (await keys()).state == "ok"
         await connection.execute(
@@ -272,7 +277,7 @@ def test_mail_that_goes_nowhere_is_found(server: Server, tmp_path: Path) -> None
 
     def upstream(url: str, **more: str) -> Finding:
         settings = {"RELAY_OUTBOUND__UPSTREAM": url, **more}
-        return only(_upstream, patient(tmp_path, None, **settings))
+        return only(check_upstream, patient(tmp_path, None, **settings))
 
     assert upstream("loop:").state == "ok"
     kept = upstream("loop:", RELAY_SMTP__DOMAINS='["shop.example"]')
@@ -318,7 +323,7 @@ QUEUE = {"paused": False, "queued": 3, "due": 3, "held": 0, "oldest_due_seconds"
 )
 def test_a_queue_that_stands_still_is_found(changes: dict[str, Any], state: str, said: str) -> None:
     """Paused, late and held mail each have their sentence."""
-    found = _queue({**QUEUE, **changes})
+    found = check_queue({**QUEUE, **changes})
     assert found.state == state
     assert said in found.found
     assert (found.advice == "") == (state == "ok")
@@ -335,9 +340,9 @@ def test_an_actor_that_fails_again_and_again_is_found() -> None:
     """Many restarts are more than an outage."""
     leaf = {"name": "sender", "state": "running", "restarts": 12, "children": []}
     tree = {"name": "relay", "state": "running", "restarts": 0, "children": [leaf]}
-    found = _actors(tree)
+    found = check_actors(tree)
     assert (found.state, "--actor sender" in found.advice) == ("warn", True)
-    assert _actors({**tree, "children": []}).state == "ok"
+    assert check_actors({**tree, "children": []}).state == "ok"
 
 
 def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
@@ -347,7 +352,7 @@ def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
         raise ZeroDivisionError("division by zero")
         yield
 
-    found = list(examine(patient(tmp_path), (_strange_check, _file_system)))
+    found = list(examine(patient(tmp_path), (_strange_check, check_file_system)))
     assert [f.check for f in found] == ["strange check", "file system"]
     assert found[0].state == "FAIL"
 

@@ -27,7 +27,7 @@ from trio.testing import MockClock
 from relay.cli.agent.client import AgentClient
 from relay.cli.agent.forms import MailResult
 from relay.cli.agent.tools import TOOLS, link_matches
-from relay.cli.mcp import _call, make_server
+from relay.cli.mcp import make_server, perform
 from relay.cli.visit import MAX_PAGE, NotOpened, _Document, visit
 from tests.cli.command import environment
 from tests.relay_process import RelayProcess
@@ -470,7 +470,9 @@ async def test_a_waiting_call_shows_signs_of_life(autojump_clock: MockClock) -> 
 
     tool = dataclasses.replace(TOOLS[1], run=slow)
     context: Any = SimpleNamespace(session=Session())
-    result = await _call(cast("AgentClient", None), tool, {"address": "a@relay.localhost"}, context)
+    result = await perform(
+        cast("AgentClient", None), tool, {"address": "a@relay.localhost"}, context
+    )
     assert result.structured_content == {"found": False, "mail": None}
     assert heard == [5, 10]
 

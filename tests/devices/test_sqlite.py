@@ -12,9 +12,9 @@ from trio.testing import wait_all_tasks_blocked
 from relay.devices.calls import Call, Calls
 from relay.devices.sqlite import SqliteStore
 from relay.devices.sqlite_file import (
-    _COUNT,
-    _TALLY,
     APPLICATION_ID,
+    COUNT,
+    TALLY,
     VERSION,
     BlobRow,
     InboxFile,
@@ -177,8 +177,8 @@ class TestFile:
         """A full inbox of large blobs costs as little to count as one of small ones."""
         with closing(opened(tmp_path / "devices.db")) as file:
             for sql, values in (
-                (_COUNT, (A,)),
-                (_TALLY, (A,)),
+                (COUNT, (A,)),
+                (TALLY, (A,)),
             ):
                 plan = file.connection.execute(f"EXPLAIN QUERY PLAN {sql}", values).fetchall()
                 steps = [step[3] for step in plan if "inbox" in step[3]]

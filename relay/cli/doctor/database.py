@@ -21,7 +21,8 @@ HEARD_WITHIN = 2.0  # seconds that a notification may take
 SPARE = 10  # connections of the server that should be left beside this relay's
 
 
-def _database(patient: Patient) -> Iterator[Finding]:
+def check_database(patient: Patient) -> Iterator[Finding]:
+    """See whether the database answers, and what is in it."""
     url = patient.database_url
     if url is None:
         yield Finding("database", OK, "embedded; it runs when the relay runs")
@@ -70,14 +71,14 @@ async def _inspect(url: str, patient: Patient) -> AsyncIterator[Finding]:
         await connect(direct, application_name="relay-doctor", autocommit=True) as ear,
     ):
         await connection.set_autocommit(True)
-        yield await _skew(connection)
-        yield await _keeps_what_it_is_given(connection)
+        yield await check_skew(connection)
+        yield await check_keeps_what_it_is_given(connection)
         yield await replication.inspect(connection)
-        yield await _room(connection, patient)
-        yield await _passwords(connection, patient)
-        yield await _heard(connection, ear)
+        yield await check_room(connection, patient)
+        yield await check_passwords(connection, patient)
+        yield await check_heard(connection, ear)
         if patient.settings is None or patient.settings.database.prepare:
-            yield await _remembers(url)
+            yield await check_remembers(url)
 
 
 async def _one(connection: Connection, query: LiteralString) -> Any:
@@ -86,7 +87,8 @@ async def _one(connection: Connection, query: LiteralString) -> Any:
     return row[0]
 
 
-async def _skew(connection: Connection) -> Finding:
+async def check_skew(connection: Connection) -> Finding:
+    """Compare this machine's clock with the server's."""
     best = None
     for _ in range(3):  # the quickest answer says it best
         before = time.time()
@@ -104,7 +106,8 @@ async def _skew(connection: Connection) -> Finding:
     )
 
 
-async def _keeps_what_it_is_given(connection: Connection) -> Finding:
+async def check_keeps_what_it_is_given(connection: Connection) -> Finding:
+    """See whether what is answered 250 survives a crash of the server."""
     off = []
     if await _one(connection, "SHOW fsync") == "off":
         off.append("fsync")
@@ -128,7 +131,8 @@ async def _keeps_what_it_is_given(connection: Connection) -> Finding:
     )
 
 
-async def _room(connection: Connection, patient: Patient) -> Finding:
+async def check_room(connection: Connection, patient: Patient) -> Finding:
+    """See whether the server has connections left for another node."""
     most = int(await _one(connection, "SHOW max_connections"))
     used = int(
         await _one(
@@ -146,7 +150,7 @@ async def _room(connection: Connection, patient: Patient) -> Finding:
     )
 
 
-async def _passwords(connection: Connection, patient: Patient) -> Finding:
+async def check_passwords(connection: Connection, patient: Patient) -> Finding:
     """See whether the keys here open what is stored there."""
     from relay.crypto import Unreadable, Vault
 
@@ -183,8 +187,8 @@ async def _passwords(connection: Connection, patient: Patient) -> Finding:
     )
 
 
-async def _heard(mouth: Connection, ear: Connection) -> Finding:
-    """Send a notification and see whether it arrives where the relay would listen."""
+async def check_heard(mouth: Connection, ear: Connection, within: float = HEARD_WITHIN) -> Finding:
+    """Send a notification and see whether it arrives in time where the relay would listen."""
     from contextlib import aclosing
 
     import trio
@@ -193,7 +197,7 @@ async def _heard(mouth: Connection, ear: Connection) -> Finding:
     heard = False
     await ear.execute(f'LISTEN "{channel}"'.encode())
     await mouth.execute("SELECT pg_notify(%s, '')", [channel])
-    with trio.move_on_after(HEARD_WITHIN):
+    with trio.move_on_after(within):
         async with aclosing(ear.notifies()) as notifications:
             async for _ in notifications:
                 heard = True
@@ -206,7 +210,7 @@ async def _heard(mouth: Connection, ear: Connection) -> Finding:
     )
 
 
-async def _remembers(url: str) -> Finding:
+async def check_remembers(url: str) -> Finding:
     """Use a prepared statement in two transactions, with another client's between them.
 
     A pooler in transaction mode that keeps none (PgBouncer before 1.21, or told to keep none)
@@ -249,4 +253,4 @@ async def _remembers(url: str) -> Finding:
     )
 
 
-CHECKS: tuple[Check, ...] = (_database,)
+CHECKS: tuple[Check, ...] = (check_database,)

@@ -21,7 +21,8 @@ _FORGETFUL = {"tmpfs", "ramfs"}
 _ELSEWHERE = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"}
 
 
-def _python(_: Patient) -> Iterator[Finding]:
+def check_python(_: Patient) -> Iterator[Finding]:
+    """See whether this Python is new enough."""
     version = ".".join(map(str, sys.version_info[:3]))
     old = sys.version_info < (3, 11)
     yield Finding(
@@ -29,7 +30,8 @@ def _python(_: Patient) -> Iterator[Finding]:
     )
 
 
-def _settings(patient: Patient) -> Iterator[Finding]:
+def check_settings(patient: Patient) -> Iterator[Finding]:
+    """Read the settings as the relay would."""
     settings = patient.settings
     if settings is None:
         yield Finding("settings", FAIL, output.line(patient.fault), "change that setting")
@@ -62,7 +64,7 @@ def _settings(patient: Patient) -> Iterator[Finding]:
         )
 
 
-def _letters(patient: Patient) -> Iterator[Finding]:
+def check_letters(patient: Patient) -> Iterator[Finding]:
     """Can letters be written, and can those who get them follow their links?"""
     from relay.lifecycle.letters import letters_of
     from relay.settings import is_loopback, parse_address
@@ -85,7 +87,8 @@ def _letters(patient: Patient) -> Iterator[Finding]:
     )
 
 
-def _data_directory(patient: Patient) -> Iterator[Finding]:
+def check_data_directory(patient: Patient) -> Iterator[Finding]:
+    """See whether the data directory can be written and nobody else may read it."""
     path = patient.data.path
     if not path.exists():
         above = next(parent for parent in path.parents if parent.exists())
@@ -123,7 +126,7 @@ def _data_directory(patient: Patient) -> Iterator[Finding]:
             yield Finding(name, FAIL, f"{file} can be read by others", f"chmod 600 {file}")
 
 
-def _file_system(patient: Patient) -> Iterator[Finding]:
+def check_file_system(patient: Patient) -> Iterator[Finding]:
     """Warn of a place that forgets at the next boot, or whose locks cannot be relied on."""
     path = patient.data.path
     existing = next(place for place in (path, *path.parents) if place.exists())
@@ -158,7 +161,8 @@ def _kind_of(path: Path) -> str:
     return next((kinds[str(p)] for p in (path, *path.parents) if str(p) in kinds), "")
 
 
-def _disk_space(patient: Patient) -> Iterator[Finding]:
+def check_disk_space(patient: Patient) -> Iterator[Finding]:
+    """See whether there is room for what comes."""
     from relay.settings import parse_floor
     from relay.storage import measure, usual_floor
 
@@ -177,7 +181,8 @@ def _disk_space(patient: Patient) -> Iterator[Finding]:
     )
 
 
-def _ports(patient: Patient) -> Iterator[Finding]:
+def check_ports(patient: Patient) -> Iterator[Finding]:
+    """See whether the ports are free, or are held by this relay."""
     if patient.settings is None:
         return
     from relay.settings import parse_address
@@ -226,7 +231,8 @@ def _free(check: str, host: str, port: int, variable: str) -> Finding:
     return Finding(check, OK, f"{host}:{port} is free")
 
 
-def _open_files(patient: Patient) -> Iterator[Finding]:
+def check_open_files(patient: Patient) -> Iterator[Finding]:
+    """See how many connections the limit of open files allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     sessions = 1000 if patient.settings is None else patient.settings.smtp.max_connections
     enough = hard == resource.RLIM_INFINITY or hard >= sessions + OTHER_FILES
@@ -238,7 +244,8 @@ def _open_files(patient: Patient) -> Iterator[Finding]:
     )
 
 
-def _embedded(patient: Patient) -> Iterator[Finding]:
+def check_embedded(patient: Patient) -> Iterator[Finding]:
+    """See whether the embedded PostgreSQL can run here."""
     if patient.settings is None or patient.settings.database.url:
         return
     from relay.db.embedded import binaries, namespace_command
@@ -258,13 +265,13 @@ def _embedded(patient: Patient) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    _python,
-    _settings,
-    _letters,
-    _data_directory,
-    _file_system,
-    _disk_space,
-    _ports,
-    _open_files,
-    _embedded,
+    check_python,
+    check_settings,
+    check_letters,
+    check_data_directory,
+    check_file_system,
+    check_disk_space,
+    check_ports,
+    check_open_files,
+    check_embedded,
 )

@@ -19,7 +19,8 @@ MANY_RESTARTS = 10
 UPSTREAM_TIMEOUT = 8.0  # seconds
 
 
-def _relay(patient: Patient) -> Iterator[Finding]:
+def check_relay(patient: Patient) -> Iterator[Finding]:
+    """See whether a relay runs here, and how it is."""
     run = patient.run
     if run is None:
         held = patient.data.is_held()
@@ -51,8 +52,8 @@ def _relay(patient: Patient) -> Iterator[Finding]:
             f"running {version}, this command {__version__}",
             "restart the relay to run the installed version",
         )
-        yield _actors(api.get("/api/v1/supervision"))
-        yield _queue(api.get("/api/v1/queue"))
+        yield check_actors(api.get("/api/v1/supervision"))
+        yield check_queue(api.get("/api/v1/queue"))
     except Failure as failure:
         yield Finding("relay", FAIL, output.line(failure), "relay tail says more")
 
@@ -68,7 +69,8 @@ def notices(ready: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _actors(tree: dict[str, Any]) -> Finding:
+def check_actors(tree: dict[str, Any]) -> Finding:
+    """See which actors do not run, or were restarted."""
     nodes = [tree]
     for node in nodes:
         nodes += node["children"]
@@ -90,7 +92,8 @@ def _actors(tree: dict[str, Any]) -> Finding:
     )
 
 
-def _queue(queue: dict[str, Any]) -> Finding:
+def check_queue(queue: dict[str, Any]) -> Finding:
+    """See what waits in the queue, and for how long."""
     if queue["paused"]:
         return Finding(
             "queue", WARN, f"paused, with {queue['queued']} messages in it", "relay queue resume"
@@ -113,7 +116,7 @@ def _queue(queue: dict[str, Any]) -> Finding:
     )
 
 
-def _upstream(patient: Patient) -> Iterator[Finding]:
+def check_upstream(patient: Patient) -> Iterator[Finding]:
     """See where mail for others goes, as far as that can be seen without sending any."""
     settings = patient.settings
     if settings is None:
@@ -175,4 +178,4 @@ def _trouble(upstream: str, ca_file: str) -> str | None:
     return None
 
 
-CHECKS: tuple[Check, ...] = (_upstream, _relay)
+CHECKS: tuple[Check, ...] = (check_upstream, check_relay)
