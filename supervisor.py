@@ -90,7 +90,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 import trio
 
@@ -677,19 +677,25 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to `name`, `at` seconds since the epoch."""
+    """Something that happened to `name`, `at` seconds since the epoch.
 
+    `kind` is what logs and streams call it.
+    """
+
+    kind: ClassVar[str] = "event"
     at: float
     name: str
 
     def __str__(self) -> str:
         """What happened, without when and to whom."""
-        return type(self).__name__.lower()
+        return self.kind.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
 class Started(Event):
     """An incarnation has begun; the first is 1."""
+
+    kind: ClassVar[str] = "started"
 
     incarnation: int
 
@@ -697,6 +703,8 @@ class Started(Event):
 @dataclass(frozen=True, slots=True)
 class Ready(Event):
     """The child has said it is ready; of a supervisor: all its children have been."""
+
+    kind: ClassVar[str] = "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -706,6 +714,8 @@ class Exited(Event):
     `reason`: finished (returned), crashed, drained (returned because it was asked to), cancelled
     (was stopped), stalled, start_timeout.  `error`: what it raised, in any of these cases.
     """
+
+    kind: ClassVar[str] = "exited"
 
     reason: str
     error: BaseException | None
@@ -719,6 +729,8 @@ class Exited(Event):
 class BackingOff(Event):
     """It will be started again in `delay` seconds."""
 
+    kind: ClassVar[str] = "backing_off"
+
     delay: float
 
     def __str__(self) -> str:
@@ -730,6 +742,8 @@ class BackingOff(Event):
 class Stalled(Event):
     """It has not beaten for `quiet` seconds and is cancelled."""
 
+    kind: ClassVar[str] = "stalled"
+
     quiet: float
 
 
@@ -737,25 +751,35 @@ class Stalled(Event):
 class Draining(Event):
     """It has been asked to finish what is in hand and end."""
 
+    kind: ClassVar[str] = "draining"
+
 
 @dataclass(frozen=True, slots=True)
 class Stuck(Event):
     """It has been cancelled and has not ended in its stop_timeout."""
+
+    kind: ClassVar[str] = "stuck"
 
 
 @dataclass(frozen=True, slots=True)
 class Paused(Event):
     """Its inbox hands nothing out until resumed."""
 
+    kind: ClassVar[str] = "paused"
+
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
     """Its inbox hands messages out again."""
 
+    kind: ClassVar[str] = "resumed"
+
 
 @dataclass(frozen=True, slots=True)
 class Restarting(Event):
     """It is restarted by hand, or because a sibling failed (`because`)."""
+
+    kind: ClassVar[str] = "restarting"
 
     because: str | None = None
 
@@ -764,6 +788,8 @@ class Restarting(Event):
 class DeadLettered(Event):
     """A message that failed its actor `attempts` times was given up; `error`: on_dead raised it."""
 
+    kind: ClassVar[str] = "dead_lettered"
+
     attempts: int
     error: BaseException | None
 
@@ -771,6 +797,8 @@ class DeadLettered(Event):
 @dataclass(frozen=True, slots=True)
 class GaveUpOn(Event):
     """The supervisor `name` gives up: `child` failed once too often."""
+
+    kind: ClassVar[str] = "gave_up_on"
 
     child: str
     reason: str
@@ -787,6 +815,8 @@ class LoopBlocked(Event):
     Said when it is `blocked_after` old, and once more at `BLOCKED_LONG`.
     """
 
+    kind: ClassVar[str] = "loop_blocked"
+
     task: str
     stack: str
     seconds: float
@@ -795,6 +825,8 @@ class LoopBlocked(Event):
 @dataclass(frozen=True, slots=True)
 class Stopped(Event):
     """The supervisor has no running children any more.  The root's is the last event."""
+
+    kind: ClassVar[str] = "stopped"
 
 
 class Subscription:

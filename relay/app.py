@@ -50,11 +50,19 @@ from relay.storage import Space, measure, usual_floor
 from relay.systemd import ServiceManager
 from supervisor import (
     BLOCKED_LONG,
+    BackingOff,
     Context,
+    DeadLettered,
     Event,
     Exited,
     GaveUp,
+    GaveUpOn,
     LoopBlocked,
+    Paused,
+    Restarting,
+    Resumed,
+    Stalled,
+    Stuck,
     Supervisor,
     SupervisorSpec,
     Unstoppable,
@@ -464,25 +472,25 @@ def _settle_garbage() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-_GRAVE = {"Stalled", "Stuck", "GaveUpOn", "DeadLettered"}
-_NOTABLE = {"BackingOff", "Restarting", "Paused", "Resumed"}
+_GRAVE = (Stalled, Stuck, GaveUpOn, DeadLettered)
+_NOTABLE = (BackingOff, Restarting, Paused, Resumed)
 
 
 def _log_event(event: Event) -> None:
-    kind = type(event).__name__
-    if kind == "LoopBlocked":
+    if isinstance(event, LoopBlocked):
         return  # already said by the watch-dog's thread, while it was still blocked
-    name = "supervisor." + "".join(
-        "_" + letter.lower() if letter.isupper() else letter for letter in kind
-    ).lstrip("_")
     details = {
         field.name: value
         for field in dataclasses.fields(event)
         if field.name not in {"at", "name"} and (value := getattr(event, field.name)) is not None
     }
-    level = "error" if kind in _GRAVE else "info" if kind in _NOTABLE else "debug"
+    level = "debug"
+    if isinstance(event, _GRAVE):
+        level = "error"
+    elif isinstance(event, _NOTABLE):
+        level = "info"
     if isinstance(event, Exited) and event.reason not in {"finished", "drained", "cancelled"}:
         level = "error"
         if event.error is not None:
             details["error"] = innermost(event.error)
-    getattr(log, level)(name, actor=event.name, **details)
+    getattr(log, level)(f"supervisor.{event.kind}", actor=event.name, **details)

@@ -70,8 +70,10 @@ class Node(Protocol):
 
 
 class Event(Protocol):
-    """Something that happened in the tree; its class is its kind, its text says what."""
+    """Something that happened in the tree; `kind` names it, its text says what."""
 
+    @property
+    def kind(self) -> str: ...
     @property
     def at(self) -> float: ...
     @property

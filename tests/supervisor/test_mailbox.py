@@ -123,7 +123,7 @@ async def test_a_poisonous_message_is_dead_after_its_attempts(autojump_clock):
         assert got == ["x", "x", "x", "y"]
         assert dead == [("x", 3)]
         assert box.statistics().dead == 1
-        assert [e for e in house.events if "dead" in e[2]] == [(1, "a", "deadlettered")]
+        assert [e for e in house.events if "dead" in e[2]] == [(1, "a", "dead lettered")]
 
 
 async def test_the_innocent_of_a_batch_outlive_the_guilty(autojump_clock):

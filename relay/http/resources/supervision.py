@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -48,10 +47,9 @@ def as_json(node: Node) -> dict[str, Any]:
 
 
 def event_as_json(event: Event) -> dict[str, Any]:
-    """Return an event as plain values; `type` is its kind in snake_case."""
-    kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    """Return an event as plain values; `type` is its kind."""
     return {
-        "type": kind, "name": event.name, "at": _instant(event.at), "detail": str(event),
+        "type": event.kind, "name": event.name, "at": _instant(event.at), "detail": str(event),
     }  # fmt: skip
 
 
