@@ -88,7 +88,8 @@ _MANY = "unnest($1, $2, $3, $4) AS o (id, address, reverse_path, raw)"
 _TYPES = (UUIDS, TEXTS, TEXTS, BYTEAS)
 _IGNORE = "ON CONFLICT (id) DO NOTHING"
 _REQUEUE = "ON CONFLICT (message_id) DO NOTHING"  # of a message of this id that was deleted
-# Looking for conflicts first costs each row a second walk of the index and a record in the log.
+# Looking for conflicts first costs each row a second walk of the index and a record in the log, so
+# that is for what was handed over before: tests/mailboxes/test_accept.py, and the bench `ingest`.
 _FRESH = Statement(_INSERT.format(source=_MANY, conflict="", requeue=""), _TYPES)
 _AGAIN = Statement(_INSERT.format(source=_MANY, conflict=_IGNORE, requeue=_REQUEUE), _TYPES)
 _ONE = Statement(

@@ -175,14 +175,16 @@ class Lines:
 
     async def flush(self) -> None:
         """Send what was queued; a peer that does not read it has `reply_timeout`."""
+        if not self._replies:
+            return
         data = b"".join(self._replies)
         self._replies.clear()
-        if not data:
-            return
-        with contextlib.suppress(BlockingIOError):
-            data = data[self._sock.send(data) :]
-        if data:
-            await self._send_on(data)
+        try:
+            sent = self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            await self._send_on(data[sent:])
 
     async def _send_on(self, data: bytes) -> None:
         before, self.due = self.due, self._waits.now() + self._limits.reply_timeout
