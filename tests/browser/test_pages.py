@@ -415,7 +415,7 @@ def test_the_log_is_live_and_filtered(relay: RelayProcess, browse: Browse) -> No
 def tab_to(page: Page, target: Locator) -> None:
     """Press Tab until `target` has the focus."""
     expect(target).to_be_visible()
-    for _ in range(60):
+    for _ in range(100):  # every actor and group has three commands
         if target.evaluate("it => it === document.activeElement"):
             return
         page.keyboard.press("Tab")
