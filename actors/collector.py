@@ -28,6 +28,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from actors.messages import SweepNow, Wake
 from actors.periodic import wait_for_messages
 from relay.datadir import Keyring
+from relay.db import channels
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle import token_queue
 from relay.lifecycle.batching import Adaptive, Batching, Reason
@@ -91,7 +92,7 @@ async def run(
     law = pacing.batching
     log.info(
         "collector.configured",
-        channel=token_queue.CHANNEL,
+        channel=channels.TOKENS,
         limit=law.limit,
         timeout=law.timeout,
         adaptive=isinstance(law, Adaptive),

@@ -115,7 +115,7 @@ def _gather(store: InboxStore) -> metrics.Collector:
     def rows() -> metrics.Rows:
         now = store.statistics()
         yield (
-            type(store).__name__.removesuffix("Store").lower(),
+            store.name,
             {
                 "relay_devices_blobs": float(now.blobs),
                 "relay_devices_bytes": float(now.bytes),

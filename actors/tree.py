@@ -98,7 +98,7 @@ from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
 from relay.errors import ConfigError
 from relay.http.serve import MAX_CONNECTIONS
-from relay.lifecycle import budget_store, token_queue
+from relay.lifecycle import budget_store
 from relay.lifecycle.batching import Adaptive, Fixed
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.letters import letters_of, sender_of
@@ -468,7 +468,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 channels.EXPIRY: _wake(boxes.ticker),
                 channels.OUTBOUND: _wake_outbound(boxes.claimer, right_of_way),
                 channels.WEBHOOKS: _wake(boxes.webhooks),
-                token_queue.CHANNEL: _wake(boxes.collector),
+                channels.TOKENS: _wake(boxes.collector),
             },
         ),
         writer=partial(writer.run, pool=pool, stored=_nudge(boxes.summariser)),

@@ -5,7 +5,7 @@ functions promise is in db/migrations/0005_devices.sql, and most of the promise 
 
 How: calls of one kind that come while a transaction of that kind is under way share the next one,
 Puts as well as Deletes; each transaction is one call of a function.  New blobs are announced on
-the channel `CHANNEL` within it, to every node, this one included: one way for all.
+the channel `relay_devices` within it, to every node, this one included: one way for all.
 
 What all inboxes together hold is added up every ten seconds or so; between two sums a node reckons
 with what it has put since, and other nodes' Puts come on top.
@@ -27,6 +27,7 @@ import psycopg
 import trio
 
 from relay.db.arrays import bigints, byteas, doubles
+from relay.db.channels import DEVICES
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.calls import (
@@ -64,9 +65,6 @@ log = get_logger()
 
 T = TypeVar("T")
 
-CHANNEL = "relay_devices"
-"""Where new blobs are announced: keys in hexadecimal digits, joined by commas."""
-
 _MOST_WAITING = 4096  # calls; a quarter of a gigabyte if all are the largest Puts
 _MOST_ROWS = 256  # in one transaction
 _MOST_BYTES = 2**20  # about; the server spreads the arrays out in memory
@@ -86,6 +84,8 @@ class PostgresStore:
     `hub` is the one that the listener publishes to; `ttl`, `call_timeout` and `statistics_every` in
     seconds, `max_total` in bytes of all inboxes together (None: any number).
     """
+
+    name = "postgres"
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class PostgresStore:
 
     def subscribe(self, recipient: bytes) -> AbstractContextManager[Wakeups]:
         """Hear of new blobs for `recipient`, stored by any node, while in the block."""
-        return self._hub.subscribe(CHANNEL, checked_key(recipient).hex())
+        return self._hub.subscribe(DEVICES, checked_key(recipient).hex())
 
     async def check(self) -> None:
         """Return if the store answers; else `StoreUnavailable`."""

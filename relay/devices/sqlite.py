@@ -123,6 +123,8 @@ class SqliteStore:
     Unix seconds.
     """
 
+    name = "sqlite"
+
     def __init__(
         self,
         path: Path,

@@ -155,6 +155,10 @@ class InboxStore(Protocol):
     Every call may be made by any number of tasks at once; concurrent Puts share commits.
     """
 
+    @property
+    def name(self) -> str:
+        """What the metrics call it: sqlite or postgres."""
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled: `task_status.started()` once the store answers.
 

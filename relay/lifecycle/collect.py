@@ -43,6 +43,7 @@ from typing import NamedTuple
 import psycopg
 import trio
 
+from relay.db import channels
 from relay.db.connection import Connection, connect
 from relay.db.doubt import BARRIER
 from relay.db.hosts import Hosts
@@ -164,7 +165,7 @@ class Collect:
         law = self._batching
         log.info(
             "collector.configured",
-            channel=token_queue.CHANNEL,
+            channel=channels.TOKENS,
             limit=law.limit,
             timeout=law.timeout,
             adaptive=isinstance(law, Adaptive),
@@ -189,7 +190,7 @@ class Collect:
 
     async def _listen(self) -> None:
         async with aclosing(
-            notifications(self._dsn, [token_queue.CHANNEL], hosts=self._hosts)
+            notifications(self._dsn, [channels.TOKENS], hosts=self._hosts)
         ) as heard:
             async for event in heard:
                 if isinstance(event, Reconnected):

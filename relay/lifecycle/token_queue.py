@@ -39,9 +39,6 @@ from typing import NamedTuple
 from relay.db.connection import Connection
 from relay.db.pool import Pool
 
-CHANNEL = "token_insert"
-"""Where triggers announce that there may be something to take.  The payload is empty."""
-
 
 class QueuedToken(NamedTuple):
     """A token that was taken, with all that a mail needs; the columns of relay.take_tokens.

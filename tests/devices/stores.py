@@ -9,9 +9,10 @@ from typing import Any
 
 import trio
 
+from relay.db.channels import DEVICES
 from relay.db.listen import Hub, Notification, notifications
 from relay.db.pool import Pool
-from relay.devices.postgres import CHANNEL, PostgresStore
+from relay.devices.postgres import PostgresStore
 from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
 
@@ -63,7 +64,7 @@ class PostgresHouse:
         listening = trio.Event()
 
         async def listen() -> None:
-            async with aclosing(notifications(self.pool.dsn, [CHANNEL])) as heard:
+            async with aclosing(notifications(self.pool.dsn, [DEVICES])) as heard:
                 async for event in heard:
                     if isinstance(event, Notification):
                         self.hub.publish(event.channel, event.payload.split(","))
