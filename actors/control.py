@@ -33,7 +33,6 @@ from relay.devices.inbox import DeviceInbox
 from relay.errors import DatabaseUnavailable, OverQuota
 from relay.futures import Future
 from relay.http.app import create_app
-from relay.http.census import Census
 from relay.http.deps import (
     Deps,
     Fetch,
@@ -45,6 +44,7 @@ from relay.http.deps import (
 from relay.http.fetch import fetch as fetch_https
 from relay.http.fetch import fetch_object
 from relay.http.page_sessions import PageSessions
+from relay.http.queue_gauges import QueueGauges
 from relay.http.serve import MAX_CONNECTIONS, gate_of, serve
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.budget import Budget
@@ -184,7 +184,7 @@ async def run(
         nursery.start_soon(beat)
         nursery.start_soon(report_when_told, ctx, lambda: asdict(pool.statistics()))
         nursery.start_soon(announcer.run)
-        nursery.start_soon(Census(pool).run)
+        nursery.start_soon(QueueGauges(pool).run)
         nursery.start_soon(sessions.run, hub)
         await serve(
             app,

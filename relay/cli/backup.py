@@ -41,7 +41,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from relay import __version__, children
+from relay import __version__, child_environment
 from relay.cli import exits, options, output
 from relay.cli.client import Api
 from relay.cli.db import with_database
@@ -236,7 +236,7 @@ async def _run(program: str, dsn: str | None, *arguments: str) -> None:
 
     from relay.db.embedded import binaries
 
-    environment = children.environment()
+    environment = child_environment.environment()
     if dsn is not None:  # not as an argument, where every user of the machine could read it
         environment |= _as_environment(dsn)
     done = await trio.run_process(

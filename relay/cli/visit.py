@@ -2,7 +2,7 @@
 
 Promises
   * Only public addresses are connected to, and only addresses that were checked, on every step
-    of a chain of redirects (`relay.public` holds the rules); `allow_private` lifts that.
+    of a chain of redirects (`relay.ssrf_guard` holds the rules); `allow_private` lifts that.
   * A page whose one form is a confirmation (POST to its own origin, nothing to fill in but a code
     that the mail gave) is submitted: mail scanners open links, so careful sites do nothing on GET.
   * No script runs, nothing that a page embeds is loaded; bodies, redirects and time are bounded.
@@ -24,7 +24,7 @@ import trio
 
 from relay import __version__
 from relay.errors import TemporaryFailure
-from relay.public import BadUrl, check_url
+from relay.ssrf_guard import BadUrl, check_url
 from relay.webhooks.post import NotPosted, addresses_of
 
 TIMEOUT = 20.0  # seconds for all of a visit

@@ -51,7 +51,7 @@ import psycopg
 import trio
 from psycopg.conninfo import make_conninfo
 
-from relay import children, files
+from relay import child_environment, files
 from relay.db.connection import connect
 from relay.errors import ConfigError, DatabaseUnavailable, RelayError
 from relay.files import sync_directory
@@ -150,7 +150,7 @@ def namespace_command() -> list[str] | None:
             check=True,
             capture_output=True,
             timeout=10,
-            env=children.environment(),
+            env=child_environment.environment(),
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -344,7 +344,7 @@ class Embedded:
     def _command(self, program: str, *arguments: str) -> tuple[list[str], dict[str, Any]]:
         place = self.prepare()
         path = str((Path(place["bin"]) if "bin" in place else binaries()) / program)
-        environment = children.environment()
+        environment = child_environment.environment()
         environment = {k: v for k, v in environment.items() if not k.startswith("LC_")}
         environment |= {"LC_ALL": "C", "LANG": "C", "TZ": "UTC"}
         options: dict[str, Any] = {"env": environment, "cwd": str(self._base)}

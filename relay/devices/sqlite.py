@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from relay import children
+from relay import child_environment
 from relay.db.listen import Hub
 from relay.devices.calls import (
     COMMITTED,
@@ -573,7 +573,7 @@ async def _copy(source: Path, target: Path) -> None:
         await trio.run_process(
             ["cp", "--", str(source), str(target)],
             capture_stderr=True,
-            env=children.environment(),
+            env=child_environment.environment(),
         )
         await trio.to_thread.run_sync(os.fsync, private)
     except subprocess.CalledProcessError as error:

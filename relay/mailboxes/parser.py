@@ -30,7 +30,7 @@ from typing import NamedTuple, Self
 import trio
 
 import relay
-from relay import children
+from relay import child_environment
 from relay.errors import TemporaryFailure
 from relay.log import get_logger
 from relay.mailboxes.summary import MAX_HEADER_BYTES, Summary
@@ -231,7 +231,7 @@ class Parser:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=children.environment(PYTHONPATH=path),
+                env=child_environment.environment(PYTHONPATH=path),
                 start_new_session=True,  # the terminal's signals are for the parent
             )
         except OSError as error:

@@ -41,7 +41,7 @@ from relay.mailboxes.records import (
 )
 from relay.mailboxes.usage import Usage
 from relay.mailboxes.visibility import ALLOWED, DELETED, LIVE, Credential
-from relay.public import BadUrl, check_url
+from relay.ssrf_guard import BadUrl, check_url
 
 _PURGED_ROWS, _PURGED_BYTES = 1000, 32 * 2**20  # a statement
 

@@ -29,8 +29,8 @@ from relay.errors import Bug
 from relay.ids import new_id
 from relay.outbound.message import MalformedMessage, check_text
 from relay.outbound.suppressions import plain_address
-from relay.public import NotPublic, addresses_of
 from relay.settings import is_loopback
+from relay.ssrf_guard import NotPublic, addresses_of
 
 PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 """The schemes of an upstream that is a server, and the port each means when none is named."""

@@ -36,11 +36,11 @@ import trio
 
 from relay.errors import ConfigError, TemporaryFailure
 from relay.peers import ip_address
-from relay.public import NotPublic, addresses_of
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Following, Mail, Outcome, Phase, SmtpClient, Step, Verdict
 from relay.smtp.replies import ReplyLimits
 from relay.smtp.streams import PlainStream, TlsStream
+from relay.ssrf_guard import NotPublic, addresses_of
 
 _OTHERS_WAIT = 5.0  # s; for a connection, while there are further addresses
 BLOCK = 65_536

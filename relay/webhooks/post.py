@@ -1,7 +1,7 @@
 """Posting to an address that somebody else chose, which must not lead into this network.
 
 Promises
-- The host is resolved here and every one of its addresses must be public (`relay.public`).  The
+- The host is resolved here and every one of its addresses must be public (`relay.ssrf_guard`).  The
   connection goes to an address that was checked, so a name that resolves differently the next
   moment gains nothing.
 - TLS is verified against the name.  No redirect is followed, no proxy asked, no cookie kept, and
@@ -22,9 +22,9 @@ from collections.abc import Mapping
 import httpx
 import trio
 
-from relay import public
+from relay import ssrf_guard
 from relay.errors import TemporaryFailure
-from relay.public import BadUrl, NotPublic, Resolve, check_url
+from relay.ssrf_guard import BadUrl, NotPublic, Resolve, check_url
 
 
 class NotPosted(TemporaryFailure):
@@ -111,7 +111,9 @@ async def addresses_of(
     host = url.raw_host.decode("ascii").strip("[]")
     port = url.port or (443 if url.scheme == "https" else 80)
     try:
-        return await public.addresses_of(host, port, allow_private=allow_private, resolve=resolve)
+        return await ssrf_guard.addresses_of(
+            host, port, allow_private=allow_private, resolve=resolve
+        )
     except OSError as error:
         raise NotPosted("the host has no address") from error
     except NotPublic as error:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 import trio
 
-from relay.public import BadUrl, check_url, is_public
+from relay.ssrf_guard import BadUrl, check_url, is_public
 from relay.webhooks.post import NotPosted, Poster
 from tests.webhooks.receiver import receiving
 

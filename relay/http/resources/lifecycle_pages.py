@@ -8,7 +8,8 @@ Promises
   * What a dead link offers is another mail.  It goes to the account whose link it was, if it was
     one, and the page that follows is the same in any case.
   * Afterwards the pages lead to `RELAY_LIFECYCLE__RETURN_URL`, with a proof that the product can
-    check (`relay/lifecycle/returns.py`): a recovery goes there by itself, an activation by a link.
+    check (`relay/lifecycle/return_url.py`): a recovery goes there by itself, an activation by a
+    link.
   * No script, and one style sheet of the relay's own; what the link holds comes back escaped, in
     one hidden field, and only if it looks like a token.
   * The token leaves for nowhere: the policy allows no other origin but the product's, no frame and
@@ -34,7 +35,7 @@ from relay.errors import TemporaryFailure
 from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
 from relay.http.routing import Api
 from relay.http.timing import pad_failure_time
-from relay.lifecycle.returns import return_link
+from relay.lifecycle.return_url import return_link
 from relay.lifecycle.tokens import Action
 from relay.log import get_logger
 

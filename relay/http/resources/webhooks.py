@@ -21,7 +21,7 @@ from relay.http.operations import (
 )
 from relay.http.problems import Problem
 from relay.http.routing import Api
-from relay.public import MAX_URL, BadUrl, check_url
+from relay.ssrf_guard import MAX_URL, BadUrl, check_url
 from relay.times import rfc3339
 from relay.webhooks.signing import secret_of
 from relay.webhooks.store import KINDS, GivenUp, Kind, Webhook

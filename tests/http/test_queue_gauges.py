@@ -7,26 +7,26 @@ from datetime import UTC, datetime, timedelta
 import trio
 
 from relay.db.pool import Pool
-from relay.http.census import EVERY, Census
+from relay.http.queue_gauges import EVERY, QueueGauges
 from relay.metrics import registry
 from tests.actors.running import make_mailbox
 from tests.eventually import eventually
 from tests.outbound.node import Node, put
 
 
-def shown(census: Census) -> dict[str, float]:
+def shown(gauges: QueueGauges) -> dict[str, float]:
     """What a scrape would show."""
     return {
         "/".join([sample.name, *sample.labels.values()]): sample.value
-        for family in census.collect()
+        for family in gauges.collect()
         for sample in family.samples
     }
 
 
 async def test_counts_what_is_unfinished_due_waiting_and_live(pool: Pool):
     """Each gauge says what its name says."""
-    census = Census(pool)
-    assert shown(census) == {}
+    gauges = QueueGauges(pool)
+    assert shown(gauges) == {}
     later = datetime.now(UTC) + timedelta(hours=1)
     first, _, held = await put(pool, "a@x.example", "b@x.example", "c@x.example")
     await put(pool, "later@x.example", send_at=later)
@@ -50,9 +50,9 @@ async def test_counts_what_is_unfinished_due_waiting_and_live(pool: Pool):
     await pool.execute("INSERT INTO relay.accounts (email, login) VALUES ('a@x.example', 'a')")
     await make_mailbox(pool)
     await make_mailbox(pool, -1.0)
-    rest = await census.count()
+    rest = await gauges.count()
     assert rest >= EVERY
-    found = shown(census)
+    found = shown(gauges)
     assert 90 <= found.pop("relay_queue_oldest_due_seconds") < 200
     assert found == {
         "relay_queue_messages/queued": 2,
@@ -66,20 +66,20 @@ async def test_counts_what_is_unfinished_due_waiting_and_live(pool: Pool):
 
 async def test_old_figures_are_not_shown(pool: Pool, virtual: trio.testing.MockClock):
     """With the database away they are left out after a while; the scrape answers all the same."""
-    census = Census(pool)
-    rest = await census.count()
-    assert shown(census)
+    gauges = QueueGauges(pool)
+    rest = await gauges.count()
+    assert shown(gauges)
     virtual.jump(7 * rest)
-    assert shown(census) == {}
-    assert {family.name for family in census.collect()} >= {"relay_queue_messages"}
+    assert shown(gauges) == {}
+    assert {family.name for family in gauges.collect()} >= {"relay_queue_messages"}
 
 
 async def test_an_outage_is_waited_out():
     """No exception reaches anybody, and it is tried again soon."""
     pool = Pool("host=/nowhere dbname=none")
-    census = Census(pool)
-    assert await census.count() == EVERY
-    assert shown(census) == {}
+    gauges = QueueGauges(pool)
+    assert await gauges.count() == EVERY
+    assert shown(gauges) == {}
     await pool.close()
 
 
@@ -87,7 +87,7 @@ async def test_it_is_registered_while_it_runs(pool: Pool):
     """A scrape finds it, and another start finds its place free."""
     for _ in range(2):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Census(pool).run)
+            nursery.start_soon(QueueGauges(pool).run)
             await eventually(
                 lambda: registry.get_sample_value("relay_mailboxes_live"),
                 "they are counted",

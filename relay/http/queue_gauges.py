@@ -53,7 +53,7 @@ _COUNT = """
     """
 
 
-class Census(Collector):
+class QueueGauges(Collector):
     """The gauges, and the task that counts (`run`)."""
 
     def __init__(self, pool: Pool) -> None:
@@ -79,7 +79,7 @@ class Census(Collector):
         except DatabaseUnavailable:
             return EVERY
         except psycopg.Error as error:
-            log.warning("census.failed", error=type(error).__name__)
+            log.warning("gauges.failed", error=type(error).__name__)
             return _AFTER_FAILURE
         now = trio.current_time()
         rest = max(EVERY, _REST * (now - began))
