@@ -37,7 +37,7 @@ def greeted(relay: RelayProcess) -> smtplib.SMTP:
 
 def test_what_is_published_is_private_and_goes_with_a_clean_stop(tmp_path):
     """relay.json has mode 0600 and the entries of docs/operation.md; SIGTERM removes it, exit 0."""
-    relay = RelayProcess(tmp_path / "var", env={"RELAY_SERVICE_HOST": "10.0.0.1"})
+    relay = RelayProcess(tmp_path / "var", env={"RELAY_SERVICE_HOST": "10.0.0.1"}, first_start=True)
     relay.start()
     assert stat.S_IMODE(relay.run_file.stat().st_mode) == 0o600
     ports = {"http", "smtp", "devices_push", "devices_receive"}

@@ -46,7 +46,7 @@ def rewritten(backup: Path, change: Callable[[dict[str, Any], dict[str, bytes]],
 def test_a_relay_is_moved_to_another_machine(tmp_path: Path) -> None:
     """Mail, keys, senders, queue and blobs of a running relay are there after a restore."""
     backup = tmp_path / "relay.backup"
-    with RelayProcess(tmp_path / "old") as relay:
+    with RelayProcess(tmp_path / "old", first_start=True) as relay:
         address = relay.create_mailbox()
         with smtplib.SMTP(*relay.smtp, timeout=30) as session:
             session.ehlo()
