@@ -392,7 +392,7 @@ def main() -> None:
     parser.add_argument("role", choices=["serve", "generate", "run"])
     parser.add_argument("arguments", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
-    parsed = parser.parse_args()
+    parsed = parser.parse_intermixed_args()
     match parsed.role, parsed.arguments:
         case "serve", ["relay", dsn]:
             serve_relay(dsn)
