@@ -54,6 +54,8 @@ log = get_logger()
 
 _MOST = 500  # messages a claim; more only makes its transaction long
 _ANNOUNCE_EVERY = 0.03  # s
+_HIGH = slice(1)  # of the priorities
+_NEAR = timedelta(seconds=0.2)
 _REST = 3  # a survey is followed by so many times its duration without one
 _SHORT_REST = 1  # the same where high mail was announced
 
@@ -236,7 +238,8 @@ class _Claimer:
             at = self._now()
             if at is not None and await self._claim(at):
                 return 0.0  # there may be more; but messages first, which may be of higher priority
-        await self._nothing_high()
+        if not self._high_is_near():
+            await self._nothing_high()
         return self._until_next_turn()
 
     async def _claim(self, at: datetime) -> bool:
@@ -268,6 +271,17 @@ class _Claimer:
                 self._high_due = False  # the sender sees that it has come
             await self._sender.send(Deliver(batch, self._epoch))
         return True
+
+    def _high_is_near(self) -> bool:
+        """Whether high mail is due within a moment.
+
+        What has just been queued mostly is: the database's clock is known to within a round trip.
+        """
+        at = self._now()
+        if at is None or not self._high_due:
+            return False
+        due_at = self._book.next_due(at, _HIGH)
+        return due_at is not None and due_at <= at + _NEAR
 
     async def _nothing_high(self) -> None:
         """High mail that was announced is not here, or may not go: nobody has to wait for it."""

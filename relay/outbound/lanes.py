@@ -213,9 +213,13 @@ class LaneBook:
         for each in zip_longest(*rings):
             yield from (lane for lane in each if lane is not None)
 
-    def next_due(self, after: datetime) -> datetime | None:
-        """The earliest instant later than `after` at which something known becomes due."""
-        instants = [e.floor for ring in self._rings for e in ring.values() if e.floor > after]
+    def next_due(self, after: datetime, rings: slice = slice(None)) -> datetime | None:
+        """The earliest instant later than `after` at which something known becomes due.
+
+        `rings`: the priorities that count, by position; all of them.
+        """
+        known = self._rings[rings]
+        instants = [e.floor for ring in known for e in ring.values() if e.floor > after]
         return min(instants, default=None)
 
     def _turns(

@@ -148,6 +148,21 @@ async def test_who_waits_for_high_mail_hears_that_there_is_none(pool):
         assert not claims.claimed
 
 
+async def test_high_mail_that_is_due_in_a_moment_is_not_said_to_be_missing(pool):
+    """What was just queued is due now, by a clock that is known to within a round trip only."""
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Room(8))
+        await claims.rest()
+        now: datetime = await pool.fetch_value("SELECT clock_timestamp()")
+        soon = now + timedelta(seconds=0.1)
+        (code,) = await put(pool, "code@b.example", priority="high", send_at=soon)
+        lane = await pool.fetch_value("SELECT lane FROM relay.outbound_due")
+        claims.box.send_nowait(Due((DueLane(lane, 0, soon, "b.example"),)))
+        await claims.get(1)
+    assert claims.claimed[0].id == code.id
+    assert not claims.nothing_high
+
+
 async def test_a_full_batch_is_followed_by_the_next_at_once(pool):
     """What one claim cannot hold is claimed by the next, without another reason."""
     await put(pool, *(f"u{number}@a.example" for number in range(1200)))

@@ -162,6 +162,7 @@ def test_what_is_due_later_is_not_asked_for_but_known():
     assert [ask.lane for ask in book.plan(10, T0)] == [1]
     assert book.next_due(T0) == T0 + timedelta(hours=1)
     assert book.next_due(T0 + timedelta(hours=2)) is None
+    assert book.next_due(T0, slice(1)) is None  # nothing high
 
 
 def test_no_room_and_no_work_are_an_empty_plan():
