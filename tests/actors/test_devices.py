@@ -253,8 +253,11 @@ async def test_a_newer_relays_file_is_refused_and_tried_again(tmp_path):
     file.close()
     before = path.read_bytes()
     async with house(tmp_path) as here:
-        while here.restarts("device_store") < 2:
-            await trio.sleep(0.01)
+        await eventually(
+            lambda: here.restarts("device_store"),
+            "it is tried again",
+            until=lambda times: times >= 2,
+        )
         error = here.supervisor.tree().children[0].last_error
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]

@@ -262,15 +262,15 @@ async def test_a_sweep_forgets_what_is_past_its_time(pool: Pool, keyring: Keyrin
         await Webhooks(pool).put(ADMINISTRATOR_ID, receiver.url, KINDS)
         async with at_work(pool, keyring):
             await finish(pool, Cause.DELIVERED, "ada@example.org")
-            while not (rows := await left(pool)) or not rows[0][2]:
-                await trio.sleep(0.005)
+            await given_up(pool)
     wiring = {"retry_unit": 1.0, "max_attempts": 3, "keyring": keyring}
     poster = Poster(allow_private=True, timeout=5.0)
     run = running(webhooks_actor.run, webhooks=Webhooks(pool), poster=poster, **wiring)
     async with run as (_, mailbox):
         await mailbox.send(Wake())
-        while mailbox.statistics().depth:  # it has looked, and forgotten for this hour
-            await trio.sleep(0.005)
+        await eventually(  # it has looked, and forgotten for this hour
+            lambda: mailbox.statistics().depth, "it has looked", until=lambda depth: depth == 0
+        )
         await pool.execute("UPDATE relay.webhook_events SET given_up_at = now() - interval '8 d'")
         await mailbox.send(SweepNow())
         with trio.fail_after(4):  # before it would look by itself

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 SECONDS = 2.0
@@ -67,7 +67,9 @@ class World:
 
     def arrives(self) -> None:
         """What was queued is sent, all of it."""
-        eventually(lambda: self._status(self.sent) <= {"sent"}, "all queued mail is sent")
+        eventually_sync(
+            lambda: self._status(self.sent) <= {"sent"}, "all queued mail is sent", within=60
+        )
         self.sent.clear()
 
     def register(self) -> None:
@@ -80,7 +82,9 @@ class World:
     def is_mailed(self) -> None:
         """Each account gets one letter, which is queued."""
         for account in self.accounts:
-            eventually(partial(self._is_mailed, account), "the account has its letter")
+            eventually_sync(
+                partial(self._is_mailed, account), "the account has its letter", within=60
+            )
         self.accounts.clear()
 
     def put(self) -> None:
@@ -119,7 +123,7 @@ class World:
         Nothing outside the group is restarted, and /readyz names it nearly all the time: an actor
         that was started again and has not failed yet is not in trouble.
         """
-        eventually(lambda: group in self.trouble(), f"/readyz names {group}")
+        eventually_sync(lambda: group in self.trouble(), f"/readyz names {group}", within=60)
         before, rounds, named = self._others(group), 0, 0
         until = time.monotonic() + seconds
         while time.monotonic() < until or rounds < 2:
@@ -137,7 +141,7 @@ class World:
     def recovers(self, seconds: float) -> float:
         """Wait until /readyz is content, without a hand; return the seconds."""
         began = time.monotonic()
-        eventually(lambda: not self.trouble(), "it is ready again", seconds)
+        eventually_sync(lambda: not self.trouble(), "it is ready again", within=seconds)
         return time.monotonic() - began
 
     def put_is_refused(self) -> None:
@@ -164,14 +168,6 @@ class World:
     def _is_mailed(self, account: str) -> bool:
         answer = self.api.get(f"/api/v1/accounts/{account}").raise_for_status()
         return len(answer.json()["letters"]) == 1
-
-
-def eventually(condition: Callable[[], Any], why: str, seconds: float = 60.0) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come about that {why}"
-        time.sleep(0.05)
 
 
 @contextmanager
