@@ -22,7 +22,7 @@ define install
 	END { if (live) printf "\r\033[K"; exit failed }'
 endef
 
-.PHONY: setup run test test-others test-browser check bench demo docs readme soak lock clean
+.PHONY: setup run test check bench demo docs readme soak lock clean
 
 setup: $(READY)
 
@@ -48,18 +48,12 @@ $(READY): requirements.lock $(RUNNABLE)
 run: $(RUNNABLE)
 	@exec $(BIN)/relay up
 
-# The browser's driver keeps an event loop of its own in the main thread: a process for itself,
-# whose output comes when it is over.  The others mostly wait, for sockets and for disks: two at a
-# time take half as long.  A file stays in one process: what it starts is its tests' alone.
+# The browser's driver keeps an event loop of its own in the main thread: a process for itself.
+# The others mostly wait, for sockets and for disks: two at a time take half as long.  A file stays
+# in one process: what it starts is its tests' alone.
 test: setup
-	@$(MAKE) --no-print-directory --jobs=2 test-others test-browser
-
-test-others: setup
+	$(PYTEST) -m "browser and not soak"
 	$(PYTEST) -n 2 --dist loadfile -m "not browser and not soak"
-
-test-browser: setup
-	@$(PYTEST) -m "browser and not soak" >.venv/test-browser.log 2>&1; code=$$?; \
-	cat .venv/test-browser.log; exit $$code
 
 check: setup
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ import random
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -58,18 +58,22 @@ def push_until_it_ends(relay: RelayProcess, ledger: Ledger, seed: int, begun: th
         return
 
 
-def receive_all(relay: RelayProcess, device: KeyPair) -> list[bytes]:
-    """Receive and acknowledge what waits for a device."""
+def receive_all(
+    relay: RelayProcess, device: KeyPair, wanted: Collection[bytes] = ()
+) -> list[bytes]:
+    """Receive and acknowledge what waits for a device, at least what is `wanted` if it comes."""
     address = parse_address(relay.run["devices_receive"])
-    found = []
+    found: list[bytes] = []
+    missing = set(wanted)
     with Receiver(address, device, bytes.fromhex(relay.run["devices_key"]), 20) as session:
         while True:
             try:
-                blob = session.receive(0.2)
+                blob = session.receive(20 if missing else 0.2)
             except TimeoutError:
                 break
             assert isinstance(blob, Delivery)
             found.append(blob.envelope)
+            missing.discard(blob.envelope)
             session.acknowledge(blob.id)
         session.settle(20)
     return found
@@ -97,7 +101,7 @@ def rounds_of_kill(relay: RelayProcess, rounds: int, seed: int) -> int:
             thread.join(30)
         relay.start()
         for ledger in ledgers:
-            found = receive_all(relay, ledger.device)
+            found = receive_all(relay, ledger.device, ledger.acknowledged)
             missing = set(ledger.acknowledged) - set(found)
             assert not missing, f"{len(missing)} acknowledged blobs are gone"
             assert set(found) <= ledger.sent, "a blob came that nobody sent"

@@ -18,6 +18,7 @@ from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from supervisor import Stuck
+from tests.actors.running import at_rest
 from tests.db.cluster import Cluster
 from tests.eventually import eventually
 from tests.http.conftest import SMALL, House, open_house
@@ -501,6 +502,7 @@ async def test_an_outage_ends_no_stream_and_a_revocation_after_it_does(
                     nursery.start_soon(follow, how)
                 nursery.start_soon(log)
                 await house.waiting(count=3)
+                await at_rest(pool)  # they have looked once more since they wait
                 await in_thread(own_server.stop)
                 await eventually(
                     lambda: in_vain, "they look, and find no database", until=lambda n: n >= 12
