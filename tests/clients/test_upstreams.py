@@ -234,6 +234,9 @@ async def haraka(folder: Path, methods: str) -> AsyncIterator[tuple[int, int, st
     shutil.copytree(modules / "Haraka" / "config", config)  # the defaults: it reads one folder
     shutil.copy(authority, config / "tls_cert.pem")
     shutil.copy(folder / "ca" / "key.pem", config / "tls_key.pem")
+    # The group ffdhe2048 of RFC 7919.  Left alone, Haraka looks for a prime of its own, for seconds
+    # or, by chance, for minutes.
+    shutil.copy(home / "dhparams.pem", config)
     for name, content in {
         "plugins": "tls\nauth/flat_file\nkeep\n",
         "smtp.ini": f"listen=127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}\n"
