@@ -15,6 +15,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock
 
@@ -73,6 +74,15 @@ class Clusters:
         """Stop and delete them all."""
         for cluster in self._running.values():
             cluster.remove()
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """A test that configures the log, or runs a command that does, does it for itself alone."""
+    before = structlog.get_config()
+    before = {**before, "processors": list(before["processors"])}
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session")
