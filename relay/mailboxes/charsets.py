@@ -106,3 +106,9 @@ def decode(data: bytes, charset: str) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return data.decode("utf-8" if codec == "utf-8" else "cp1252", "replace")
+
+
+def gives_halves(charset: str) -> bool:
+    """Whether `decode` may give a lone surrogate, which is in no UTF-8, for this character set."""
+    codec = codec_of(charset) if charset else None
+    return codec is not None and codec.startswith("utf-") and codec != "utf-8"

@@ -24,12 +24,13 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from relay.mailboxes.charsets import decode
-from relay.mailboxes.extract import find_code, find_links, unescape
+from relay.mailboxes.charsets import decode, gives_halves
+from relay.mailboxes.extract import find_code, find_links, in_ascii, unescape
 
 MAX_HEADERS = 500
 MAX_HEADER_BYTES = 256 * 1024  # all of them
@@ -41,6 +42,7 @@ MAX_ATTACHMENTS = 500
 _MAX_NAME = 150  # characters of a file name
 _MAX_ADDRESS = 320
 _MARKUP_LOOKED_AT = 200_000  # characters of HTML searched for a code
+_REGULAR = 16 * 1024  # bytes of headers that may be read at one go
 
 
 @dataclass
@@ -136,9 +138,16 @@ def clean(text: str) -> str:
 
 
 def _head(summary: Summary, reader: _Reader) -> None:
-    undecoded = reader.header("from")
-    summary.headers = [[clean(name), _decoded(value)] for name, value in reader.headers]
-    summary.subject = next((v for n, v in summary.headers if n.lower() == "subject"), None)
+    clean_already = reader.regular
+    summary.headers = headers = [
+        [name, value if clean_already and "=?" not in value else _decoded(value)]
+        for name, value in reader.headers
+    ]
+    for name, value in headers:
+        if len(name) == 7 and name.lower() == "subject":
+            summary.subject = value
+            break
+    undecoded = _first(reader.headers, "from")
     if undecoded is not None:
         summary.from_address = _address(undecoded)
 
@@ -147,6 +156,10 @@ def _head(summary: Summary, reader: _Reader) -> None:
 
 # A header line: a name of printable ASCII without a colon.
 _HEADER = re.compile(rb"([!-9;-~]{1,200})[ \t]*:(.*)", re.DOTALL)
+_HEADERS = re.compile(r"^([!-9;-~]{1,200})[ \t]*:(.*)$", re.MULTILINE)
+_BLANK_LINE = re.compile(rb"\n\r?\n")
+_TYPE = re.compile(r"[\w!#$&^.+-]{1,100}/[\w!#$&^.+-]{1,100}")
+_BODIES = ("text/plain", "text/html")
 
 
 @dataclass(slots=True)
@@ -167,7 +180,7 @@ class _Part:
     @property
     def is_body(self) -> bool:
         return (
-            self.content_type in ("text/plain", "text/html")
+            self.content_type in _BODIES
             and self.disposition != "attachment"
             and self.filename is None
         )
@@ -181,20 +194,36 @@ class _Part:
             return quopri.decodestring(body)
         return body
 
+    def size(self) -> int:
+        """How long `content` is.  Of base64 it is counted: decoding takes many times as long."""
+        if self.encoding == "base64":
+            body = self.raw[self.start : self.end]
+            return _base64_size(len(body) - len(body.translate(None, _BASE64)))
+        if self.encoding == "quoted-printable":
+            return len(self.content())
+        return self.end - self.start
+
     def text(self) -> str:
         # Four bytes a character is the longest there is; the rest would be cut off anyway.
         content = self.content()[: 4 * MAX_TEXT + 4]
         charset = self.parameters.get("charset", "")
-        return clean(decode(content, charset).replace("\r\n", "\n"))
+        text = decode(content, charset)
+        if "\x00" in text or gives_halves(charset):
+            text = clean(text)
+        return text.replace("\r\n", "\n")
 
     def describe(self, index: int) -> dict[str, Any]:
         return {
             "index": index,
             "filename": _bare_name(self.filename) or _invented_name(self.content_type, index),
             "content_type": self.content_type,
-            "size": len(self.content()),
+            "size": self.size(),
             "content_id": self.content_id,
         }
+
+
+_Headers = list[tuple[str, str]]
+"""Names and values, each value in one line, its encoded words as they came."""
 
 
 class _Reader:
@@ -204,20 +233,19 @@ class _Reader:
         self.raw = raw
         self.summary = Summary()
         self.faults: list[str] = []
-        self.headers, self.body = self._headers_at(0, len(raw))
+        found = self._regular_headers(0, len(raw))
+        self.regular = found is not None
+        self.headers, self.body = found or self._any_headers(0, len(raw))
 
     def fault(self, text: str) -> None:
         if text not in self.faults:
             self.faults.append(text)
 
-    def header(self, name: str) -> str | None:
-        return _first(self.headers, name)
-
     def leaves(self) -> Iterator[_Part]:
         """The parts that contain no others, in order."""
         parts = 0
         # What is still to be read, the next on top: (headers, body start, end, depth, siblings).
-        stack: list[tuple[list[tuple[str, str]] | None, int, int, int, str]]
+        stack: list[tuple[_Headers | None, int, int, int, str]]
         stack = [(self.headers, self.body, len(self.raw), 0, "")]
         while stack:
             headers, start, end, depth, parent = stack.pop()
@@ -228,8 +256,8 @@ class _Reader:
             if headers is None:
                 headers, start = self._headers_at(start, end)
             default = "message/rfc822" if parent == "multipart/digest" else "text/plain"
-            content_type, parameters = _parse_parameters(_first(headers, "content-type") or "")
-            if not re.fullmatch(r"[\w!#$&^.+-]{1,100}/[\w!#$&^.+-]{1,100}", content_type):
+            content_type, parameters = _parameters(_first(headers, "content-type"))
+            if content_type not in _BODIES and _TYPE.fullmatch(content_type) is None:
                 content_type = default
             boundary = parameters.get("boundary", "")
             if content_type.startswith("multipart/") and boundary:
@@ -244,10 +272,43 @@ class _Reader:
                 content_type = "text/plain"
             yield _leaf(self.raw, start, end, headers, content_type, parameters, parent)
 
-    def _headers_at(self, start: int, end: int) -> tuple[list[tuple[str, str]], int]:
+    def _headers_at(self, start: int, end: int) -> tuple[_Headers, int]:
         """The headers of the part that begins at `start`, and where its body begins."""
+        return self._regular_headers(start, end) or self._any_headers(start, end)
+
+    def _regular_headers(self, start: int, end: int) -> tuple[_Headers, int] | None:
+        """The same, for headers as they should be, read by one pattern; None: they are not.
+
+        In ASCII, each line a header or the continuation of one, then a blank line, all within
+        `_REGULAR` bytes, so that nothing has to be cut off.  `TestRegularHeaders` holds it to the
+        other way.
+        """
         raw = self.raw
-        headers: list[tuple[str, str]] = []
+        last = raw.find(b"\n\r\n", start, min(end, start + _REGULAR))
+        bare = raw.find(b"\n\n", start, min(end, start + _REGULAR) if last < 0 else last + 1)
+        if bare >= 0:
+            last, body = bare, bare + 2
+        elif last >= 0:
+            body = last + 3
+        else:
+            return None
+        block = raw[start : last + 1]
+        if not block.isascii() or b"\0" in block:
+            return None
+        text = block.decode("ascii")
+        if "\r" in text:
+            text = text.replace("\r\n", "\n")
+        if "\n " in text or "\n\t" in text:
+            text = text.replace("\n ", " ").replace("\n\t", "\t")
+        found = _HEADERS.findall(text)
+        if len(found) != text.count("\n") or len(found) > MAX_HEADERS:
+            return None
+        return [(name, value.strip()) for name, value in found], body
+
+    def _any_headers(self, start: int, end: int) -> tuple[_Headers, int]:
+        """The same, whatever is there, line by line."""
+        raw = self.raw
+        headers: _Headers = []
         name: str | None = None
         lines: list[bytes] = []
         position, limit = start, min(end, start + MAX_HEADER_BYTES)
@@ -267,7 +328,7 @@ class _Reader:
                     if match is not None:
                         name, lines = match[1].decode("ascii"), [match[2]]
                         finish()
-                    blank = re.compile(rb"\n\r?\n").search(raw, position, end)
+                    blank = _BLANK_LINE.search(raw, position, end)
                     return headers, blank.end() if blank else end
                 line_end = end
             line = raw[position:line_end]
@@ -341,12 +402,12 @@ def _leaf(
     raw: bytes,
     start: int,
     end: int,
-    headers: list[tuple[str, str]],
+    headers: _Headers,
     content_type: str,
     parameters: dict[str, str],
     parent: str,
 ) -> _Part:
-    disposition, details = _parse_parameters(_first(headers, "content-disposition") or "")
+    disposition, details = _parameters(_first(headers, "content-disposition"))
     filename = details.get("filename") or parameters.get("name")
     content_id = _first(headers, "content-id")
     encoding = (_first(headers, "content-transfer-encoding") or "").partition(";")[0]
@@ -364,20 +425,18 @@ def _leaf(
     )
 
 
-def _first(headers: list[tuple[str, str]], name: str) -> str | None:
+def _first(headers: _Headers, name: str) -> str | None:
+    length = len(name)
     for known, value in headers:
-        if known.lower() == name:
+        if len(known) == length and known.lower() == name:
             return value
     return None
 
 
 # Transfer encodings and character sets -----------------------------------------------------------
 
-_NOT_BASE64 = bytes(
-    c
-    for c in range(256)
-    if c not in b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-)
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_NOT_BASE64 = bytes(c for c in range(256) if c not in _BASE64)
 
 
 def _base64(body: bytes) -> bytes:
@@ -386,6 +445,11 @@ def _base64(body: bytes) -> bytes:
     if len(body) % 4 == 1:
         body = body[:-1]
     return binascii.a2b_base64(body + b"=" * (-len(body) % 4))
+
+
+def _base64_size(digits: int) -> int:
+    """How many bytes `_base64` makes of so many digits."""
+    return digits // 4 * 3 + (0, 0, 1, 2)[digits % 4]
 
 
 def _wire_text(value: bytes) -> str:
@@ -439,6 +503,8 @@ def _decoded(value: str) -> str:
 
 _BRACKETED = re.compile(r"<([^<>]*)>")
 _WORD = re.compile(r"[^\s,;:]+")
+_QUOTED = re.compile(r'"[^"]*"?')
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f]+")
 _MAX_LOCAL, _MAX_DOMAIN = 200, 255
 
 
@@ -449,6 +515,20 @@ def _address(value: str) -> str | None:
     merely looks like an address inside them is not taken for one.
     """
     value = value[:4096]
+    masked = value if '"' not in value and "(" not in value else _mask(value)
+    match = _BRACKETED.search(masked)
+    if match is not None and match[1].strip():
+        found = value[match.start(1) : match.end(1)]
+    else:
+        found = _bare_address(value, masked)
+    found = clean(_CONTROLS.sub("", found).strip())
+    return found[:_MAX_ADDRESS] or None
+
+
+def _mask(value: str) -> str:
+    """`value` with blanks for comments and "_" for what is quoted."""
+    if "(" not in value and "\\" not in value:
+        return _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), value)
     mask: list[str] = []
     depth, quoted, escaped = 0, False, False
     for character in value:
@@ -464,14 +544,7 @@ def _address(value: str) -> str | None:
         elif character == ")" and depth:
             depth -= 1
         mask.append(("_" if quoted or character == '"' else " ") if hidden else character)
-    masked = "".join(mask)
-    match = _BRACKETED.search(masked)
-    if match is not None and match[1].strip():
-        found = value[match.start(1) : match.end(1)]
-    else:
-        found = _bare_address(value, masked)
-    found = clean(re.sub(r"[\x00-\x1f\x7f]", "", found).strip())
-    return found[:_MAX_ADDRESS] or None
+    return "".join(mask)
 
 
 def _bare_address(value: str, masked: str) -> str:
@@ -490,6 +563,24 @@ def _bare_address(value: str, masked: str) -> str:
 _PARAMETER = re.compile(
     r"""\s*([^\s=;"]{1,100})\s*=\s*(?:"((?:[^"\\]|\\.)*)"?|([^;]*))[^;]*""", re.DOTALL
 )
+
+
+_ESCAPED = re.compile(r"\\(.)")
+_REMEMBERED = 80  # characters of a structured header, if it has no boundary
+
+
+def _parameters(value: str | None) -> tuple[str, dict[str, str]]:
+    """`_parse_parameters`, of which most mail has the same few values."""
+    if not value:
+        return "", {}
+    if len(value) <= _REMEMBERED and "boundary" not in value:
+        return _remembered_parameters(value)
+    return _parse_parameters(value)
+
+
+@lru_cache(maxsize=256)
+def _remembered_parameters(value: str) -> tuple[str, dict[str, str]]:
+    return _parse_parameters(value)
 
 
 def _parse_parameters(value: str) -> tuple[str, dict[str, str]]:
@@ -511,7 +602,7 @@ def _parse_parameters(value: str) -> tuple[str, dict[str, str]]:
             continue
         position = match.end() + 1
         name = match[1].lower()
-        text = re.sub(r"\\(.)", r"\1", match[2]) if match[2] is not None else match[3].strip()
+        text = _ESCAPED.sub(r"\1", match[2]) if match[2] is not None else match[3].strip()
         base, star, section = name.partition("*")
         if not star:
             plain.setdefault(name, text)
@@ -559,13 +650,17 @@ _EXTENSIONS = {
 }
 
 
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
 def _bare_name(name: str | None) -> str:
     """The last component of a file name, without anything that could lead elsewhere."""
     if not name:
         return ""
-    name = clean(name[-4096:]).replace("\\", "/").rpartition("/")[2]
-    # Controls, and the format characters that turn "gpj.exe" round.
-    kept = "".join(c for c in name if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp"))
+    kept = clean(name[-4096:]).replace("\\", "/").rpartition("/")[2]
+    if not (kept.isascii() and kept.isprintable()):
+        # Controls, and the format characters that turn "gpj.exe" round.
+        kept = "".join(c for c in kept if unicodedata.category(c) not in _UNSEEN)
     kept = kept.strip(" .") if kept.strip(" .") else ""
     if len(kept) <= _MAX_NAME:
         return kept
@@ -579,36 +674,54 @@ def _invented_name(content_type: str, index: int) -> str:
     return f"attachment-{index}{_EXTENSIONS.get(content_type, '.bin')}"
 
 
-_TAG = re.compile(r"<[^<>]*>")
-_BLOCK = re.compile(r"<(?:br|/p|/div|/tr|/h\d|/li|/table)\b[^<>]*>", re.IGNORECASE)
-_INLINE = re.compile(
-    r"</?(?:b|i|u|a|em|strong|span|font|mark|code|small|big)\b[^<>]*>", re.IGNORECASE
+_TAG = re.compile(r"<(/?\w*)(?!\w)[^<>]*>")
+_LINE_ENDS = ("br", "/p", "/div", "/tr", "/li", "/table", *(f"/h{digit}" for digit in range(10)))
+_INLINE = ("b", "i", "u", "a", "em", "strong", "span", "font", "mark", "code", "small", "big")
+_SHOWN_AS = (
+    dict.fromkeys(_LINE_ENDS, "\n")
+    | dict.fromkeys(_INLINE, "")
+    | dict.fromkeys((f"/{name}" for name in _INLINE), "")
 )
-_SPACES = re.compile(r"[ \t\xa0]+")
+"""What a reader sees of a tag, by its name; of all others a space."""
+_LINE_END_TAG = re.compile(rf"<(?:{'|'.join(_LINE_ENDS)})\b[^<>]*>", re.IGNORECASE)
+_INLINE_TAG = re.compile(rf"</?(?:{'|'.join(_INLINE)})\b[^<>]*>", re.IGNORECASE)
 
 
 def _text_of(markup: str) -> str:
     """Roughly what a reader of `markup` sees: enough to look for a code in it."""
-    for tag in ("style", "script", "head"):
+    for tag in (b"style", b"script", b"head"):
         markup = _without(markup, tag)
-    text = unescape(_TAG.sub(" ", _INLINE.sub("", _BLOCK.sub("\n", markup))))
-    return "\n".join(line for line in map(str.strip, _SPACES.sub(" ", text).split("\n")) if line)
+    pieces = _TAG.split(markup)  # text, name, text, name, …
+    if any("<" in text for text in pieces[::2]):
+        # An open tag before others (a comment about tags): it may end where they have gone.
+        text = _TAG.sub(" ", _INLINE_TAG.sub("", _LINE_END_TAG.sub("\n", markup)))
+    else:
+        pieces[1::2] = [_SHOWN_AS.get(name.lower(), " ") for name in pieces[1::2]]
+        text = "".join(pieces)
+    text = unescape(text).replace("\t", " ").replace("\xa0", " ")
+    while "  " in text:  # halved each time
+        text = text.replace("  ", " ")
+    return "\n".join(line for line in map(str.strip, text.split("\n")) if line)
 
 
-def _without(markup: str, tag: str) -> str:
+def _without(markup: str, tag: bytes) -> str:
     """`markup` less each element `tag`; an element without an end reaches to the end."""
-    lowered = markup.lower()
-    if len(lowered) != len(markup):  # a few letters change their length
-        lowered = markup
+    lowered = in_ascii(markup)
+    opening = lowered.find(b"<" + tag)
+    if opening < 0:
+        return markup
     kept: list[str] = []
     position = 0
-    while True:
-        opening = re.compile(rf"<{tag}\b").search(lowered, position)
-        if opening is None:
-            kept.append(markup[position:])
-            return "".join(kept)
-        kept.append(markup[position : opening.start()])
-        closing = lowered.find(f"</{tag}", opening.end())
+    while opening >= 0:
+        end = opening + 1 + len(tag)
+        if markup[end : end + 1].isalnum() or markup[end : end + 1] == "_":  # of another name
+            opening = lowered.find(b"<" + tag, end)
+            continue
+        kept.append(markup[position:opening])
+        closing = lowered.find(b"</" + tag, end)
         if closing < 0:
             return "".join(kept)
         position = closing + len(tag) + 2
+        opening = lowered.find(b"<" + tag, position)
+    kept.append(markup[position:])
+    return "".join(kept)

@@ -26,6 +26,7 @@ from rich.table import Table
 BENCHES = (
     "db",
     "ingest",
+    "summary",
     "inbox",
     "expiry",
     "smtp_client",

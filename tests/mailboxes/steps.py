@@ -36,6 +36,7 @@ class Matcher:
         )
         self._folds = bool(pattern.flags & re.IGNORECASE)
         self._all = bool(pattern.flags & re.DOTALL)
+        self._lines = bool(pattern.flags & re.MULTILINE)
         self._known: dict[tuple[int, str], bool] = {}
         self.steps = 0
 
@@ -161,7 +162,11 @@ class Matcher:
     def _stands(self, where: Any, position: int) -> bool:
         if where is op.AT_BOUNDARY:
             return self._wordy(position - 1) != self._wordy(position)
+        if where is op.AT_BEGINNING:
+            return position == 0 or (self._lines and self._text[position - 1] == "\n")
         if where is op.AT_END:
+            if self._lines:
+                return self._text[position : position + 1] in ("", "\n")
             return self._text[position:] in ("", "\n")
         raise AssertionError(where)
 
