@@ -73,6 +73,7 @@ class ApiKey:
 _COLUMNS = """id, owner, scopes, plan, created_at, revoked_at,
     (SELECT q.calls_per_second FROM relay.plans q WHERE q.name = plan), kind::text, senders,
     expires_at"""
+_IS_LIVE = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())"
 
 
 class Keys:
@@ -222,8 +223,7 @@ class Keys:
             SELECT {_COLUMNS}
             FROM relay.api_keys
             WHERE token_hash = %s
-              AND revoked_at IS NULL
-              AND (expires_at IS NULL OR expires_at > now())
+              AND {_IS_LIVE}
             """,  # noqa: S608 - constants of this module only
             (token_hash,),
         )
@@ -236,7 +236,7 @@ class Keys:
             SELECT {_COLUMNS}
             FROM relay.api_keys
             WHERE id = %s
-              AND revoked_at IS NULL
+              AND {_IS_LIVE}
             """,  # noqa: S608 - constants of this module only
             (key_id,),
         )

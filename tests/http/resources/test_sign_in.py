@@ -345,6 +345,15 @@ async def test_a_session_ends_with_its_key_and_by_age(house: House):
     assert await house.pool.fetch_value("SELECT count(*) FROM relay.page_sessions") == 1
 
 
+async def test_a_session_ends_with_a_key_that_ends_by_itself(house: House):
+    """A key that nobody renewed opens no door any more, to whom it has let in either."""
+    _, token = await house.keys.create("program", ["read", "admin"], expires_in=600)
+    page = merged(await signed_in(house, token))
+    assert (await house.client.get("/api/v1/queue", headers=page)).status_code == 200
+    await house.pool.execute("UPDATE relay.api_keys SET expires_at = now()")
+    assert (await house.client.get("/api/v1/queue", headers=page)).status_code == 401
+
+
 async def test_the_administrators_session_ends_with_the_next_start(database_url: str, pool: Pool):
     """His token is of one start; what it opened goes with it, on the other relays too, whose own
     administrators' sessions, and those of keys, stay."""
