@@ -28,10 +28,9 @@ from prometheus_client import Counter, Gauge, Histogram
 from actors.messages import SweepNow, Wake
 from actors.periodic import wait_for_messages
 from relay.datadir import Keyring
-from relay.db import channels
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle import token_queue
-from relay.lifecycle.batching import Adaptive, Batching, Reason
+from relay.lifecycle.batching import Batching, Reason
 from relay.lifecycle.pacing import Pacing
 from relay.lifecycle.token_mailer import MailedBatch, TokenMailer
 from relay.log import get_logger
@@ -89,15 +88,7 @@ async def run(
     """
     pacing = Pacing(batching(), sweep_every, rng or random.Random())  # noqa: S311 - jitter
     collector = _Collector(ctx, mailer, keyring, wake_outbound, pacing, space)
-    law = pacing.batching
-    log.info(
-        "collector.configured",
-        channel=channels.TOKENS,
-        limit=law.limit,
-        timeout=law.timeout,
-        adaptive=isinstance(law, Adaptive),
-        health_check=sweep_every,
-    )
+    log.info("collector.configured", **pacing.described())
     ctx.ready()
     seconds = 0.0
     try:

@@ -10,19 +10,12 @@ import pytest
 import structlog
 import trio
 
-from relay import log
 from relay.settings import parse_floor, parse_size
 from relay.storage import LEAST_FREE, Disk, Space, measure, usual_floor
 from tests.actors.running import logged
 from tests.eventually import eventually
 
 GB = 1 << 30
-
-
-@pytest.fixture(autouse=True)
-def log_level() -> None:
-    """The level of a relay, whatever a test before asked for."""
-    log.configure("info")
 
 
 class Drive:

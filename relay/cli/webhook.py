@@ -9,16 +9,9 @@ import click
 from relay.cli import entries, options
 from relay.cli.client import Api, segment
 from relay.cli.messages import token_from
+from relay.webhooks.kinds import KINDS
 
 BASE = "/api/v1/webhooks"
-EVENTS = (
-    "message.delivered",
-    "message.failed",
-    "message.bounced",
-    "message.expired",
-    "account.activated",
-    "account.recovered",
-)
 
 
 @click.group()
@@ -31,9 +24,9 @@ def webhook() -> None:
 @click.option(
     "--event",
     "events",
-    type=click.Choice(EVENTS),
+    type=click.Choice(KINDS),
     multiple=True,
-    default=EVENTS,
+    default=KINDS,
     show_default="all of them",
     help="Only these; may be repeated.",
 )

@@ -50,7 +50,7 @@ from relay.db.hosts import Hosts
 from relay.db.listen import Reconnected, notifications
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle import budget_store, token_queue
-from relay.lifecycle.batching import Adaptive, Batching, Reason
+from relay.lifecycle.batching import Batching, Reason
 from relay.lifecycle.budget import Budget, spend
 from relay.lifecycle.lines import Printer, RawToken, faults
 from relay.lifecycle.pacing import Pacing
@@ -162,15 +162,7 @@ class Collect:
 
     async def follow(self) -> None:
         """Write out what is queued, and what comes, until stopped or the reader has gone."""
-        law = self._batching
-        log.info(
-            "collector.configured",
-            channel=channels.TOKENS,
-            limit=law.limit,
-            timeout=law.timeout,
-            adaptive=isinstance(law, Adaptive),
-            health_check=SWEEP_EVERY,
-        )
+        log.info("collector.configured", **self._pacing.described())
         try:
             await self._connection()
             async with trio.open_nursery() as nursery:

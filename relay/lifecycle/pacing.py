@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import random
 
-from relay.lifecycle.batching import Batching, Reason
+from relay.db import channels
+from relay.lifecycle.batching import Adaptive, Batching, Reason
 from relay.outage import Outage
 
 _LONGEST_REST = 60.0  # s; then the budget is looked at again, for somebody may have changed it
@@ -33,6 +34,17 @@ class Pacing:
         self._waiting = 0
         self._outage = Outage(rng=rng)
         batching.connected()
+
+    def described(self) -> dict[str, object]:
+        """Return what the log says of it at the start."""
+        law = self.batching
+        return {
+            "channel": channels.TOKENS,
+            "limit": law.limit,
+            "timeout": law.timeout,
+            "adaptive": isinstance(law, Adaptive),
+            "health_check": self._sweep_every,
+        }
 
     # Taking -----------------------------------------------------------------------------------
 

@@ -46,6 +46,43 @@ _HOLDS = """
     AND relay.filter_holds(c.filter, %(asked)s::bigint[])"""
 
 
+def _candidates(which: str, order: str) -> str:
+    """Return the statement that finds `which` chunks in this order, up to `most` that may match.
+
+    OFFSET 0: sorted first, without the filters, of which no more are asked than are needed.
+    """
+    return f"""
+        SELECT sorted.after_seq, sorted.last_seq, sorted.newest_at
+        FROM (
+            SELECT after_seq, last_seq, newest_at
+            FROM relay.search_chunks
+            WHERE mailbox_id = %(mailbox)s
+              AND {which}
+            ORDER BY {order}
+            OFFSET 0
+        ) sorted
+        CROSS JOIN LATERAL (
+            SELECT filter
+            FROM relay.search_chunks
+            WHERE mailbox_id = %(mailbox)s AND last_seq = sorted.last_seq
+            OFFSET 0
+        ) c
+        WHERE {_HOLDS}
+        LIMIT %(most)s"""  # noqa: S608 - constants of this module
+
+
+_BACKWARDS = _candidates(
+    """(%(newest)s::timestamptz IS NULL
+                   OR (newest_at, last_seq) < (%(newest)s::timestamptz, %(last)s::bigint))
+              AND (%(before)s::timestamptz IS NULL OR oldest_at <= %(before)s)""",
+    "newest_at DESC, last_seq DESC",
+)
+_FORWARDS = _candidates(
+    """last_seq > %(above)s
+              AND (%(since)s::timestamptz IS NULL OR newest_at > %(since)s)""",
+    "last_seq",
+)
+
 # OFFSET 0: the chunks' summaries and no others, whatever the statistics say.
 IN_CHUNKS = """
     CROSS JOIN unnest(%(after)s::bigint[], %(last)s::bigint[]) c (after_seq, last_seq)
@@ -100,28 +137,7 @@ async def candidates_backwards(
     `below`: behind this one; `before`: with mail from then or earlier.
     """
     rows = await pool.fetch(
-        # OFFSET 0: sorted first, without the filters, of which no more are asked than are needed.
-        f"""
-        SELECT sorted.after_seq, sorted.last_seq, sorted.newest_at
-        FROM (
-            SELECT after_seq, last_seq, newest_at
-            FROM relay.search_chunks
-            WHERE mailbox_id = %(mailbox)s
-              AND (%(newest)s::timestamptz IS NULL
-                   OR (newest_at, last_seq) < (%(newest)s::timestamptz, %(last)s::bigint))
-              AND (%(before)s::timestamptz IS NULL OR oldest_at <= %(before)s)
-            ORDER BY newest_at DESC, last_seq DESC
-            OFFSET 0
-        ) sorted
-        CROSS JOIN LATERAL (
-            SELECT filter
-            FROM relay.search_chunks
-            WHERE mailbox_id = %(mailbox)s AND last_seq = sorted.last_seq
-            OFFSET 0
-        ) c
-        WHERE {_HOLDS}
-        LIMIT %(most)s
-        """,  # noqa: S608 - a constant of this module
+        _BACKWARDS,
         {
             "mailbox": mailbox_id,
             "newest": below.newest_at if below else None,
@@ -149,26 +165,7 @@ async def candidates(
     `since`: with mail that came after that.
     """
     rows = await pool.fetch(
-        f"""
-        SELECT sorted.after_seq, sorted.last_seq, sorted.newest_at
-        FROM (
-            SELECT after_seq, last_seq, newest_at
-            FROM relay.search_chunks
-            WHERE mailbox_id = %(mailbox)s
-              AND last_seq > %(above)s
-              AND (%(since)s::timestamptz IS NULL OR newest_at > %(since)s)
-            ORDER BY last_seq
-            OFFSET 0
-        ) sorted
-        CROSS JOIN LATERAL (
-            SELECT filter
-            FROM relay.search_chunks
-            WHERE mailbox_id = %(mailbox)s AND last_seq = sorted.last_seq
-            OFFSET 0
-        ) c
-        WHERE {_HOLDS}
-        LIMIT %(most)s
-        """,  # noqa: S608 - a constant of this module
+        _FORWARDS,
         {
             "mailbox": mailbox_id,
             "above": above,

@@ -30,6 +30,7 @@ from prometheus_client import Counter, Histogram
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.outage import Outage
 from relay.outbound.queue import Queue
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
@@ -42,7 +43,6 @@ LINGER = 0.01
 """Seconds that a commit may wait for so many, while reports keep coming."""
 
 _MOST = 500  # reports a commit
-_AGAIN_AFTER, _AGAIN_AT_MOST = 0.05, 2.0  # s; after an outage, doubling
 
 _ROWS = Histogram(
     "relay_outbound_finalise_rows",
@@ -158,14 +158,13 @@ class Finaliser:
 
     async def _record(self, batch: list[Settled], *, repeated: bool = False) -> set[UUID]:
         """Commit a batch, however long it takes; returns those that no longer counted."""
-        pause = _AGAIN_AFTER
+        outage = Outage(first=0.05, longest=2.0)
         while True:
             try:
                 recorded = await self._queue.finalise(batch, again=repeated)
             except DatabaseUnavailable as error:
                 log.warning("sender.waits_for_database", outcomes=len(batch), reason=str(error))
-                await trio.sleep(pause)
-                pause = min(2 * pause, _AGAIN_AT_MOST)
+                await trio.sleep(outage.lost())
                 repeated = True
             except psycopg.Error as error:
                 # Refused, and with it the barrier of a repeat: each by itself repeats it.

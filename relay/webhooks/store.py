@@ -14,26 +14,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from relay.db.channels import WEBHOOKS
 from relay.db.pool import Pool
 from relay.errors import Bug
-
-Kind = Literal[
-    "message.delivered",
-    "message.failed",
-    "message.bounced",
-    "message.expired",
-    "account.activated",
-    "account.recovered",
-]
-"""What the owner of outbound mail and of accounts may ask to be told; mailboxes are told
-`message.arrived`."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-ARRIVED = "message.arrived"
+from relay.webhooks.kinds import ARRIVED
 
 PER_RECEIVER = 4
 """Events of one receiver that are posted at once."""

@@ -24,9 +24,10 @@ from relay.db.pool import Pool
 from relay.errors import Invalid
 from relay.mailboxes.store import Store
 from relay.outbound.states import Cause
+from relay.webhooks.kinds import KINDS
 from relay.webhooks.post import Poster
 from relay.webhooks.signing import secret_of
-from relay.webhooks.store import KINDS, PER_RECEIVER, Webhooks
+from relay.webhooks.store import PER_RECEIVER, Webhooks
 from supervisor import Supervisor
 from tests.actors.running import logged, running
 from tests.db.cluster import Cluster, binaries

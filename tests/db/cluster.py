@@ -184,6 +184,15 @@ class Cluster:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute(sql)
 
+    def lose_standby(self) -> None:
+        """Let commits wait for a synchronous standby that is away for good."""
+        self.admin("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.admin("SELECT pg_reload_conf()")
+
+    def local_dsn(self) -> str:
+        """The DSN of `dsn()` with commits that wait for no standby."""
+        return make_conninfo(self.dsn(), options="-c synchronous_commit=local")
+
     def new_database(self, template: str | None = None) -> str:
         """Create a database (a copy of `template`) and return its name."""
         name = f"test_{next(_numbers)}"

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import trio
-from psycopg.conninfo import make_conninfo
 
 from relay.cli.doctor.replication import inspect
 from relay.db.arrays import TEXT
@@ -27,8 +26,7 @@ def lonely(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     cluster = Cluster(bin_dir)
     cluster.start()
     cluster.admin("CREATE TABLE t (a text PRIMARY KEY)")
-    cluster.admin("ALTER SYSTEM SET synchronous_standby_names = '*'")
-    cluster.admin("SELECT pg_reload_conf()")
+    cluster.lose_standby()
     yield cluster
     cluster.remove()
 
@@ -44,7 +42,7 @@ async def pool(lonely: Cluster) -> AsyncIterator[Pool]:
 @pytest.fixture
 async def local(lonely: Cluster) -> AsyncIterator[Pool]:
     """A pool whose commits wait for nobody: what it writes is visible, and on the primary alone."""
-    pool = Pool(make_conninfo(lonely.dsn(), options="-c synchronous_commit=local"))
+    pool = Pool(lonely.local_dsn())
     await pool.execute("TRUNCATE t")
     yield pool
     await pool.close()

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import trio
 from cryptography.fernet import Fernet
-from psycopg.conninfo import make_conninfo
 
 from actors import writer
 from actors.messages import Accept
@@ -60,8 +59,7 @@ def lonely() -> Iterator[Cluster]:
     cluster = Cluster(bin_dir)
     cluster.start()
     trio.run(functools.partial(migrate, cluster.dsn()))
-    cluster.admin("ALTER SYSTEM SET synchronous_standby_names = '*'")
-    cluster.admin("SELECT pg_reload_conf()")
+    cluster.lose_standby()
     yield cluster
     cluster.remove()
 
@@ -77,7 +75,7 @@ async def pool(lonely: Cluster) -> AsyncIterator[Pool]:
 @pytest.fixture
 async def local(lonely: Cluster) -> AsyncIterator[Pool]:
     """A pool whose commits wait for nobody."""
-    pool = Pool(make_conninfo(lonely.dsn(), options="-c synchronous_commit=local"))
+    pool = Pool(lonely.local_dsn())
     yield pool
     await pool.close()
 

@@ -9,6 +9,7 @@ running one, its queue, where its mail goes).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +32,9 @@ CHECKS: tuple[Check, ...] = (*machine.CHECKS, *database.CHECKS, *running.CHECKS)
 @options.as_json
 def doctor(config: Path | None, data_dir: Path, as_json: bool) -> int:
     """Check the machine, the settings, the data directory, the database and the relay."""
+    from relay import log
+
+    log.configure("critical", stream=sys.stderr)
     with output.working("Examining"):
         findings = list(examine(_patient(config, data_dir)))
     if as_json:

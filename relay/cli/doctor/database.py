@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, LiteralString
@@ -29,9 +28,6 @@ def check_database(patient: Patient) -> Iterator[Finding]:
         return
     import trio
 
-    from relay import log
-
-    log.configure("critical", stream=sys.stderr)
     findings: list[Finding] = []
 
     async def inspect() -> None:

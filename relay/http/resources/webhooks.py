@@ -23,8 +23,9 @@ from relay.http.problems import Problem
 from relay.http.routing import Api
 from relay.ssrf_guard import MAX_URL, BadUrl, check_url
 from relay.times import rfc3339
+from relay.webhooks.kinds import KINDS, Kind
 from relay.webhooks.signing import secret_of
-from relay.webhooks.store import KINDS, GivenUp, Kind, Webhook
+from relay.webhooks.store import GivenUp, Webhook
 
 
 class NewWebhook(Form):

@@ -22,7 +22,8 @@ from relay.http.operations import MAX_BODY
 from relay.outbound.senders import Senders
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
-from relay.webhooks.store import KINDS, Webhooks
+from relay.webhooks.kinds import KINDS
+from relay.webhooks.store import Webhooks
 from tests.http.conftest import SMALL, House, open_house
 from tests.outbound.node import Node
 

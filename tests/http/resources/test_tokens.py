@@ -22,8 +22,9 @@ from relay.db.pool import Pool
 from relay.http.resources.lifecycle_pages import POLICY
 from relay.lifecycle.consumption import FREE_GUESSES
 from relay.lifecycle.tokens import Action, sign
+from relay.webhooks.kinds import KINDS
 from relay.webhooks.signing import secret_of
-from relay.webhooks.store import KINDS, Webhooks
+from relay.webhooks.store import Webhooks
 from tests.http.conftest import House, open_house
 from tests.lifecycle.people import account, insert, tokens
 
