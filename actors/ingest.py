@@ -7,6 +7,7 @@ Promises:
 - Draining: no new session; those with no message on its way get 421 4.3.2 at once, whatever they
   have said so far; a message that is arriving (behind DATA) may finish, for as long as the
   supervisor's `drain_timeout` allows.
+- `Report` logs how many sessions are open, and the bytes that they hold.
 
 Fails: one session's error ends nothing but its transaction.  Without file descriptors it waits
 for sessions to end.  Without the writer or the database, sessions get 4xx.
@@ -22,6 +23,7 @@ import trio
 from aiosmtpd.smtp import Envelope, Session
 
 from actors.messages import Accept, Accepted, Consult
+from actors.periodic import report_when_told
 from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
@@ -119,6 +121,7 @@ async def run(
             service.start_soon(lookups.run)
             service.start_soon(server.scheduling.run)
             service.start_soon(server.watch)
+            service.start_soon(report_when_told, ctx, server.figures)
             async with trio.open_nursery() as sessions, trio.open_nursery() as listeners:
                 for copy in copies:
                     copy.setblocking(False)

@@ -386,6 +386,7 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
             actor(
                 "ingest",
                 parts.ingest,
+                hears=(Report,),
                 drain_timeout=_INGEST_DRAIN,
                 liveness=30.0,
             ),

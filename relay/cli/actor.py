@@ -48,4 +48,4 @@ _declare(
     "Have it do now what it does every so often: ticker, reaper, summariser, claimer, collector, "
     "webhooks.",
 )
-_declare("report", "Have it write its figures to the log: device_store, devices, control.")
+_declare("report", "Have it write its figures to the log: device_store, ingest, devices, control.")

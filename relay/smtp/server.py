@@ -125,6 +125,10 @@ class Server:
         for session in tuple(self.sessions):
             session.drain()
 
+    def figures(self) -> dict[str, int]:
+        """Return what is under way: sessions, and bytes of messages that arrive."""
+        return {"sessions": self.gate.open, "buffered_bytes": self.shared.budget.used}
+
     async def watch(self) -> NoReturn:
         """End the sessions whose peers are out of time, until cancelled.
 

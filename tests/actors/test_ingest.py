@@ -7,13 +7,15 @@ import socket
 from typing import Any
 
 import pytest
+import structlog
 import trio
 
+from actors.messages import Report
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.metrics import registry
 from relay.smtp.limits import SmtpLimits
-from tests.actors.running import blocked
+from tests.actors.running import blocked, logged
 from tests.db.cluster import Cluster, binaries
 from tests.eventually import eventually
 from tests.smtp.service import serving
@@ -37,6 +39,17 @@ async def test_paused_it_refuses_new_sessions_and_finishes_open_ones(pool):
         service.supervisor.resume("ingest")
         async with service.client() as client:
             assert (await client.deliver(b"y\r\n", bob))[:3] == "250"
+
+
+async def test_it_reports_how_many_sessions_are_open(pool):
+    """When an operator asks, in the log; and goes on."""
+    async with serving(pool) as service, service.client():
+        with structlog.testing.capture_logs() as lines:
+            service.supervisor.tell("ingest", Report())
+            await logged(lines, "actor.report")
+        (line,) = [line for line in lines if line["event"] == "actor.report"]
+        assert line["sessions"] >= 1, "the client's; the one before it may be on its way out"
+        assert line["buffered_bytes"] == 0
 
 
 async def test_draining_ends_the_idle_and_lets_the_busy_finish(pool):

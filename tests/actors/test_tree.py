@@ -123,7 +123,7 @@ def test_what_can_be_said_to_an_actor_is_listed_beside_it():
     assert heard[SweepNow] == {
         "ticker", "reaper", "summariser", "claimer", "collector", "webhooks",
     }  # fmt: skip
-    assert heard[Report] == {"control", "devices", "device_store"}
+    assert heard[Report] == {"control", "devices", "device_store", "ingest"}
 
 
 def test_a_subset_brings_what_it_needs():

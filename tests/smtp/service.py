@@ -12,7 +12,7 @@ import trio
 
 from actors import filter as filter_actor
 from actors import ingest, writer
-from actors.messages import Accept, Accepted, Consult
+from actors.messages import Accept, Accepted, Consult, Report
 from relay.db.pool import Pool
 from relay.errors import ConfigError
 from relay.futures import Future
@@ -195,6 +195,7 @@ async def serving(
                     filter_hooks=filter_.hooks if filter_ else frozenset(),
                     scheduling=scheduling,
                 ),
+                hears=(Report,),
                 drain_timeout=drain_timeout,
             ),
         ),

@@ -20,6 +20,8 @@ from relay.times import rfc3339
 
 log = get_logger()
 
+_LACKING = {"sweep": "nothing that it does every so often", "report": "no figures of its own"}
+
 
 class TreeNode(BaseModel):
     """An actor or a supervisor, and what is under it."""
@@ -130,7 +132,7 @@ def register(api: Api) -> None:
         except NotUnderstood as error:
             raise Problem(
                 409, "not-understood",
-                f"{name} does not understand {verb!r}: there is nothing that it does so.",
+                f"{name} does not understand {verb!r}: it has {_LACKING[verb]}.",
                 title="Command not understood",
             ) from error  # fmt: skip
         except NotNow as error:
