@@ -58,7 +58,7 @@ FAILURES, AND WHAT HAPPENS
     a step blocks the loop        LoopBlocked with its stack, from a thread, while it still blocks,
                                   and again at BLOCKED_LONG; after `blocked_exit` the process
                                   exits 70
-    SIGSTOP of the process        nothing: time in which no thread ran is not held against a task
+    SIGSTOP of the process        nothing: deadlines move by the time in which the loop stood still
 
 WHY THIS WAY
     * One loop for each supervisor and one state per child, moved by synchronous functions; each
@@ -136,6 +136,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+_STANDSTILL: Final = 1.0  # s; a loop that wakes so much too late has stood still
 BLOCKED_LONG: Final = 1.0  # seconds of one step from which a pause is trouble, not a hiccup
 
 # --------------------------------------------------------------------------------------------------
@@ -583,8 +584,8 @@ class ChildSpec:
     `start_timeout`: from start to `ctx.ready()`.  `drain_timeout`: to finish what is in hand.
     `stop_timeout`: to end once cancelled.  `liveness`: the longest time between two beats while
     ready; waiting for a message or a tick is not silence.  `fatal`: exceptions that end the tree.
-    `awaited`: those after it start when it is ready; if not, they also do once its start has
-    failed, while it is tried again.  `hears`: the kinds of message that `Supervisor.tell` may give
+    `awaited`: later siblings wait until it is ready; if not, they wait only until its first attempt
+    has ended, in whatever way.  `hears`: the kinds of message that `Supervisor.tell` may give
     it; what else its mailbox takes is between it and who holds the mailbox.
     """
 
@@ -1008,7 +1009,7 @@ class _Child:
         self.started_at: float | None = None
         self.last_event: Event | None = None
         self.last_error: BaseException | None = None  # since it was ready
-        self.stumbled = False  # it, or one under it, has failed since, and is tried again
+        self.stumbled = False  # it, or one under it, has failed since it was last ready
 
     # What differs.
 
@@ -1194,11 +1195,22 @@ class _Branch(_Child):
                     break
             else:
                 self.start_next(now)
-            with trio.move_on_at(self.next_deadline()):
+            planned = self.next_deadline()
+            with trio.move_on_at(planned):
                 await self.attention.wait()
+            late = trio.current_time() - planned
+            if late > _STANDSTILL:
+                self.postpone(late)
         self.boss._publish(Stopped, self)
         if self.defeat is not None:
             raise self.defeat
+
+    def postpone(self, late: float) -> None:
+        """The loop stood still (SIGSTOP, a blocked step): nobody could do anything meanwhile."""
+        for child in self.children:
+            child.deadline += late
+            if isinstance(child, _Worker) and child.context is not None:
+                child.context.inbox._beat_at += late
 
     def look_at(self, child: _Child, now: float) -> None:
         """Move on a child whose phase has lasted too long."""

@@ -38,11 +38,12 @@ from actors.periodic import wait_for_messages
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.outage import Outage
 from relay.outbound.announcer import Announcer
 from relay.outbound.claimed import Batch, Claimed
 from relay.outbound.enqueue import FLUSH, HIGH
 from relay.outbound.gates import Gates
-from relay.outbound.lanes import LaneBook
+from relay.outbound.lanes import LaneBook, any_high
 from relay.outbound.meter import Meter
 from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates, domain_key, route_key
@@ -150,6 +151,7 @@ class _Claimer:
         self._routes: dict[int, str] = {}  # key of the route that a lane's mail took last
         self._sweep_every = sweep_every
         self._rng = rng
+        self._outage = Outage(longest=1.0, rng=rng)
         self._book = LaneBook()
         self._room = 0
         self._kept = 0  # of the room, for high priority
@@ -176,10 +178,14 @@ class _Claimer:
             try:
                 seconds = await self._turn()
             except DatabaseUnavailable as error:
-                log.warning("claimer.waits_for_database", reason=str(error))
+                if not self._outage.is_on:
+                    log.warning("claimer.waits_for_database", reason=str(error))
                 self._look = True
                 self._recover = True
-                seconds = self._jitter(1.0)
+                seconds = self._outage.lost()
+            else:
+                if self._outage.over():
+                    log.info("claimer.recovered")
 
     def _read(self, message: Any) -> None:
         match message:
@@ -193,9 +199,10 @@ class _Claimer:
                 self._look = self._look or not due_lanes
                 for due_lane in due_lanes:
                     self._book.wake(due_lane)
-                    self._high_due = self._high_due or due_lane.priority == 0
+                high = any_high(due_lanes)
+                self._high_due = self._high_due or high
                 if announce and self._announcer is not None:
-                    self._announcer.soon(high=self._high_due)
+                    self._announcer.soon(high=high)
             case Wake(reason=reason):
                 self._look = True
                 self._high_due = self._high_due or reason == HIGH
@@ -421,9 +428,6 @@ class _Claimer:
     @property
     def _epoch(self) -> float:
         return self._instant(0.0).timestamp()
-
-    def _jitter(self, seconds: float) -> float:
-        return seconds * self._rng.uniform(0.75, 1.25)
 
     def _count(self, batch: Batch) -> None:
         _BATCH.observe(len(batch.messages))

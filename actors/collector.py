@@ -35,8 +35,8 @@ from relay.lifecycle.pacing import Pacing
 from relay.lifecycle.token_mailer import MailedBatch, TokenMailer
 from relay.log import get_logger
 from relay.metrics import registry
-from relay.outbound.enqueue import announce
-from relay.outbound.lanes import DueLane
+from relay.outbound.enqueue import HIGH, announce
+from relay.outbound.lanes import DueLane, any_high
 from relay.storage import AMPLE, REFUSED, Space
 from supervisor import Context, Drained
 
@@ -162,7 +162,8 @@ class _Collector:
                 _SECONDS.observe(ended - began)
             self._note(batch, pacing.batching.sent(batch.rows, ended, reason))
             if batch.due_lanes and self._wake_outbound is None:
-                await announce(self._mailer.pool)
+                payload = HIGH if any_high(batch.due_lanes) else ""
+                await announce(self._mailer.pool, payload)
             self._ctx.beat()
 
     def _note(self, batch: MailedBatch, reason: Reason) -> None:

@@ -60,6 +60,7 @@ from relay.outbound.admin import QueueAdmin
 from relay.outbound.announcer import Announcer
 from relay.outbound.enqueue import Enqueued, announce, enqueue
 from relay.outbound.gates import Gates
+from relay.outbound.lanes import any_high
 from relay.outbound.message import Message
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Senders
@@ -70,7 +71,6 @@ from supervisor import Context, Mailbox, Supervisor
 
 GRACEFUL_TIMEOUT = 5.0
 """Seconds that calls in hand may go on while draining; below the child's `drain_timeout`."""
-_BEAT_EVERY = 5.0  # s
 _ANNOUNCE_EVERY = 0.05  # s
 
 
@@ -151,7 +151,7 @@ async def run(
             consumption=Consumption(pool, lambda: keyring.signing),
             collector=partial(report, pool, budget),
             private_webhooks=private_webhooks,
-            wake_outbound=wake_outbound or (lambda strips: announcer.soon()),
+            wake_outbound=wake_outbound or (lambda lanes: announcer.soon(high=any_high(lanes))),
             destinations=lambda: [] if gates is None else gates.statistics(trio.current_time()),
             devices=devices,
             ready_checks=(
@@ -176,12 +176,7 @@ async def run(
         )
     )
 
-    async def beat() -> None:
-        async for _ in ctx.every(_BEAT_EVERY):
-            ctx.beat()
-
     async with parser, trio.open_nursery() as nursery:
-        nursery.start_soon(beat)
         nursery.start_soon(report_when_told, ctx, lambda: asdict(pool.statistics()))
         nursery.start_soon(announcer.run)
         nursery.start_soon(QueueGauges(pool).run)

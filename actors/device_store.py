@@ -3,9 +3,9 @@
 Promises:
 - Ready when the store answers.  Sessions and HTTP calls come and go with their own actors; the
   store stays, and ends after them.
-- Blobs past their time are reaped every `reap_every` seconds, a batch a transaction, and when a
-  message (`Wake`) says so.  With a store that nodes share, one of them does it at a time, under
-  the lease `keeper` (the name that this actor had).
+- Blobs past their time are reaped every `reap_every` seconds, a batch a transaction.  With a store
+  that nodes share, one of them does it at a time, under the lease `keeper` (the name that this
+  actor had).
 - `Report` logs what waits.
 
 Fails: when the store is not to be touched (a newer relay's, not ours), and when its file could not
@@ -23,7 +23,6 @@ from uuid import UUID, uuid4
 import trio
 from prometheus_client import Counter
 
-from actors.messages import Report
 from actors.periodic import wait_for_messages
 from relay import metrics
 from relay.db import leases
@@ -65,9 +64,10 @@ async def run(
                 while True:
                     finished = await _reap(store, ctx.beat, shared, node)
                     seconds = reap_every if finished else min(_RETRY, reap_every)
-                    told = await wait_for_messages(ctx, seconds * rng.uniform(0.75, 1.25))
-                    if any(isinstance(message, Report) for message in told):
-                        _report(store)
+                    again_at = trio.current_time() + seconds * rng.uniform(0.75, 1.25)
+                    while (left := again_at - trio.current_time()) > 0:
+                        if await wait_for_messages(ctx, left):
+                            _report(store)  # a `Report`: it hears nothing else
             except Drained:
                 nursery.cancel_scope.cancel()
     finally:

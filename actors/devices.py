@@ -25,8 +25,6 @@ from relay import metrics
 from relay.devices.server import DeviceServer, Kind
 from supervisor import Context
 
-_BEAT_EVERY = 5.0  # s
-
 
 async def run(
     ctx: Context,
@@ -50,8 +48,7 @@ async def run(
                 listeners.start_soon(_accept, ctx, server, kind, copy, sessions)
             listeners.start_soon(report_when_told, ctx, lambda: asdict(server.statistics()))
             ctx.ready()
-            async for _ in ctx.every(_BEAT_EVERY):
-                pass
+            await ctx.draining.wait()
             listeners.cancel_scope.cancel()
             server.drain()
             sessions.cancel_scope.deadline = trio.current_time() + server.limits.drain

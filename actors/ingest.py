@@ -38,8 +38,6 @@ from supervisor import Context, Mailbox
 
 log = get_logger()
 
-_BEAT_EVERY = 5.0  # s
-
 
 class _Mailboxes:
     """What sessions see of the database: a shared look-up, and the writer's mailbox."""
@@ -127,8 +125,7 @@ async def run(
                     copy.setblocking(False)
                     listeners.start_soon(_accept, server, copy, sessions, ctx)
                 ctx.ready()
-                async for _ in ctx.every(_BEAT_EVERY):
-                    pass
+                await ctx.draining.wait()
                 listeners.cancel_scope.cancel()
                 server.drain()
             service.cancel_scope.cancel()

@@ -106,6 +106,7 @@ class Due:
 class Room:
     """From the sender to the claimer: `count` more messages may be claimed.
 
+    None more is worth a look, too: what was closed may be open again.
     `fresh`: all in all, whatever was said before (the sender or the claimer has just started).
     `kept`: so much of all the room is for high priority; None: as was said last.
     """

@@ -19,7 +19,7 @@ Promises
 Fails: never on an outage of the database; the next round finds the same rows.
 
 Rounds come every few minutes with jitter, so that nodes started together do not ask together,
-and when a message (`Wake`, `SweepNow`) says so.
+and when `SweepNow` says so.
 """
 
 from __future__ import annotations
@@ -64,11 +64,10 @@ _TOKENS = 1000  # a batch
 _RETRY = 10.0  # s; after an outage, or while another node reaps
 _ROLL_EVERY = 3600.0  # s; partitions are made two weeks ahead
 
-# The messages of the longest closed mailboxes.  Deleting goes by the primary key; the array
-# keeps it in the plan whatever the statistics say.
 _BYTES = 16 * 2**20  # a batch; a large message is thousands of rows to the database
 
-# The array keeps the primary key in the plan, whatever the statistics say.
+# The messages of the longest closed mailboxes.  Deleting goes by the primary key, which the array
+# keeps in the plan, whatever the statistics say.
 _DELETE_MESSAGES = f"""
     DELETE FROM relay.messages
     WHERE id = ANY (ARRAY(
@@ -157,6 +156,8 @@ class Reaper:
             if self.queue is not None:
                 await self._look_after(self.queue)
             forgotten = await self._forget_tokens(ctx)
+            if not await leases.renew(self.pool, lease, _LEASE_TTL):
+                return False  # the above took longer than the lease
             mailboxes, messages = await self._reclaim(ctx, lease)
             await self.pool.fetch_value("SELECT relay.fold_usage()")
             await leases.release(self.pool, lease)

@@ -76,7 +76,8 @@ GRACE = 4.0
 
 _TICK = 0.1  # s; how often demand is reckoned anew
 _RESTING_TICK = 0.5  # s; the same while nothing is under way
-_IDLE_TICKS = 10  # between two looks at idle connections and gates
+_IDLE_TICKS = 10  # between two looks at gates
+_TIDY_EVERY = 2.0  # s; between two looks at idle connections
 
 _HELD = Gauge("relay_outbound_held", "Claimed messages in this process.", registry=registry)
 
@@ -139,6 +140,7 @@ async def run(
             async with trio.open_nursery() as helping:
                 helping.start_soon(sender.tell)
                 helping.start_soon(sender.keep)
+                helping.start_soon(sender.tidy)
                 async with trio.open_nursery() as delivering:
                     sender.workers.nursery = delivering
                     ctx.ready()
@@ -291,7 +293,7 @@ class _Sender:
     # Every tick -----------------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Every tick: grant room, look for stalls, renew leases, close idle connections."""
+        """Every tick: grant room, look for stalls, renew leases."""
         ticks = 0
         renewed_at = trio.current_time()
         custody = self._custody
@@ -309,7 +311,12 @@ class _Sender:
             if ticks % _IDLE_TICKS == 0:
                 _HELD.set(len(custody))
                 self._gates.forget(now)
-                await self.workers.tidy()
+
+    async def tidy(self) -> None:
+        """Close idle connections now and then: a peer may take its time to say goodbye."""
+        while True:
+            await trio.sleep(_TIDY_EVERY)
+            await self.workers.tidy()
 
     async def _renew(self, now: float) -> None:
         """Renew leases that grow old; break off what has none."""

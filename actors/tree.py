@@ -169,7 +169,7 @@ _OUTBOUND_DRAIN = 30.0
 
 @dataclass(frozen=True)
 class Resources:
-    """What the actors share; made by `relay.app`, which also closes it."""
+    """What the actors share; made by `relay.app`, and as long-lived as the process."""
 
     supervisor: Supervisor
     server: Embedded | None
@@ -345,7 +345,6 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 hears=(SweepNow,),
                 mailbox=boxes.webhooks,
                 drain_timeout=parts.post_timeout + 5.0,  # posts under way end
-                liveness=60.0,
             ),
         ),
         group(
@@ -388,7 +387,6 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 parts.ingest,
                 hears=(Report,),
                 drain_timeout=_INGEST_DRAIN,
-                liveness=30.0,
             ),
             actor(
                 "devices",
@@ -396,9 +394,8 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 when=parts.devices is not None,
                 hears=(Report,),
                 drain_timeout=parts.devices_drain + 5.0,
-                liveness=30.0,
             ),
-            actor("control", parts.control, hears=(Report,), liveness=30.0),
+            actor("control", parts.control, hears=(Report,)),
         ),
     )
     return SupervisorSpec(

@@ -1,8 +1,8 @@
 """A bounded pool of connections.
 
 Promises:
-- At most `size` connections; whoever waits for one is served in order of arrival and waits at
-  most `acquire_timeout` seconds.
+- At most `size` connections, and one that looks out for other hosts; whoever waits for one is
+  served in order of arrival and waits at most `acquire_timeout` seconds.
 - The connection used last is handed out first, so a quiet pool lets the others grow old and
   closes them.
 - Everything has a client-side deadline (a backend stopped by SIGSTOP defeats the server's

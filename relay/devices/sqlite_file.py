@@ -65,8 +65,8 @@ _INDEXES = """
 """
 _MISSED = """
     -- Of how many lost blobs a device must hear.  Both numbers begin at the last id given, and
-    -- each blob that is counted uses up an id too.  So what is remembered of a row that is gone
-    -- (its device was told of all) is never above where the next one begins.
+    -- each blob that is counted uses up an id too.  So a row that was deleted (its device was told
+    -- of all) and made again never begins below a number that the device remembers of it.
     CREATE TABLE missed (
         recipient BLOB PRIMARY KEY,
         missed    INTEGER NOT NULL,  -- rises by one for each blob that expired

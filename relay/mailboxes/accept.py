@@ -195,9 +195,8 @@ class Question(Future[str | None]):
         self.address = address
 
 
-# The second column: whether it holds what its plan allows; null where it is over.  Who asks can
-# tell neither from the answer nor from its time whether a mailbox was there: of one that is over
-# no more is looked at than that.
+# The second column: whether it holds what its plan allows; null for an expired mailbox, of which
+# nothing is counted: neither the answer nor its time may tell an expired mailbox from none.
 _FOUND = Statement(
     f"""
     SELECT b.address,

@@ -9,10 +9,15 @@ Promises
 - While others wait in its line, no destination gets more than half of the line's connections,
   high mail included.
 - No owner's deliveries that hang take a line, whatever their priority and to however many
-  destinations.  One who has half of a line's connections does not get the last four of 32 when
-  others are there and the last two when not, for high mail the last two and the last one.  And one
-  whose stalled deliveries have half of them begins nothing more while mail of others waits, and
-  has no more jobs held than it may have places (`most_of`).
+  destinations.  Of an owner who has half of a line's connections the last ones are kept, of 32:
+
+      owner's mail is    others wait    nobody else does
+      ---------------    -----------    ----------------
+      high               2              1
+      lower              4              2
+
+  And one whose stalled deliveries have half of them begins nothing more while mail of others waits,
+  and has no more jobs held than it may have places (`most_of`).
 - Some places are kept.  Of 32, a destination that has half of its line already does not get the
   last four, a line that has half of all not the last two, and the last is for high priority alone.
   So what hangs cannot take all, as long as it is one destination or one route.

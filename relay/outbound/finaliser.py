@@ -105,9 +105,9 @@ class Finaliser:
     def fence_anew(self, message_id: UUID, token: int, *, lost: bool) -> bool:
         """Fence a report that is not recorded yet with the new lease; False if there is none.
 
-        `lost`: the lease before ran out.  If not, the report may have been recorded, with its
-        answer still on the way, and the new claim be what follows from it; only a delivery is
-        followed by none.
+        `lost`: the lease before ran out.  If not, the report may have been recorded already, with
+        the answer still on its way: a deferral that is recorded makes the message claimable again.
+        A delivery does not, so a message that is claimed again has no delivery recorded.
         """
         if not lost and message_id not in self._delivered:
             return False

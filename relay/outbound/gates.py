@@ -35,7 +35,7 @@ from relay.outbound.backoff import LONGEST_PAUSE, MOMENT, pause
 class GateKey(NamedTuple):
     """What a gate stands before: a route, and of it one destination or one owner's mail.
 
-    `route`: None for the relay's own upstream, else a tuple of a sender's id and its upstream.
+    `route`: None for the relay's own upstream, else what `Routes.key_of` gives.
     """
 
     route: Hashable

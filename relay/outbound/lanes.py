@@ -71,6 +71,11 @@ class DueLane(NamedTuple):
     domain: str
 
 
+def any_high(due_lanes: Iterable[DueLane]) -> bool:
+    """Whether high mail is among what is due."""
+    return any(due_lane.priority == 0 for due_lane in due_lanes)
+
+
 @dataclass(slots=True)
 class _Entry:
     lane: int

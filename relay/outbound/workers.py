@@ -149,9 +149,10 @@ class Workers:
         for key, line in list(self._dispatch.lines.items()):
             if line.way is None or not len(line.way):
                 self._dispatch.forget(key)
-        for line in list(self._dispatch.lines.values()):
-            if line.way is not None and len(line.way):
-                await line.way.tidy()
+        async with trio.open_nursery() as nursery:
+            for line in self._dispatch.lines.values():
+                if line.way is not None and len(line.way):
+                    nursery.start_soon(line.way.tidy)
 
     async def hang_up(self) -> None:
         """Say goodbye on every connection."""

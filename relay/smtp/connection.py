@@ -35,12 +35,15 @@ from enum import StrEnum
 import trio
 
 from relay.errors import ConfigError, TemporaryFailure
+from relay.log import get_logger
 from relay.peers import ip_address
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Following, Mail, Outcome, Phase, SmtpClient, Step, Verdict
 from relay.smtp.replies import ReplyLimits
 from relay.smtp.streams import PlainStream, TlsStream
 from relay.ssrf_guard import NotPublic, addresses_of
+
+log = get_logger()
 
 _OTHERS_WAIT = 5.0  # s; for a connection, while there are further addresses
 BLOCK = 65_536
@@ -169,7 +172,11 @@ class _Watch:
                 await trio.sleep_forever()
             now = trio.current_time()
             for connection in [each for each in self._connections if each.due <= now]:
-                connection.expire()
+                try:
+                    connection.expire()
+                except Exception:
+                    # A fault of ours; out of a system task it would end the process.
+                    log.exception("smtp.deadline_failed")
 
 
 _watches: trio.lowlevel.RunVar[_Watch] = trio.lowlevel.RunVar("watch")

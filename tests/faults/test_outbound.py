@@ -79,7 +79,7 @@ async def test_relays_share_a_database(pool, database_url, count):
     async def slowly(session: Session, verb: str, line: str) -> bytes | None:
         if verb == "dot":
             order.extend(session.recipients)
-            await trio.sleep(0.005)
+            await trio.sleep(0.03)  # so that the flood outlasts `RightOfWay.MOST`
         return None
 
     async with AsyncExitStack() as stack:
