@@ -185,7 +185,7 @@ class _Claimer:
                 seconds = self._outage.lost()
             else:
                 if self._outage.over():
-                    log.info("claimer.recovered")
+                    log.info("claimer.database_back")
 
     def _read(self, message: Any) -> None:
         match message:

@@ -1,6 +1,6 @@
 """A value that one task waits for and somebody else finds out.
 
-A `Future` is given its value (`settle`) or its error (`fail`) once: a `trio.Event` with an answer.
+A `Future` is given its value (`settle`) or its error (`fail`) once.
 
 Promises
   * The first answer counts and later ones do nothing, so work may be done twice.
@@ -24,18 +24,15 @@ T = TypeVar("T")
 class Future(Generic[T]):
     """One answer, and where it is waited for."""
 
-    __slots__ = ("_error", "_given", "_then", "_value")
+    __slots__ = ("_error", "_event", "_then", "_value", "settled")
 
     def __init__(self) -> None:
-        self._given = trio.Event()
+        self.settled = False
+        """Whether there is an answer, be it an error."""
         self._value: T | None = None
         self._error: Exception | None = None
         self._then: Callable[[], object] | None = None
-
-    @property
-    def settled(self) -> bool:
-        """Whether there is an answer, be it an error."""
-        return self._given.is_set()
+        self._event: trio.Event | None = None  # made by the first who waits
 
     def settle(self, value: T) -> None:
         """Give the value; of no effect if there is an answer already."""
@@ -50,7 +47,9 @@ class Future(Generic[T]):
             self._answer()
 
     def _answer(self) -> None:
-        self._given.set()
+        self.settled = True
+        if self._event is not None:
+            self._event.set()
         if self._then is not None:
             self._then()
             self._then = None
@@ -70,5 +69,9 @@ class Future(Generic[T]):
 
     async def wait(self) -> T:
         """Wait for the answer: return the value, or raise the error."""
-        await self._given.wait()
+        if self._event is None:
+            self._event = trio.Event()
+            if self.settled:
+                self._event.set()
+        await self._event.wait()
         return self.result()

@@ -139,7 +139,8 @@ class Lines:
         chunk = await self._waits.read(size)
         if not chunk:
             raise SessionOver("closed")
-        self._input = self._input[self._at :] + chunk if self.unread else chunk
+        rest = self._input[self._at :]
+        self._input = rest + chunk if rest else chunk
         self._at = 0
 
     async def _rest_of_line(self) -> None:

@@ -73,6 +73,7 @@ class Trampoline:
         self._sessions: dict[int, TrampolineWaits] = {}
         self._soon: list[Callable[[], None]] = []
         self._idle: trio.lowlevel.Task | None = None
+        self.now: Callable[[], float] = trio.current_time
 
     def waits(self, sock: socket.socket) -> TrampolineWaits:
         """Return what a session waits through; `sock` is connected and does not block."""
@@ -80,6 +81,7 @@ class Trampoline:
 
     async def run(self) -> NoReturn:
         """Resume sessions until cancelled.  Once."""
+        self.now = trio.lowlevel.current_clock().current_time  # without three calls on the way
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._resume_soon)
@@ -186,11 +188,13 @@ class TrampolineWaits:
         "_trampoline",
         "_trap",
         "_value",
+        "now",
     )
 
     def __init__(self, trampoline: Trampoline, sock: socket.socket) -> None:
         self._trampoline = trampoline
         self._sock = sock
+        self.now = trampoline.now
         self._scope = trio.CancelScope()
         self._coro: Coroutine[Any, Any, Any] | None = None
         self._task: trio.lowlevel.Task | None = None
@@ -252,8 +256,6 @@ class TrampolineWaits:
                 return self._value  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------- in the session
-
-    now = staticmethod(trio.current_time)
 
     @coroutine
     def read(self, size: int) -> Generator[Any, Any, bytes]:
