@@ -58,7 +58,8 @@ FAILURES, AND WHAT HAPPENS
     a step blocks the loop        LoopBlocked with its stack, from a thread, while it still blocks,
                                   and again at BLOCKED_LONG; after `blocked_exit` the process
                                   exits 70
-    SIGSTOP of the process        nothing: deadlines move by the time in which the loop stood still
+    SIGSTOP of the process        nothing: what the loop slept through is held against nobody; each
+                                  deadline leaves what it left when the supervisor looked last
 
 WHY THIS WAY
     * One loop for each supervisor and one state per child, moved by synchronous functions; each
@@ -1195,22 +1196,26 @@ class _Branch(_Child):
                     break
             else:
                 self.start_next(now)
-            planned = self.next_deadline()
+            looked_at, planned = trio.current_time(), self.next_deadline()
             with trio.move_on_at(planned):
                 await self.attention.wait()
-            late = trio.current_time() - planned
-            if late > _STANDSTILL:
-                self.postpone(late)
+            now = trio.current_time()
+            if now - planned > _STANDSTILL:
+                self.postpone(now - looked_at, now)
         self.boss._publish(Stopped, self)
         if self.defeat is not None:
             raise self.defeat
 
-    def postpone(self, late: float) -> None:
-        """The loop stood still (SIGSTOP, a blocked step): nobody could do anything meanwhile."""
+    def postpone(self, seconds: float, now: float) -> None:
+        """The loop stood still (SIGSTOP, a blocked step): what was left at the last look is left.
+
+        By less it would not do: who had time left then may need a few steps of the loop to beat.
+        """
         for child in self.children:
-            child.deadline += late
+            child.deadline += seconds
             if isinstance(child, _Worker) and child.context is not None:
-                child.context.inbox._beat_at += late
+                inbox = child.context.inbox
+                inbox._beat_at = min(inbox._beat_at + seconds, now)
 
     def look_at(self, child: _Child, now: float) -> None:
         """Move on a child whose phase has lasted too long."""

@@ -16,6 +16,7 @@ from actors import claimer
 from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.connection import connect
+from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import announce, enqueue
@@ -238,6 +239,18 @@ async def test_what_was_queued_here_is_announced_to_other_nodes(pool, priority, 
                 if notification.payload == "last":
                     break
     assert heard == [("relay_outbound", "" if priority else "high"), ("relay_outbound", "last")]
+
+
+async def test_normal_mail_is_not_announced_as_the_high_mail_of_another_node(pool, virtual):
+    """What somebody else has announced is no part of what this node announces."""
+    async with aclosing(notifications(pool.dsn, ["relay_outbound"])) as heard:
+        await anext(heard)  # LISTEN is in effect
+        async with claiming(pool) as claims:
+            claims.box.send_nowait(Wake(reason="high"))
+            due_lane = DueLane(1, 1, datetime.now(UTC), "a.example")
+            claims.box.send_nowait(Due((due_lane,), announce=True))
+            await claims.rest(virtual)
+            assert await anext(heard) == Notification("relay_outbound", "")
 
 
 async def test_a_lane_before_a_shut_gate_is_left_alone(pool):

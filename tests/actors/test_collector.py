@@ -242,17 +242,21 @@ async def test_what_is_not_sent_is_not_paid_for(pool):
 
 
 async def test_without_a_claimer_here_the_other_nodes_are_told(pool, database_url):
-    """By the queue's own channel, after the commit."""
-
+    """By the queue's own channel, after the commit: of a recovery as of high mail, and of an
+    activation after it as of any other."""
+    (number,) = await insert(pool, status="active")
     async with (
         aclosing(notifications(database_url, ["relay_outbound"])) as heard,
         collecting(pool) as (_, mailbox),
     ):
         await anext(heard)  # LISTEN is in effect
-        await insert(pool)
-        await mailbox.send(Wake())
         with trio.fail_after(20):
-            assert isinstance(await anext(heard), Notification)
+            await pool.fetch_value("SELECT relay.recover_account(%s)", (number,))
+            await mailbox.send(Wake())
+            assert await anext(heard) == Notification("relay_outbound", "high")
+            await insert(pool, prefix="new")
+            await mailbox.send(Wake())
+            assert await anext(heard) == Notification("relay_outbound", "")
 
 
 async def test_the_running_relay_is_woken_by_a_commit(relay):

@@ -15,6 +15,7 @@ from relay.outbound.dispatch import Dispatch
 from relay.outbound.enqueue import enqueue
 from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.queue import Queue
+from relay.outbound.routes import IDLE
 from tests.actors.running import make_mailbox, state
 from tests.eventually import eventually
 from tests.outbound.node import put
@@ -553,6 +554,48 @@ async def test_what_the_reaper_freed_before_it_was_recorded_is_not_sent_again(po
         back = True
         await outbound.becomes(one, "sent")
     assert sink.recipients == ["bob@example.net", "carol@example.net"]
+
+
+async def test_a_goodbye_that_nobody_answers_stops_no_tick(pool, virtual):
+    """While a peer does not answer QUIT, the sender counts what it holds, as at every tick."""
+    at_dot: dict[str, trio.Event] = {name: trio.Event() for name in ("quick", "slow", "new")}
+    released, never, goodbye = trio.Event(), trio.Event(), trio.Event()
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "dot":
+            name = session.recipients[-1].partition("@")[0]
+            at_dot[name].set()
+            await (released if name == "quick" else never).wait()
+        if verb == "QUIT":
+            goodbye.set()
+            await never.wait()
+        return None
+
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, lease_timeout=100.0, drain=False) as outbound,
+    ):
+        await ids(pool, "quick@a.example", "slow@b.example")
+        outbound.wake()
+        await at_dot["quick"].wait()
+        await at_dot["slow"].wait()
+        released.set()
+        await eventually(
+            lambda: registry.get_sample_value("relay_outbound_held"),
+            "the slow one is held",
+            until=lambda held: held == 1,
+        )
+        virtual.jump(IDLE)
+        await goodbye.wait()
+        virtual.rate = 0.0  # the goodbye, which has two seconds, lasts until the test ends
+        await ids(pool, "new@c.example")
+        outbound.wake()
+        await at_dot["new"].wait()
+        for _ in range(15):
+            virtual.jump(0.1)
+            await outbound.at_rest()
+        assert registry.get_sample_value("relay_outbound_held") == 2
+        virtual.rate = 1.0
 
 
 async def test_draining_finishes_what_has_begun_and_gives_back_the_rest(pool):

@@ -1,5 +1,6 @@
 """The liveness watch-dog on the virtual clock, the blocked-loop watch-dog on the real one."""
 
+import math
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from supervisor import (
     BLOCKED_LONG,
@@ -142,6 +144,70 @@ async def test_starting_and_draining_have_deadlines_of_their_own(autojump_clock)
     assert house.events[-2:] == [(51, "a", "exited (drained)"), (51, "root", "stopped")]
 
 
+def works(seconds: float) -> Actor:
+    """An actor that beats every second by many steps of the loop, and hangs after `seconds`."""
+
+    async def run(ctx: Context) -> None:
+        ctx.ready()
+        ends_at = trio.current_time() + seconds
+        while trio.current_time() < ends_at:
+            with trio.move_on_after(1):
+                await ctx.draining.wait()
+                return
+            for _ in range(10):
+                await trio.lowlevel.checkpoint()
+            ctx.beat()
+        await ctx.draining.wait()
+
+    return run
+
+
+async def pass_by(clock: trio.testing.MockClock, seconds: int) -> None:
+    """Let time pass, second by second."""
+    for _ in range(seconds):
+        clock.jump(1)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("before", [0, 4, 9])
+async def test_what_the_loop_slept_through_is_nobodys_silence(mock_clock, before):
+    """It stood still for six times the liveness: who worked before and works on is left alone."""
+    async with running(alone(works(math.inf))) as house:
+        await pass_by(mock_clock, before)
+        mock_clock.jump(60)
+        await trio.testing.wait_all_tasks_blocked()
+        await pass_by(mock_clock, 30)
+        assert not house.of("stalled", "exited")
+
+
+async def test_who_hangs_after_a_standstill_is_stalled_all_the_same(mock_clock):
+    """The standstill is forgiven, not what comes after it."""
+    async with running(alone(works(5))) as house:
+        mock_clock.jump(60)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not house.of("stalled")
+        await pass_by(mock_clock, 12)
+        assert [what for _, _, what in house.of("stalled")] == ["stalled"]
+
+
+async def test_a_start_that_the_loop_slept_through_goes_on(mock_clock):
+    """The start time-out is for the time in which something could be done."""
+
+    async def run(ctx: Context) -> None:
+        await trio.sleep(70)
+        await trio.sleep(5)
+        ctx.ready()
+        await ctx.draining.wait()
+
+    async with running(alone(run, start_timeout=30)) as house:
+        await pass_by(mock_clock, 5)
+        mock_clock.jump(66)  # awake at 71: one second late for its first sleep
+        await trio.testing.wait_all_tasks_blocked()
+        await pass_by(mock_clock, 5)
+        assert house.node("a").state is State.RUNNING
+        assert not house.of("exited")
+
+
 def block(seconds: float) -> None:
     """Hold the loop, in a function with a name to look for."""
     time.sleep(seconds)
@@ -253,6 +319,43 @@ def test_a_stopped_process_is_not_a_blocked_loop():
     time.sleep(1)
     os.kill(program.pid, signal.SIGCONT)
     _, err = program.communicate(timeout=30)
+    assert (program.returncode, err) == (0, "")
+
+
+def test_a_stopped_process_is_no_silent_actor():
+    """SIGSTOP for twice the liveness of an actor that works: it is not restarted."""
+    program = run_program("""
+        async def works(ctx):
+            ctx.ready()
+            after = 0
+            while after < 30:
+                before = time.monotonic()
+                await trio.sleep(0.02)
+                for _ in range(10):
+                    await trio.lowlevel.checkpoint()
+                ctx.beat()
+                if after or time.monotonic() - before > 3:
+                    after += 1
+        async def note():
+            with boss.subscribe() as events:
+                async for event in events:
+                    print(event.name, event, flush=True)
+        async def main():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(note)
+                await trio.lowlevel.checkpoint()
+                nursery.start_soon(boss.run, SupervisorSpec("root", (spec,)))
+        spec = ChildSpec("a", works, liveness=2, restart=Restart.TEMPORARY, significant=True)
+        boss = Supervisor(blocked_after=None)
+        trio.run(main)
+    """)
+    assert program.stdout is not None
+    assert [program.stdout.readline() for _ in range(4)][-1] == "root ready\n"
+    os.kill(program.pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.kill(program.pid, signal.SIGCONT)
+    out, err = program.communicate(timeout=30)
+    assert out.splitlines()[0] == "a exited (finished)"
     assert (program.returncode, err) == (0, "")
 
 

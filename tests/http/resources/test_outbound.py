@@ -17,6 +17,7 @@ import trio
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.datadir import DataDir, Keyring
+from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.http.operations import MAX_BODY
 from relay.outbound.senders import Senders
@@ -626,11 +627,14 @@ async def test_who_is_asleep_is_told_of_what_is_due(database_url: str, pool: Poo
         assert abs((due_lane.due_at - datetime.now(UTC)).total_seconds()) < 60
 
 
-async def test_other_processes_are_told_where_no_claimer_runs(house: House):
-    """By a notification, after the commit."""
-    with house.hub.subscribe("relay_outbound") as news, trio.fail_after(10):
-        await queued(house)
-        await news.wait()
+async def test_other_processes_are_told_where_no_claimer_runs(house: House, database_url: str):
+    """By a notification after the commit, which says whether it was high mail."""
+    async with contextlib.aclosing(notifications(database_url, ["relay_outbound"])) as heard:
+        await anext(heard)  # LISTEN is in effect
+        for priority, payload in (("normal", ""), ("high", "high"), ("bulk", "")):
+            await queued(house, priority=priority)
+            with trio.fail_after(20):
+                assert await anext(heard) == Notification("relay_outbound", payload)
 
 
 async def test_the_administrators_mail_is_that_of_relay_send(house: House):
