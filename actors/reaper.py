@@ -1,10 +1,11 @@
 """The reaper: deletes what expired long ago, and repairs what workers that crashed left behind.
 
+When it looks and who leads is decided here; what is deleted of mailboxes, and how, is
+`relay/mailboxes/reclaim.py`.
+
 Promises
 - A mailbox that stopped being active more than `retention` seconds ago is deleted for good, with
   its messages; nothing younger is touched.
-- No transaction is large: messages go first, in batches that count rows and bytes; the mailbox's
-  own row goes last, when the cascade has next to nothing left to do.
 - Outbound messages whose lease ran out are queued again, or set aside when that happened too often,
   and counted; those whose outcome is unknown and was to be held are held.  (Claims do the same for
   what they meet; this is for what nobody claims.)
@@ -42,6 +43,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle import token_queue
 from relay.log import get_logger
+from relay.mailboxes import reclaim
 from relay.metrics import registry
 from relay.outbound.queue import Queue
 from supervisor import Context, Drained
@@ -58,49 +60,9 @@ _FOUND = Counter(
 
 _LEASE = "reaper"
 _LEASE_TTL = 30.0  # s; far above the few hundredths that a batch takes
-_MAILBOXES = 500  # a batch
-_MESSAGES = 500  # a batch
 _TOKENS = 1000  # a batch
 _RETRY = 10.0  # s; after an outage, or while another node reaps
 _ROLL_EVERY = 3600.0  # s; partitions are made two weeks ahead
-
-_BYTES = 16 * 2**20  # a batch; a large message is thousands of rows to the database
-
-# The messages of the longest closed mailboxes.  Deleting goes by the primary key, which the array
-# keeps in the plan, whatever the statistics say.
-_DELETE_MESSAGES = f"""
-    DELETE FROM relay.messages
-    WHERE id = ANY (ARRAY(
-        SELECT id
-        FROM (
-            SELECT id, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS bytes_before
-            FROM (
-                SELECT m.id, m.size
-                FROM unnest(%(mailboxes)s::uuid[]) AS b (id)
-                JOIN relay.messages m ON m.mailbox_id = b.id
-                LIMIT %(limit)s
-            ) batch
-        ) counted
-        WHERE bytes_before < %(bytes)s))
-      AND {leases.FENCE}
-    """  # noqa: S608 - constants of our own
-
-_FIND = """
-    SELECT id
-    FROM relay.mailboxes
-    WHERE NOT is_active
-      AND closed_at < now() - make_interval(secs => %(retention)s)
-    ORDER BY closed_at  -- relay.mailboxes_closed
-    LIMIT %(limit)s
-    """
-
-_DELETE_MAILBOXES = f"""
-    DELETE FROM relay.mailboxes
-    WHERE id = ANY (%(mailboxes)s)
-      AND NOT is_active  -- made active again meanwhile: left alone
-      AND closed_at < now() - make_interval(secs => %(retention)s)
-      AND {leases.FENCE}
-    """  # noqa: S608 - constants of our own
 
 
 async def run(
@@ -159,7 +121,7 @@ class Reaper:
             if not await leases.renew(self.pool, lease, _LEASE_TTL):
                 return False  # the above took longer than the lease
             mailboxes, messages = await self._reclaim(ctx, lease)
-            await self.pool.fetch_value("SELECT relay.fold_usage()")
+            await reclaim.fold_usage(self.pool)
             await leases.release(self.pool, lease)
         except DatabaseUnavailable as error:
             log.warning("reaper.waits_for_database", reason=str(error))
@@ -213,20 +175,13 @@ class Reaper:
         mailboxes = messages = 0
         renewed_at = trio.current_time()
         while not (ctx.draining.is_set() or ctx.paused):
-            rows = await self.pool.fetch(_FIND, {"retention": self.retention, "limit": _MAILBOXES})
-            if not rows:
+            closed = await reclaim.closed(self.pool, retention=self.retention)
+            if not closed:
                 break
-            parameters = {
-                "mailboxes": [row[0] for row in rows],
-                "retention": self.retention,
-                "limit": _MESSAGES,
-                "bytes": _BYTES,
-                **lease.fence,
-            }
             deleted = 1
             while deleted and not ctx.draining.is_set():
                 began = trio.current_time()
-                deleted = await self.pool.execute(_DELETE_MESSAGES, parameters)
+                deleted = await reclaim.delete_messages(self.pool, lease, closed)
                 messages += deleted
                 ctx.beat()
                 if began - renewed_at > _LEASE_TTL / 3:
@@ -237,7 +192,9 @@ class Reaper:
                 await trio.sleep(trio.current_time() - began)
             if ctx.draining.is_set():
                 break
-            gone = await self.pool.execute(_DELETE_MAILBOXES, parameters)
+            gone = await reclaim.delete_mailboxes(
+                self.pool, lease, closed, retention=self.retention
+            )
             mailboxes += gone
             if not gone:
                 break  # the lease is lost, or all of them were made active again

@@ -1,10 +1,11 @@
 """The ticker: expires mailboxes the moment they are due.
 
+When it looks and who leads is decided here; the statements are `relay/mailboxes/expiry.py`.
+
 Promises
 - A live mailbox is flipped (`is_active` false) within milliseconds of its `expires_at`; by the next
   sweep, where its announcement was lost.
-- One node flips at a time: the holder of the lease `ticker`.  A stale leader's statements carry
-  its term and change nothing.
+- One node flips at a time: the holder of the lease `ticker`.
 - A million mailboxes that expire in the same second are flipped in short statements with pauses
   between, so deliveries go on.
 
@@ -35,6 +36,7 @@ from relay.db.leases import Lease
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
+from relay.mailboxes import expiry
 from relay.metrics import registry
 from relay.outage import Outage
 from supervisor import Context, Drained
@@ -46,46 +48,8 @@ _EXPIRED = Counter("relay_mailboxes_expired", "Mailboxes flipped by this node.",
 _LEASE = "ticker"
 _EARLY = 0.0005  # s; wake this much after the instant rather than before it
 _LOCKED_RETRY = 0.02  # s; a due row was locked by somebody's transaction
-STATEMENT = 0.006  # s; how long one batch should take
 _SHARE = 1.5  # pause after a batch, as a multiple of what it took
 _REPORT_EVERY = 1.0  # s; progress of a long run of batches
-_SMALLEST, _LARGEST = 50, 4000
-
-_FLIP = f"""
-    WITH due AS MATERIALIZED (
-        SELECT id, expires_at
-        FROM relay.mailboxes
-        WHERE is_active
-          AND expires_at <= now()
-          AND (expires_at, id) > (%(at)s::timestamptz, %(id)s::uuid)
-          AND {leases.FENCE}
-        ORDER BY expires_at, id  -- relay.mailboxes_due, from where the batch before ended
-        LIMIT %(limit)s
-        -- NO KEY: a delivery holds a key-share lock on its mailbox, and must not hide it here.
-        FOR NO KEY UPDATE SKIP LOCKED
-    ), flipped AS (
-        UPDATE relay.mailboxes
-        SET is_active = false,
-            closed_at = now()
-        -- The array keeps the primary key in the plan, whatever the statistics say.
-        WHERE id = ANY (ARRAY(SELECT id FROM due))
-        RETURNING id
-    )
-    SELECT (SELECT count(*) FROM flipped), last.expires_at::text, last.id
-    FROM (SELECT) one
-    LEFT JOIN (
-        SELECT expires_at, id FROM due ORDER BY expires_at DESC, id DESC LIMIT 1
-    ) last ON true
-    """  # noqa: S608 - constants of our own
-
-_NEXT = """
-    SELECT extract(epoch FROM now())::float8,
-           (SELECT extract(epoch FROM expires_at)::float8
-            FROM relay.mailboxes
-            WHERE is_active
-            ORDER BY expires_at, id
-            LIMIT 1)
-    """
 
 
 async def run(
@@ -172,19 +136,19 @@ class Ticker:
     async def _expire(self, ctx: Context) -> None:
         """Flip everything that is due, then find out when to look again."""
         rows, since = 0, trio.current_time()
-        position: tuple[str, UUID] = ("-infinity", UUID(int=0))
+        position = expiry.START
         while await self._lead():
             assert self.lease is not None
             began = trio.current_time()
-            flipped, at, last = await self._flip(self.lease, position)
+            flipped, last = await expiry.flip(self.pool, self.lease, position, self.batch)
             took = trio.current_time() - began
             rows += flipped
             _EXPIRED.inc(flipped)
-            if at is None or last is None:
+            if last is None:
                 break
-            position = (at, last)
+            position = last
             full = flipped >= self.batch
-            self.batch = resized(self.batch, flipped, took)
+            self.batch = expiry.resized(self.batch, flipped, took)
             if ctx.draining.is_set() or ctx.paused:
                 break
             if full:
@@ -198,21 +162,9 @@ class Ticker:
             log.info("mailbox.expired", rows=rows)
         await self._look_ahead()
 
-    async def _flip(
-        self, lease: Lease, position: tuple[str, UUID]
-    ) -> tuple[int, str | None, UUID | None]:
-        row = await self.pool.fetch_row(
-            _FLIP,
-            {"at": position[0], "id": position[1], "limit": self.batch, **lease.fence},
-        )
-        assert row is not None
-        return row[0], row[1], row[2]
-
     async def _look_ahead(self) -> None:
-        row = await self.pool.fetch_row(_NEXT)
-        assert row is not None
+        epoch, due = await expiry.next_due(self.pool)
         now = trio.current_time()
-        epoch, due = row
         self._clock = epoch - now
         self._sweep_at = now + self.sweep_every
         if due is None:
@@ -228,12 +180,3 @@ class Ticker:
         # What was planned is unknown after an outage: look at once when it is over.
         self._renew_at = self._due_at = -math.inf
         return self._outage.lost()
-
-
-def resized(batch: int, rows: int, took: float) -> int:
-    """The next batch, such that a statement takes about `STATEMENT` seconds; halves or doubles
-    at most, and learns from full batches only."""
-    if rows < batch:
-        return batch
-    factor = min(2.0, max(0.5, STATEMENT / max(took, 1e-6)))
-    return min(_LARGEST, max(_SMALLEST, round(batch * factor)))

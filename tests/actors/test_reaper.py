@@ -99,24 +99,6 @@ async def test_deletes_a_full_mailbox_in_batches(pool):
     assert rows == [(500,)] * 5
 
 
-async def test_counts_bytes_too(pool):
-    """Large messages make small batches."""
-    mailbox = await make_mailbox(pool)
-    for _ in range(5):
-        await pool.execute(
-            "INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%s, %s)",
-            (mailbox, b"x" * 9_000_000),
-        )
-    one = reaper.Reaper(pool, retention=0)
-    lease = await leases.acquire(pool, "reaper", one.node, 30)
-    assert lease is not None
-    deleted = await pool.execute(
-        reaper._DELETE_MESSAGES,
-        {"mailboxes": [mailbox], "limit": 500, "bytes": reaper._BYTES, **lease.fence},
-    )
-    assert deleted == 2
-
-
 async def test_leaves_what_became_active_again(pool):
     """A mailbox that SQL has made active again is not deleted."""
     await make_mailbox(pool)

@@ -1,6 +1,5 @@
 """The ticker: flips on time, alone, in batches, and survives what can be lost."""
 
-import math
 from uuid import uuid4
 
 import pytest
@@ -150,17 +149,6 @@ async def test_comes_back_to_locked_rows(pool, mock_clock):
     assert await pool.fetch_value(ACTIVE) == 0
 
 
-async def test_a_delivery_does_not_hide_its_mailbox(pool):
-    """A delivery under way (a key-share lock) keeps no mailbox from being flipped."""
-    mailbox = await make_mailbox(pool, -1)
-    async with pool.transaction() as conn:
-        await conn.execute(
-            "INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%s, 'x')", (mailbox,)
-        )
-        await ticker.Ticker(pool, lease_ttl=30).turn(undisturbed())
-        assert await pool.fetch_value(ACTIVE) == 0
-
-
 async def test_a_later_expiry_costs_no_query(pool):
     """A message that announces something later than what is planned changes nothing."""
     await make_mailbox(pool, 5)
@@ -195,12 +183,3 @@ async def test_survives_an_outage():
         await pool.close()
     finally:
         cluster.remove()
-
-
-def test_batches_aim_at_a_duration():
-    """A batch that took long is followed by a smaller one, within limits."""
-    assert ticker.resized(500, 500, 2 * ticker.STATEMENT) == 250
-    assert ticker.resized(500, 500, ticker.STATEMENT / 2) == 1000
-    assert ticker.resized(500, 400, 0.5) == 500
-    assert ticker.resized(50, 50, math.inf) == 50
-    assert ticker.resized(4000, 4000, 0.0) == 4000
