@@ -14,15 +14,15 @@ Fails: one call's error is a 500 and a log line.  Only the loss of a listening s
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from functools import partial
-from uuid import UUID
 
 import trio
 
+from actors.accepting import Acceptor
 from actors.commands import Commands
-from actors.messages import Accept, Accepted
+from actors.messages import Accept
 from actors.periodic import report_when_told
 from relay import __version__
 from relay.access.keys import Keys
@@ -30,8 +30,7 @@ from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
-from relay.errors import DatabaseUnavailable, OverQuota
-from relay.futures import Future
+from relay.errors import DatabaseUnavailable
 from relay.http.app import create_app
 from relay.http.deps import (
     Deps,
@@ -50,7 +49,6 @@ from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import report
-from relay.mailboxes.accept import full_among
 from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.parser import Parser
@@ -190,34 +188,6 @@ async def run(
             gate=gate_of(connections, trusted_proxies),
         )
         nursery.cancel_scope.cancel()
-
-
-class Acceptor:
-    """Hands mail to the writer and waits until it is durable."""
-
-    def __init__(self, writer: Mailbox[Accept], pool: Pool) -> None:
-        self._writer = writer
-        self._pool = pool
-
-    async def accept(
-        self, reverse_path: str, recipients: Sequence[tuple[UUID, str]], raw: bytes
-    ) -> Mapping[str, UUID]:
-        full = await full_among(self._pool, {address for _, address in recipients})
-        admitted = tuple(each for each in recipients if each[1] not in full)
-        if not admitted:
-            raise OverQuota("the mailbox is full")
-        reply: Future[Accepted] = Future()
-        try:
-            await self._writer.send(Accept(reverse_path, admitted, raw, reply, admitted=True))
-        except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
-            raise DatabaseUnavailable("the writer has ended") from error
-        accepted = await reply.wait()
-        if accepted.error is not None:
-            raise DatabaseUnavailable(accepted.error)
-        if full or accepted.full:
-            # Sent again, it is not stored again where it is now.
-            raise OverQuota("a mailbox is full")
-        return accepted.stored
 
 
 class _Enqueuer:

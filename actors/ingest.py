@@ -22,8 +22,10 @@ from typing import Any
 import trio
 from aiosmtpd.smtp import Envelope, Session
 
-from actors.messages import Accept, Accepted, Consult
+from actors.accepting import hand_over_nowait
+from actors.messages import Accept, Consult
 from actors.periodic import report_when_told
+from relay.accepted import Accepted
 from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
@@ -47,21 +49,9 @@ class _Mailboxes:
         self._writer = writer
 
     def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Future[Accepted]:
-        reply: Future[Accepted] = Future()
-        message = Accept(
-            reverse_path,
-            tuple((new_id(), address) for address in recipients),
-            raw,
-            reply,
-            admitted=True,
-        )
-        try:
-            self._writer.send_nowait(message)
-        except trio.WouldBlock:
-            reply.settle(Accepted({}, "the writer is behind"))
-        except (trio.ClosedResourceError, trio.BrokenResourceError):
-            reply.settle(Accepted({}, "the writer has ended"))
-        return reply
+        named = tuple((new_id(), address) for address in recipients)
+        message = Accept(reverse_path, named, raw, admitted=True)
+        return hand_over_nowait(self._writer, message)
 
 
 class _Filter:

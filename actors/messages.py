@@ -18,6 +18,7 @@ from uuid import UUID
 
 from aiosmtpd.smtp import Envelope, Session
 
+from relay.accepted import Accepted
 from relay.futures import Future
 from relay.outbound.claimed import Batch
 from relay.outbound.lanes import DueLane
@@ -43,20 +44,6 @@ class SweepNow:
 @dataclass(frozen=True)
 class Report:
     """An operator's command: write the figures to the log."""
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """What became of an `Accept`: the message ids stored, by recipient.
-
-    A recipient that is missing was unknown or expired when the row was to be written, or is among
-    the `full`: its mailbox holds what its plan allows, and may take the message later.
-    `error` is set when nothing is known to be stored and the sender should try again.
-    """
-
-    stored: dict[str, UUID]
-    error: str | None = None
-    full: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ from uuid import UUID
 import trio
 from prometheus_client import Gauge
 
-from actors.messages import Accept, Accepted, Claiming, Deliver, Due, NothingHigh, Room
+from actors.accepting import hand_over
+from actors.messages import Accept, Claiming, Deliver, Due, NothingHigh, Room
+from relay.accepted import Accepted
 from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
@@ -124,9 +126,7 @@ async def run(
     """
 
     async def store(reverse_path: str, message_id: UUID, address: str, raw: bytes) -> Accepted:
-        message = Accept(reverse_path, ((message_id, address),), raw)
-        await writer.send(message)
-        return await message.reply.wait()
+        return await hand_over(writer, Accept(reverse_path, ((message_id, address),), raw))
 
     rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
     unit = settings.retry_unit

@@ -39,7 +39,8 @@ import psycopg
 import trio
 from prometheus_client import Counter, Histogram
 
-from actors.messages import Accept, Accepted
+from actors.messages import Accept
+from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger

@@ -12,13 +12,13 @@ Fails: by outcomes, in the words of SMTP.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection
 from uuid import UUID
 
 import psycopg
 import trio
 
+from relay.accepted import Accepted
 from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
@@ -28,22 +28,6 @@ from relay.storage import AMPLE, REFUSED, Space
 
 _WHEN_SHORT = 0.25  # retry units, after which it is tried again while the disk is nearly full
 _NO_SPACE = REFUSED.labels("delivery")
-
-
-class Accepted(Protocol):
-    """What became of a message that was to be stored."""
-
-    @property
-    def stored(self) -> Mapping[str, UUID]:
-        """The ids of the messages stored now, by address."""
-
-    @property
-    def full(self) -> Collection[str]:
-        """Addresses whose mailbox holds what its plan allows."""
-
-    @property
-    def error(self) -> str | None:
-        """Why nothing is known to be stored."""
 
 
 Store = Callable[[str, UUID, str, bytes], Awaitable[Accepted]]

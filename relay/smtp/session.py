@@ -35,6 +35,7 @@ from aiosmtpd.smtp import MISSING, SMTP, Envelope, syntax
 from aiosmtpd.smtp import Session as Conversation
 from prometheus_client import Counter
 
+from relay.accepted import Accepted
 from relay.errors import OverQuota, TemporaryFailure
 from relay.log import get_logger
 from relay.metrics import registry
@@ -42,7 +43,7 @@ from relay.peers import peer_key
 from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
 from relay.smtp.data import DataDecoder
 from relay.smtp.lines import Lines, SessionOver
-from relay.smtp.shared import Accepted, Shared
+from relay.smtp.shared import Shared
 from relay.smtp.syntax import (
     FOREIGN_SIZE,
     HTTP_VERBS,

@@ -5,32 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
-from uuid import UUID
 
 from aiosmtpd.smtp import Envelope
 from aiosmtpd.smtp import Session as Conversation
 
+from relay.accepted import Accepted
 from relay.smtp.limits import Budget, Misses, SmtpLimits
 from relay.smtp.waits import Answer
 from relay.storage import AMPLE, Space
-
-
-class Accepted(Protocol):
-    """What became of a message that was to be stored."""
-
-    @property
-    def stored(self) -> Mapping[str, UUID]:
-        """The ids under which it is durable, by recipient; none who is not live any more."""
-
-    @property
-    def error(self) -> str | None:
-        """Why nothing is known to be stored, which the sender should hear as 4xx."""
-
-    @property
-    def full(self) -> Collection[str]:
-        """Recipients whose mailbox holds as much as it may."""
 
 
 class Mailboxes(Protocol):

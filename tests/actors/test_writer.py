@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from actors import writer
-from actors.messages import Accept, Accepted
+from actors.messages import Accept
+from relay.accepted import Accepted
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable

@@ -1,7 +1,6 @@
 """The loop: what the writer says of a message, in the words of SMTP."""
 
 import random
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -9,20 +8,12 @@ from uuid import UUID, uuid4
 import pytest
 import trio
 
+from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.outbound.loopback import Loopback
 from relay.smtp.client import Mail, Verdict
 
 MAIL = Mail("a@x.example", ("b@relay.localhost",), b"Subject: s\r\n\r\n")
-
-
-@dataclass
-class Accepted:
-    """What the writer answers."""
-
-    stored: dict[str, UUID] = field(default_factory=dict)
-    full: frozenset[str] = frozenset()
-    error: str | None = None
 
 
 def loopback(pool: Any, answer: Accepted | None, *, short: bool = False) -> Loopback:
@@ -44,9 +35,9 @@ def loopback(pool: Any, answer: Accepted | None, *, short: bool = False) -> Loop
     ("answer", "verdict", "code"),
     [
         (Accepted({"b@relay.localhost": UUID(int=1)}), Verdict.DELIVERED, 250),
-        (Accepted(), Verdict.BOUNCED, 550),
-        (Accepted(full=frozenset({"b@relay.localhost"})), Verdict.DEFERRED, 452),
-        (Accepted(error="the writer is full"), Verdict.DEFERRED, 451),
+        (Accepted({}), Verdict.BOUNCED, 550),
+        (Accepted({}, full=frozenset({"b@relay.localhost"})), Verdict.DEFERRED, 452),
+        (Accepted({}, error="the writer is full"), Verdict.DEFERRED, 451),
     ],
 )
 async def test_what_the_writer_says_becomes_a_reply(

@@ -12,7 +12,8 @@ import trio
 
 from actors import filter as filter_actor
 from actors import ingest, writer
-from actors.messages import Accept, Accepted, Consult, Report
+from actors.messages import Accept, Consult, Report
+from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.errors import ConfigError
 from relay.futures import Future

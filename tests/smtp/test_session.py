@@ -11,7 +11,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages import Accepted
+from relay.accepted import Accepted
 from relay.addresses import canonical
 from relay.futures import Future
 from relay.smtp.limits import SmtpLimits

@@ -1,0 +1,76 @@
+"""Handing mail to the writer, and what it said.
+
+Promises
+- There is an answer whatever becomes of the writer: one that has ended, or is too far behind for
+  who does not wait, is an `Accepted` with an `error`.
+- What was accepted is durable when the answer says so (`actors/writer.py`).
+
+Fails: `hand_over` and `hand_over_nowait` never; `Acceptor` says in exceptions what they say in the
+answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+import trio
+
+from actors.messages import Accept
+from relay.accepted import Accepted
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable, OverQuota
+from relay.futures import Future
+from relay.mailboxes.accept import full_among
+from supervisor import Mailbox
+
+_ENDED = "the writer has ended"
+
+
+def hand_over_nowait(writer: Mailbox[Accept], message: Accept) -> Future[Accepted]:
+    """Have a message stored; for who has not the time to wait until the writer has room."""
+    try:
+        writer.send_nowait(message)
+    except trio.WouldBlock:
+        message.reply.settle(Accepted({}, "the writer is behind"))
+    except (trio.ClosedResourceError, trio.BrokenResourceError):
+        message.reply.settle(Accepted({}, _ENDED))
+    return message.reply
+
+
+async def hand_over(writer: Mailbox[Accept], message: Accept) -> Accepted:
+    """Have a message stored, as soon as the writer has room; return what became of it."""
+    try:
+        await writer.send(message)
+    except (trio.ClosedResourceError, trio.BrokenResourceError):
+        return Accepted({}, _ENDED)
+    return await message.reply.wait()
+
+
+class Acceptor:
+    """Stores mail that comes by HTTP: all of it, or what an exception says."""
+
+    def __init__(self, writer: Mailbox[Accept], pool: Pool) -> None:
+        self._writer = writer
+        self._pool = pool
+
+    async def accept(
+        self, reverse_path: str, recipients: Sequence[tuple[UUID, str]], raw: bytes
+    ) -> Mapping[str, UUID]:
+        """Store a message under these ids; return those of live mailboxes, by address.
+
+        Raises `OverQuota` where one is full (then the others may have it), `DatabaseUnavailable`
+        when nothing is known to be stored.
+        """
+        full = await full_among(self._pool, {address for _, address in recipients})
+        admitted = tuple(each for each in recipients if each[1] not in full)
+        if not admitted:
+            raise OverQuota("the mailbox is full")
+        message = Accept(reverse_path, admitted, raw, admitted=True)
+        accepted = await hand_over(self._writer, message)
+        if accepted.error is not None:
+            raise DatabaseUnavailable(accepted.error)
+        if full or accepted.full:
+            # Sent again, it is not stored again where it is now.
+            raise OverQuota("a mailbox is full")
+        return accepted.stored

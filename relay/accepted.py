@@ -1,0 +1,20 @@
+"""What became of a message that was to be stored here, as SMTP, HTTP and the loop are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The message ids that are durable now, by recipient.
+
+    A recipient that is missing was unknown or expired when the row was to be written, or is among
+    the `full`: its mailbox holds what its plan allows, and may take the message later.
+    `error` is set when nothing is known to be stored and the sender should try again.
+    """
+
+    stored: dict[str, UUID]
+    error: str | None = None
+    full: frozenset[str] = frozenset()

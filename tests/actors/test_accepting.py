@@ -1,0 +1,90 @@
+"""Handing mail to the writer: whatever becomes of it, there is an answer."""
+
+from collections.abc import Mapping
+from uuid import UUID
+
+import pytest
+import trio
+import trio.testing
+
+from actors.accepting import Acceptor, hand_over, hand_over_nowait
+from actors.messages import Accept
+from relay.accepted import Accepted
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable, OverQuota
+from relay.ids import new_id
+from supervisor import ChildSpec, Context, Mailbox, Restart, Supervisor, SupervisorSpec
+
+
+def message() -> Accept:
+    """A message for one mailbox."""
+    return Accept("", ((new_id(), "a@b"),), b"x")
+
+
+class _Writer(Mailbox[Accept]):
+    """A mailbox whose reader answers at once."""
+
+    def __init__(self, outcome: Accepted) -> None:
+        super().__init__("writer")
+        self._outcome = outcome
+
+    async def send(self, message: Accept) -> None:
+        message.reply.settle(self._outcome)
+
+
+async def test_mail_for_the_writer_is_stored_or_a_temporary_failure(pool: Pool):
+    """What the writer says becomes the answer: the ids by address, or try again."""
+    wanted = new_id()
+
+    async def accept(outcome: Accepted) -> Mapping[str, UUID]:
+        return await Acceptor(_Writer(outcome), pool).accept("", [(wanted, "a@b")], b"x")
+
+    stored = await accept(Accepted({"a@b": wanted}))
+    assert stored == {"a@b": wanted}
+    with pytest.raises(DatabaseUnavailable):
+        await accept(Accepted({}, "no database"))
+    with pytest.raises(OverQuota):
+        await accept(Accepted({}, full=frozenset({"a@b"})))
+
+
+def test_who_does_not_wait_is_told_that_the_writer_is_behind():
+    """At once, and what has a place in its mailbox waits for its answer."""
+    writer: Mailbox[Accept] = Mailbox("writer", capacity=1)
+    assert not hand_over_nowait(writer, message()).settled
+    assert hand_over_nowait(writer, message()).result() == Accepted({}, "the writer is behind")
+
+
+async def ended(writer: Mailbox[Accept]) -> None:
+    """Run a writer that reads nothing, and ends when everybody waits."""
+
+    async def ends(ctx: Context) -> None:
+        ctx.ready()
+        await trio.testing.wait_all_tasks_blocked()
+
+    spec = ChildSpec("writer", ends, restart=Restart.TEMPORARY, significant=True, mailbox=writer)
+    await Supervisor().run(SupervisorSpec("root", (spec,)))
+
+
+async def test_a_writer_that_has_ended_is_an_answer():
+    """To who waits, and to who does not."""
+    writer: Mailbox[Accept] = Mailbox("writer")
+    with trio.fail_after(20):
+        await ended(writer)
+        assert await hand_over(writer, message()) == Accepted({}, "the writer has ended")
+    assert hand_over_nowait(writer, message()).result() == Accepted({}, "the writer has ended")
+
+
+async def test_a_writer_that_ends_while_one_waits_for_room_is_an_answer():
+    """Who waits is told when it ends."""
+    writer: Mailbox[Accept] = Mailbox("writer", capacity=1)
+    writer.send_nowait(message())
+    answers: list[Accepted] = []
+
+    async def wait() -> None:
+        answers.append(await hand_over(writer, message()))
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await ended(writer)
+    assert answers == [Accepted({}, "the writer has ended")]
