@@ -52,12 +52,10 @@ import hmac
 import math
 import random
 import resource
-import socket
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -81,17 +79,14 @@ from actors import (
     writer,
 )
 from actors.commands import current_name
+from actors.control_deps import control_deps
 from actors.messages import Accept, Consult, Due, Report, SweepNow, Wake
-from relay.access.keys import Keys
-from relay.datadir import Keyring
+from actors.resources import Resources
 from relay.db import channels
-from relay.db.embedded import Embedded
-from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
 from relay.devices.intake import Intake, SourceRates
 from relay.devices.limits import DeviceLimits
-from relay.devices.noise import KeyPair
 from relay.devices.postgres import PostgresStore
 from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
@@ -103,8 +98,6 @@ from relay.lifecycle.batching import Adaptive, Fixed
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.letters import letters_of, sender_of
 from relay.lifecycle.token_mailer import TokenMailer
-from relay.log import LogRing
-from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
 from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
@@ -119,7 +112,6 @@ from relay.settings import Settings
 from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
 from relay.smtp.limits import SmtpLimits
-from relay.storage import AMPLE, Space
 from relay.webhooks.post import Poster
 from relay.webhooks.store import Webhooks
 from supervisor import (
@@ -128,7 +120,6 @@ from supervisor import (
     Context,
     Mailbox,
     Strategy,
-    Supervisor,
     SupervisorSpec,
 )
 
@@ -165,31 +156,6 @@ _OTHER_FILES = 96
 
 _OUTBOUND_DRAIN = 30.0
 """Seconds that a delivery which has begun may take to finish after SIGTERM."""
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What the actors share; made by `relay.app`, and as long-lived as the process."""
-
-    supervisor: Supervisor
-    server: Embedded | None
-    dsn: str
-    listen_dsn: str
-    pool: Pool
-    hub: Hub
-    smtp_sockets: tuple[socket.socket, ...]
-    http_sockets: tuple[socket.socket, ...]
-    push_sockets: tuple[socket.socket, ...]
-    receive_sockets: tuple[socket.socket, ...]
-    device_key: KeyPair | None  # where device sessions are served
-    data_dir: Path
-    admin_token_hash: bytes
-    keyring: Keyring
-    logs: LogRing
-    page_url: str
-    """Where this relay's pages are reached from a letter; empty: nobody knows."""
-    space: Space = AMPLE
-    """Of the data directory's disk."""
 
 
 Run = Callable[[Context], Awaitable[None]]
@@ -580,32 +546,19 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             control.run,
             sockets=resources.http_sockets,
             pool=pool,
-            store=store,
-            keys=Keys(pool),
-            hub=resources.hub,
-            writer=boxes.writer,
-            supervision=resources.supervisor,
-            logs=resources.logs,
-            admin_token_hash=resources.admin_token_hash,
-            keyring=resources.keyring,
-            node=f"{socket.gethostname()}:{resources.data_dir}",
-            wake_outbound=wake_outbound,
-            right_of_way=right_of_way,
-            gates=gates,
-            private_webhooks=settings.webhooks.allow_private,
-            private_upstreams=outbound.private_upstreams,
-            public_url=settings.http.link_base,
-            other_urls=settings.http.public_url[1:],
-            return_url=settings.lifecycle.return_url,
+            make_deps=control_deps(
+                settings,
+                resources,
+                store=store,
+                writer=boxes.writer,
+                wake_outbound=wake_outbound,
+                right_of_way=right_of_way,
+                gates=gates,
+                devices=device_inbox,
+                budget=_budget(settings),
+                connections=connections["http"],
+            ),
             connections=connections["http"],
-            anonymous_rate=settings.http.anonymous_rate,
-            trusted_proxies=settings.http.trusted_proxies,
-            budget=_budget(settings),
-            sns_topics=settings.ingest.sns_topics,
-            buckets=_buckets(settings),
-            max_message_bytes=settings.smtp.max_message_bytes,
-            devices=device_inbox,
-            space=resources.space,
         ),
         sweep_every=settings.expiry.sweep_every,
         post_timeout=settings.webhooks.timeout,
@@ -680,18 +633,6 @@ def _mailer(settings: Settings, resources: Resources) -> TokenMailer:
         collector.batch_limit,
         collector.batch_timeout,
         _budget(settings) if collector.budget_covers == "letters" else None,
-    )
-
-
-def _buckets(settings: Settings) -> Buckets | None:
-    """Where SES may put mail, if the settings name a bucket."""
-    ingest = settings.ingest
-    if not ingest.s3_buckets:
-        return None
-    return Buckets(
-        dict(map(parse_bucket, ingest.s3_buckets)),
-        Credentials(ingest.s3_access_key, ingest.s3_secret_key, ingest.s3_session_token),
-        ingest.s3_endpoint,
     )
 
 

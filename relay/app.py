@@ -32,7 +32,8 @@ from pathlib import Path
 import structlog
 import trio
 
-from actors.tree import Parts, Resources, build_tree, wire
+from actors.resources import Resources
+from actors.tree import Parts, build_tree, wire
 from relay import log as logging
 from relay import metrics
 from relay.crypto import hash_token, new_admin_token

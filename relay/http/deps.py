@@ -1,7 +1,7 @@
 """The dependencies of the control plane: all that its calls use, handed in when it is made.
 
 The application imports no actor and no supervisor: it sees them as the Protocols below.
-`actors/control.py` makes the `Deps`, once.
+`actors/control_deps.py` makes the `Deps`, for each start of the actor that serves.
 """
 
 from __future__ import annotations
@@ -220,3 +220,16 @@ class Deps:
     def urls(self) -> tuple[str, ...]:
         """The addresses that people see; empty ones are none."""
         return (self.public_url, *self.other_urls)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What lives as long as one start of the actor that serves."""
+
+    draining: trio.Event
+    attachment: ExtractAttachment
+    announce: WakeOutbound
+    """Tells the claimers of all nodes, for where none runs in this process."""
+
+
+MakeDeps = Callable[[Serving], Deps]

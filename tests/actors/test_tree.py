@@ -10,7 +10,8 @@ from cryptography.fernet import Fernet
 from actors import tree as tree_module
 from actors.commands import FORMER
 from actors.messages import Report, SweepNow
-from actors.tree import ROLES, Resources, build_tree, wire
+from actors.resources import Resources
+from actors.tree import ROLES, build_tree, wire
 from relay.datadir import DataDir, Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool

@@ -4,9 +4,10 @@ httpx on a real socket."""
 import contextlib
 import functools
 import json
+import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -17,17 +18,24 @@ import trio
 from cryptography.fernet import Fernet
 
 from actors import control, listener, writer
+from actors.control_deps import control_deps
 from actors.messages import Accept, Report
+from actors.resources import Resources
 from relay.access.keys import Keys
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir, Keyring
 from relay.db.listen import Hub
 from relay.db.pool import Pool
-from relay.http.deps import Limits
+from relay.devices.inbox import DeviceInbox
+from relay.http.deps import Deps, Limits, Serving, WakeOutbound
+from relay.http.serve import MAX_CONNECTIONS
 from relay.ids import new_id
 from relay.log import LogRing
 from relay.mailboxes.store import Store
 from relay.mailboxes.summary import summarise
+from relay.outbound.gates import Gates
+from relay.outbound.right_of_way import RightOfWay
+from relay.settings import load
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
 from tests.db.cluster import Cluster, binaries
 from tests.eventually import eventually
@@ -134,9 +142,13 @@ async def open_house(
     pool: Pool,
     limits: Limits = SMALL,
     keyring: Keyring | None = None,
-    **options: Any,
+    *,
+    node: str = "",
+    devices: DeviceInbox | None = None,
+    wake_outbound: WakeOutbound | None = None,
+    **changes: Any,
 ) -> AsyncIterator[House]:
-    """Run a control plane for the block."""
+    """Run a control plane for the block, as the tree makes it; `changes` are of its `Deps`."""
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     supervisor, hub, ring = Supervisor(), Hub(), LogRing()
@@ -149,6 +161,41 @@ async def open_house(
     async def fetch(url: str) -> bytes:
         return await fetchers[0](url)
 
+    resources = Resources(
+        supervisor=supervisor,
+        server=None,
+        dsn=database_url,
+        listen_dsn=database_url,
+        pool=pool,
+        hub=hub,
+        smtp_sockets=(),
+        http_sockets=(listening,),
+        push_sockets=(),
+        receive_sockets=(),
+        device_key=None,
+        data_dir=Path(node),
+        admin_token_hash=hash_token(token),
+        keyring=keyring,
+        logs=ring,
+        page_url="",
+    )
+    made = control_deps(
+        load(environ={}),
+        resources,
+        store=Store(pool, ["relay.localhost"]),
+        writer=messages,
+        wake_outbound=wake_outbound,
+        right_of_way=RightOfWay(),
+        gates=Gates(8, 60.0, random.Random(1)),
+        devices=devices,
+        budget=None,
+        connections=MAX_CONNECTIONS,
+    )
+
+    def make_deps(serving: Serving) -> Deps:
+        own: dict[str, Any] = {"limits": limits, "fetch": fetch, "anonymous_rate": 0.0} | changes
+        return replace(made(serving), **own)
+
     tree = SupervisorSpec(
         "relay",
         (
@@ -160,20 +207,7 @@ async def open_house(
             ChildSpec(
                 "control",
                 functools.partial(
-                    control.run,
-                    sockets=(listening,),
-                    pool=pool,
-                    store=Store(pool, ["relay.localhost"]),
-                    keys=Keys(pool),
-                    hub=hub,
-                    writer=messages,
-                    supervision=supervisor,
-                    logs=ring,
-                    admin_token_hash=hash_token(token),
-                    limits=limits,
-                    fetch=fetch,
-                    keyring=keyring,
-                    **options,
+                    control.run, sockets=(listening,), pool=pool, make_deps=make_deps
                 ),
                 hears=(Report,),
             ),

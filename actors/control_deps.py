@@ -1,0 +1,172 @@
+"""What the calls of the control plane use, made of settings and of what the process shares.
+
+A new dependency of a call is a field of `relay.http.deps.Deps` and a line here.  All of it is made
+anew for each start of the control actor, so that nothing which one remembers (page sessions, keys
+that it knows) outlives what it heard of them.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from functools import partial
+
+import trio
+
+from actors.accepting import Acceptor
+from actors.commands import Commands
+from actors.messages import Accept
+from actors.resources import Resources
+from relay import __version__
+from relay.access.keys import Keys
+from relay.db.pool import Pool
+from relay.devices.inbox import DeviceInbox
+from relay.errors import DatabaseUnavailable
+from relay.http.deps import Deps, Limits, MakeDeps, Serving, WakeOutbound
+from relay.http.fetch import fetch, fetch_object
+from relay.http.page_sessions import PageSessions
+from relay.lifecycle.accounts import Accounts
+from relay.lifecycle.budget import Budget
+from relay.lifecycle.consumption import Consumption
+from relay.lifecycle.report import report
+from relay.mailboxes.arrivals import Arrivals
+from relay.mailboxes.messages import Messages
+from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
+from relay.mailboxes.store import Store
+from relay.outbound.admin import QueueAdmin
+from relay.outbound.enqueue import Enqueued, enqueue
+from relay.outbound.gates import Gates, Standing
+from relay.outbound.message import Message
+from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.senders import Senders
+from relay.outbound.suppressions import Suppressions
+from relay.settings import Settings
+from relay.webhooks.store import Webhooks
+from supervisor import Mailbox
+
+
+def control_deps(
+    settings: Settings,
+    resources: Resources,
+    *,
+    store: Store,
+    writer: Mailbox[Accept],
+    wake_outbound: WakeOutbound | None,
+    right_of_way: RightOfWay,
+    gates: Gates,
+    devices: DeviceInbox | None,
+    budget: Budget | None,
+    connections: int,
+) -> MakeDeps:
+    """Return what makes the `Deps` of each start of the control actor.
+
+    `writer`: where mail that comes by HTTP goes; `wake_outbound`: tells this process's claimer of
+    what was queued, None where none runs; `right_of_way`: what high mail has over other in this
+    process's sender; `devices`: this node's device inbox, if any; `budget`: the collectors', to be
+    shown; `connections`: how many may be open.
+    """
+    pool, keyring = resources.pool, resources.keyring
+    buckets = _buckets(settings)
+
+    def destinations() -> Sequence[Standing]:
+        return gates.statistics(trio.current_time())
+
+    def make(serving: Serving) -> Deps:
+        keys = Keys(pool)
+        return Deps(
+            store=store,
+            messages=Messages(pool),
+            arrivals=Arrivals(pool),
+            keys=keys,
+            sessions=PageSessions(
+                pool,
+                keys,
+                admin_token_hash=resources.admin_token_hash,
+                # From one start to the next.
+                node=f"{socket.gethostname()}:{resources.data_dir}",
+            ),
+            hub=resources.hub,
+            accept=Acceptor(writer, pool).accept,
+            attachment=serving.attachment,
+            supervision=Commands(resources.supervisor),
+            logs=resources.logs,
+            admin_token_hash=resources.admin_token_hash,
+            draining=serving.draining,
+            enqueue=_Enqueuer(pool, right_of_way).enqueue,
+            queue_admin=QueueAdmin(pool),
+            senders=Senders(
+                pool, keyring.vault, private_upstreams=settings.outbound.private_upstreams
+            ),
+            suppressions=Suppressions(pool),
+            keyring=keyring,
+            webhooks=Webhooks(pool),
+            accounts=Accounts(pool),
+            consumption=Consumption(pool, lambda: keyring.signing),
+            collector=partial(report, pool, budget),
+            wake_outbound=wake_outbound or serving.announce,
+            destinations=destinations,
+            private_webhooks=settings.webhooks.allow_private,
+            devices=devices,
+            ready_checks=(
+                _Database(pool).check,
+                *(() if devices is None else (devices.check,)),
+            ),
+            space=resources.space,
+            public_url=settings.http.link_base,
+            other_urls=settings.http.public_url[1:],
+            return_url=settings.lifecycle.return_url,
+            anonymous_rate=settings.http.anonymous_rate,
+            trusted_proxies=settings.http.trusted_proxies,
+            sns_topics=settings.ingest.sns_topics,
+            buckets=buckets,
+            fetch_object=fetch_object,
+            max_message_bytes=settings.smtp.max_message_bytes,
+            fetch=fetch,
+            version=__version__,
+            # The last quarter of the connections is for calls that are answered and gone.
+            limits=Limits(streams=max(1, connections * 3 // 4)),
+        )
+
+    return make
+
+
+def _buckets(settings: Settings) -> Buckets | None:
+    """Where SES may put mail, if the settings name a bucket."""
+    ingest = settings.ingest
+    if not ingest.s3_buckets:
+        return None
+    return Buckets(
+        dict(map(parse_bucket, ingest.s3_buckets)),
+        Credentials(ingest.s3_access_key, ingest.s3_secret_key, ingest.s3_session_token),
+        ingest.s3_endpoint,
+    )
+
+
+class _Enqueuer:
+    """Queues mail, and clears the way for high mail as soon as it is known to come."""
+
+    def __init__(self, pool: Pool, right_of_way: RightOfWay) -> None:
+        self._pool = pool
+        self._right_of_way = right_of_way
+
+    async def enqueue(
+        self, messages: Sequence[Message], *, key: str | None = None, key_hash: bytes | None = None
+    ) -> Enqueued:
+        if any(message.priority == "high" and message.send_at is None for message in messages):
+            # If nothing comes of it after all, it is over in a moment.
+            self._right_of_way.expect(trio.current_time())
+        return await enqueue(self._pool, messages, key=key, key_hash=key_hash)
+
+
+class _Database:
+    """The readiness of PostgreSQL, asked by a statement."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def check(self) -> str | None:
+        try:
+            await self._pool.fetch_value("SELECT 1", timeout=2.0)
+        except DatabaseUnavailable:
+            return "PostgreSQL does not answer"
+        return None

@@ -1,0 +1,41 @@
+"""What the actors of one process share."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from relay.datadir import Keyring
+from relay.db.embedded import Embedded
+from relay.db.listen import Hub
+from relay.db.pool import Pool
+from relay.devices.noise import KeyPair
+from relay.log import LogRing
+from relay.storage import AMPLE, Space
+from supervisor import Supervisor
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the actors share; made by `relay.app`, and as long-lived as the process."""
+
+    supervisor: Supervisor
+    server: Embedded | None
+    dsn: str
+    listen_dsn: str
+    pool: Pool
+    hub: Hub
+    smtp_sockets: tuple[socket.socket, ...]
+    http_sockets: tuple[socket.socket, ...]
+    push_sockets: tuple[socket.socket, ...]
+    receive_sockets: tuple[socket.socket, ...]
+    device_key: KeyPair | None  # where device sessions are served
+    data_dir: Path
+    admin_token_hash: bytes
+    keyring: Keyring
+    logs: LogRing
+    page_url: str
+    """Where this relay's pages are reached from a letter; empty: nobody knows."""
+    space: Space = AMPLE
+    """Of the data directory's disk."""
