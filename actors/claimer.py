@@ -36,6 +36,7 @@ from prometheus_client import Counter, Histogram
 from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
 from actors.periodic import wait_for_messages
 from relay.errors import DatabaseUnavailable
+from relay.jitter import new_rng
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outage import Outage
@@ -111,7 +112,7 @@ async def run(
     `announce`: tells other nodes that something is due, high mail where it is given `HIGH`
     (an async function); `sweep_every`: seconds, a quarter more or less.
     """
-    rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+    rng = rng or new_rng()
     announcer = None if announce is None else Announcer(announce, linger=_ANNOUNCE_EVERY)
     claimer = _Claimer(ctx, queue, sender, gates, rates, upstream, announcer, sweep_every, rng)
     await sender.send(Claiming())

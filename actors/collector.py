@@ -29,6 +29,7 @@ from actors.messages import SweepNow, Wake
 from actors.periodic import wait_for_messages
 from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
+from relay.jitter import new_rng
 from relay.lifecycle import token_queue
 from relay.lifecycle.batching import Batching, Reason
 from relay.lifecycle.pacing import Pacing
@@ -86,7 +87,7 @@ async def run(
     where there is none (then all nodes are told); without `space` on the disk nothing is handed
     over; messages (`Wake`, `SweepNow`) are hints.
     """
-    pacing = Pacing(batching(), sweep_every, rng or random.Random())  # noqa: S311 - jitter
+    pacing = Pacing(batching(), sweep_every, rng or new_rng())
     collector = _Collector(ctx, mailer, keyring, wake_outbound, pacing, space)
     log.info("collector.configured", **pacing.described())
     ctx.ready()

@@ -29,6 +29,7 @@ from relay.db import leases
 from relay.db.pool import Pool
 from relay.devices.store import InboxStore, StoreUnavailable
 from relay.errors import DatabaseUnavailable
+from relay.jitter import jittered, new_rng
 from relay.log import get_logger
 from supervisor import Context, Drained
 
@@ -53,7 +54,7 @@ async def run(
     rng: random.Random | None = None,
 ) -> None:
     """Run `store` until drained; `reap_every` in seconds; `shared`: the database nodes share."""
-    rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+    rng = rng or new_rng()
     node = uuid4()
     gathered = _gather(store)
     try:
@@ -64,7 +65,7 @@ async def run(
                 while True:
                     finished = await _reap(store, ctx.beat, shared, node)
                     seconds = reap_every if finished else min(_RETRY, reap_every)
-                    again_at = trio.current_time() + seconds * rng.uniform(0.75, 1.25)
+                    again_at = trio.current_time() + jittered(seconds, rng)
                     while (left := again_at - trio.current_time()) > 0:
                         if await wait_for_messages(ctx, left):
                             _report(store)  # a `Report`: it hears nothing else

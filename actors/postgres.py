@@ -24,7 +24,9 @@ from relay.db.embedded import Embedded
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.jitter import new_rng
 from relay.log import get_logger
+from relay.outage import Outage
 
 if TYPE_CHECKING:
     from supervisor import Context
@@ -65,8 +67,8 @@ async def run(
     if server is not None:
         await server.run(migrate_and_prepare, ctx.draining, hang_up=pool.hang_up)
     else:
-        jitter = rng or random.Random()  # noqa: S311 - not a secret
-        await _external(ctx, migrate_and_prepare, pool, look_every, jitter)
+        outage = Outage(first=0.25, longest=10.0, rng=rng or new_rng())
+        await _external(ctx, migrate_and_prepare, pool, look_every, outage)
 
 
 async def _external(
@@ -74,17 +76,16 @@ async def _external(
     migrate_and_prepare: Callable[[], Awaitable[None]],
     pool: Pool,
     look_every: float,
-    rng: random.Random,
+    outage: Outage,
 ) -> None:
-    failures = 0
     while not ctx.draining.is_set():
         try:
             await migrate_and_prepare()
         except DatabaseUnavailable as error:
-            failures += 1
-            log.warning("postgres.waiting", attempt=failures, error=str(error))
+            pause = outage.lost()
+            log.warning("postgres.waiting", attempt=outage.attempts, error=str(error))
             ctx.beat()
-            with trio.move_on_after(rng.uniform(0.1, min(10.0, 0.25 * 2 ** min(failures, 16)))):
+            with trio.move_on_after(pause):
                 await ctx.draining.wait()
         else:
             await _watch(ctx, pool, look_every)

@@ -41,10 +41,12 @@ from relay.db import leases
 from relay.db.leases import Lease
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.jitter import jittered, new_rng
 from relay.lifecycle import token_queue
 from relay.log import get_logger
 from relay.mailboxes import reclaim
 from relay.metrics import registry
+from relay.outage import Outage
 from relay.outbound.queue import Queue
 from supervisor import Context, Drained
 
@@ -61,7 +63,7 @@ _FOUND = Counter(
 _LEASE = "reaper"
 _LEASE_TTL = 30.0  # s; far above the few hundredths that a batch takes
 _TOKENS = 1000  # a batch
-_RETRY = 10.0  # s; after an outage, or while another node reaps
+_RETRY = 10.0  # s; while another node reaps, and at most between two attempts in an outage
 _ROLL_EVERY = 3600.0  # s; partitions are made two weeks ahead
 
 
@@ -81,14 +83,23 @@ async def run(
     mailbox, or an expired token, is kept; `outbound_retention`: seconds that finished mail is
     kept; `sweep_every`: seconds between rounds, a quarter more or less.
     """
+    rng = rng or new_rng()
     reaper = Reaper(pool, retention=retention, queue=queue, outbound_retention=outbound_retention)
-    rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+    outage = Outage(longest=_RETRY, rng=rng)
     ctx.ready()
     try:
         while True:
-            finished = await reaper.round(ctx)
-            seconds = sweep_every if finished else min(_RETRY, sweep_every)
-            reaper.heed(await wait_for_messages(ctx, seconds * rng.uniform(0.75, 1.25)))
+            try:
+                led = await reaper.round(ctx)
+            except DatabaseUnavailable as error:
+                if not outage.is_on:
+                    log.warning("reaper.waits_for_database", reason=str(error))
+                seconds = outage.lost()
+            else:
+                if outage.over():
+                    log.info("reaper.recovered")
+                seconds = jittered(sweep_every if led else min(_RETRY, sweep_every), rng)
+            reaper.heed(await wait_for_messages(ctx, seconds))
     except Drained:
         return
 
@@ -110,22 +121,18 @@ class Reaper:
             self.rolled_at = -math.inf
 
     async def round(self, ctx: Context) -> bool:
-        """Reclaim everything that is due.  False when it could not (outage, another leads)."""
-        try:
-            lease = await leases.acquire(self.pool, _LEASE, self.node, _LEASE_TTL)
-            if lease is None:
-                return False
-            if self.queue is not None:
-                await self._look_after(self.queue)
-            forgotten = await self._forget_tokens(ctx)
-            if not await leases.renew(self.pool, lease, _LEASE_TTL):
-                return False  # the above took longer than the lease
-            mailboxes, messages = await self._reclaim(ctx, lease)
-            await reclaim.fold_usage(self.pool)
-            await leases.release(self.pool, lease)
-        except DatabaseUnavailable as error:
-            log.warning("reaper.waits_for_database", reason=str(error))
+        """Reclaim everything that is due.  False when another leads."""
+        lease = await leases.acquire(self.pool, _LEASE, self.node, _LEASE_TTL)
+        if lease is None:
             return False
+        if self.queue is not None:
+            await self._look_after(self.queue)
+        forgotten = await self._forget_tokens(ctx)
+        if not await leases.renew(self.pool, lease, _LEASE_TTL):
+            return False  # the above took longer than the lease
+        mailboxes, messages = await self._reclaim(ctx, lease)
+        await reclaim.fold_usage(self.pool)
+        await leases.release(self.pool, lease)
         _RECLAIMED.labels("mailboxes").inc(mailboxes)
         _RECLAIMED.labels("messages").inc(messages)
         _RECLAIMED.labels("tokens").inc(forgotten)

@@ -48,6 +48,7 @@ from relay.accepted import Accepted
 from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.jitter import new_rng
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.claimed import Batch
@@ -128,7 +129,7 @@ async def run(
     async def store(reverse_path: str, message_id: UUID, address: str, raw: bytes) -> Accepted:
         return await hand_over(writer, Accept(reverse_path, ((message_id, address),), raw))
 
-    rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+    rng = rng or new_rng()
     unit = settings.retry_unit
     loopback = Loopback(pool, settings.domains, store, retry_unit=unit, rng=rng, space=space)
     sender = _Sender(

@@ -50,7 +50,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import math
-import random
 import resource
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
@@ -93,6 +92,7 @@ from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
 from relay.errors import ConfigError
 from relay.http.serve import MAX_CONNECTIONS
+from relay.jitter import new_rng
 from relay.lifecycle import budget_store
 from relay.lifecycle.batching import Adaptive, Fixed
 from relay.lifecycle.budget import Budget
@@ -388,7 +388,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     gates = Gates(
         outbound.concurrency,
         outbound.retry_unit,
-        random.Random(),  # noqa: S311 - jitter
+        new_rng(),
         cap=outbound.domain_connections,
     )
     right_of_way = RightOfWay()

@@ -10,7 +10,8 @@ Promises
   * A message is a reason to look; `SweepNow` one to forget what is past its time, too.
   * Draining: posts under way end (each has its deadline), nothing new is claimed.
 
-Fails: never by a receiver, a URL or an event.  Without the database it waits for the next sweep.
+Fails: never by a receiver, a URL or an event.  Without the database it tries again, by and by
+less often, at last as often as it sweeps.
 
 No log line, error or metric names a URL: it may hold a token.
 """
@@ -32,8 +33,10 @@ from actors.messages import SweepNow
 from actors.periodic import wait_for_messages
 from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
+from relay.jitter import new_rng
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.outage import Outage
 from relay.outbound.backoff import retry_delay
 from relay.webhooks.post import NotPosted, Poster, Refused
 from relay.webhooks.signing import signed_headers
@@ -75,7 +78,7 @@ async def run(
     """
     posting = _Posting(
         ctx, webhooks, poster, keyring, retry_unit, max_attempts, concurrency,
-        rng or random.Random(),  # noqa: S311 - jitter
+        rng or new_rng(),
     )  # fmt: skip
     async with trio.open_nursery() as posts:
         posts.start_soon(posting.claim_as_wanted, posts)
@@ -112,7 +115,7 @@ class _Posting:
         self._stopping = False
         self._under_way: Counter[str] = Counter()
         self._forget_at = -math.inf
-        self._down = False
+        self._outage = Outage(longest=SWEEP_EVERY, rng=rng)
 
     def heed(self, messages: list[Any]) -> None:
         """Look, for it is time or somebody said so."""
@@ -149,9 +152,9 @@ class _Posting:
                     wait = min(SWEEP_EVERY, SWEEP_EVERY if soon is None else soon + 0.001)
                     await self._forget()
             except DatabaseUnavailable as error:
-                self._note_outage(error)
+                wait = self._lost(error)
                 continue
-            self._down = False
+            self._outage.over()
             for event in events:
                 self._under_way[event.origin] += 1
                 posts.start_soon(self._tell, event)
@@ -161,17 +164,18 @@ class _Posting:
             self._forget_at = trio.current_time() + _FORGET_EVERY
             await self._webhooks.forget()
 
-    def _note_outage(self, error: DatabaseUnavailable) -> None:
-        if not self._down:
+    def _lost(self, error: DatabaseUnavailable) -> float:
+        """The database is away; return the seconds until the next attempt."""
+        if not self._outage.is_on:
             log.warning("webhook.database_unavailable", reason=str(error))
-        self._down = True
+        return self._outage.lost()
 
     async def _tell(self, event: Event) -> None:
         began = trio.current_time()
         try:
             await self._post(event)
         except DatabaseUnavailable as error:
-            self._note_outage(error)  # its lease runs out, and it is due again
+            self._lost(error)  # its lease runs out, and it is due again
         except Exception as error:
             # Nobody foresaw it: it must not take the others with it, nor come back for ever.
             await self._set_aside(event, error)
@@ -221,7 +225,7 @@ class _Posting:
         try:
             await self._failed(event, "an internal error of the relay")
         except DatabaseUnavailable as error:
-            self._note_outage(error)
+            self._lost(error)
         except psycopg.Error:
             pass  # the database refuses even that; its lease runs out, and it is tried again
 

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import random
 
+from relay.jitter import jittered
+
 FIRST, LONGEST = 0.1, 5.0
 """Seconds of the pauses unless told otherwise."""
-
-_JITTER = 0.25
 
 
 class Outage:
@@ -39,6 +39,8 @@ class Outage:
         self._longest = longest
         self._rng = rng
         self._pause = 0.0  # the last one; 0 when there is no outage
+        self.attempts = 0
+        """How many have failed since it began."""
 
     @property
     def is_on(self) -> bool:
@@ -47,12 +49,11 @@ class Outage:
 
     def lost(self) -> float:
         """An attempt failed; return the seconds to wait before the next."""
+        self.attempts += 1
         self._pause = min(self._longest, self._pause * 2 or self._first)
-        if self._rng is None:
-            return self._pause
-        return self._pause * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
+        return self._pause if self._rng is None else jittered(self._pause, self._rng)
 
     def over(self) -> bool:
         """An attempt succeeded; return whether that ended an outage."""
-        was_on, self._pause = self.is_on, 0.0
+        was_on, self._pause, self.attempts = self.is_on, 0.0, 0
         return was_on

@@ -21,8 +21,10 @@ def test_the_next_outage_begins_with_the_first_pause():
     outage.lost()
     outage.lost()
     assert outage.is_on
+    assert outage.attempts == 2
     assert outage.over()
     assert not outage.is_on
+    assert outage.attempts == 0
     assert not outage.over()
     assert outage.lost() == 1.0
 

@@ -29,7 +29,9 @@ from psycopg import sql
 
 from relay.db.connection import Connection, connect
 from relay.db.hosts import Hosts
+from relay.jitter import new_rng
 from relay.log import get_logger
+from relay.outage import Outage
 
 log = get_logger()
 
@@ -143,12 +145,12 @@ async def notifications(
 ) -> AsyncGenerator[Notification | Reconnected, None]:
     """Yield what is notified on `channels`, for ever.  Use it with `contextlib.aclosing`.
 
-    Times in seconds; the back-off has full jitter below `retry_base · 2ⁿ`, at most `retry_cap`.
+    Times in seconds; the back-off begins with `retry_base` and doubles up to `retry_cap`.
     `hosts`: what the process knows of the servers.
     """
     names = tuple(channels)
-    rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
-    failures, first = 0, True
+    outage = Outage(retry_base, retry_cap, rng or new_rng())
+    first = True
     while True:
         conn: Connection | None = None
         try:
@@ -159,9 +161,9 @@ async def notifications(
                 hosts=hosts,
             )
             await _listen(conn, names, ping_timeout)
-            if failures:
-                log.info("db.listening_again", attempts=failures)
-            failures = 0
+            attempts = outage.attempts
+            if outage.over():
+                log.info("db.listening_again", attempts=attempts)
             yield Reconnected(first)
             first = False
             while True:
@@ -171,13 +173,13 @@ async def notifications(
                         yield Notification(note.channel, note.payload)
                 await _ping(conn, ping_timeout)
         except psycopg.Error as error:
-            failures += 1
-            if failures == 1:
+            if not outage.is_on:
                 log.warning("db.listen_lost", error=str(error).strip())
+            pause = outage.lost()
         finally:
             if conn is not None:
                 conn.abandon()
-        await trio.sleep(rng.uniform(0, min(retry_cap, retry_base * 2 ** min(failures, 16))))
+        await trio.sleep(pause)
 
 
 async def _listen(conn: Connection, names: tuple[str, ...], seconds: float) -> None:

@@ -49,6 +49,7 @@ from relay.db.doubt import BARRIER
 from relay.db.hosts import Hosts
 from relay.db.listen import Reconnected, notifications
 from relay.errors import DatabaseUnavailable
+from relay.jitter import new_rng
 from relay.lifecycle import budget_store, token_queue
 from relay.lifecycle.batching import Batching, Reason
 from relay.lifecycle.budget import Budget, spend
@@ -123,7 +124,7 @@ class Collect:
         self._hosts = Hosts()
         self._pipe = pipe
         self._batching = batching
-        self._pacing = Pacing(batching, SWEEP_EVERY, rng or random.Random())  # noqa: S311 - jitter
+        self._pacing = Pacing(batching, SWEEP_EVERY, rng or new_rng())
         self._signing_key = signing_key
         self._timeout = timeout
         self._budget = budget

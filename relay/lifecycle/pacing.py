@@ -13,6 +13,7 @@ import math
 import random
 
 from relay.db import channels
+from relay.jitter import jittered
 from relay.lifecycle.batching import Adaptive, Batching, Reason
 from relay.outage import Outage
 
@@ -98,7 +99,7 @@ class Pacing:
         """A sweep found so many rows that wait."""
         if waiting:
             self.batching.found(at)
-        self._sweep_at = at + self._sweep_every * self._rng.uniform(0.75, 1.25)
+        self._sweep_at = at + jittered(self._sweep_every, self._rng)
 
     # Outages ----------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from relay.accepted import Accepted
 from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.jitter import jittered
 from relay.mailboxes.accept import stored_among
 from relay.smtp.client import Mail, Outcome, Phase, Verdict
 from relay.storage import AMPLE, REFUSED, Space
@@ -59,7 +60,7 @@ class Loopback:
         if not self._space.short():
             return 0.0
         _NO_SPACE.inc()
-        return _WHEN_SHORT * self._unit * self._rng.uniform(0.75, 1.25)
+        return jittered(_WHEN_SHORT * self._unit, self._rng)
 
     async def deliver(
         self, mail: Mail, message_id: UUID, recipient: str, deadline: float

@@ -1,16 +1,19 @@
 """The reaper: reclaims what is old enough, in batches, and nothing else."""
 
+from typing import Any
 from uuid import UUID, uuid4
 
+import structlog
 import trio
 
 from actors import reaper
 from actors.messages import SweepNow
 from relay.db import leases
 from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
 from relay.mailboxes.store import Store
 from relay.outbound.queue import Queue
-from tests.actors.running import becomes, make_mailbox, running, undisturbed
+from tests.actors.running import becomes, logged, make_mailbox, running, undisturbed
 from tests.outbound.node import Node, lose, put, status
 
 MAILBOXES = "SELECT count(*) FROM relay.mailboxes"
@@ -120,6 +123,25 @@ async def test_one_reaps_at_a_time(pool):
     await leases.release(pool, other)
     assert await one.round(undisturbed())
     assert await pool.fetch_value(MAILBOXES) == 0
+
+
+async def test_an_outage_is_waited_out(pool):
+    """Said once, tried again soon, and said when it is over."""
+    attempts: list[float] = []
+    healthy = pool.fetch_value
+
+    async def fetch_value(*arguments: Any) -> Any:
+        if len(attempts) < 3:
+            attempts.append(trio.current_time())
+            raise DatabaseUnavailable("away")
+        return await healthy(*arguments)
+
+    pool.fetch_value = fetch_value
+    with structlog.testing.capture_logs() as lines:
+        async with running(reaper.run, pool=pool, sweep_every=3600.0):
+            await logged(lines, "reaper.recovered")
+    assert [line["event"] for line in lines].count("reaper.waits_for_database") == 1
+    assert attempts[2] - attempts[0] < 5.0  # not as rarely as it looks whether another reaps
 
 
 async def test_reaps_on_command(pool):
