@@ -1,4 +1,8 @@
-"""The one spelling of a mailbox's address, shared by whoever creates one and whoever delivers.
+"""Addresses of mail: what they are made of, domains as A-labels, and a mailbox's one spelling.
+
+`ATEXT` and `DOMAIN` are what every pattern of an address is made of: the words of SMTP
+(`relay.smtp`), what callers write (`relay.outbound.message`), and a mailbox's spelling, which
+whoever creates one and whoever delivers share.
 
 Promises: `canonical` is idempotent, and two spellings of one mailbox come out alike.
 
@@ -9,7 +13,8 @@ Promises: `canonical` is idempotent, and two spellings of one mailbox come out a
 - No sub-addressing: `bob+tag` is another mailbox than `bob`.  Were it not, mail for an expired
   `bob+tag` could land in a live `bob`.
 - Unicode is brought to NFC; a domain outside ASCII to its A-label, which is what clients without
-  SMTPUTF8 send for the same domain.
+  SMTPUTF8 send for the same domain.  One of which that codec makes somebody else's (`a_labels`)
+  is none.
 
 Fails with `ValueError` for what is no address of a mailbox; for a recipient that means
 "unknown", for a request to create one "malformed".
@@ -25,10 +30,16 @@ import unicodedata
 MAX_LOCAL_BYTES = 64
 MAX_BYTES = 254
 
-_ATEXT = r"a-z0-9!#$%&'*+/=?^_`{|}~\-"
-_PLAIN = re.compile(rf"[{_ATEXT}]+(?:\.[{_ATEXT}]+)*@[a-z0-9](?:[a-z0-9.\-]*[a-z0-9])?")
-_LOCAL = re.compile(rf"[{_ATEXT}.\u0080-\U0010ffff]+")
-_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9.\-]*[a-z0-9])?|\[[a-z0-9.:]+\]")
+ATEXT = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~\-"
+"""What an atom is made of (RFC 5322, 3.2.3), as it stands in a pattern between brackets."""
+
+DOMAIN = r"[A-Za-z0-9](?:[A-Za-z0-9.\-]*[A-Za-z0-9])?"
+"""A domain at first sight: its labels are not looked at one by one."""
+
+_PLAIN = re.compile(rf"[{ATEXT}]+(?:\.[{ATEXT}]+)*@{DOMAIN}")
+_LOCAL = re.compile(rf"[{ATEXT}.\u0080-\U0010ffff]+")
+_DOMAIN = re.compile(rf"{DOMAIN}|\[[a-z0-9.:]+\]")
+_DEVIANT = re.compile("[ßς\u200c\u200d]")
 _QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -52,6 +63,20 @@ def canonical_domain(name: str) -> str:
     return canonical(f"x@{name.rstrip('.')}").partition("@")[2]
 
 
+def a_labels(domain: str) -> str:
+    """Return a domain outside ASCII as its A-labels; ValueError says, as a clause, why it has none.
+
+    Python's codec knows IDNA 2003, which turns some letters into others and so a domain into
+    somebody else's; asking for the xn-- form is better than mail to a stranger.
+    """
+    if _DEVIANT.search(domain.lower()):
+        raise ValueError("must be written in its xn-- form")
+    try:
+        return domain.encode("idna").decode("ascii")
+    except UnicodeError as error:
+        raise ValueError("is no domain name") from error
+
+
 def _unusual(address: str) -> str:
     """Bring quotes, Unicode, dots in odd places and address literals to one form."""
     local, _, domain = unicodedata.normalize("NFC", address).rpartition("@")
@@ -63,10 +88,10 @@ def _unusual(address: str) -> str:
         raise ValueError("the local part is not one of a mailbox")
     if not domain.isascii():
         try:
-            domain = domain.encode("idna").decode("ascii")
-        except UnicodeError as error:
-            raise ValueError("the domain is not a domain name") from error
+            domain = a_labels(domain)
+        except ValueError as error:
+            raise ValueError(f"the domain {error}") from error
     domain = domain.lower()
     if not _DOMAIN.fullmatch(domain):
-        raise ValueError("the domain is not a domain name")
+        raise ValueError("the domain is no domain name")
     return f"{local}@{domain}"

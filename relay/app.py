@@ -46,7 +46,7 @@ from relay.devices.noise import KeyPair
 from relay.errors import ConfigError, innermost
 from relay.log import get_logger
 from relay.memory import return_large_blocks
-from relay.settings import Settings, ignored, load, parse_address, parse_floor
+from relay.settings import Settings, ignored, load, parse_endpoint, parse_floor
 from relay.storage import Space, measure, usual_floor
 from relay.systemd import ServiceManager
 from supervisor import (
@@ -163,7 +163,7 @@ class _Listening:
             return self
         bound: list[socket.socket] = []
         try:
-            host, port = parse_address(self.address)
+            host, port = parse_endpoint(self.address)
             for family, kind, proto, _, address in socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             ):
@@ -218,7 +218,7 @@ def _page_url(settings: Settings, http_sockets: tuple[socket.socket, ...]) -> st
     if http_sockets:
         return f"http://{endpoint(http_sockets[0])}"
     # Another relay serves them, by the same settings.
-    return "" if parse_address(settings.http.bind)[1] == 0 else f"http://{settings.http.bind}"
+    return "" if parse_endpoint(settings.http.bind)[1] == 0 else f"http://{settings.http.bind}"
 
 
 async def _run(

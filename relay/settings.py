@@ -89,7 +89,7 @@ def parse_floor(value: object) -> Callable[[int], int]:
     return lambda total: size
 
 
-def parse_address(value: str) -> tuple[str, int]:
+def parse_endpoint(value: str) -> tuple[str, int]:
     """Split `host:port` (an IPv6 host in brackets) into its two parts."""
     host, colon, port = value.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -101,7 +101,7 @@ def parse_address(value: str) -> tuple[str, int]:
 
 
 def _check_address(value: str) -> str:
-    parse_address(value)
+    parse_endpoint(value)
     return value
 
 

@@ -38,6 +38,8 @@ NO_ADDRESSES = [
     "a b@x.example",
 ]
 NO_ADDRESSES += ["bob@x..", "bob@-x", "b\x00b@x", "b\u202eb@x", "bob@x y", "bob@\u2603\u3002"]
+# Letters of which Python's codec makes others: the domain would be somebody else's.
+NO_ADDRESSES += ["bob@straße.example", "bob@STRAẞE.example", "bob@βόλος.example", "bob@a\u200db.in"]
 NO_ADDRESSES += ["a" * 65 + "@x", "a@" + "b" * 253, "ü" * 33 + "@x.example"]
 
 

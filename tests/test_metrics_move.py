@@ -21,7 +21,7 @@ import trio
 from relay.db.pool import Pool
 from relay.devices.client import Pusher, Receiver
 from relay.devices.noise import KeyPair
-from relay.settings import parse_address
+from relay.settings import parse_endpoint
 from tests.docs.pages import ROOT
 from tests.docs.tables import scrape
 from tests.eventually import eventually_sync
@@ -189,13 +189,13 @@ class Drive:
         device = KeyPair.generate()
         run = self.relay.run
         key = bytes.fromhex(run["devices_key"])
-        with Pusher(parse_address(run["devices_push"]), key, 15) as pusher:
+        with Pusher(parse_endpoint(run["devices_push"]), key, 15) as pusher:
             pusher.push(device.public, b"blob")
         path = f"/devices/{device.public.hex()}/blobs"
         for _ in range(2):
             self.call("POST", path, content=b"x" * 60_000)
         self.watch.until("relay_devices_blobs", "relay_devices_oldest_seconds")
-        with Receiver(parse_address(run["devices_receive"]), device, key, 15) as receiver:
+        with Receiver(parse_endpoint(run["devices_receive"]), device, key, 15) as receiver:
             blob = receiver.receive(15)
             receiver.acknowledge(blob.id)  # type: ignore[union-attr]  # nothing was missed
             receiver.settle(15)

@@ -13,8 +13,8 @@ from relay.settings import (
     is_loopback,
     known_names,
     load,
-    parse_address,
     parse_duration,
+    parse_endpoint,
     show,
 )
 
@@ -200,11 +200,11 @@ def test_every_variable_of_the_settings_is_known():
 
 def test_addresses_split_into_host_and_port():
     """IPv6 hosts stand in brackets, and only there."""
-    assert parse_address("[::1]:25") == ("::1", 25)
-    assert parse_address("relay.example:0") == ("relay.example", 0)
+    assert parse_endpoint("[::1]:25") == ("::1", 25)
+    assert parse_endpoint("relay.example:0") == ("relay.example", 0)
     for wrong in ("::1:25", "host", ":25", "host:", "host:70000", "host:²"):
         with pytest.raises(ValueError, match=r"must be host:port|brackets"):
-            parse_address(wrong)
+            parse_endpoint(wrong)
 
 
 def test_loopback_is_told_from_the_world():

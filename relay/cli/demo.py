@@ -81,9 +81,9 @@ class Stage:
 
     def devices(self, port: str) -> tuple[tuple[str, int], bytes]:
         """Return address and key of a device port, push or receive."""
-        from relay.settings import parse_address
+        from relay.settings import parse_endpoint
 
-        return parse_address(self.run[f"devices_{port}"]), bytes.fromhex(self.run["devices_key"])
+        return parse_endpoint(self.run[f"devices_{port}"]), bytes.fromhex(self.run["devices_key"])
 
     def receiver(self) -> Receiver:
         """Return a receive session of the device."""

@@ -57,10 +57,10 @@ class Address(click.ParamType[tuple[str, int]]):
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, int]:
         """Return host and port, or fail with a sentence."""
-        from relay.settings import parse_address
+        from relay.settings import parse_endpoint
 
         try:
-            return parse_address(value)
+            return parse_endpoint(value)
         except ValueError as error:
             self.fail(f"{value!r}: {error}.", param, ctx)
 
@@ -430,7 +430,7 @@ def receive(
 
 def _find(data_dir: Path, port: str) -> tuple[tuple[str, int], bytes]:
     """Return address and key of the relay that runs on `data_dir`."""
-    from relay.settings import parse_address
+    from relay.settings import parse_endpoint
 
     run = read_run(data_dir)
     if port not in run:
@@ -438,7 +438,7 @@ def _find(data_dir: Path, port: str) -> tuple[tuple[str, int], bytes]:
             f"The relay on {data_dir.absolute()} serves no devices (it runs without that role).",
             exits.UNAVAILABLE,
         )
-    return parse_address(str(run[port])), bytes.fromhex(str(run["devices_key"]))
+    return parse_endpoint(str(run[port])), bytes.fromhex(str(run["devices_key"]))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from psycopg import sql
 from relay.db.pool import Pool
 from relay.errors import Bug, PermanentFailure, TemporaryFailure
 from relay.lifecycle.tokens import Action
-from relay.outbound.message import MalformedMessage, check_text, parse_address
+from relay.outbound.message import MalformedMessage, bare_address, check_text
 
 MAX_LOGIN = 254
 """Characters of a login."""
@@ -96,9 +96,7 @@ class Accounts:
 
     async def create(self, email: str, login: str, owner: UUID) -> Account:
         """Make a provisioned account of `owner`'s; its activation is on its way with it."""
-        box = parse_address(email, "email")
-        if box.name:
-            raise MalformedMessage("email", "must be an address alone, without a display name")
+        address = bare_address(email, "email")
         if not login or "," in login or "\t" in login:
             raise MalformedMessage("login", "must not be empty and must not hold a comma or a tab")
         check_text(login, "login", limit=MAX_LOGIN)
@@ -111,13 +109,13 @@ class Accounts:
                     RETURNING {columns}
                     """
                 ),
-                (box.address, login, owner),
+                (address, login, owner),
             )
         except psycopg.errors.UniqueViolation as error:
             named = error.diag.constraint_name or ""
             # It is there, the caller hears, who may have made it in a call that ended in doubt.
             await self._pool.fetch_durable(
-                "SELECT FROM relay.accounts WHERE email = %s OR login = %s", (box.address, login)
+                "SELECT FROM relay.accounts WHERE email = %s OR login = %s", (address, login)
             )
             raise Taken("login" if "login" in named else "email") from error
         except (psycopg.errors.CheckViolation, psycopg.errors.StringDataRightTruncation) as error:

@@ -22,12 +22,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from relay.access.owners import ADMINISTRATOR_ID
+from relay.addresses import a_labels
 from relay.db.channels import OUTBOUND
 from relay.db.connection import Connection
 from relay.db.pool import Pool
@@ -271,13 +273,11 @@ async def announce(pool: Pool, payload: str = "") -> None:
 
 
 def domain_of(address: str) -> str:
-    """The destination of an address: its domain in lower case, as an A-label where it has one."""
+    """The destination of an address: its domain in lower case, as A-labels where it has them."""
     domain = address.rpartition("@")[2].lower().rstrip(".")
     if not domain.isascii():
-        try:
-            return domain.encode("idna").decode("ascii")
-        except UnicodeError:
-            return domain
+        with suppress(ValueError):
+            return a_labels(domain)
     return domain
 
 

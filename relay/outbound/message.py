@@ -23,19 +23,17 @@ from datetime import datetime
 from uuid import UUID
 
 from relay.access.owners import ADMINISTRATOR_ID
+from relay.addresses import ATEXT, MAX_BYTES, MAX_LOCAL_BYTES, a_labels
 from relay.errors import PermanentFailure
 
-MAX_ADDRESS_BYTES = 254
-MAX_LOCAL_BYTES = 64
 MAX_FIELD_CHARS = 10_000
 """Characters of one header field; a subject of more is a mistake."""
 
-_ATEXT = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~\-\u00a1-\ud7ff\uf900-\U0010ffff"
-_DOT_ATOM = re.compile(rf"[{_ATEXT}]+(?:\.[{_ATEXT}]+)*")
+_ATOM = rf"[{ATEXT}\u00a1-\ud7ff\uf900-\U0010ffff]+"
+_DOT_ATOM = re.compile(rf"{_ATOM}(?:\.{_ATOM})*")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*|\[(?:[0-9.]{{7,15}}|IPv6:[0-9A-Fa-f:.]{{2,45}})\]")
-_DEVIANT = re.compile("[ßς\u200c\u200d]")
 
 
 class MalformedMessage(PermanentFailure, ValueError):
@@ -116,6 +114,14 @@ def parse_address(text: str, name: str) -> Address:
     return Address(_address(address.strip(), name), shown)
 
 
+def bare_address(text: str, name: str) -> str:
+    """Read an address that comes without a display name: as written, its domain as A-labels."""
+    address = parse_address(text, name)
+    if address.name:
+        raise MalformedMessage(name, "must be an address alone, without a display name")
+    return address.address
+
+
 def checked_address(address: Address, name: str) -> Address:
     """Return an address as `parse_address` would: whoever queued by SQL may have stored any."""
     if not address.name:
@@ -142,21 +148,13 @@ def _address(text: str, name: str) -> str:
     elif not _DOT_ATOM.fullmatch(local) or any(map(str.isspace, local)):
         raise MalformedMessage(name, "has a local part that needs quotes or is no local part")
     if not domain.isascii():
-        domain = _a_labels(domain, name)
+        try:
+            domain = a_labels(domain)
+        except ValueError as error:
+            raise MalformedMessage(name, f"has a domain that {error}") from error
     if not _DOMAIN.fullmatch(domain):
         raise MalformedMessage(name, "has a domain that is no domain name")
     address = f"{local}@{domain if domain.startswith('[') else domain.lower()}"
-    if len(address.encode()) > MAX_ADDRESS_BYTES or len(local.encode()) > MAX_LOCAL_BYTES:
+    if len(address.encode()) > MAX_BYTES or len(local.encode()) > MAX_LOCAL_BYTES:
         raise MalformedMessage(name, "is too long for an address")
     return address
-
-
-def _a_labels(domain: str, name: str) -> str:
-    # Python's codec knows IDNA 2003, which turns these into other letters and so into somebody
-    # else's domain; asking for the xn-- form is better than mail to a stranger.
-    if _DEVIANT.search(domain):
-        raise MalformedMessage(name, "has a domain that must be written in its xn-- form")
-    try:
-        return domain.encode("idna").decode("ascii")
-    except UnicodeError as error:
-        raise MalformedMessage(name, "has a domain that is no domain name") from error

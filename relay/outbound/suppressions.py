@@ -17,7 +17,7 @@ from uuid import UUID
 
 from relay.db.pool import Pool
 from relay.errors import Bug
-from relay.outbound.message import MalformedMessage, check_text, parse_address
+from relay.outbound.message import bare_address, check_text
 
 MAX_REASON = 500
 """Characters of a reason."""
@@ -37,10 +37,7 @@ def plain_address(text: str, name: str = "address") -> str:
 
     In lower case, without a display name, its domain as A-labels.
     """
-    mailbox = parse_address(text, name)
-    if mailbox.name:
-        raise MalformedMessage(name, "must be an address alone, without a display name")
-    return mailbox.address.lower()
+    return bare_address(text, name).lower()
 
 
 class Suppressions:

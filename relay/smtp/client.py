@@ -37,6 +37,7 @@ from collections.abc import Callable
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
+from relay.addresses import ATEXT, DOMAIN, MAX_BYTES
 from relay.errors import Bug, PermanentFailure
 from relay.smtp.auth import Credentials, Exchange, choose, exchange
 from relay.smtp.replies import NotAReply, Reply, ReplyLimits, ReplyReader
@@ -152,13 +153,12 @@ class UnfitMail(PermanentFailure, ValueError):
     """An envelope that can never be sent; the message is one sentence that names the field."""
 
 
-PLAIN = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.\-]+@[A-Za-z0-9](?:[A-Za-z0-9.\-]*[A-Za-z0-9])?")
+PLAIN = re.compile(rf"[{ATEXT}.]+@{DOMAIN}")
 _TEXT = r"[^\x00-\x20\x7f-\x9f<>()\[\]\\,;:\"@\s\ud800-\udfff]"
 # No angle brackets, which it might hold (RFC 5321, 4.1.2): a server that looks for the path's end
 # without reading quotes would find another address, and parameters of somebody else's.
 _QUOTED = r'"(?:[^\x00-\x1f\x7f-\x9f"\\<>\u2028\u2029\ud800-\udfff]|\\[\x20-\x3b=\x3f-\x7e])*"'
 _PATH = re.compile(rf"(?:{_TEXT}+|{_QUOTED})@(?:{_TEXT}+|\[[A-Za-z0-9:.\-]+\])")
-MAX_PATH_BYTES = 254
 
 
 def _path(address: str, field: str) -> bytes:
@@ -166,8 +166,8 @@ def _path(address: str, field: str) -> bytes:
     if PLAIN.fullmatch(address) is None and _PATH.fullmatch(address) is None:
         raise UnfitMail(f"{field} is not an address that SMTP can carry")
     path = address.encode()
-    if len(path) > MAX_PATH_BYTES:
-        raise UnfitMail(f"{field} has over {MAX_PATH_BYTES} bytes")
+    if len(path) > MAX_BYTES:
+        raise UnfitMail(f"{field} has over {MAX_BYTES} bytes")
     return path
 
 
@@ -209,7 +209,7 @@ class Mail:
     def plain(cls, sender: str, recipient: str, data: bytes) -> Mail:
         """A mail to one recipient, of which all is known that `__init__` looks for.
 
-        Both addresses match `PLAIN` and have at most `MAX_PATH_BYTES`; `data` is ASCII, and all
+        Both addresses match `PLAIN` and have at most `MAX_BYTES`; `data` is ASCII, and all
         its line ends, the last line's included, are CRLF.
         """
         self = cls.__new__(cls)

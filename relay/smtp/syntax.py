@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import re
 
-_ATEXT = rb"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+"
-_ADDRESS = rb"%b(?:\.%b)*@[A-Za-z0-9](?:[A-Za-z0-9.\-]*[A-Za-z0-9])?" % (_ATEXT, _ATEXT)
+from relay.addresses import ATEXT, DOMAIN
+
+_ADDRESS = rf"[{ATEXT}]+(?:\.[{ATEXT}]+)*@{DOMAIN}".encode()
 
 MAIL = re.compile(
     rb"(?i:MAIL FROM): ?<(%b)?>"

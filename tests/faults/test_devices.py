@@ -16,7 +16,7 @@ import trio
 
 from relay.devices.client import Delivery, Pusher, Receiver, RefusedByRelay
 from relay.devices.noise import KeyPair
-from relay.settings import parse_address
+from relay.settings import parse_endpoint
 from tests.devices import peer as wire
 from tests.devices.peer import Peer, key_pair
 from tests.eventually import eventually, eventually_sync
@@ -40,7 +40,7 @@ class Ledger:
 def push_until_it_ends(relay: RelayProcess, ledger: Ledger, seed: int, begun: threading.Event):
     """Push blobs of all sizes, several in flight, until the relay is gone."""
     rng = random.Random(seed)
-    address = parse_address(relay.run["devices_push"])
+    address = parse_endpoint(relay.run["devices_push"])
     try:
         with Pusher(address, bytes.fromhex(relay.run["devices_key"]), 20) as session:
             while True:
@@ -62,7 +62,7 @@ def receive_all(
     relay: RelayProcess, device: KeyPair, wanted: Collection[bytes] = ()
 ) -> list[bytes]:
     """Receive and acknowledge what waits for a device, at least what is `wanted` if it comes."""
-    address = parse_address(relay.run["devices_receive"])
+    address = parse_endpoint(relay.run["devices_receive"])
     found: list[bytes] = []
     missing = set(wanted)
     with Receiver(address, device, bytes.fromhex(relay.run["devices_key"]), 20) as session:
@@ -278,9 +278,9 @@ def test_a_device_that_drops_without_acknowledging_gets_it_again(relay) -> None:
     """However often, also when the connection is reset; after the DeliverAck never."""
     device = KeyPair.generate()
     key = bytes.fromhex(relay.run["devices_key"])
-    with Pusher(parse_address(relay.run["devices_push"]), key, 20) as sender:
+    with Pusher(parse_endpoint(relay.run["devices_push"]), key, 20) as sender:
         sender.push(device.public, b"x")
-    address = parse_address(relay.run["devices_receive"])
+    address = parse_endpoint(relay.run["devices_receive"])
     for number in range(6):
         with Receiver(address, device, key, 20) as session:
             blob = session.receive(20)
@@ -289,7 +289,7 @@ def test_a_device_that_drops_without_acknowledging_gets_it_again(relay) -> None:
             if number == 5:
                 session.acknowledge(blob.id)  # and gone at once, without waiting for anything
     with (
-        Pusher(parse_address(relay.run["devices_push"]), key, 20) as sender,
+        Pusher(parse_endpoint(relay.run["devices_push"]), key, 20) as sender,
         Receiver(address, device, key, 20) as session,
     ):
         sender.push(device.public, b"last")  # what came again would come before it
@@ -303,7 +303,7 @@ def test_devices_that_come_and_go_leave_nothing(relay) -> None:
     """Hundreds of sessions, ended in every way: in the end none is open, and a fifth may come."""
     device = KeyPair.generate()
     key = bytes.fromhex(relay.run["devices_key"])
-    address = parse_address(relay.run["devices_receive"])
+    address = parse_endpoint(relay.run["devices_receive"])
     for _ in range(50):
         held = []
         for _ in range(5):
@@ -322,7 +322,7 @@ def test_devices_that_come_and_go_leave_nothing(relay) -> None:
             until=lambda sessions: sessions == 0,
         )
     with (
-        Pusher(parse_address(relay.run["devices_push"]), key, 20) as sender,
+        Pusher(parse_endpoint(relay.run["devices_push"]), key, 20) as sender,
         Receiver(address, device, key, 20) as session,
     ):
         sender.push(device.public, b"x")

@@ -322,6 +322,8 @@ def test_international_addresses():
     assert "To: jörg@xn--bcher-kva.example\r\n".encode() in made.data
     with pytest.raises(MalformedMessage, match="xn--"):
         parse_address("a@straße.example", "to")
+    with pytest.raises(MalformedMessage, match="xn--"):
+        parse_address("a@STRAẞE.example", "to")
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,8 @@ def test_a_destination_is_its_domain_in_one_spelling():
     """Case, a final dot and Unicode make no second lane."""
     assert domain_of("A@Example.COM.") == "example.com"
     assert domain_of("a@bücher.example") == "xn--bcher-kva.example"
+    # Not strasse.example, which is somebody else's: its rates and its lane are its own.
+    assert domain_of("a@straße.example") == "straße.example"
 
 
 # relay.send ------------------------------------------------------------------------------------

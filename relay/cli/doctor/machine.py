@@ -44,9 +44,9 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
         level,
         "debug is slow and verbose; use info unless you hunt something" if level == "debug" else "",
     )
-    from relay.settings import is_loopback, parse_address
+    from relay.settings import is_loopback, parse_endpoint
 
-    if not is_loopback(parse_address(settings.smtp.bind)[0]) and all(
+    if not is_loopback(parse_endpoint(settings.smtp.bind)[0]) and all(
         name == "localhost" or name.endswith(".localhost") for name in settings.smtp.domains
     ):
         yield Finding(
@@ -55,7 +55,7 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
             f"SMTP listens on {settings.smtp.bind}, but every domain is local",
             "set RELAY_SMTP__DOMAINS to the domains whose MX points here",
         )
-    if not is_loopback(parse_address(settings.http.bind)[0]) and not settings.http.link_base:
+    if not is_loopback(parse_endpoint(settings.http.bind)[0]) and not settings.http.link_base:
         yield Finding(
             "public URL",
             WARN,
@@ -67,7 +67,7 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
 def check_letters(patient: Patient) -> Iterator[Finding]:
     """Can letters be written, and can those who get them follow their links?"""
     from relay.lifecycle.letters import letters_of
-    from relay.settings import is_loopback, parse_address
+    from relay.settings import is_loopback, parse_endpoint
 
     settings = patient.settings
     if settings is None:
@@ -78,7 +78,7 @@ def check_letters(patient: Patient) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("letters", FAIL, output.line(error), "see relay/lifecycle/templates")
         return
-    unreachable = not settings.http.link_base and is_loopback(parse_address(settings.http.bind)[0])
+    unreachable = not settings.http.link_base and is_loopback(parse_endpoint(settings.http.bind)[0])
     yield judged(
         "letters",
         settings.outbound.upstream == "loop:" or not unreachable,
@@ -185,7 +185,7 @@ def check_ports(patient: Patient) -> Iterator[Finding]:
     """See whether the ports are free, or are held by this relay."""
     if patient.settings is None:
         return
-    from relay.settings import parse_address
+    from relay.settings import parse_endpoint
 
     settings = patient.settings
     for name, entry, variable, setting in (
@@ -199,10 +199,10 @@ def check_ports(patient: Patient) -> Iterator[Finding]:
             settings.devices.receive_bind,
         ),
     ):
-        host, port = parse_address(setting)
+        host, port = parse_endpoint(setting)
         held = str((patient.run or {}).get(entry, "")).removeprefix("http://")
         if held:
-            same = port in {0, parse_address(held)[1]}
+            same = port in {0, parse_endpoint(held)[1]}
             yield Finding(
                 f"{name} port",
                 OK if same else WARN,
