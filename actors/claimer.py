@@ -36,7 +36,7 @@ from prometheus_client import Counter, Histogram
 from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
 from actors.periodic import wait_for_messages
 from relay.errors import DatabaseUnavailable
-from relay.jitter import new_rng
+from relay.jitter import jittered, new_rng
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outage import Outage
@@ -161,7 +161,7 @@ class _Claimer:
         self._recover = True  # what an incarnation before this one claimed in vain, too
         self._survey_ended_at = -math.inf
         self._survey_took = 0.0
-        self._swept_at = -math.inf
+        self._sweep_at = -math.inf
         self._clock_at = trio.current_time()
         self._clock: datetime | None = None
         self._due_at: datetime | None = None  # the earliest known of what is due later
@@ -210,45 +210,64 @@ class _Claimer:
                 if reason == FLUSH:
                     self._gates.reopen()
             case SweepNow():
-                self._swept_at = -math.inf
+                self._sweep_at = -math.inf
 
     # Looking and claiming -------------------------------------------------------------------------
 
     async def _turn(self) -> float:
-        """Survey if there is a reason, claim while there is room; seconds until the next turn."""
+        """Sweep, recover, survey, claim, each if there is a reason; seconds until the next turn."""
         now = trio.current_time()
-        if now >= self._swept_at + self._sweep_every:
-            self._look = True
-            self._swept_at = now + self._sweep_every * self._rng.uniform(-0.25, 0.25)
-            self._recover = True
-            if expired := await self._queue.expire():
-                _EXPIRED.inc(expired)
-                log.info("outbound.expired", messages=expired)
-            if self._rates is not None:
-                self._limited = await self._rates.limited()
+        if now >= self._sweep_at:
+            await self._sweep(now)
         if self._recover:
-            recovered = await self._queue.recover()
-            self._recover = False
-            if recovered:
-                log.warning("claimer.recovered", messages=len(recovered), ids=_some(recovered))
-        at = self._now()
-        if at is not None and self._due_at is not None and at >= self._due_at:
-            # What said so had another clock, or was early by the length of a commit: asked for
-            # too soon, the lane would be taken for empty.
-            self._look = True
-            self._due_at = None
-        if self._look and (now >= self._rests_until or self._room <= 0):
-            if self._room <= 0:
-                await self._nothing_high()
-                return self._swept_at + self._sweep_every - now  # `Room` will come first
+            await self._recover_lost()
+        self._notice_what_came_due()
+        if self._look and self._room <= 0:
+            await self._nothing_high()
+            return self._sweep_at - now  # `Room` will come first
+        if self._look and now >= self._rests_until:
             await self._survey()
-        if self._room > 0 and not self._ctx.paused and not self._ctx.draining.is_set():
-            at = self._now()
-            if at is not None and await self._claim(at):
-                return 0.0  # there may be more; but messages first, which may be of higher priority
+        if await self._claim_if_may():
+            return 0.0  # there may be more; but messages first, which may be of higher priority
         if not self._high_is_near():
             await self._nothing_high()
         return self._until_next_turn()
+
+    async def _sweep(self, now: float) -> None:
+        """Do what is done by the clock, and have a look whatever was announced."""
+        self._look = True
+        self._sweep_at = now + jittered(self._sweep_every, self._rng)
+        self._recover = True
+        if expired := await self._queue.expire():
+            _EXPIRED.inc(expired)
+            log.info("outbound.expired", messages=expired)
+        if self._rates is not None:
+            self._limited = await self._rates.limited()
+
+    async def _recover_lost(self) -> None:
+        """Give back what was claimed with an answer that never came."""
+        recovered = await self._queue.recover()
+        self._recover = False
+        if recovered:
+            log.warning("claimer.recovered", messages=len(recovered), ids=_some(recovered))
+
+    def _notice_what_came_due(self) -> None:
+        """What was due later is a reason to look when it is due.
+
+        What said so had another clock, or was early by the length of a commit: asked for too soon,
+        the lane would be taken for empty.
+        """
+        at = self._now()
+        if at is not None and self._due_at is not None and at >= self._due_at:
+            self._look = True
+            self._due_at = None
+
+    async def _claim_if_may(self) -> bool:
+        """Claim once; False if there was no room, no leave or nothing to ask for."""
+        if self._room <= 0 or self._ctx.paused or self._ctx.draining.is_set():
+            return False
+        at = self._now()
+        return at is not None and await self._claim(at)
 
     async def _claim(self, at: datetime) -> bool:
         """Claim once and hand it on; False if there was nothing to ask for."""
@@ -401,7 +420,7 @@ class _Claimer:
 
     def _until_next_turn(self) -> float:
         now = trio.current_time()
-        instants = [self._swept_at + self._sweep_every]
+        instants = [self._sweep_at]
         if self._room > 0:
             if self._look:
                 instants.append(self._rests_until)

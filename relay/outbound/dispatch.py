@@ -3,29 +3,34 @@
 A line is what waits for one route.  A place is the right to be delivering; there are so many in
 all (`RELAY_OUTBOUND__CONCURRENCY`), and a line has the width that it has earned.
 
-Promises
-- High goes before normal, normal before bulk; a lower priority that waits gets at least one
-  delivery in twenty.  Lines take turns, and so do the destinations of a line.
-- While others wait in its line, no destination gets more than half of the line's connections,
-  high mail included.
-- No owner's deliveries that hang take a line, whatever their priority and to however many
-  destinations.  Of an owner who has half of a line's connections the last ones are kept, of 32:
+Promises, each with the method that keeps it
+- Order (`Line._order`): high goes before normal, normal before bulk; a lower priority that waits
+  gets at least one delivery in twenty.
+- Turns (`_wanted_elsewhere`): lines take turns, and so do the destinations of a line.
+- Half of a line (`_has_its_half`): while others wait in its line, no destination gets more than
+  half of the line's connections, high mail included.
+- Kept from an owner (`_kept_from_owner`): no owner's deliveries that hang take a line, whatever
+  their priority and to however many destinations.  Who has half of a line's connections does not
+  get the last ones, of 32:
 
       owner's mail is    others wait    nobody else does
       ---------------    -----------    ----------------
       high               2              1
       lower              4              2
 
-  And one whose stalled deliveries have half of them begins nothing more while mail of others waits,
-  and has no more jobs held than it may have places (`most_of`).
-- Some places are kept.  Of 32, a destination that has half of its line already does not get the
-  last four, a line that has half of all not the last two, and the last is for high priority alone.
-  So what hangs cannot take all, as long as it is one destination or one route.
-- A line widens by one with each answer, and, where mail waits behind deliveries that do not end,
-  with time: it doubles after each `STILL` seconds in which nothing ended.  What hangs is neither
-  success nor failure.  Where a gate holds the route back nothing widens.
-- High mail has the right of way: from when it is known to be due until it is delivered, nothing
-  lower is begun, for at most `RightOfWay.MOST` seconds and half of the time.
+- Hanging (`_hangs`): an owner whose stalled deliveries have half of a line begins nothing more
+  while mail of others waits, and has no more jobs held than it may have places (`most_of`).
+- Kept from a destination (`_kept_from_destination`): of a line of 32, one that has half of it
+  already does not get the last four.
+- Kept from a line (`_kept_from_line`): of 32 places, a line that has half of all does not get the
+  last two, and the last one is for high priority alone.  So what hangs cannot take all, as long as
+  it is one destination or one route.
+- Widening (`_may_widen`): a line widens by one with each answer, and, where mail waits behind
+  deliveries that do not end, with time: it doubles after each `STILL` seconds in which nothing
+  ended.  What hangs is neither success nor failure.  Where a gate holds the route back nothing
+  widens.
+- Right of way (`RightOfWay.held`): from when high mail is known to be due until it is delivered,
+  nothing lower is begun, for at most `RightOfWay.MOST` seconds and half of the time.
 
 Fails: never.  As many deliveries to different destinations as one owner may have places, all of
 which hang and were begun at once, stop what is not of high priority until their deadlines.
@@ -350,13 +355,7 @@ class Dispatch(Generic[J, W]):
         """Widen the lines in which mail waits and nothing has ended lately; True if there were."""
         found = False
         for line in self._round:
-            if (
-                line.waits
-                and line.workers
-                and line.width < self.full
-                and now >= line.moved_at + STILL
-                and self._bound(line.key, now) is None
-            ):
+            if self._may_widen(line, now):
                 line.width = min(2 * line.width, self.full)
                 line.moved_at = now
                 found = True
@@ -479,54 +478,70 @@ class Dispatch(Generic[J, W]):
             if barred and line._wait_for.keys() <= barred:
                 continue
             if priority == _HIGH:
-                # Beyond the width, too: places are kept for it.
-                width = line.width + kept(self.full)
-                job = None
-                if line.workers < width:
-                    job = line._pop(_HIGH, self._half(line, min(width, full)), barred)
+                width = line.width + kept(self.full)  # beyond the width, too: kept for it
+                taken = line.workers >= width
             else:
-                job = self._pick_lower(line, priority, full, barred)
-            if job is not None:
-                return job
+                width = line.width
+                taken = line.workers >= width or self._kept_from_line(line)
+            if not taken:
+                job = line._pop(priority, self._may(line, min(width, full)), barred)
+                if job is not None:
+                    return job
         return None
+
+    def _may(self, line: Line[J, W], width: int) -> Callable[[str], bool]:
+        """Whether a destination may have one more of so many connections of a line."""
+
+        def may(domain: str) -> bool:
+            return not (
+                self._kept_from_destination(line, domain) or self._has_its_half(line, domain, width)
+            )
+
+        return may
 
     def _barred(self, line: Line[J, W], full: int, now: float, priority: int) -> set[Hashable]:
         """The owners who get no more of a line's connections for mail of a priority now."""
-        barred: set[Hashable] = set()
         if 2 * line.workers < full:
-            return barred
-        for owner, busy in line._owners.items():
-            if 2 * busy < full:
-                continue
-            others = line._others_of_owner_wait(owner)
-            spare = self._of_owner if others or len(line._owners) > 1 else _half_of(self._of_owner)
-            if priority == _HIGH:
-                spare = _half_of(spare)
-            kept_for_others = full == self.full and line.workers >= full - spare
-            if kept_for_others or (others and 2 * line._stalled(owner, now) >= full):
-                barred.add(owner)
-        return barred
+            return set()
+        return {
+            owner
+            for owner, busy in line._owners.items()
+            if 2 * busy >= full
+            and (
+                self._kept_from_owner(line, owner, full, priority)
+                or self._hangs(line, owner, full, now)
+            )
+        }
 
-    def _pick_lower(
-        self, line: Line[J, W], priority: int, full: int, barred: Collection[Hashable]
-    ) -> J | None:
-        width = min(line.width, full)
-        if line.workers >= width:
-            return None
-        # Who has half already leaves room for others.
+    # The rules, by the names that they have above -------------------------------------------------
+
+    def _has_its_half(self, line: Line[J, W], domain: str, width: int) -> bool:
+        return line.busy(domain) >= max(width // 2, 1) and line._others_wait(domain)
+
+    def _kept_from_owner(self, line: Line[J, W], owner: Hashable, full: int, priority: int) -> bool:
+        if full < self.full:
+            return False  # a gate is narrower than that already
+        alone = len(line._owners) == 1 and not line._others_of_owner_wait(owner)
+        spare = _half_of(self._of_owner) if alone else self._of_owner
+        return line.workers >= full - (_half_of(spare) if priority == _HIGH else spare)
+
+    def _hangs(self, line: Line[J, W], owner: Hashable, full: int, now: float) -> bool:
+        return line._others_of_owner_wait(owner) and 2 * line._stalled(owner, now) >= full
+
+    def _kept_from_destination(self, line: Line[J, W], domain: str) -> bool:
+        return (
+            2 * line.busy(domain) >= self.full and line.workers >= self.full - self._of_destination
+        )
+
+    def _kept_from_line(self, line: Line[J, W]) -> bool:
         spare = self._of_line if 2 * line.workers >= self.places else self._for_high
-        if self.workers >= self.places - spare:
-            return None
+        return self.workers >= self.places - spare
 
-        return line._pop(priority, self._half(line, width), barred)
-
-    def _half(self, line: Line[J, W], width: int) -> Callable[[str], bool]:
-        """Whether a destination may have one more of so many connections."""
-
-        def may(domain: str) -> bool:
-            busy = line._busy.get(domain, 0)
-            if 2 * busy >= self.full and line.workers >= self.full - self._of_destination:
-                return False
-            return busy < max(width // 2, 1) or not line._others_wait(domain)
-
-        return may
+    def _may_widen(self, line: Line[J, W], now: float) -> bool:
+        return (
+            line.waits > 0
+            and line.workers > 0
+            and line.width < self.full
+            and now >= line.moved_at + STILL
+            and self._bound(line.key, now) is None
+        )
