@@ -957,6 +957,23 @@ class _Ticks:
 
 # --------------------------------------------------------------------------------------------------
 # The tree at work
+#
+# What a child below the root may be, between two steps of the loop (tests/supervisor/
+# test_schedules.py asserts it, and sees every line of it):
+#
+#     phase       leaving           killed        wanted        gated         failed     stumbled
+#     ---------   ---------------   -----------   -----------   -----------   --------   --------
+#     ABSENT      no                maybe (1)     maybe         maybe         maybe      maybe
+#     STARTING    maybe             no            see (2)       maybe         no         maybe
+#     READY       maybe             no            see (2)       see (3)       no         no
+#     DRAINING    yes, or see (4)   no            see (2)       maybe         no         maybe
+#     CANCELLED   yes if no killed  if no leave   see (2)       maybe         no         maybe
+#     STUCK       as CANCELLED
+#
+# (1) why its last incarnation was cancelled, until the next.  (2) not exactly when it leaves
+# FOR_GOOD.  (3) when it leaves WITH_GROUP alone.  (4) a supervisor that has given up, or whose
+# significant child has ended, drains unasked.  A supervisor is never killed or cancelled, only
+# drained: it is never CANCELLED or STUCK.  Paused goes with anything.
 # --------------------------------------------------------------------------------------------------
 
 

@@ -110,8 +110,56 @@ def actor(ledger: Ledger, rng: random.Random, style: str) -> Actor:
     return run
 
 
-async def play(seed: int) -> Ledger:
-    """Run one random tree through one random schedule and check the books."""
+State = tuple[str, bool, str, bool, bool, bool, bool, bool]
+"""Phase; whether it is a supervisor; why it leaves; killed; wanted; gated; failed; stumbled."""
+
+
+class Watch(trio.abc.Instrument):
+    """Notes what the children of a tree are, after every step of the loop."""
+
+    def __init__(self, boss: Supervisor) -> None:
+        self.boss = boss
+        self.seen: set[State] = set()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Look at all of them."""
+        for child in self.boss._by_name.values():
+            if child.parent is not None:
+                self.seen.add(
+                    (
+                        child.phase.name,
+                        hasattr(child, "children"),
+                        child.leaving.name if child.leaving else "",
+                        child.killed is not None,
+                        child.wanted,
+                        child.gated,
+                        child.failed,
+                        child.stumbled,
+                    )
+                )
+
+
+def is_legal(state: State) -> bool:
+    """Whether the table in supervisor.py (The tree at work) has it."""
+    phase, supervisor, leaving, killed, wanted, gated, failed, stumbled = state
+    if phase == "ABSENT":
+        return not leaving
+    if wanted == (leaving == "FOR_GOOD") or failed:
+        return False
+    if phase in ("CANCELLED", "STUCK"):
+        return not supervisor and bool(leaving or killed)
+    if killed:
+        return False
+    if phase == "READY":
+        return not stumbled and (not gated or leaving == "WITH_GROUP")
+    return phase == "STARTING" or bool(leaving) or supervisor  # … or it is DRAINING
+
+
+async def play(seed: int, seen: set[State] | None = None) -> Ledger:
+    """Run one random tree through one random schedule and check the books.
+
+    What its children were goes to `seen`.
+    """
     rng = random.Random(seed)
     ledger = Ledger()
     boxes = [
@@ -172,6 +220,9 @@ async def play(seed: int) -> Ledger:
                     await boss.restart(name)
         boss.resume("root")
 
+    watch = Watch(boss)
+    if seen is not None:
+        trio.lowlevel.add_instrument(watch)
     with trio.fail_after(10_000):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
@@ -190,6 +241,8 @@ async def play(seed: int) -> Ledger:
     }
     assert ledger.done | ledger.dead | held >= ledger.accepted, "lost"
     assert not ledger.dead & ledger.done
+    if seen is not None:
+        seen |= watch.seen
     return ledger
 
 
@@ -199,11 +252,11 @@ def _deterministic(monkeypatch):
     monkeypatch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
 
 
-def books(seed: int) -> Ledger:
+def books(seed: int, seen: set[State] | None = None) -> Ledger:
     """Play a schedule on the virtual clock."""
     trio._core._run._r.seed(seed)
     try:
-        return trio.run(play, seed, clock=trio.testing.MockClock(autojump_threshold=0))
+        return trio.run(play, seed, seen, clock=trio.testing.MockClock(autojump_threshold=0))
     except BaseException as exc:
         exc.add_note(f"seed {seed}")
         raise
@@ -220,6 +273,24 @@ def test_every_message_is_done_dead_or_still_held():
     assert done > SEEDS * MESSAGES / 2
     assert dead > SEEDS / 10
     assert left > SEEDS / 10
+
+
+def test_children_are_what_the_table_says_and_nothing_else():
+    """In every schedule, after every step of the loop; and each line of the table is needed."""
+    seen: set[State] = set()
+    for seed in range(SEEDS // 4):
+        books(seed, seen)
+    assert not [state for state in seen if not is_legal(state)]
+    lines = {(phase, supervisor, leaving) for phase, supervisor, leaving, *_ in seen}
+    for supervisor, phases in (
+        (False, ("STARTING", "READY", "DRAINING", "CANCELLED", "STUCK")),
+        (True, ("STARTING", "READY", "DRAINING")),
+    ):
+        for phase in phases:
+            for leaving in ("FOR_GOOD", "TO_RESTART", "WITH_GROUP"):
+                assert (phase, supervisor, leaving) in lines
+    assert {(phase, True, "") for phase in ("ABSENT", "DRAINING")} <= lines
+    assert any(phase == "CANCELLED" and not leaving for phase, _, leaving in lines)
 
 
 @pytest.mark.parametrize("seed", [3, 17])
