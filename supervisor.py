@@ -971,9 +971,10 @@ class _Ticks:
 #     STUCK       as CANCELLED
 #
 # (1) why its last incarnation was cancelled, until the next.  (2) not exactly when it leaves
-# FOR_GOOD.  (3) when it leaves WITH_GROUP alone.  (4) a supervisor that has given up, or whose
-# significant child has ended, drains unasked.  A supervisor is never killed or cancelled, only
-# drained: it is never CANCELLED or STUCK.  Paused goes with anything.
+# FOR_GOOD.  (3) only when it leaves WITH_GROUP, or FOR_GOOD after that.  (4) a supervisor that has
+# given up, or whose significant child has ended, drains unasked.  A supervisor is never killed or
+# cancelled, only drained: it is never CANCELLED or STUCK.  Nor does it leave TO_RESTART: by hand
+# those under it are restarted.  Paused goes with anything.
 # --------------------------------------------------------------------------------------------------
 
 
@@ -1200,6 +1201,8 @@ class _Branch(_Child):
         for child in self.children:
             child.wanted, child.gated, child.failed = True, True, False
             child.due, child.failures = -math.inf, 0
+            if child.alive:  # stuck, from the life before: it is started when it has ended
+                child.leaving = _Leave.WITH_GROUP
 
     async def body(self) -> None:
         while True:

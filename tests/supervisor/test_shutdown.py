@@ -261,6 +261,27 @@ async def test_a_stuck_child_that_ends_in_time_is_restarted(autojump_clock):
         ]
 
 
+async def test_the_end_of_a_child_stuck_in_an_earlier_life_is_no_failure(autojump_clock):
+    """Its supervisor gave up and was started again meanwhile: it is started when it has ended."""
+    stuck = ChildSpec("a", shielded(10), drain_timeout=0, stop_timeout=1)
+    inner = SupervisorSpec("inner", (stuck, ChildSpec("y", dies_after(1, 1))), max_restarts=0)
+    async with running(SupervisorSpec("root", (inner,))) as house:
+        await house.settle(13)
+        assert [event for event in house.events if event[0] >= 2 and event[1] != "root"] == [
+            (2, "a", "stuck"),
+            (2, "inner", "stopped"),
+            (2, "inner", f"exited (crashed): {GaveUp('inner', 'y', 'crashed')!r}"),
+            (2, "inner", "backing off for 0.5 s"),
+            (2.5, "inner", "started"),
+            (11, "a", "exited (cancelled)"),
+            (11, "a", "started"),
+            (11, "a", "ready"),
+            (11, "y", "started"),
+            (11, "y", "ready"),
+            (11, "inner", "ready"),
+        ]
+
+
 async def test_the_first_error_wins_over_stuck_children(autojump_clock):
     """GaveUp is raised as ever; `stuck` tells that the process needs os._exit."""
     tree = SupervisorSpec(
