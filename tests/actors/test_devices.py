@@ -6,19 +6,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from actors import device_store, devices
-from actors.messages import Wake
 from relay.devices.intake import Intake
 from relay.devices.noise import KeyPair
 from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
 from relay.errors import ConfigError
 from relay.metrics import registry, render
-from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+from supervisor import ChildSpec, Supervisor, SupervisorSpec
 from tests.actors.running import state
 from tests.devices import peer as wire
 from tests.devices.peer import Peer, key_pair
@@ -38,7 +36,6 @@ class House:
     key: KeyPair
     push_address: str
     receive_address: str
-    store_box: Mailbox[Any]
     now: float = 2_000_000_000.0
 
     async def pusher(self) -> Peer:
@@ -65,25 +62,23 @@ class House:
 
 
 @asynccontextmanager
-async def house(path: Path) -> AsyncIterator[House]:
+async def house(path: Path, reap_every: float = 3600.0) -> AsyncIterator[House]:
     """Run device_store and devices until the block ends, then shut down in order."""
     store = SqliteStore(path / "devices.db", ttl=TTL, clock=lambda: here.now)
     key = KeyPair.generate()
     server = DeviceServer(key, store, Intake(store))
     supervisor = Supervisor()
-    box: Mailbox[Any] = Mailbox("device_store")
     with listening() as push, listening() as receive:
         push_address, receive_address = (
             f"127.0.0.1:{one.getsockname()[1]}" for one in (push, receive)
         )
-        here = House(supervisor, store, server, key, push_address, receive_address, box)
+        here = House(supervisor, store, server, key, push_address, receive_address)
         tree = SupervisorSpec(
             "root",
             (
                 ChildSpec(
                     "device_store",
-                    functools.partial(device_store.run, store=store, reap_every=3600.0),
-                    mailbox=box,
+                    functools.partial(device_store.run, store=store, reap_every=reap_every),
                     awaited=False,
                 ),
                 ChildSpec(
@@ -225,15 +220,14 @@ async def test_what_waits_for_the_store_is_counted(tmp_path):
         await eventually(waiting, "nobody waits", until=lambda calls: calls == 0)
 
 
-async def test_the_store_is_reaped_when_told(tmp_path):
-    """A message starts a round, in batches; devices hear how many they missed."""
+async def test_the_store_is_reaped(tmp_path):
+    """Every so often, in batches; devices hear how many they missed."""
     private, public = key_pair()
-    async with house(tmp_path) as here:
+    async with house(tmp_path, reap_every=0.1) as here:
         async with trio.open_nursery() as nursery:
             for _ in range(600):
                 nursery.start_soon(here.store.put, public, b"x")
         here.now += TTL + 1
-        here.store_box.send_nowait(Wake())
         await eventually(
             lambda: b"relay_devices_reaped_blobs_total 600.0" in render(), "all of them are reaped"
         )
