@@ -80,6 +80,7 @@ LOCK := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url
 lock:
 	$(LOCK) --all-extras pyproject.toml -o requirements.lock
 	$(LOCK) --extra mcp --constraints requirements.lock pyproject.toml -o requirements.run.lock
+	$(LOCK) tests/bench/sendria/requirements.in -o tests/bench/sendria/requirements.lock
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -27,6 +27,7 @@ BENCHES = (
     "db",
     "ingest",
     "summary",
+    "readable",
     "inbox",
     "expiry",
     "smtp_client",
