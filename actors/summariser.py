@@ -17,19 +17,15 @@ Promises
   (`relay.mailboxes.search`).
 - A message that cannot be parsed gets a summary from its headers, with the reason; nothing is
   retried for ever.
-- Every relay on one database may run one: rows are claimed with SKIP LOCKED, and a claim ends
-  with its connection.
+- Every relay on one database may run one: what one has in hand others leave alone for `lease_for`,
+  so a node that was killed keeps its group from the others no longer than that.
 
-Crash safety
-    before the storing commit   the row is still in `relay.unsummarised`: parsed again
-    after it                    the summary is there and the row gone, in one statement
+Crash safety: see `relay.mailboxes.summaries`, which claims, stores, and holds no lock meanwhile.
 
 Fails: never on an outage of the database (back-off, one warning).
 
-What waits is looked at first, by mailbox and size, without its bytes; then a group is chosen, and
-claimed in the transaction that stores it.  The claim is a row lock held while the group is parsed:
-some milliseconds, at most the slice and a message's deadline.  No mail is ever sent or fetched
-over it.
+What waits is looked at first, by mailbox and size, without its bytes; then a group is chosen,
+claimed and read in one statement, parsed, and stored in one.
 """
 
 from __future__ import annotations
@@ -37,11 +33,10 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import trio
 from prometheus_client import Counter
@@ -49,15 +44,13 @@ from psycopg.pq.abc import PGresult
 
 from actors.messages import SweepNow
 from actors.periodic import wait_for_messages
-from relay.db.arrays import uuids
-from relay.db.channels import SUMMARIES
-from relay.db.connection import Connection, Statement
+from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
 from relay.log import get_logger
-from relay.mailboxes import search
+from relay.mailboxes import search, summaries
 from relay.mailboxes.fair_order import GROUP, FairOrder, Waiting
-from relay.mailboxes.parser import Parsed, Parser
+from relay.mailboxes.parser import Parser
 from relay.metrics import registry
 from relay.outage import Outage
 from supervisor import Context, Drained
@@ -90,14 +83,9 @@ _ORPHANS_EVERY = 60.0  # s
 _CHUNKS_EVERY = 5.0  # s; how often it looks for large mailboxes to make chunks of
 _CHUNKS_FOR = 0.5  # s, at most, before it looks for mail again
 
-_STATEMENT = 30.0  # s; client-side deadline of each statement, BEGIN and COMMIT too
-
 _INTEGER = 23  # the type's OID
 _NUMBER = struct.Struct(">i")
 _COUNT, _NONE = _NUMBER.pack(_LOOKED_AT), _NUMBER.pack(0)
-
-_Row = tuple[UUID, UUID, bytes, datetime]
-"""Message, mailbox, raw bytes, when it was received."""
 
 # Ids go by age, so the primary key gives the order of arrival from both ends.
 _END = """
@@ -125,55 +113,6 @@ _FEWEST = """
     LIMIT %s
     """
 
-# KEY SHARE: a message that is being deleted is left alone, and one that is claimed is not
-# deleted before its summary refers to it.
-_CLAIM = """
-    SELECT m.id, m.mailbox_id, m.raw_email, m.received_at
-    FROM relay.unsummarised u
-    JOIN relay.messages m ON m.id = u.message_id
-    WHERE u.message_id = ANY (%b)
-    FOR UPDATE OF u SKIP LOCKED
-    FOR KEY SHARE OF m SKIP LOCKED
-    """
-
-# Numbers (`seq`) are drawn after a lock per mailbox is held, and the lock ends with the commit, so
-# they become visible in order within a mailbox.  Locks are taken in one order: no deadlock.
-_STORE = f"""
-    WITH done AS MATERIALIZED (
-        SELECT *, hashtext(mailbox_id::text) AS key
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS r (
-            n integer, message_id uuid, mailbox_id uuid, from_address text, subject text,
-            has_attachments boolean, body_text text, body_html text, headers jsonb,
-            attachments jsonb, otp text, links jsonb, error text)
-    ), locked AS MATERIALIZED (
-        SELECT key, pg_advisory_xact_lock(1380274273, key)
-        FROM (SELECT DISTINCT key FROM done ORDER BY key) keys
-    ), stored AS (
-        INSERT INTO relay.summaries (
-            message_id, mailbox_id, from_address, subject, has_attachments, body_text,
-            body_html, headers, attachments, otp, links, error)
-        SELECT message_id, mailbox_id, from_address, subject, has_attachments, body_text,
-               body_html, headers, attachments, otp, links, error
-        FROM done
-        JOIN locked USING (key)
-        ORDER BY n
-        ON CONFLICT (message_id) DO NOTHING
-        RETURNING mailbox_id
-    ), finished AS (
-        DELETE FROM relay.unsummarised
-        WHERE message_id = ANY (%(ids)b)
-    )
-    SELECT pg_notify(
-        '{SUMMARIES}', relay.payload_of(ARRAY(SELECT DISTINCT mailbox_id FROM stored)))
-    """  # noqa: S608 - a constant of ours
-
-# Rows whose message was deleted before its turn came.
-_ORPHANS = """
-    DELETE FROM relay.unsummarised u
-    WHERE NOT EXISTS (SELECT FROM relay.messages m WHERE m.id = u.message_id)
-    """
-_ORPHANS_AMONG = _ORPHANS + " AND u.message_id = ANY (%b)"
-
 
 async def run(
     ctx: Context,
@@ -183,19 +122,22 @@ async def run(
     parse_timeout: float = 5.0,
     slice_for: float = 0.05,
     help_after: float = 0.2,
+    lease_for: float = 2.0,
 ) -> None:
     """Summarise until drained.
 
     `sweep_every`: seconds after which it looks although nobody called; `parse_timeout`: seconds
     that one message may take; `slice_for`: seconds after which a group is cut; `help_after`:
-    seconds of one group, or of waiting, after which a second parser goes on with the others.
+    seconds of one group, or of waiting, after which a second parser goes on with the others;
+    `lease_for`: seconds for which other nodes leave alone what is in hand here, more than a group
+    takes as a rule (one that takes longer may be parsed there too).
     """
     async with (
         Parser(deadline=parse_timeout) as parser,
         Parser(deadline=parse_timeout) as second,
         trio.open_nursery() as nursery,
     ):
-        summariser = Summariser(pool, parser, second, slice_for, help_after)
+        summariser = Summariser(pool, parser, second, slice_for, help_after, lease_for)
         nursery.start_soon(summariser.assist)
         ctx.ready()
         seconds = 0.0
@@ -258,6 +200,7 @@ class Summariser:
     second: Parser | None = None
     slice_for: float = math.inf
     help_after: float = 0.2
+    lease_for: float = 2.0
     load: Load = field(default_factory=Load)
     _order: FairOrder = field(default_factory=FairOrder)
     _outage: Outage = field(default_factory=Outage)
@@ -267,12 +210,13 @@ class Summariser:
     _elsewhere: dict[bytes, float] = field(default_factory=dict)  # message -> until when
     _since: dict[bytes, float] = field(default_factory=dict)  # message -> first seen waiting
     _looked: dict[bool, tuple[list[Waiting], float]] = field(default_factory=dict)  # by end
+    _node: UUID = field(default_factory=uuid4)  # as leases name it
     _in_hand: dict[Parser, list[Waiting]] = field(default_factory=dict)
     _began: float = math.inf  # the group in hand
     _working: trio.Event = field(default_factory=trio.Event)  # a turn is under way
 
     async def turn(self, ctx: Context) -> float:
-        """Summarise everything there is.  Returns the pause after an outage, 0 without one."""
+        """Summarise everything there is.  Returns when to look again in seconds; 0: if called."""
         self._working.set()
         try:
             newest, more, empty = False, True, 0
@@ -290,8 +234,9 @@ class Summariser:
                 newest = not newest
             if trio.current_time() >= self._orphans_at:
                 self._orphans_at = trio.current_time() + _ORPHANS_EVERY
-                await self.pool.execute(_ORPHANS)
-            return await self._make_chunks(ctx)
+                await summaries.tidy(self.pool)
+            # What somebody else has in hand may be left to us yet.
+            return await self._make_chunks(ctx) or (_ELSEWHERE if self._elsewhere else 0.0)
         except TemporaryFailure as error:
             if not self._outage.is_on:
                 log.warning("summariser.waits", reason=str(error))
@@ -448,46 +393,29 @@ class Summariser:
     async def _summarise(self, parser: Parser, group: list[Waiting]) -> int:
         """Claim a group, parse it and store what was parsed; return how many were or are gone."""
         order = {one.message_id: number for number, one in enumerate(group)}
-        async with self.pool.transaction(patience=_STATEMENT) as conn:
-            rows = await self._claim(conn, [UUID(bytes=one) for one in order])
-            rows.sort(key=lambda row: order[row[0].bytes])
-            found = await parser.summarise([row[2] for row in rows], budget=self.slice_for)
-            for row, parsed in zip(rows, found, strict=False):
-                self._order.charge(row[1].bytes, parsed.seconds)
-            await self._store(conn, rows[: len(found)], found)
+        claimed = await summaries.claim(
+            self.pool,
+            list(order),
+            node=self._node,
+            parser=int(parser is self.second),
+            seconds=self.lease_for,
+        )
+        claimed.sort(key=lambda message: order[message.message_id])
+        found = await parser.summarise([message.raw for message in claimed], budget=self.slice_for)
+        for message, parsed in zip(claimed, found, strict=False):
+            self._order.charge(message.mailbox_id, parsed.seconds)
+        done = await summaries.store(self.pool, claimed[: len(found)], found)
         _SUMMARISED.inc(len(found))
-        missing = order.keys() - {row[0].bytes for row in rows}
-        for message_id in (*(row[0].bytes for row in rows[: len(found)]), *missing):
+        left = {message.message_id for message in claimed[len(found) :]}
+        missing = order.keys() - left - done
+        for message_id in order.keys() - left:
             self._since.pop(message_id, None)
         if missing:
-            # Claimed by another, or deleted.
+            # Claimed by another, deleted, or about to be.
             until = trio.current_time() + _ELSEWHERE
             self._elsewhere.update(dict.fromkeys(missing, until))
-            await self.pool.execute(_ORPHANS_AMONG, (uuids([UUID(bytes=one) for one in missing]),))
-        return len(found) + len(missing)
-
-    async def _claim(self, conn: Connection, message_ids: list[UUID]) -> list[_Row]:
-        # Binary: as text every byte of mail travels as two hexadecimal digits.
-        cursor = await conn.execute(_CLAIM, (uuids(message_ids),), binary=True)
-        return await cursor.fetchall()
-
-    async def _store(self, conn: Connection, rows: Sequence[_Row], found: Sequence[Parsed]) -> None:
-        if not rows:
-            return
-        # Each summary is a JSON object; what identifies it is written into its front.  Numbered
-        # in the order of arrival, whichever was parsed first.
-        pairs = sorted(zip(rows, found, strict=True), key=lambda pair: (pair[0][3], pair[0][0]))
-        objects = [
-            b'{"n":%d,"message_id":"%s","mailbox_id":"%s",'
-            % (number, str(message_id).encode(), str(mailbox_id).encode())
-            + parsed.summary[1:]
-            for number, ((message_id, mailbox_id, _, _), parsed) in enumerate(pairs)
-        ]
-        parameters = {
-            "rows": (b"[" + b",".join(objects) + b"]").decode(),
-            "ids": uuids([row[0] for row in rows]),
-        }
-        await conn.execute(_STORE, parameters)
+            await summaries.drop_orphans(self.pool, missing)
+        return len(order) - len(left)
 
 
 def _waiting(result: PGresult) -> list[Waiting]:

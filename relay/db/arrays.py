@@ -31,8 +31,8 @@ _TRUE, _FALSE = struct.pack(">i?", 1, True), struct.pack(">i?", 1, False)
 _SIXTEEN = struct.pack(">i", 16)
 
 
-TEXT, BYTEA = 25, 17
-UUIDS, BIGINTS, TEXTS, BYTEAS = 2951, 1016, 1009, 1001
+TEXT, BYTEA, ONE_UUID, BOOLEAN, SMALLINT, DOUBLE = 25, 17, 2950, 16, 21, 701
+UUIDS, BIGINTS, TEXTS, BYTEAS, BOOLEANS = 2951, 1016, 1009, 1001, 1000
 """Types of parameters (OIDs), for a `relay.db.connection.Statement`."""
 
 
@@ -51,6 +51,11 @@ class Array:
 def uuids(values: Sequence[UUID]) -> Array:
     """uuid[]; no NULLs."""
     return Array(2951, 2950, [_SIXTEEN + value.bytes for value in values])
+
+
+def uuids_of(values: Sequence[bytes]) -> Array:
+    """uuid[], of the sixteen bytes of each; no NULLs."""
+    return Array(2951, 2950, [_SIXTEEN + value for value in values])
 
 
 def bigints(values: Sequence[int]) -> Array:

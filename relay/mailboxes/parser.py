@@ -17,6 +17,7 @@ One call at a time; others wait their turn.  The child starts with the first cal
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -40,6 +41,7 @@ from relay.mailboxes.worker import (
     FILTER,
     FOLLOWS,
     HEADERS,
+    HOLD,
     LEFT,
     LENGTH,
     NOTHING,
@@ -51,15 +53,25 @@ from relay.mailboxes.worker import (
 log = get_logger()
 
 _CHUNK = 256 * 1024
+_PIPE = 256 * 1024  # bytes that a pipe to or from the child holds, if the kernel lets it
+_HARMLESS = 8 * 1024  # bytes; parsing so little can take neither the time nor the memory that kill
 _REAP = 1.0  # s; a killed child is gone within milliseconds
 _START = 30.0  # s; a first reply may include the start of the child on a busy machine
 
 
 class Parsed(NamedTuple):
-    """A message's summary, as the JSON object of `Summary.as_json`, and the CPU seconds it took."""
+    """A message's summary and the CPU seconds it took.
 
-    summary: bytes
+    `row`: the values of `relay.mailboxes.summary.COLUMNS`, as `Summary.as_row` puts them in a row.
+    `relay.mailboxes.summaries.arrays` makes parameters of a statement of many.
+    """
+
+    row: bytes
     seconds: float
+
+
+_Reply = tuple[int, float, bytes]
+"""Status, CPU seconds, payload."""
 
 
 class Parser:
@@ -75,6 +87,7 @@ class Parser:
         """How many children had to be killed, or died."""
         self._process: trio.Process | None = None
         self._buffer = bytearray()
+        self._room = 0  # bytes that the pipe to the child takes at once
         self._fresh = True
         self._lock = trio.Lock()
 
@@ -106,12 +119,7 @@ class Parser:
         async with self._lock:
             while len(done) < len(messages):
                 first = 0 if budget == math.inf else max(1, math.ceil(budget * 1000))
-                replies, fault = await self._converse(
-                    [
-                        (REQUEST.pack(SUMMARISE, FOLLOWS if number else first, len(raw)), raw)
-                        for number, raw in enumerate(messages[len(done) :])
-                    ]
-                )
+                replies, fault = await self._converse(_requests(messages[len(done) :], first))
                 done += [
                     Parsed(payload, seconds)
                     for status, seconds, payload in replies
@@ -176,47 +184,62 @@ class Parser:
         replies, again = await self._converse([(head, reason + front)])
         if again is None:
             return Parsed(replies[0][2], self.deadline)
-        return Parsed(Summary(error=fault).as_json(), 2 * self.deadline)
+        return Parsed(Summary(error=fault).as_row(), 2 * self.deadline)
 
     async def _converse(
         self, requests: Sequence[tuple[bytes, bytes]]
-    ) -> tuple[list[tuple[int, float, bytes]], str | None]:
+    ) -> tuple[list[_Reply], str | None]:
         """Send the requests and collect replies until all are there or one fails.
 
         Returns the replies to the first of them, and what ended it (None: nothing).  After a
         failure there is no child.
         """
-        replies: list[tuple[int, float, bytes]] = []
+        replies: list[_Reply] = []
         fault: str | None = None
         process = await self._started()
         assert process.stdin is not None
         finished = False
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_send, process.stdin, requests)
-                while len(replies) < len(requests):
-                    # The first reply may include the start of the child on a busy machine.
-                    seconds = self.deadline + (_START if self._fresh else 0.0)
-                    with trio.move_on_after(seconds) as scope:
-                        reply = await self._reply(process)
-                    self._fresh = False
-                    if scope.cancelled_caught:
-                        fault = f"not parsed within {self.deadline:g} s"
-                    elif reply is None:
-                        fault = "the parser died of it"
-                    elif reply[0] == FAILED:
-                        fault = reply[2].decode()
-                    else:
-                        replies.append(reply)
+            if sum(len(raw) for _, raw in requests) + REQUEST.size * len(requests) <= self._room:
+                # The pipe is empty and takes it all: no task is needed to go on writing.
+                await _send(process.stdin, requests)
+                fault = await self._collect(process, len(requests), replies)
+            else:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_send, process.stdin, requests)
+                    fault = await self._collect(process, len(requests), replies)
                     if fault is not None:
                         nursery.cancel_scope.cancel()
-                        break
             finished = fault is None
         finally:
             if not finished:
                 self.restarts += 1
                 self.close()
         return replies, fault
+
+    async def _collect(
+        self, process: trio.Process, count: int, replies: list[_Reply]
+    ) -> str | None:
+        """Add the replies as they come, `count` of them, or until one fails: return with what."""
+        assert process.stdout is not None
+        buffer = self._buffer
+        while True:
+            # The first reply may include the start of the child on a busy machine.
+            seconds = self.deadline + (_START if self._fresh else 0.0)
+            with trio.move_on_after(seconds) as scope:
+                while not (found := _replies(buffer)):
+                    chunk = await process.stdout.receive_some(_CHUNK)
+                    if not chunk:
+                        return "the parser died of it"
+                    buffer += chunk
+            if scope.cancelled_caught:
+                return f"not parsed within {self.deadline:g} s"
+            self._fresh = False
+            replies += found
+            if replies[-1][0] == FAILED:
+                return replies.pop()[2].decode()
+            if len(replies) == count:
+                return None
 
     async def _started(self) -> trio.Process:
         if self._process is not None and self._process.poll() is None:
@@ -237,28 +260,48 @@ class Parser:
         except OSError as error:
             raise TemporaryFailure(f"no parser process could be started: {error}") from error
         self._fresh = True
+        self._room = 0
+        with contextlib.suppress(OSError):  # an unprivileged user may have as much as that, or not
+            for pipe in (self._process.stdout, self._process.stdin):
+                assert isinstance(pipe, trio.lowlevel.FdStream)
+                self._room = fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
         return self._process
 
-    async def _reply(self, process: trio.Process) -> tuple[int, float, bytes] | None:
-        """The next reply (status, CPU seconds, payload), or None when the child has gone."""
-        head = await self._read(process, REPLY.size)
-        if head is None:
-            return None
-        status, microseconds, length = REPLY.unpack(head)
-        payload = await self._read(process, length)
-        return None if payload is None else (status, microseconds / 1e6, payload)
 
-    async def _read(self, process: trio.Process, length: int) -> bytes | None:
-        assert process.stdout is not None
-        buffer = self._buffer
-        while len(buffer) < length:
-            chunk = await process.stdout.receive_some(_CHUNK)
-            if not chunk:
-                return None
-            buffer += chunk
-        taken = bytes(memoryview(buffer)[:length])
-        del buffer[:length]
-        return taken
+def _requests(messages: Sequence[bytes], first: int) -> list[tuple[bytes, bytes]]:
+    """Head and payload for each; `first` is the argument of the first.
+
+    A reply is held back while what follows is harmless.  Before anything else it is written, so
+    that whatever kills the child is the first without an answer.
+    """
+    following = [*messages[1:], None]
+    return [
+        (
+            REQUEST.pack(
+                SUMMARISE | HOLD if then is not None and len(then) <= _HARMLESS else SUMMARISE,
+                FOLLOWS if number else first,
+                len(raw),
+            ),
+            raw,
+        )
+        for number, (raw, then) in enumerate(zip(messages, following, strict=True))
+    ]
+
+
+def _replies(buffer: bytearray) -> list[_Reply]:
+    """Take the replies that are complete out of the buffer."""
+    found: list[_Reply] = []
+    position = 0
+    with memoryview(buffer) as view:
+        while len(buffer) >= position + REPLY.size:
+            status, microseconds, length = REPLY.unpack_from(buffer, position)
+            end = position + REPLY.size + length
+            if len(buffer) < end:
+                break
+            found.append((status, microseconds / 1e6, bytes(view[position + REPLY.size : end])))
+            position = end
+    del buffer[:position]
+    return found
 
 
 async def _send(pipe: trio.abc.SendStream, requests: Sequence[tuple[bytes, bytes]]) -> None:

@@ -7,6 +7,7 @@ relay.messages and `s` relay.summaries.  Pure.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -176,15 +177,20 @@ ENTRY_COLUMNS = """
     s.has_attachments, m.size, s.message_id IS NOT NULL, s.seq"""
 MESSAGE_COLUMNS = (
     ENTRY_COLUMNS
-    + """, coalesce(m.recipient, b.address), s.headers, s.body_text, s.body_html,
-    s.attachments, s.otp, s.links, s.error"""
-)
+    + """, coalesce(m.recipient, b.address), s.body_text, s.body_html, s.otp, s.error,
+    coalesce(s.details, CASE WHEN s.headers IS NOT NULL THEN json_build_object(
+        'headers', s.headers, 'attachments', s.attachments, 'links', s.links)::text END)"""
+)  # rows from before `details` have the three columns
 _ENTRY_WIDTH = 9
 
 
 def message_of(row: tuple[Any, ...]) -> ReceivedMessage:
     """Return the record of a row of `MESSAGE_COLUMNS`."""
-    to, headers, text, html, attachments, otp, links, error = row[_ENTRY_WIDTH:]
-    fields: list[Any] = [*row[:_ENTRY_WIDTH], to, headers or [], text, html]
-    fields += [attachments or [], otp, links or [], error]
+    to, text, html, otp, error, written = row[_ENTRY_WIDTH:]
+    details = json.loads(written) if written else {}
+    headers, attachments, links = (
+        details.get(name) or [] for name in ("headers", "attachments", "links")
+    )
+    fields: list[Any] = [*row[:_ENTRY_WIDTH], to, headers, text, html]
+    fields += [attachments, otp, links, error]
     return ReceivedMessage(*fields)

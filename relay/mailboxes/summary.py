@@ -21,11 +21,12 @@ import binascii
 import json
 import quopri
 import re
+import struct
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -43,6 +44,27 @@ _MAX_NAME = 150  # characters of a file name
 _MAX_ADDRESS = 320
 _MARKUP_LOOKED_AT = 200_000  # characters of HTML searched for a code
 _REGULAR = 16 * 1024  # bytes of headers that may be read at one go
+
+
+COLUMNS = (
+    *("from_address", "subject", "has_attachments", "body_text", "body_html", "details", "otp"),
+    "error",
+)
+"""The columns of `relay.summaries` that parsing fills, in the order of a row."""
+ENDS = struct.Struct(f">{len(COLUMNS)}I")
+"""What a row begins with: where each of its values ends.  A value is its length as an int32 (-1:
+NULL) and its bytes: text in UTF-8, a boolean as one byte."""
+
+_LENGTH = struct.Struct(">i").pack
+_NULL, _TRUE, _FALSE = _LENGTH(-1), _LENGTH(1) + b"\1", _LENGTH(1) + b"\0"
+_JSON = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
+
+
+def _value(text: str | None) -> bytes:
+    if text is None:
+        return _NULL
+    raw = text.encode()
+    return _LENGTH(len(raw)) + raw
 
 
 @dataclass
@@ -65,9 +87,25 @@ class Summary:
     links: list[str] = field(default_factory=list)
     error: str | None = None
 
-    def as_json(self) -> bytes:
-        """The summary as a JSON object whose keys are the columns of `relay.summaries`."""
-        return json.dumps(self.__dict__, ensure_ascii=False).encode()
+    def as_row(self) -> bytes:
+        """The summary as a row: `ENDS`, then the values of `COLUMNS` in PostgreSQL's binary form.
+
+        What only the whole message shows is in `details`, a JSON object that PostgreSQL never
+        reads: headers, attachments, links.
+        """
+        details = {"headers": self.headers, "attachments": self.attachments, "links": self.links}
+        values = (
+            _value(self.from_address),
+            _value(self.subject),
+            _TRUE if self.has_attachments else _FALSE,
+            _value(self.body_text),
+            _value(self.body_html),
+            _value(_JSON.encode(details)),
+            _value(self.otp),
+            _value(self.error),
+        )
+        ends = list(accumulate(map(len, values), initial=ENDS.size))
+        return ENDS.pack(*ends[1:]) + b"".join(values)
 
 
 def summarise(raw: bytes) -> Summary:

@@ -1,10 +1,9 @@
 """The summariser: everything accepted gets a summary, whatever it is."""
 
-import json
 import os
 import signal
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import trio
@@ -12,7 +11,7 @@ import trio
 from actors import summariser
 from actors.messages import SweepNow, Wake
 from relay.db.pool import Pool
-from relay.mailboxes import search
+from relay.mailboxes import search, summaries
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.parser import Parser
 from relay.metrics import registry
@@ -21,12 +20,7 @@ from tests.actors.running import a_turn, at_rest, becomes, make_mailbox, running
 from tests.eventually import eventually
 
 LEFT = "SELECT count(*) FROM relay.unsummarised"
-HELD = """
-    SELECT count(*)
-    FROM pg_locks
-    WHERE mode = 'RowShareLock'
-      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    """
+HELD = "SELECT sum(cardinality(message_ids)) FROM relay.parse_leases"
 MESSAGE = b"From: a@b.example\r\nSubject: %d\r\n\r\nYour code is 123456\r\n"
 HOSTILE = MESSAGE % 0 + (b"https://" + b")" * 4080 + b"\r\n") * 15
 
@@ -176,7 +170,7 @@ async def test_mail_in_the_middle_of_a_long_backlog_is_found(pool):
 async def test_a_group_is_cut_and_stored_when_its_time_is_over(pool):
     """What is parsed of a group is readable; the rest waits for the next, unharmed."""
     mailbox = await make_mailbox(pool)
-    await _accept(pool, mailbox, *[MESSAGE % n for n in range(64)])
+    await _accept(pool, mailbox, *[MESSAGE % n + b"code 1234 " * 150 for n in range(64)])
     async with Parser() as parser:
         one = summariser.Summariser(pool, parser, slice_for=0.001)
         assert await one.round() == (64, True)
@@ -348,7 +342,7 @@ async def test_a_message_that_kills_the_parser_is_not_retried(pool):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.round)
             await eventually(lambda: pool.fetch_value(HELD), "it holds what it parses")
-            await trio.testing.wait_all_tasks_blocked()  # the parser has been asked
+            await trio.testing.wait_all_tasks_blocked(0.05)  # the parser has been asked
             os.kill(parser.pid, signal.SIGKILL)
     rows = await pool.fetch("SELECT message_id, subject, error FROM relay.summaries ORDER BY seq")
     assert rows == [
@@ -360,12 +354,43 @@ async def test_a_message_that_kills_the_parser_is_not_retried(pool):
 
 
 async def test_two_share_the_work(pool):
-    """Two summarisers on one database store each message once, and in order for a reader."""
+    """Two summarisers on one database store each message once, and parse few of them twice."""
     mailbox = await make_mailbox(pool)
-    await _accept(pool, mailbox, *[MESSAGE % n for n in range(300)])
+    before = registry.get_sample_value("relay_messages_summarised_total") or 0.0
+    await _accept(pool, mailbox, *[MESSAGE % n for n in range(1000)])
     async with running(summariser.run, pool=pool), running(summariser.run, pool=pool):
         await becomes(pool, LEFT, 0)
-    assert await pool.fetch_value("SELECT count(*) FROM relay.summaries") == 300
+    assert await pool.fetch_value("SELECT count(*) FROM relay.summaries") == 1000
+    parsed = (registry.get_sample_value("relay_messages_summarised_total") or 0.0) - before
+    assert 1000 <= parsed <= 1300
+
+
+async def test_what_a_killed_node_had_in_hand_is_parsed_by_another(pool):
+    """When its lease is over, at the latest a second later."""
+    mailbox = await make_mailbox(pool)
+    (message,) = await _accept(pool, mailbox, MESSAGE % 1)
+    taken = await summaries.claim(pool, [message.bytes], node=uuid4(), parser=0, seconds=0.5)
+    assert [one.raw for one in taken] == [MESSAGE % 1]  # and no more is heard of that node
+    async with running(summariser.run, pool=pool, sweep_every=3600.0):
+        await becomes(pool, LEFT, 0)
+    assert await pool.fetch_value("SELECT subject FROM relay.summaries") == "1"
+
+
+async def test_a_message_that_is_held_for_deletion_waits(pool):
+    """It is neither stored nor parsed over and over; when it is let go, it is summarised."""
+    mailbox = await make_mailbox(pool)
+    held, other = await _accept(pool, mailbox, MESSAGE % 1, MESSAGE % 2)
+    async with Parser() as parser:
+        one = summariser.Summariser(pool, parser, lease_for=0.0)
+        async with pool.transaction() as conn:
+            await conn.execute("SELECT FROM relay.messages WHERE id = %s FOR UPDATE", (held,))
+            assert await one.round() == (2, False)
+            assert await one.round() == (0, False)
+            stored = await pool.fetch("SELECT message_id FROM relay.summaries")
+            assert stored == [(other,)]
+        assert await pool.fetch("SELECT message_id FROM relay.unsummarised") == [(held,)]
+        assert await summariser.Summariser(pool, parser).round() == (1, False)
+    assert await pool.fetch_value(LEFT) == 0
 
 
 async def test_a_deleted_message_leaves_nothing_behind(pool):
@@ -386,9 +411,11 @@ async def test_summaries_are_json_that_postgresql_takes(pool):
     async with running(summariser.run, pool=pool):
         await becomes(pool, LEFT, 0)
     row = await pool.fetch_row(
-        "SELECT has_attachments, attachments, links, headers, body_text FROM relay.summaries"
+        "SELECT has_attachments, details::jsonb, body_text FROM relay.summaries"
     )
     assert row is not None
     assert row[0] is True
-    assert json.loads(json.dumps(row[1]))[0]["filename"] == "x"
-    assert row[2:] == ([], [["Content-Disposition", "attachment; filename=x"]], None)
+    assert row[1]["attachments"][0]["filename"] == "x"
+    assert row[1]["links"] == []
+    assert row[1]["headers"] == [["Content-Disposition", "attachment; filename=x"]]
+    assert row[2] is None

@@ -225,13 +225,38 @@ HERITAGE = (
         (True, True),
     ),
     Heritage(
-        17,
-        "SELECT 1",  # a search finds what it found: it makes its chunks by itself
+        17,  # a search finds what it found: it makes its chunks by itself
         """
-        SELECT count(*), relay.filter_holds(decode(repeat('ff', 1024), 'hex'), '{5}')
-        FROM relay.search_chunks
+        INSERT INTO relay.summaries (message_id, mailbox_id, headers)
+        SELECT m.id, m.mailbox_id, '[["Subject", "kept"]]'
+        FROM relay.messages AS m
+        JOIN relay.mailboxes AS b ON b.id = m.mailbox_id
+        WHERE b.address = 'over@relay.localhost'
         """,
-        (0, True),
+        """
+        SELECT (SELECT count(*) FROM relay.search_chunks),
+               relay.filter_holds(decode(repeat('ff', 1024), 'hex'), '{5}'),
+               s.headers, s.attachments, s.links
+        FROM relay.summaries AS s
+        WHERE s.headers IS NOT NULL
+        """,
+        (0, True, [["Subject", "kept"]], [], []),
+    ),
+    Heritage(
+        18,
+        """
+        INSERT INTO relay.summaries (message_id, mailbox_id, details)
+        SELECT m.id, m.mailbox_id, '{"headers":[["Subject","kept"]]}'
+        FROM relay.messages AS m
+        JOIN relay.mailboxes AS b ON b.id = m.mailbox_id
+        WHERE b.address = 'kept@relay.localhost'
+        """,
+        """
+        SELECT count(*), min(details), min(headers::text), min(links::text)
+        FROM relay.summaries
+        WHERE details IS NOT NULL
+        """,
+        (1, '{"headers":[["Subject","kept"]]}', None, None),
     ),
 )
 

@@ -1,7 +1,6 @@
 """The child process that parses: batches, deadlines, deaths, and no orphans."""
 
 import encodings
-import json
 import os
 import signal
 import subprocess
@@ -14,16 +13,17 @@ import trio.testing
 from relay.errors import TemporaryFailure
 from relay.mailboxes.parser import Parsed, Parser
 from tests.eventually import eventually_sync
+from tests.mailboxes.mail import read_row
 
 SMALL = b"From: a@b.example\r\nSubject: %d\r\n\r\nhello\r\n"
 
 
-def _subjects(found: list[Parsed]) -> list[str]:
-    return [json.loads(parsed.summary)["subject"] for parsed in found]
+def _subjects(found: list[Parsed]) -> list[str | None]:
+    return [read_row(parsed.row)["subject"] for parsed in found]
 
 
 def _errors(found: list[Parsed]) -> list[str | None]:
-    return [json.loads(parsed.summary)["error"] for parsed in found]
+    return [read_row(parsed.row)["error"] for parsed in found]
 
 
 async def test_answers_a_batch_in_order():
@@ -67,6 +67,28 @@ async def test_a_message_that_kills_the_child_costs_nobody_else():
         assert _subjects(found) == ["0", "1", "2", "3", "4"]
         assert _errors(found) == ["the parser died of it", None, None, None, None]
         assert parser.pid != pid
+
+
+async def test_the_one_that_kills_the_child_is_the_one_that_is_blamed():
+    """However many answers were held back: they are written before anything that may kill."""
+    async with Parser(memory=200 * 2**20) as parser:
+        huge = SMALL % 3 + b"x" * 250_000_000
+        found = await parser.summarise([*(SMALL % n for n in range(3)), huge, SMALL % 4])
+        assert _subjects(found) == ["0", "1", "2", "3", "4"]
+        assert _errors(found) == [None, None, None, "too large to parse", None]
+        assert parser.restarts == 1
+
+
+async def test_more_than_the_pipes_hold_is_sent_while_answers_are_read():
+    """Requests and replies of megabytes, small ones among them, do not wait for each other."""
+    large = b"\r\n" + b"word " * 30_000
+    messages = [large if n % 3 else SMALL % n for n in range(60)]
+    async with Parser() as parser:
+        with trio.fail_after(60):
+            found = await parser.summarise(messages)
+        texts = [read_row(parsed.row)["body_text"] for parsed in found]
+        assert texts == [large.decode().lstrip() if n % 3 else "hello\n" for n in range(60)]
+        assert parser.restarts == 0
 
 
 async def test_a_message_over_the_deadline_is_given_up():

@@ -16,6 +16,7 @@ from relay.mailboxes.summary import (
     fallback,
     summarise,
 )
+from tests.mailboxes.mail import read_row
 
 
 def _message(**headers: str) -> EmailMessage:
@@ -244,7 +245,7 @@ def test_bombs_end_within_the_limits(bomb):
     summary = summarise(b"Subject: still here\r\n" + BOMBS[bomb])
     assert summary.subject == "still here"
     assert len(summary.attachments) <= MAX_PARTS
-    json.loads(summary.as_json())
+    assert json.loads(read_row(summary.as_row())["details"] or "")["headers"] == summary.headers
 
 
 def test_says_what_was_cut_off():
@@ -300,9 +301,9 @@ def test_never_raises(pieces):
     """Any bytes give a summary that PostgreSQL can store, and its attachments can be had."""
     raw = b"".join(pieces)
     summary = summarise(raw)
-    stored = summary.as_json().decode()
-    assert "\\u0000" not in stored
-    assert "\x00" not in stored
+    stored = read_row(summary.as_row())
+    assert "\\u0000" not in (stored["details"] or "")
+    assert not [c for c, v in stored.items() if v and "\x00" in v and c != "has_attachments"]
     for attachment in summary.attachments:
         found = extract_attachment(raw, attachment["index"])
         assert found is not None

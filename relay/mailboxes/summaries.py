@@ -1,0 +1,212 @@
+"""What waits to be parsed, claimed and read; and summaries, stored.
+
+`claim` gives the raw bytes of some of the messages in `relay.unsummarised`, under a lease; `store`
+writes their summaries and takes them out of the queue; `arrays` makes statement parameters of what
+the parser found, for `store` and for whoever else stores summaries.
+
+Promises
+- Nothing is lost: a message leaves the queue in the statement that stores its summary, or when it
+  is gone itself.
+- Nothing is stored twice: two that parsed the same message store the first one's summary.
+- `seq` rises within a mailbox in the order in which summaries become visible, and follows the
+  order of arrival within a statement.
+- No lock is held while anybody parses, none is waited for but the one that orders a mailbox's
+  summaries (those are taken in one order: no deadlock).
+
+Crash safety
+    before the claim            the row is in `relay.unsummarised`, nobody has it in hand
+    between claim and store     the row is there; other nodes leave it alone until the lease is over
+    two claims at one instant   both get it and parse it; the second `store` changes nothing
+    before the storing commit   as after the claim
+    after it                    the summary is there and the row gone, in one statement
+
+Fails with `DatabaseUnavailable` when nothing is known about the outcome: look again.
+
+Why a lease by parser, and no lock or mark on the rows: a lock would be held in an open transaction
+for as long as parsing takes; a mark writes each row once more, and into the log.  The lease is one
+small update a group, of a table that is not logged.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from relay.db.arrays import (
+    BOOLEAN,
+    BOOLEANS,
+    DOUBLE,
+    ONE_UUID,
+    SMALLINT,
+    TEXT,
+    TEXTS,
+    UUIDS,
+    Array,
+    uuids_of,
+)
+from relay.db.channels import SUMMARIES
+from relay.db.connection import Statement
+from relay.db.pool import Pool
+from relay.mailboxes.parser import Parsed
+from relay.mailboxes.summary import COLUMNS, ENDS
+
+_STATEMENT = 30.0  # s; client-side deadline of each statement
+
+_parser = struct.Struct(">h").pack
+_seconds = struct.Struct(">d").pack
+
+_TYPES = dict.fromkeys(COLUMNS, (TEXTS, TEXT)) | {"has_attachments": (BOOLEANS, BOOLEAN)}
+TYPES = tuple(_TYPES[column][0] for column in COLUMNS)
+"""The types (OIDs) of the parameters that `arrays` gives."""
+
+
+class Claimed(NamedTuple):
+    """A message to be parsed; the ids are those of UUIDs as 16 bytes.
+
+    `received_at` sorts as the times of arrival do, and is good for nothing else.
+    """
+
+    message_id: bytes
+    mailbox_id: bytes
+    raw: bytes
+    received_at: bytes
+
+
+_IN_HAND = """
+    SELECT FROM relay.parse_leases l
+    WHERE l.node <> $2
+      AND l.expires_at > now()
+      AND u.message_id = ANY (l.message_ids)"""
+_CLAIM = Statement(
+    f"""
+    WITH free AS MATERIALIZED (
+        SELECT u.message_id
+        FROM relay.unsummarised u
+        WHERE u.message_id = ANY ($1)
+          AND NOT EXISTS ({_IN_HAND})
+    ), leased AS (
+        INSERT INTO relay.parse_leases (node, parser, message_ids, expires_at)
+        SELECT $2, $3, ARRAY(SELECT message_id FROM free), now() + make_interval(secs => $4)
+        ON CONFLICT (node, parser) DO UPDATE
+        SET message_ids = EXCLUDED.message_ids, expires_at = EXCLUDED.expires_at
+    )
+    SELECT m.id, m.mailbox_id, m.raw_email, m.received_at
+    FROM free
+    JOIN relay.messages m ON m.id = free.message_id
+    """,  # noqa: S608 - a constant of this module
+    (UUIDS, ONE_UUID, SMALLINT, DOUBLE),
+)
+
+# KEY SHARE: a message is not deleted before its summary refers to it; one that is being deleted is
+# left alone, and leaves the queue as an orphan.  The rows come in the order in which they are to be
+# numbered: `seq` is drawn after a lock per mailbox is held, and the lock ends with the commit.
+_STORE = Statement(
+    f"""
+    WITH locked AS MATERIALIZED (
+        SELECT key, pg_advisory_xact_lock(1380274273, key)
+        FROM (SELECT DISTINCT hashtext(id::text) AS key FROM unnest($2) id ORDER BY key) keys
+    ), alive AS MATERIALIZED (
+        SELECT id
+        FROM relay.messages
+        WHERE id = ANY ($1)
+        FOR KEY SHARE SKIP LOCKED
+    ), stored AS (
+        INSERT INTO relay.summaries (message_id, mailbox_id, {", ".join(COLUMNS)})
+        SELECT message_id, mailbox_id, {", ".join(COLUMNS)}
+        FROM unnest($1, $2, {", ".join(f"${number + 3}" for number in range(len(COLUMNS)))})
+            WITH ORDINALITY AS r (message_id, mailbox_id, {", ".join(COLUMNS)}, number)
+        JOIN locked ON locked.key = hashtext(r.mailbox_id::text)
+        JOIN alive ON alive.id = r.message_id
+        ORDER BY number
+        ON CONFLICT (message_id) DO NOTHING
+        RETURNING mailbox_id
+    ), finished AS (
+        DELETE FROM relay.unsummarised
+        WHERE message_id IN (SELECT id FROM alive)
+    )
+    SELECT id, (SELECT pg_notify(
+        '{SUMMARIES}', relay.payload_of(ARRAY(SELECT DISTINCT mailbox_id FROM stored))))
+    FROM alive
+    """,  # noqa: S608 - constants of ours
+    (UUIDS, UUIDS, *TYPES),
+)
+
+# Rows whose message was deleted before its turn came.
+_ORPHANS = """
+    DELETE FROM relay.unsummarised u
+    WHERE NOT EXISTS (SELECT FROM relay.messages m WHERE m.id = u.message_id)"""
+_ORPHANS_AMONG = Statement(_ORPHANS + " AND u.message_id = ANY ($1)", (UUIDS,))
+# Every start of a relay is a node of its own.
+_TIDY = f"""
+    WITH over AS (
+        DELETE FROM relay.parse_leases
+        WHERE expires_at < now() - interval '1 minute'
+    )
+    {_ORPHANS}
+    """  # noqa: S608 - a constant of this module
+
+
+def arrays(found: Sequence[Parsed]) -> tuple[bytes, ...]:
+    """An array a column of `relay.mailboxes.summary.COLUMNS`, in PostgreSQL's binary form.
+
+    Nothing is read or converted: the rows are cut into their values, and those joined.
+    """
+    columns: tuple[list[bytes], ...] = tuple([] for _ in COLUMNS)
+    ends_of, head = ENDS.unpack_from, ENDS.size
+    for row, _ in found:
+        start = head
+        for values, end in zip(columns, ends_of(row), strict=True):
+            values.append(row[start:end])
+            start = end
+    return tuple(
+        Array(*_TYPES[column], values).data for column, values in zip(COLUMNS, columns, strict=True)
+    )
+
+
+async def claim(
+    pool: Pool, message_ids: Sequence[bytes], *, node: UUID, parser: int, seconds: float
+) -> list[Claimed]:
+    """Read those of the messages that still wait and that no other node has in hand.
+
+    They are the node's for `seconds`, or until the next claim for the same of its parsers.
+    """
+    parameters = (uuids_of(message_ids).data, node.bytes, _parser(parser), _seconds(seconds))
+    result = await pool.run(_CLAIM, parameters, timeout=_STATEMENT)
+    value = result.get_value
+    return [
+        Claimed(*(cast(bytes, value(row, column)) for column in range(4)))
+        for row in range(result.ntuples)
+    ]
+
+
+async def store(pool: Pool, claimed: Sequence[Claimed], found: Sequence[Parsed]) -> set[bytes]:
+    """Store what was found in the messages that were claimed, and take them out of the queue.
+
+    Returns the ids of those that have a summary now; the others are gone, or somebody is about to
+    delete them.
+    """
+    if not claimed:
+        return set()
+    # In the order of arrival, whichever was parsed first.
+    pairs = sorted(
+        zip(claimed, found, strict=True), key=lambda pair: (pair[0].received_at, pair[0].message_id)
+    )
+    columns = (
+        uuids_of([message.message_id for message, _ in pairs]).data,
+        uuids_of([message.mailbox_id for message, _ in pairs]).data,
+        *arrays([parsed for _, parsed in pairs]),
+    )
+    result = await pool.run(_STORE, columns, timeout=_STATEMENT)
+    return {cast(bytes, result.get_value(row, 0)) for row in range(result.ntuples)}
+
+
+async def drop_orphans(pool: Pool, message_ids: Collection[bytes]) -> None:
+    """Take those of the messages that are gone out of the queue."""
+    await pool.run(_ORPHANS_AMONG, (uuids_of([*message_ids]).data,))
+
+
+async def tidy(pool: Pool) -> None:
+    """Take all that are gone out of the queue, and forget the leases of nodes that are gone."""
+    await pool.execute(_TIDY)
