@@ -22,16 +22,27 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
     ├── devices-store     what waits for devices
     │   └── device_store  runs the store of the device inboxes, removes what nobody fetched
     └── edge              who calls; drains first
-        ├── filter        the operator's own filter, on asyncio (only if one is configured)
+        ├── filter        the operator's aiosmtpd handler, on asyncio (only if one is configured)
         ├── ingest        SMTP sessions
         ├── devices       push and receive sessions of devices
         └── control       the HTTP control plane, and the operator's page
 
-Messages go: ingest, control, sender → writer; listener → summariser, ticker, claimer, webhooks,
-collector; claimer ⇄ sender; control, collector → claimer; ingest → filter.  What an operator may
-say to an actor stands beside it in `build_tree` (`hears`).  Shared in memory: the gates (sender,
-claimer, control), and the right of way that high mail has in the sender, which whoever knows of
-high mail first asks for.
+Messages go, besides what an operator may say to an actor (`hears`, beside it in `build_tree`):
+
+    from                       message  to
+    -------------------------  -------  -----------------------------------------------------
+    ingest, control, sender    Accept   writer
+    ingest                     Consult  filter
+    writer                     Wake     summariser
+    listener                   Wake     summariser, ticker, claimer, webhooks, collector
+    control, collector         Due      claimer
+    sender                     Room     claimer
+    claimer                    Deliver  sender
+
+Shared in memory, besides the database's pool and the disk's free space: the gates (sender, claimer,
+control); the right of way of high mail (sender; told by the listener, control and collector); the
+hub of the database's news (listener, control, devices); the store of the device inboxes and the way
+into it (device_store, devices, control); the keyring (sender, webhooks, collector, control).
 
 Fails: each group by itself.  An actor that fails is started again after a pause that grows (0.5 s,
 doubled each time up to 30 s, at random below that).  More than 5 failures in 30 s: its group gives
@@ -238,8 +249,8 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
     """Place the parts: the tree of this process, without the actors that shall not run here."""
     boxes = parts.mailboxes
 
-    def actor(name: str, run: Run | None, *, when: bool = True, **limits: Any) -> Row:
-        if run is None or not when or name not in parts.wanted:
+    def actor(name: str, run: Run | None, **limits: Any) -> Row:
+        if run is None or name not in parts.wanted:
             return None
         return ChildSpec(name, run, backoff=pace.actor, **limits)
 
@@ -319,7 +330,6 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
             actor(
                 "collector",
                 parts.collector,
-                when=parts.collector is not None,
                 hears=(SweepNow,),
                 mailbox=boxes.collector,
                 liveness=60.0,
@@ -344,7 +354,6 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
             actor(
                 "filter",
                 parts.filter,
-                when=parts.filter is not None,
                 mailbox=boxes.filter,
                 fatal=(ConfigError,),
             ),
@@ -357,7 +366,6 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
             actor(
                 "devices",
                 parts.devices,
-                when=parts.devices is not None,
                 hears=(Report,),
                 drain_timeout=parts.devices_drain + 5.0,
             ),

@@ -1,0 +1,1 @@
+"""PostgreSQL on Trio: connections, the pool, LISTEN, leases, migrations, the embedded server."""

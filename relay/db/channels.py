@@ -1,7 +1,7 @@
 """The channels of NOTIFY: by which the database, and relays among themselves, wake each other.
 
 A payload is keys joined by commas, cut to what a notification may hold; "*" and the empty one
-concern everybody on the channel.  Each notification is a hint: whoever waits also looks by himself.
+concern everybody on the channel.  Each notification is a hint: whoever waits also looks unasked.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 MESSAGES: Final = "relay_messages"
-"""Mail was accepted, and waits for its summary.  By a trigger; no keys."""
+"""Messages were inserted by SQL, and wait for their summaries.  By a trigger; no keys."""
 SUMMARIES: Final = "relay_summaries"
 """Mail became readable.  By the summariser; the ids of mailboxes."""
 EXPIRY: Final = "relay_expiry"
@@ -26,7 +26,7 @@ DEVICES: Final = "relay_devices"
 SESSIONS: Final = "relay_sessions"
 """Page sessions ended.  By a trigger; their ids."""
 TOKENS: Final = "token_insert"
-"""Tokens wait for their letters.  By triggers, under the name that the documents give; no keys."""
+"""Tokens wait for their letters.  By triggers, under the name that docs/sql.md gives; no keys."""
 
 ALL: Final = (
     MESSAGES,

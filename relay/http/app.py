@@ -4,8 +4,9 @@ What: `create_app(deps)` returns a quart-trio application whose routes are exact
 operations of the modules in `resources/`.
 
 Promises
-  * Each request passes, in this order: Host and Origin; routing; credential and permission;
-    names of parameters; body size and time; validation; the handler.
+  * Each request passes, in this order: Host and Origin; the route; the rate; the credential and
+    its permission; the names of parameters; free disk space, where the call stores something; the
+    body's size and time; its values; the handler (docs/http.md).
   * Each refusal is a problem document (`problems.py`).  An unexpected exception is a 500 that
     says nothing, and one log line that says everything; a database outage is a 503 with
     `Retry-After`.

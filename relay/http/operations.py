@@ -4,8 +4,9 @@ An `Operation` stands beside its handler.  The same declaration authenticates, a
 validates, limits the body, and is read by `openapi.py`, so the description cannot drift from
 the behaviour, and a route without a declaration does not exist.
 
-The order of a call is fixed: Host and Origin (`app.py`), credential, permission, the names of
-parameters, values, handler.  So a stranger learns nothing from a validation error.
+The order of a call is fixed: Host and Origin, the route and the rate (all `app.py`), the credential
+and its permission, the names of parameters, free disk space, the body, its values, the handler.  So
+a stranger learns nothing from a validation error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What the end of each delivery teaches about its way: the one writer of the gates.
+"""What the end of each delivery teaches about its way.
+
+The only place where gates are struck, narrowed or widened.
 
 Promises
 - A job goes through the gates of its route, its destination and its owner, or it is to be given
