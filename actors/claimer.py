@@ -384,7 +384,7 @@ class _Claimer:
                 kept.append(message)
                 continue
             wait = max(self._meter.wait(keys, now), 0.05)
-            over.append(Settled(message.id, message.token, Cause.RELEASED, delay=wait))
+            over.append(Settled(message.id, message.fence, Cause.RELEASED, delay=wait))
             due_at = self._instant(now + wait)
             self._book.wake(message.due_lane(due_at))
         if over:

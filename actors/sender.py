@@ -325,7 +325,7 @@ class _Sender:
         if not aging:
             return
         try:
-            renewed = await self._queue.renew((job.message.id, token) for job, token in aging)
+            renewed = await self._queue.renew((job.message.id, fence) for job, fence in aging)
         except DatabaseUnavailable as error:
             log.warning("sender.leases_not_renewed", leases=len(aging), reason=str(error))
             return

@@ -122,7 +122,7 @@ class TokenMailer:
                 refused.append(RefusedToken(row.id, str(error)))
                 continue
             until = datetime.fromtimestamp(row.expires_at, UTC)
-            messages[row.id] = replace(letter, token=row.id, not_after=until)
+            messages[row.id] = replace(letter, letter_of=row.id, not_after=until)
         return messages
 
     async def _enqueue(

@@ -21,12 +21,13 @@ class Claimed(NamedTuple):
     `attempt` counts deliveries begun, this one included; `turn` the same since it was last queued
     by hand (for back-off).  `has_body` False: it is large, and `Queue.with_body` fetches it.
     `password` is encrypted; `upstream` None means the default route; `private`: whether the
-    upstream may lie inside this network.  `letter_of` is the token whose letter this is: `expired`
-    if it may not be used any more, `parked` while its account's status does not fit.
+    upstream may lie inside this network.  `fence` is the lease's number, the column `token`.
+    `letter_of` is the token whose letter this is: `expired` if it may not be used any more,
+    `parked` while its account's status does not fit.
     """
 
     id: UUID
-    token: int
+    fence: int
     lane: int
     priority: int
     due_at: datetime
@@ -85,7 +86,7 @@ class Claimed(NamedTuple):
             tuple(files),
             PRIORITIES[self.priority],
             not_after=self.not_after,
-            token=self.letter_of,
+            letter_of=self.letter_of,
             hold_unknown=self.hold_unknown,
             owner=self.owner,
         )

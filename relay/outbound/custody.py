@@ -13,7 +13,7 @@ Promises
 
 Fails: never.
 
-Why every way out is here: the token is what keeps a second copy from being counted, and this is the
+Why every way out is here: the fence is what keeps a second copy from being counted, and this is the
 one place that has it.  Pure: instants are handed in, on Trio's clock.
 """
 
@@ -55,7 +55,7 @@ class Recorder(Protocol):
     def put(self, settled: Settled) -> None:
         """Take a report."""
 
-    def fence_anew(self, message_id: UUID, token: int, *, lost: bool) -> bool:
+    def fence_anew(self, message_id: UUID, fence: int, *, lost: bool) -> bool:
         """Give a report that is not recorded yet the new lease; False if there is none."""
 
 
@@ -120,7 +120,7 @@ class Custody:
         """
         job = self._jobs.get(message.id)
         if job is None:
-            if self._recorder.fence_anew(message.id, message.token, lost=message.lost):
+            if self._recorder.fence_anew(message.id, message.fence, lost=message.lost):
                 return None
         elif not job.lost or job.on_the_wire:
             job.message, job.leased_until, job.lost = message, leased_until, False
@@ -146,9 +146,9 @@ class Custody:
         return job.stale(now, self.epoch)
 
     def aging(self, now: float) -> list[tuple[Job, int]]:
-        """Leases of which less than two thirds are left, each with the token to renew it by."""
+        """Leases of which less than two thirds are left, each with the fence to renew it by."""
         return [
-            (job, job.message.token)
+            (job, job.message.fence)
             for job in self._jobs.values()
             if job.leased_until - now < self._lease * 2 / 3
         ]
@@ -161,8 +161,8 @@ class Custody:
         Returns those that are lost, to be broken off.
         """
         lost = []
-        for job, token in asked:
-            if job.message.token != token or job not in self:
+        for job, fence in asked:
+            if job.message.fence != fence or job not in self:
                 continue  # claimed anew by this node, or finished meanwhile
             if job.message.id in ids:
                 job.leased_until = now + self._lease
@@ -208,7 +208,7 @@ class Custody:
         if not self.drop(job, now):
             return
         message = job.message
-        self._recorder.put(Settled(message.id, message.token, Cause.RELEASED, delay))
+        self._recorder.put(Settled(message.id, message.fence, Cause.RELEASED, delay))
         if not self.leaving:
             self._waits_again(job, now, delay)
 

@@ -322,7 +322,7 @@ def _arrays(
                     lane,
                     message.send_at,
                     message.not_after,
-                    message.token,
+                    message.letter_of,
                 )
             )
     params: dict[str, Any] = {"count": count}

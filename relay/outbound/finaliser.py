@@ -6,7 +6,7 @@ this is the end of the window in which a crash means a second copy.
 
 Promises
 - A report is tried until it is recorded: through an outage of the database, and past the end of
-  its lease too, as the token alone decides whether it still counts.
+  its lease too, as the fence alone decides whether it still counts.
 - Repeating one whose commit is in doubt changes nothing; it is repeated until a commit has
   succeeded, though the report can be seen (`relay.db.doubt`).
 - `fence_anew` gives a report that is not recorded yet the new lease, where the same node has
@@ -85,7 +85,7 @@ class Finaliser:
         self._waiting: list[Settled] = []
         self._in_hand: Sequence[Settled] = ()
         self._delivered: set[UUID] = set()  # of both: every claimed message is looked up in it
-        self._fenced_anew: dict[UUID, int] = {}  # later tokens of what is in hand
+        self._fenced_anew: dict[UUID, int] = {}  # later fences of what is in hand
         self._wanted = 1  # reports for which `run` is woken
         self._closed = False
         self._lot = trio.lowlevel.ParkingLot()
@@ -102,7 +102,7 @@ class Finaliser:
         if self._lot and len(self._waiting) >= self._wanted:
             self._lot.unpark()
 
-    def fence_anew(self, message_id: UUID, token: int, *, lost: bool) -> bool:
+    def fence_anew(self, message_id: UUID, fence: int, *, lost: bool) -> bool:
         """Fence a report that is not recorded yet with the new lease; False if there is none.
 
         `lost`: the lease before ran out.  If not, the report may have been recorded already, with
@@ -113,11 +113,11 @@ class Finaliser:
             return False
         for place, done in enumerate(self._waiting):
             if done.id == message_id:
-                self._waiting[place] = done._replace(token=token)
+                self._waiting[place] = done._replace(fence=fence)
                 return True
         if any(done.id == message_id for done in self._in_hand):
-            # The statement under way has the former token; it is followed by one with this.
-            self._fenced_anew[message_id] = token
+            # The statement under way has the former fence; it is followed by one with this.
+            self._fenced_anew[message_id] = fence
             return True
         return False
 
@@ -149,8 +149,8 @@ class Finaliser:
                 again = [done for done in batch if done.id in self._fenced_anew]
                 batch = [done for done in batch if done.id not in self._fenced_anew]
                 for done in again:
-                    token = self._fenced_anew.pop(done.id)
-                    self._waiting.append(done._replace(token=token))
+                    fence = self._fenced_anew.pop(done.id)
+                    self._waiting.append(done._replace(fence=fence))
                 fenced -= {done.id for done in again}
             self._delivered.difference_update(done.id for done in batch)
             self._count(batch, fenced)

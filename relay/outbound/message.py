@@ -66,7 +66,7 @@ class Message:
     """What is to be sent to whom: becomes one queued message a recipient.
 
     `send_at` None means now, `not_after` that it is cancelled instead of delivered from then on,
-    `token` that it is the letter of that token and ends with it, `hold_unknown` that an unknown
+    `letter_of` that it is the letter of that token and ends with it, `hold_unknown` that an unknown
     outcome is held instead of tried again.
     """
 
@@ -80,7 +80,7 @@ class Message:
     priority: str = "normal"
     send_at: datetime | None = None
     not_after: datetime | None = None
-    token: int | None = None
+    letter_of: int | None = None
     hold_unknown: bool = False
     owner: UUID = ADMINISTRATOR_ID
 

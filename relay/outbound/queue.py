@@ -2,8 +2,8 @@
 
 Promises
 - Claimed once: a claim commits before any SMTP, and until its lease runs out nobody else gets the
-  row.  Every claim raises the row's token.
-- Finished once: `finalise` matches id **and token alone**.  A worker that lost its lease, and a
+  row.  Every claim raises the row's fence (its column `token`).
+- Finished once: `finalise` matches id **and fence alone**.  A worker that lost its lease, and a
   finalise that is repeated because its answer was lost, change nothing and are told so.
 - The only window for a second copy is between the final dot and the commit of `finalise`.  It
   cannot be closed (SMTP has no transactions); a lost lease is recorded as an attempt with the
@@ -30,7 +30,7 @@ Crash safety: which rows exist in which state, and what a kill leaves
     moves due to log (finalise, cancel), one moves it back (retry by hand).
 
 Fails with `DatabaseUnavailable` from the pool.  Whether the statement took effect is then unknown:
-a claim that did is given back by `recover`, and a `finalise` may be repeated with the same tokens
+a claim that did is given back by `recover`, and a `finalise` may be repeated with the same fences
 (`again`: that nothing was left to record is no proof, see `relay.db.doubt`).
 
 Why SQL functions for claim and finalise: see migration 0002 (plans made while the queue is empty).
@@ -264,18 +264,18 @@ class Queue:
         From here on a lost worker leaves them held.  One that is not returned has lost its lease:
         its delivery must not go on.
         """
-        ids, tokens = _pairs(held)
+        ids, fences = _pairs(held)
         rows = await self._pool.fetch(
             """
             UPDATE relay.outbound_due d
             SET held_until = COALESCE(d.held_until, d.run_at), run_at = 'infinity'
-            FROM unnest(%s::uuid[], %s::bigint[]) AS g (id, token)
+            FROM unnest(%s::uuid[], %s::bigint[]) AS g (id, fence)
             WHERE d.id = g.id
-              AND d.token = g.token
+              AND d.token = g.fence
               AND COALESCE(d.held_until, d.run_at) > now()
             RETURNING d.id
             """,
-            (ids, tokens),
+            (ids, fences),
         )
         return {row[0] for row in rows}
 
@@ -284,7 +284,7 @@ class Queue:
 
         A delivery whose lease could not be renewed must be cancelled before its DATA.
         """
-        ids, tokens = _pairs(held)
+        ids, fences = _pairs(held)
         rows = await self._pool.fetch(
             """
             UPDATE relay.outbound_due d
@@ -293,12 +293,12 @@ class Queue:
                               ELSE d.run_at END,
                 held_until = CASE WHEN d.held_until IS NOT NULL
                                   THEN clock_timestamp() + make_interval(secs => %(lease)s) END
-            FROM unnest(%(ids)s::uuid[], %(tokens)s::bigint[]) AS g (id, token)
+            FROM unnest(%(ids)s::uuid[], %(fences)s::bigint[]) AS g (id, fence)
             WHERE d.id = g.id
-              AND d.token = g.token
+              AND d.token = g.fence
             RETURNING d.id
             """,
-            {"ids": ids, "tokens": tokens, "lease": self.lease_timeout},
+            {"ids": ids, "fences": fences, "lease": self.lease_timeout},
         )
         return {row[0] for row in rows}
 
@@ -311,7 +311,7 @@ class Queue:
         """
         if not settled:
             return set()
-        ids, tokens, causes, delays, began, ended, phases, codes, enhanced, errors, steps = zip(
+        ids, fences, causes, delays, began, ended, phases, codes, enhanced, errors, steps = zip(
             *settled, strict=True
         )
         now = trio.current_time()
@@ -324,7 +324,7 @@ class Queue:
             _FINALISE_AGAIN if again else _FINALISE,
             (
                 arrays.uuids(ids),
-                arrays.bigints(tokens),
+                arrays.bigints(fences),
                 arrays.texts([REPORTS[cause] for cause in causes]),
                 arrays.doubles(delays),
                 arrays.booleans([cause not in NOT_BEGUN for cause in causes]),
@@ -432,9 +432,9 @@ _FINALISE_AGAIN = (
 
 
 def _settled(message: Claimed, cause: Cause, **values: Any) -> Settled:
-    return Settled(message.id, message.token, cause, **values)
+    return Settled(message.id, message.fence, cause, **values)
 
 
 def _pairs(held: Iterable[tuple[UUID, int]]) -> tuple[list[UUID], list[int]]:
     pairs = list(held)
-    return [message_id for message_id, _ in pairs], [token for _, token in pairs]
+    return [message_id for message_id, _ in pairs], [fence for _, fence in pairs]

@@ -13,7 +13,7 @@ from relay.outbound.states import Cause
 
 
 class Settled(NamedTuple):
-    """What became of a claimed message; `id` and `token` say whose lease this ends.
+    """What became of a claimed message; `id` and `fence` say whose lease this ends.
 
     `cause` is one of `states.REPORTS`; `delay` the seconds until the next attempt (DEFERRED,
     RELEASED).  `began_at` and `ended_at` are instants of Trio's clock, None where no delivery was
@@ -22,7 +22,7 @@ class Settled(NamedTuple):
     """
 
     id: UUID
-    token: int
+    fence: int
     cause: Cause
     delay: float = 0.0
     began_at: float | None = None

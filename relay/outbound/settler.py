@@ -64,7 +64,7 @@ class Settler:
             steps = ((outcome.phase, outcome.code or 0, now, 0.0),)
         return Settled(
             message.id,
-            message.token,
+            message.fence,
             cause,
             delay,
             began_at,

@@ -397,7 +397,7 @@ class Workers:
         if not job.message.hold_unknown:
             return True
         try:
-            held = [(job.message.id, job.message.token)]
+            held = [(job.message.id, job.message.fence)]
             if job.message.id in await self._queue.begin_data(held):
                 return True
         except DatabaseUnavailable:

@@ -30,10 +30,13 @@ KEEP_GIVEN_UP = 7 * 86400.0
 
 
 class Event(NamedTuple):
-    """An event that was claimed; `attempt` counts from 1, this one included."""
+    """An event that was claimed; `attempt` counts from 1, this one included.
+
+    `fence` is the number of its lease, the column `token`.
+    """
 
     id: UUID
-    token: int
+    fence: int
     attempt: int
     kind: str
     subject_id: UUID
@@ -303,7 +306,7 @@ class Webhooks:
         """Delete an event that its receiver has; False when the lease had been lost."""
         changed = await self._pool.execute(
             "DELETE FROM relay.webhook_events WHERE id = %s AND token = %s",
-            (event.id, event.token),
+            (event.id, event.fence),
         )
         return changed > 0
 
@@ -318,7 +321,7 @@ class Webhooks:
             WHERE id = %s
               AND token = %s
             """,
-            (delay, error, event.id, event.token),
+            (delay, error, event.id, event.fence),
         )
         return changed > 0
 
@@ -331,7 +334,7 @@ class Webhooks:
             WHERE id = %s
               AND token = %s
             """,
-            (error, event.id, event.token),
+            (error, event.id, event.fence),
         )
         return changed > 0
 

@@ -160,7 +160,7 @@ async def test_sets_right_what_vanished_workers_left(pool):
     (lost,) = await put(pool, "a@example.net")
     (unknown,) = await put(pool, "b@example.net", hold_unknown=True)
     claimed = {message.id: message for message in await node.drain()}
-    await node.queue.begin_data([(unknown.id, claimed[unknown.id].token)])
+    await node.queue.begin_data([(unknown.id, claimed[unknown.id].fence)])
     await lose(pool, lost.id, unknown.id)
     async with running(reaper.run, pool=pool, queue=Queue(pool, uuid4())):
         await becomes(pool, "SELECT count(*) FROM relay.outbound_tries", 2)

@@ -149,7 +149,7 @@ async def drain(dsn: str, jobs: int, throttled: str | None) -> float:
                 [
                     Settled(
                         message.id,
-                        message.token,
+                        message.fence,
                         Cause.DELIVERED,
                         began_at=now - 0.01,
                         ended_at=now,

@@ -14,7 +14,7 @@ ID = UUID(int=7)
 def claimed(**values: Any) -> Claimed:
     """A claimed message to b@y.example; what is not given is empty."""
     row: dict[str, Any] = dict.fromkeys(Claimed._fields)
-    row |= {"id": ID, "token": 1, "lane": 7, "priority": 1, "attempt": 1, "turn": 1, "lost": False}
+    row |= {"id": ID, "fence": 1, "lane": 7, "priority": 1, "attempt": 1, "turn": 1, "lost": False}
     row |= {"created_at": AT, "sender": "a@x.example", "recipient": "b@y.example", "subject": "s"}
     row |= {"hold_unknown": False, "owner": ADMINISTRATOR_ID, "domain": "y.example"}
     row |= {"has_body": True}

@@ -62,7 +62,7 @@ class Node:
             values["began_at"] = began_at
             values["ended_at"] = None if duration is None else began_at + duration
         return await self.queue.finalise(
-            [Settled(m.id, m.token, cause, **values) for m in messages]
+            [Settled(m.id, m.fence, cause, **values) for m in messages]
         )
 
 

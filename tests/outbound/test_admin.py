@@ -58,14 +58,14 @@ async def test_a_held_message_waits_until_it_is_released(node: Node, admin: Queu
 async def test_retry_queues_what_failed_or_bounced_with_fresh_attempts(
     node: Node, admin: QueueAdmin, cause: Cause
 ):
-    """The count goes on, the back-off starts again, the history stays, an old token never fits."""
+    """The count goes on, the back-off starts again, the history stays, an old fence never fits."""
     (queued,) = await put(node.pool, "a@x.example")
     (first,) = await node.claim()
     await node.finish([first], cause, phase="rcpt", code=550, error="no")
     assert await admin.retry(queued.id) is State.QUEUED
     (again,) = await node.claim()
     assert (again.attempt, again.turn) == (2, 1)
-    assert again.token > first.token + 1
+    assert again.fence > first.fence + 1
     await node.finish([again], phase="dot", code=250)
     events = await admin.events(queued.id)
     assert events is not None
@@ -133,7 +133,7 @@ async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, ad
         name = message.recipient.partition("@")[0]
         cause = causes.get(name, Cause.RELEASED)
         if name != "processing":
-            await node.queue.finalise([Settled(message.id, message.token, cause)])
+            await node.queue.finalise([Settled(message.id, message.fence, cause)])
         if name == "held":
             await admin.hold(message.id)
         if name == "cancelled":

@@ -1,4 +1,4 @@
-"""Custody: each message comes once and leaves once, and its token is never mistaken."""
+"""Custody: each message comes once and leaves once, and its fence is never mistaken."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Recorder:
     def put(self, settled: Settled) -> None:
         self.waiting.append(settled)
 
-    def fence_anew(self, message_id: UUID, token: int, *, lost: bool) -> bool:
+    def fence_anew(self, message_id: UUID, fence: int, *, lost: bool) -> bool:
         return any(each.id == message_id for each in self.waiting)
 
 
@@ -84,14 +84,14 @@ def house() -> House:
     return House()
 
 
-def test_what_is_settled_is_reported_once_with_its_token(house: House):
+def test_what_is_settled_is_reported_once_with_its_fence(house: House):
     """It leaves custody, and giving it back afterwards changes nothing."""
-    job = house.take(claimed(token=5))
+    job = house.take(claimed(fence=5))
     house.custody.settle(job, DELIVERED, 1.0, 2.0)
     house.custody.give_back(job, 3.0)
     assert not house.custody.drop(job, 3.0)
     (settled,) = house.recorder.waiting
-    assert (settled.id, settled.token, settled.cause) == (ID, 5, Cause.DELIVERED)
+    assert (settled.id, settled.fence, settled.cause) == (ID, 5, Cause.DELIVERED)
     assert (settled.began_at, settled.ended_at) == (1.0, 2.0)
     assert len(house.custody) == 0
     assert house.custody.ended == 1
@@ -120,12 +120,12 @@ def test_what_is_dropped_is_not_reported(house: House):
 
 
 def test_what_is_claimed_again_while_it_is_delivered_goes_to_that_delivery(house: House):
-    """The report carries the new token; nothing is begun a second time."""
-    job = house.take(claimed(token=1))
-    assert house.custody.take(claimed(token=3, lost=True), 900.0, 600.0) is None
-    assert (job.message.token, job.leased_until, job.lost) == (3, 900.0, False)
+    """The report carries the new fence; nothing is begun a second time."""
+    job = house.take(claimed(fence=1))
+    assert house.custody.take(claimed(fence=3, lost=True), 900.0, 600.0) is None
+    assert (job.message.fence, job.leased_until, job.lost) == (3, 900.0, False)
     house.custody.settle(job, DELIVERED, 1.0, 700.0)
-    assert [each.token for each in house.recorder.waiting] == [3]
+    assert [each.fence for each in house.recorder.waiting] == [3]
 
 
 @pytest.mark.parametrize("in_data", [False, True])
@@ -133,10 +133,10 @@ def test_a_delivery_that_was_broken_off_is_begun_again_unless_it_is_on_the_wire(
     house: House, in_data: bool
 ):
     """What lost its lease is another's to deliver, this node's too; a copy under way is not."""
-    job = house.take(claimed(token=1))
+    job = house.take(claimed(fence=1))
     job.connection = SimpleNamespace(in_data=in_data, abort=lambda: None)
     job.lost = True
-    again = house.custody.take(claimed(token=3, lost=True), 900.0, 600.0)
+    again = house.custody.take(claimed(fence=3, lost=True), 900.0, 600.0)
     assert (again is None) is in_data
     assert job.lost is not in_data
     if again is not None:
@@ -147,7 +147,7 @@ def test_a_delivery_that_was_broken_off_is_begun_again_unless_it_is_on_the_wire(
 def test_what_is_reported_but_not_recorded_takes_the_new_lease(house: House):
     """The finaliser is asked before anything is begun."""
     house.custody.settle(house.take(claimed()), DELIVERED, 1.0, 2.0)
-    assert house.custody.take(claimed(token=3, lost=True), 900.0, 600.0) is None
+    assert house.custody.take(claimed(fence=3, lost=True), 900.0, 600.0) is None
     assert len(house.custody) == 0
 
 
@@ -164,7 +164,7 @@ def test_leases_are_renewed_with_two_thirds_left_and_begun_with_half(house: Hous
     assert house.custody.deliver_by(new) == 90.0 + LEASE - 5.0
     asked = house.custody.aging(300.0)
     assert {job for job, _ in asked} == {old, new}
-    old.message = old.message._replace(token=9)  # claimed anew while the statement ran
+    old.message = old.message._replace(fence=9)  # claimed anew while the statement ran
     assert house.custody.renewed(asked, set(), 300.0) == [new]
     assert (old.lost, new.lost) == (False, True)
 

@@ -136,7 +136,7 @@ async def test_the_reaper_sets_aside_and_holds_as_a_claim_does(node: Node):
     often, unsure = Case(node), Case(node)
     await in_state(unsure, State.PROCESSING, Cause.UNCERTAIN)
     assert unsure.claimed is not None
-    assert await node.queue.begin_data([(unsure.id, unsure.claimed.token)]) == {unsure.id}
+    assert await node.queue.begin_data([(unsure.id, unsure.claimed.fence)]) == {unsure.id}
     await lose(node.pool, unsure.id)
     assert await status(node.pool, unsure.id) == State.PROCESSING
     await in_state(often, State.QUEUED, Cause.QUARANTINED)
@@ -146,7 +146,7 @@ async def test_the_reaper_sets_aside_and_holds_as_a_claim_does(node: Node):
 
 
 async def test_a_worker_whose_lease_is_over_may_report_until_somebody_claims_again(node: Node):
-    """Seen as queued, it is processing still for whoever has its token."""
+    """Seen as queued, it is processing still for whoever has its fence."""
     case = Case(node)
     await in_state(case, State.PROCESSING, Cause.DELIVERED)
     await lose(case.pool, case.id)

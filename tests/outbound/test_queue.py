@@ -71,7 +71,7 @@ async def test_a_large_body_is_fetched_apart(node: Node):
     whole = await node.queue.with_body(claimed)
     assert whole is not None
     assert whole.message == message
-    assert (whole.id, whole.token, whole.recipient) == (claimed.id, claimed.token, "b@x.org")
+    assert (whole.id, whole.fence, whole.recipient) == (claimed.id, claimed.fence, "b@x.org")
 
 
 async def test_sent_is_final_and_leaves_the_hot_table(node: Node):
@@ -105,12 +105,12 @@ async def test_a_stale_worker_changes_nothing(any_pool: Pool):
     stale = await first.claim()
     await lose(any_pool, queued.id)
     fresh = await second.claim()
-    assert fresh[0].token > stale[0].token
+    assert fresh[0].fence > stale[0].fence
     assert (fresh[0].attempt, fresh[0].lost) == (2, True)
     for cause in (Cause.DELIVERED, Cause.DEFERRED, Cause.REFUSED, Cause.RELEASED):
         assert await first.finish(stale, cause) == set()
-    assert await first.queue.renew([(m.id, m.token) for m in stale]) == set()
-    assert await first.queue.begin_data([(m.id, m.token) for m in stale]) == set()
+    assert await first.queue.renew([(m.id, m.fence) for m in stale]) == set()
+    assert await first.queue.begin_data([(m.id, m.fence) for m in stale]) == set()
     assert await status(any_pool, queued.id) == "processing"
     assert await second.finish(fresh) == {queued.id}
     assert await status(any_pool, queued.id) == "sent"
@@ -123,19 +123,19 @@ async def test_a_stale_worker_changes_nothing(any_pool: Pool):
 
 
 async def test_a_stale_worker_stays_stale_after_release_and_retry_by_hand(any_pool: Pool):
-    """The token rises on every change of hands, so an old one never fits again."""
+    """The fence rises on every change of hands, so an old one never fits again."""
     node = Node(any_pool)
     (queued,) = await put(any_pool, "a@x.example")
-    tokens = []
+    fences = []
     for cause in (Cause.RELEASED, Cause.DEFERRED, Cause.REFUSED):
         claimed = await node.claim()
-        tokens.append(claimed[0].token)
+        fences.append(claimed[0].fence)
         await node.finish(claimed, cause)
     await QueueAdmin(any_pool).retry(queued.id)
-    tokens.append((await node.claim())[0].token)
-    assert tokens == sorted(set(tokens))
-    for token in tokens[:-1]:
-        assert await node.queue.finalise([Settled(queued.id, token, Cause.DELIVERED)]) == set()
+    fences.append((await node.claim())[0].fence)
+    assert fences == sorted(set(fences))
+    for fence in fences[:-1]:
+        assert await node.queue.finalise([Settled(queued.id, fence, Cause.DELIVERED)]) == set()
     assert await status(any_pool, queued.id) == "processing"
 
 
@@ -173,7 +173,7 @@ async def test_a_lost_lease_is_due_again_by_itself(any_pool: Pool):
     first = await node.claim()
     again = await eventually(node.look, "it is due again", until=lambda batch: batch.messages)
     assert again.lost == [queued.id]
-    assert again.messages[0].token > first[0].token
+    assert again.messages[0].fence > first[0].fence
 
 
 async def test_a_renewed_lease_is_not_lost(any_pool: Pool):
@@ -184,7 +184,7 @@ async def test_a_renewed_lease_is_not_lost(any_pool: Pool):
     await lose(any_pool, queued.id, seconds=-0.001)
     end = await any_pool.fetch_value("SELECT run_at::text FROM relay.outbound_due")
     over = f"SELECT clock_timestamp() > '{end}'"
-    assert await node.queue.renew([(claimed.id, claimed.token)]) == {queued.id}
+    assert await node.queue.renew([(claimed.id, claimed.fence)]) == {queued.id}
     await eventually(lambda: any_pool.fetch_value(over), "the lease before would be over")
     assert await Node(any_pool).claim() == []
     assert await node.finish([claimed]) == {queued.id}
@@ -249,7 +249,7 @@ async def test_a_worker_lost_after_data_leaves_a_message_held_that_asked_for_it(
     node = Node(any_pool)
     lost, answered = await put(any_pool, "a@x.example", "b@x.example", hold_unknown=True)
     claimed = await node.claim()
-    pairs = [(m.id, m.token) for m in claimed]
+    pairs = [(m.id, m.fence) for m in claimed]
     assert await node.queue.begin_data(pairs) == {lost.id, answered.id}
     assert await node.queue.begin_data(pairs) == {lost.id, answered.id}
     assert await status(any_pool, lost.id) == "processing"
@@ -305,7 +305,7 @@ async def test_many_outcomes_of_all_kinds_go_into_one_statement(node: Node):
     }
     claimed = await node.claim()
     outcomes = [
-        Settled(m.id, m.token, causes[m.recipient.partition("@")[0]], delay=60) for m in claimed
+        Settled(m.id, m.fence, causes[m.recipient.partition("@")[0]], delay=60) for m in claimed
     ]
     assert len(await node.queue.finalise(outcomes)) == 5
     for message in claimed:

@@ -20,9 +20,9 @@ def test_a_delivery_is_recorded_step_by_step():
     outcome = Outcome(
         Verdict.DELIVERED, Phase.DOT, 250, "2.0.0", "taken, b@y.example", False, True, trace=trace
     )
-    settled = SETTLER.settle(claimed(token=4), outcome, 1.0, 3.0, opening)
+    settled = SETTLER.settle(claimed(fence=4), outcome, 1.0, 3.0, opening)
     assert settled.steps == pack((*opening, *trace), 1.0)
-    assert (settled.id, settled.token, settled.cause, settled.delay) == (
+    assert (settled.id, settled.fence, settled.cause, settled.delay) == (
         ID, 4, Cause.DELIVERED, 0.0,
     )  # fmt: skip
     assert (settled.phase, settled.code, settled.enhanced, settled.error) == (
