@@ -76,7 +76,7 @@ _ROWS = Histogram(
     registry=registry,
 )
 _FAILED = Counter(
-    "relay_writer_failed_letters", "Messages that could not be stored.", registry=registry
+    "relay_writer_failed_messages", "Messages that could not be stored.", registry=registry
 )
 
 
@@ -84,21 +84,21 @@ async def run(
     ctx: Context,
     *,
     pool: Pool,
-    stored: Callable[[], None] = lambda: None,
+    wake_summariser: Callable[[], None] = lambda: None,
     batch_rows: int = 256,
     batch_bytes: int = 1024 * 1024,
     aside: int = 2,
 ) -> None:
     """Store messages until drained, in commits of at most `batch_rows` messages and about
     `batch_bytes` bytes.  Large messages and those for several mailboxes are stored aside, so many
-    at once, and hold nobody up.  `stored` is called after each commit: there is mail to parse."""
-    writer = _Writer(ctx, pool, stored, batch_rows, batch_bytes, aside)
+    at once, and hold nobody up.  `wake_summariser` is called after each commit."""
+    writer = _Writer(ctx, pool, wake_summariser, batch_rows, batch_bytes, aside)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.hurry)
         nursery.start_soon(writer.fold)
-        async with trio.open_nursery() as lane:
+        async with trio.open_nursery() as storing:
             ctx.ready()
-            await writer.commit_all(lane)
+            await writer.commit_all(storing)
         nursery.cancel_scope.cancel()
 
 
@@ -114,14 +114,14 @@ class _Writer:
         self,
         ctx: Context,
         pool: Pool,
-        announce: Callable[[], None],
+        wake_summariser: Callable[[], None],
         batch_rows: int,
         batch_bytes: int,
         aside: int,
     ) -> None:
         self._ctx = ctx
         self._pool = pool
-        self._announce = announce
+        self._wake_summariser = wake_summariser
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self._aside = trio.CapacityLimiter(aside)
@@ -164,7 +164,7 @@ class _Writer:
         if len(appended) > _WATCHED:
             appended.clear()
 
-    async def commit_all(self, lane: trio.Nursery) -> None:
+    async def commit_all(self, storing: trio.Nursery) -> None:
         """Take what has gathered and store it, again and again, until drained.
 
         One commit at a time: commits side by side would only queue for the log's flush and for
@@ -175,15 +175,15 @@ class _Writer:
                 held = await self._ctx.inbox.take(self._batch_rows)
             except Drained:
                 return
-            await self._dispatch(held, lane)
+            await self._dispatch(held, storing)
             del held  # or they would be in memory until the next message comes
             self._ctx.beat()
 
-    async def _dispatch(self, held: list[Held[Accept]], lane: trio.Nursery) -> None:
+    async def _dispatch(self, held: list[Held[Accept]], storing: trio.Nursery) -> None:
         small = [one for one in held if not _alone(one.message)]
         for one in held:
             if _alone(one.message):
-                lane.start_soon(self._store_aside, one)
+                storing.start_soon(self._store_aside, one)
         for batch in self._batches(small):
             await self._store(batch)
 
@@ -201,7 +201,7 @@ class _Writer:
             finally:
                 self._shields.discard(shield)
         if shield.cancelled_caught:
-            log.error("writer.commit_timed_out", letters=len(batch))
+            log.error("writer.commit_timed_out", messages=len(batch))
             _settle_failed(batch, "the commit took too long")
 
     async def _commit(self, batch: list[Held[Accept]]) -> None:
@@ -224,18 +224,18 @@ class _Writer:
                 batch = known
         except (psycopg.Error, UnicodeError) as error:  # the latter: no text that can be stored
             if len(batch) > 1:
-                log.warning("writer.batch_refused", letters=len(batch), error=str(error))
+                log.warning("writer.batch_refused", messages=len(batch), error=str(error))
                 for one in batch:
                     await self._commit([one])
                 return
-            log.exception("writer.letter_refused", bytes=len(batch[0].message.raw))
+            log.exception("writer.message_refused", bytes=len(batch[0].message.raw))
             stored = None
         if stored is None:
             _settle_failed(batch, "the database did not take the message")
         else:
             _settle_stored(batch, stored)
             self._note(batch)
-            self._announce()
+            self._wake_summariser()
 
     async def _admit(self, batch: list[Held[Accept]]) -> list[Held[Accept]]:
         """Settle messages that no longer fit a mailbox of theirs, and return the others.
@@ -306,7 +306,7 @@ class _Writer:
 
         None found is unknown as well: the server may still be at work on the statement.
         """
-        log.warning("writer.database_unavailable", letters=len(batch), error=why)
+        log.warning("writer.database_unavailable", messages=len(batch), error=why)
         try:
             return await stored_among(self._pool, _ids(batch), timeout=_CHECK_TIMEOUT) or None
         except (DatabaseUnavailable, psycopg.Error):

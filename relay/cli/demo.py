@@ -144,16 +144,16 @@ def _make_mailbox(stage: Stage) -> str:
 
 
 def _send(stage: Stage) -> str:
-    letter = EmailMessage(policy=SMTP.clone(cte_type="8bit"))
-    letter["From"] = "Example Shop <orders@shop.example>"
-    letter["To"] = stage.address
-    letter["Subject"] = "Your order № 7: please confirm"
-    letter["Message-ID"] = "<order-7@shop.example>"
-    letter.set_content(
+    message = EmailMessage(policy=SMTP.clone(cte_type="8bit"))
+    message["From"] = "Example Shop <orders@shop.example>"
+    message["To"] = stage.address
+    message["Subject"] = "Your order № 7: please confirm"
+    message["Message-ID"] = "<order-7@shop.example>"
+    message.set_content(
         f"Grüß Gott,\n\nyour confirmation code is {CODE}, or follow\n{LINK}\n\n.\n..two dots\n",
         cte="8bit",
     )
-    stage.sent = letter.as_bytes()
+    stage.sent = message.as_bytes()
     with stage.smtp() as session:
         session.ehlo("demo.example")
         session.mail("orders@shop.example", ["BODY=8BITMIME"])

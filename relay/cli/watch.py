@@ -49,7 +49,7 @@ _TROUBLE = (
     ("relay_outbound_outcomes_total", "rejected"),
     ("relay_outbound_outcomes_total", "refused"),
     ("relay_outbound_outcomes_total", "exhausted"),
-    ("relay_writer_failed_letters_total", None),
+    ("relay_writer_failed_messages_total", None),
 )
 
 

@@ -1,6 +1,6 @@
 """GET over https: from a host that the caller has checked, bounded in time and size, no redirects.
 
-`fetch` is for certificates and confirmations, `fetch_object` for letters in S3.
+`fetch` is for certificates and confirmations, `fetch_object` for mail in S3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a letter that Amazon SES put into S3 is fetched: pre-signed addresses.  Pure.
+"""Where mail that Amazon SES put into S3 is fetched: pre-signed addresses.  Pure.
 
 Signature Version 4 with the signature in the query ("Authenticating Requests: Using Query
 Parameters", the Amazon S3 API reference): the request needs no header but Host, names exactly one

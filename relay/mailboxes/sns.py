@@ -82,7 +82,7 @@ class Notification:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """Where SES put a letter: an object in S3."""
+    """Where SES put a message: an object in S3."""
 
     bucket: str
     key: str
@@ -90,7 +90,7 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class ReceivedMail:
-    """An SES `Received` notification: one letter, as SES accepted it, or where it is."""
+    """An SES `Received` notification: one message, as SES accepted it, or where it is."""
 
     reverse_path: str
     recipients: tuple[str, ...]
@@ -218,10 +218,10 @@ def verify(notification: Notification, certificate: bytes, now: datetime) -> Non
 
 
 def received_mail(notification: Notification) -> ReceivedMail | None:
-    """Return the letter in a verified notification; None when it announces something else.
+    """Return the mail in a verified notification; None when it announces something else.
 
     SES sends a test text when a rule is made, and bounces and deliveries on the same topic:
-    those are nothing to store.  `MalformedNotification` for a letter that is incomplete.
+    those are nothing to store.  `MalformedNotification` for mail that is incomplete.
     """
     try:
         document = json.loads(notification.message)

@@ -76,7 +76,7 @@ def message(raw: bytes = b"x\r\n", *addresses: str) -> Accept:
 
 def failures() -> float:
     """Messages that could not be stored, as the metric counts them."""
-    return registry.get_sample_value("relay_writer_failed_letters_total") or 0.0
+    return registry.get_sample_value("relay_writer_failed_messages_total") or 0.0
 
 
 async def stored(pool: Pool) -> dict[UUID, bytes]:

@@ -159,7 +159,7 @@ def register(api: Api) -> None:
         max_body=MAX_BODY,
         stores=True,
         details="Allowed topics are the setting ingest.sns_topics. The SES rule uses the SNS "
-        "action, which carries the content, or the S3 action with a topic: then the letter is "
+        "action, which carries the content, or the S3 action with a topic: then the mail is "
         "fetched from its bucket, which must be among ingest.s3_buckets.",
     )
 
@@ -241,7 +241,7 @@ def register(api: Api) -> None:
         if not recipients:
             return IngestOutcome(status="stored")
         try:
-            raw = await letter(notification, mail.raw)
+            raw = await whole(notification, mail.raw)
         except Unreadable as error:
             # A refusal would be repeated for hours, and be no other then.
             log.warning("sns.unreadable", reason=str(error))
@@ -252,12 +252,12 @@ def register(api: Api) -> None:
         log.info("sns.stored", recipients=len(recipients), stored=len(stored), size=len(raw))
         return IngestOutcome(status="stored", stored=len(stored))
 
-    async def letter(notification: Notification, raw: bytes | StoredObject) -> bytes:
+    async def whole(notification: Notification, raw: bytes | StoredObject) -> bytes:
         if isinstance(raw, bytes):
             return raw
         if deps.buckets is None or deps.fetch_object is None:
             raise MalformedNotification(
-                "The letter is in S3, and the setting ingest.s3_buckets names no bucket."
+                "The mail is in S3, and the setting ingest.s3_buckets names no bucket."
             )
         region = region_of(notification.topic)
         url = deps.buckets.address(raw.bucket, raw.key, region, datetime.now(UTC))
