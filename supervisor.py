@@ -412,7 +412,7 @@ class Inbox(Generic[T]):
 
     `async for message in ctx.inbox` and `receive()` keep one message in hand for each task: asking
     for the next says that the one before is done.  Whoever hands a message on to another task, or
-    works in batches, uses `take()` and says `done()` himself.
+    works in batches, uses `take()` and says `done()` itself.
 
     Nothing is handed out while the child is paused.  When it drains for a shutdown, what is in the
     box is still handed out; when it drains to be restarted, nothing more is, since the box stays.

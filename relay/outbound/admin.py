@@ -1,11 +1,11 @@
 """Administration of the outbound queue: look, cancel, hold, retry, flush, pause.
 
-What an operator may do with every message, and its owner with his own.
+What an operator may do with every message, and an owner with their own.
 
 Promises
 - Whether something may be done to a message is asked of `states`; the statement tests again what
   the law was asked about, so of two at once the second looks again.
-- An owner sees and touches only his own; to everybody else a message is not there.
+- An owner sees and touches only their own; to everybody else a message is not there.
 - Lists are read by keyset from whichever table has few rows of the kind, so a page costs the same
   with five million finished messages behind it.
 - A refusal rests on a state that is durable, as a change does.

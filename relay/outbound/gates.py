@@ -18,7 +18,7 @@ Promises
 
 Fails: never.
 
-Why in memory and for one node: a destination's mood is learnt within one delivery, and a node that
+Why in memory and for one node: a destination's state is learnt within one delivery, and a node that
 has not met it yet pays one delivery to know.  Pure; the clock and the random source are given.
 """
 

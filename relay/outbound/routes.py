@@ -89,7 +89,7 @@ class Routes:
         """What tells a message's route from others; None: the relay's own."""
         if message.upstream is None:
             return None
-        # The account too: who copies another's sealed password must not get his connection.
+        # The account too: who copies another's sealed password must not get their connection.
         return (message.sender_id, message.upstream, message.username, message.password)
 
     def connections(self, message: Claimed) -> Connections | None:

@@ -3,7 +3,7 @@
 Promises
 - An address is one entry however it is written: without regard to case, its domain as A-labels.
 - What the administrator suppresses (the nil owner) gets mail from nobody; what the holder of a key
-  suppresses gets none from that key.  Everybody sees and removes his own entries only.
+  suppresses gets none from that key.  Everybody sees and removes their own entries only.
 - An entry refuses new mail at once, and cancels what is queued when its turn comes.
 
 Fails with `MalformedMessage` for what is no address and `DatabaseUnavailable` from the pool.

@@ -173,7 +173,7 @@ class Workers:
         """Fetch and compose a large message, and have it delivered.
 
         In a thread, as it takes as long as a thousand ordinary deliveries; few at once, as each is
-        in memory several times; and before a worker takes it, who would wait for his turn here.
+        in memory several times; and before a worker takes it, which would wait for its turn here.
         """
         try:
             async with self._large:

@@ -5,7 +5,7 @@ Promises
   `webhook-timestamp` (epoch seconds of this attempt) and `webhook-signature`, which is
   `v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; one for each signing key, parted by
   spaces, so that a rotation breaks nobody.
-- Each owner has a secret of his own, derived from the relay's signing key: no receiver can forge
+- Each owner has a secret of their own, derived from the relay's signing key: no receiver can forge
   what another gets.  An anonymous mailbox's secret is its own.
 
 Pure.

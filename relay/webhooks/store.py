@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Where an owner is told which events of his outbound mail and accounts."""
+    """Where an owner is told which events of their outbound mail and accounts."""
 
     id: UUID
     url: str

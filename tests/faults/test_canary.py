@@ -3,7 +3,7 @@
 A canary address, subject, name, user, password and tokens go in by SMTP, HTTP and SQL; mail goes
 out to upstreams that repeat all of it in every refusal there is, into the loop, and to webhooks.
 None of it may come out in a log line, a metric, an error, an event or an answer, but for what an
-owner reads of his own messages: recipient and subject.  The canary's local part is no plain word,
+owner reads of their own messages: recipient and subject.  The canary's local part is no plain word,
 as one is a word wherever it does not stand as an address would (tests/test_redact.py).
 """
 
@@ -37,7 +37,7 @@ TOKEN = "canaryTokenOfAllThings0123456789"
 CODED = [base64.b64encode(each.encode()).decode() for each in (USER, PASSWORD)]
 CODED.append(base64.b64encode(f"\0{USER}\0{PASSWORD}".encode()).decode())
 
-# Where each recipient meets his refusal.
+# Where each recipient meets a refusal.
 REFUSALS = {
     ("RCPT", "rcpt5.example"): "550 5.1.1",
     ("RCPT", "rcpt4.example"): "450 4.2.1",

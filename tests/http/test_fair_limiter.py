@@ -9,7 +9,7 @@ from relay.http.fair_limiter import Crowded, FairLimiter
 
 
 def test_an_owner_has_his_share_and_the_administrator_what_is_kept():
-    """No owner more than his share, all of them not what is kept; what is given back is free."""
+    """No owner has more than a share, all of them not what is kept; what is given back is free."""
     limiter = FairLimiter(10, 5, kept=2)
     assert limiter.take("a", 3)
     assert limiter.take("a", 3) is None

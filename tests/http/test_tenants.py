@@ -90,7 +90,7 @@ async def test_no_route_shows_or_touches_what_is_anothers(house: House):
 
 
 async def seen(house: House, headers: dict[str, str], own: dict[str, str]) -> dict[str, Any]:
-    """Everything that a tenant reads of his own."""
+    """Everything that tenants read of their own."""
     found: dict[str, Any] = {}
     for route in routes(house):
         operation = route.operation

@@ -134,7 +134,7 @@ async def test_strangers_and_the_dead_see_nothing_alike(pool, store):
 
 
 async def test_lists_an_owners_mailboxes(store):
-    """An owner sees his own, the administrator all, newest first, page by page."""
+    """An owner sees their own, the administrator all, newest first, page by page."""
     key = uuid4()
     mine = [(await store.create(owner_id=key)).mailbox.address for _ in range(5)]
     await store.create()

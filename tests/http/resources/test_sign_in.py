@@ -231,7 +231,7 @@ async def test_no_description_of_a_call_takes_the_cookie_alone(house: House):
 
 
 def forged(signing: bytes, token_hash: bytes) -> str:
-    """A cookie as a relay once signed them, which a backup's thief could make himself."""
+    """A cookie as a relay once signed them, which a backup's thief could make."""
 
     def text(raw: bytes) -> str:
         return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
