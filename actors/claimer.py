@@ -1,6 +1,6 @@
 """The claimer: leases what is due, as much as the sender has room for and no more.
 
-Demand flows backwards: the sender says `Room`, the claimer claims at most that much and hands it
+Demand flows backwards: the sender says `Credit`, the claimer claims at most that much and hands it
 on as one `Deliver`.  A claim that was filled to the brim is followed by the next at once, but
 messages are read in between.  Part of the room is kept for high priority, so that what a backlog of
 other mail has taken is never in the way of a one-time code.
@@ -33,7 +33,7 @@ from typing import Any
 import trio
 from prometheus_client import Counter, Histogram
 
-from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
+from actors.messages import Claiming, Credit, Deliver, Due, NothingHigh, SweepNow, Wake
 from actors.periodic import wait_for_messages
 from relay.errors import DatabaseUnavailable
 from relay.jitter import jittered, new_rng
@@ -190,7 +190,7 @@ class _Claimer:
 
     def _read(self, message: Any) -> None:
         match message:
-            case Room(count, fresh, kept):
+            case Credit(count, fresh, kept):
                 self._room = count if fresh else self._room + count
                 if kept is not None:
                     self._kept = kept
@@ -224,7 +224,7 @@ class _Claimer:
         self._notice_what_came_due()
         if self._look and self._room <= 0:
             await self._nothing_high()
-            return self._sweep_at - now  # `Room` will come first
+            return self._sweep_at - now  # `Credit` will come first
         if self._look and now >= self._rests_until:
             await self._survey()
         if await self._claim_if_may():

@@ -55,7 +55,7 @@ async def run(
     deps = make_deps(
         Serving(
             draining=ctx.draining,
-            attachment=parser.attachment,
+            extract_attachment=parser.attachment,
             announce=lambda due_lanes: announcer.soon(high=any_high(due_lanes)),
         )
     )

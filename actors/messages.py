@@ -5,7 +5,7 @@ crashed), so nobody may change one.  The one exception is the `reply` that a mes
 `relay.futures.Future`: it is settled at most once; settling it again changes nothing.
 
 Messages are hints (`Wake`, `SweepNow`, `Due`), work (`Accept`, `Deliver`) or agreements on how much
-work may come (`Room`, `Claiming`).  A lost hint costs time until the next sweep; accepted mail is
+work may come (`Credit`, `Claiming`).  A lost hint costs time until the next sweep; accepted mail is
 lost only together with the session that waits for its reply, and that session then answers 4xx;
 a lost `Deliver` is a lease that runs out, after which its mail is due again.
 """
@@ -90,12 +90,13 @@ class Due:
 
 
 @dataclass(frozen=True)
-class Room:
-    """From the sender to the claimer: `count` more messages may be claimed.
+class Credit:
+    """From the sender to the claimer: credit to claim `count` more messages, as in flow control.
 
-    None more is worth a look, too: what was closed may be open again.
-    `fresh`: all in all, whatever was said before (the sender or the claimer has just started).
-    `kept`: so much of all the room is for high priority; None: as was said last.
+    A count of 0 is worth a look, too: what was closed may be open again.
+    `fresh`: this is all the credit there is, whatever was said before (the sender or the claimer
+    has just started).  `kept`: so much of all the credit is for high priority; None: as was said
+    last.
     """
 
     count: int
@@ -110,7 +111,7 @@ class NothingHigh:
 
 @dataclass(frozen=True)
 class Claiming:
-    """From the claimer to the sender: it has just started and knows of no room."""
+    """From the claimer to the sender: it has just started and has no credit."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ import trio
 from prometheus_client import Gauge
 
 from actors.accepting import hand_over
-from actors.messages import Accept, Claiming, Deliver, Due, NothingHigh, Room
+from actors.messages import Accept, Claiming, Credit, Deliver, Due, NothingHigh
 from relay.accepted import Accepted
 from relay.crypto import Vault
 from relay.db.pool import Pool
@@ -77,7 +77,7 @@ log = get_logger()
 GRACE = 4.0
 """Seconds to record reports in when the sender is cancelled, or drained during an outage."""
 
-_TICK = 0.1  # s; how often demand is reckoned anew
+_TICK = 0.1  # s; how often room is granted anew
 _RESTING_TICK = 0.5  # s; the same while nothing is under way
 _IDLE_TICKS = 10  # between two looks at gates
 _TIDY_EVERY = 2.0  # s; between two looks at idle connections
@@ -86,7 +86,7 @@ _HELD = Gauge("relay_outbound_held", "Claimed messages in this process.", regist
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DeliverySettings:
     """How the sender is set.
 
     `upstream`: for mail without a sender of its own; `domains`: this relay's own, the first of
@@ -114,14 +114,14 @@ async def run(
     writer: Mailbox[Accept],
     gates: Gates,
     vault: Vault,
-    settings: Settings,
+    settings: DeliverySettings,
     right_of_way: RightOfWay | None = None,
     rng: random.Random | None = None,
     space: Space = AMPLE,
 ) -> None:
     """Deliver until drained.
 
-    `claimer`, `writer`: the mailboxes that `Room` and `Due`, and the loop's `Accept`, go to;
+    `claimer`, `writer`: the mailboxes that `Credit` and `Due`, and the loop's `Accept`, go to;
     `right_of_way`: that of high mail, which whoever queues it asks for; without `space` on the disk
     the loop, which stores mail here, waits.
     """
@@ -160,7 +160,7 @@ class _Sender:
         claimer: Mailbox[Any],
         gates: Gates,
         vault: Vault,
-        settings: Settings,
+        settings: DeliverySettings,
         loopback: Loopback,
         right_of_way: RightOfWay,
         rng: random.Random,
@@ -172,7 +172,7 @@ class _Sender:
         self._right_of_way = right_of_way
         self._lease = queue.lease_timeout
         self._recording = trio.CancelScope(shield=True)
-        self._said: list[Room | Due] = []
+        self._said: list[Credit | Due] = []
         self._to_say = trio.lowlevel.ParkingLot()
         places, unit = settings.concurrency, settings.retry_unit
         self._demand = Demand(places)
@@ -253,8 +253,8 @@ class _Sender:
 
     def freed(self) -> None:
         """A lane may be claimed from again."""
-        if Room(0) not in self._said:
-            self._say(Room(0))
+        if Credit(0) not in self._said:
+            self._say(Credit(0))
 
     def way_is_free(self) -> None:
         """High mail is gone, and what it held up may go on."""
@@ -267,7 +267,7 @@ class _Sender:
         held = len(self._custody) + len(self._finaliser)
         said = self._demand.grant(held, fresh=fresh)
         if said is not None:
-            self._say(Room(said.room, fresh, said.kept))
+            self._say(Credit(said.room, fresh, said.kept))
 
     def _recorded(self, batch: Sequence[Settled], fenced: set[UUID]) -> None:
         """A commit of the finaliser: there is room again."""
@@ -275,7 +275,7 @@ class _Sender:
             log.warning("outbound.fenced", id=str(message_id))
         self._grant()
 
-    def _say(self, message: Room | Due) -> None:
+    def _say(self, message: Credit | Due) -> None:
         self._said.append(message)
         self._to_say.unpark()
 
@@ -301,7 +301,7 @@ class _Sender:
         while True:
             await trio.sleep(_TICK if len(custody) or custody.ended else _RESTING_TICK)
             ticks += 1
-            self._demand.reckon(custody.ended, _TICK)
+            self._demand.note(custody.ended, _TICK)
             custody.ended = 0
             self._grant()
             now = trio.current_time()

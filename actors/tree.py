@@ -29,15 +29,16 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
 
 Messages go, besides what an operator may say to an actor (`hears`, beside it in `build_tree`):
 
-    from                       message  to
-    -------------------------  -------  -----------------------------------------------------
-    ingest, control, sender    Accept   writer
-    ingest                     Consult  filter
-    writer                     Wake     summariser
-    listener                   Wake     summariser, ticker, claimer, webhooks, collector
-    control, collector         Due      claimer
-    sender                     Room     claimer
-    claimer                    Deliver  sender
+    from                     message                         to
+    -----------------------  ------------------------------  -----------------------------------
+    ingest, control, sender  Accept                          writer
+    ingest                   Consult                         filter
+    writer                   Wake                            summariser
+    listener                 Wake                            summariser, ticker, claimer,
+                                                             webhooks, collector
+    control, collector       Due                             claimer
+    sender                   Credit, Due                     claimer
+    claimer                  Deliver, Claiming, NothingHigh  sender
 
 Shared in memory, besides the database's pool and the disk's free space: the gates (sender, claimer,
 control); the right of way of high mail (sender; told by the listener, control and collector); the
@@ -400,22 +401,22 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         cap=outbound.domain_connections,
     )
     right_of_way = RightOfWay()
-    wake_outbound = _due(boxes.claimer, right_of_way) if "claimer" in wanted else None
+    wake_outbound = _local_wake(boxes.claimer, right_of_way) if "claimer" in wanted else None
 
     connections = _connections(settings, resources)
     inboxes = _inboxes(settings, resources)
     sources = SourceRates(settings.devices.source_rate)
     intake = Intake(inboxes, sources=sources, space=resources.space)
-    server = None
+    device_server = None
     if resources.device_key is not None:
         limits = DeviceLimits(
             max_push_sessions=connections["push"], max_receive_sessions=connections["receive"]
         )
-        server = DeviceServer(resources.device_key, inboxes, intake, limits)
+        device_server = DeviceServer(resources.device_key, inboxes, intake, limits)
     device_inbox = None
-    if server is not None or settings.devices.store == "postgres":
+    if device_server is not None or settings.devices.store == "postgres":
         # A file of our own that nobody reads is no use.
-        device_inbox = DeviceInbox(inboxes, intake, server)
+        device_inbox = DeviceInbox(inboxes, intake, device_server)
 
     if "control" in wanted and device_inbox is not None:
         wanted |= {"device_store"}  # blobs come by HTTP too
@@ -438,12 +439,12 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             routes={
                 channels.MESSAGES: _wake(boxes.summariser),
                 channels.EXPIRY: _wake(boxes.ticker),
-                channels.OUTBOUND: _wake_outbound(boxes.claimer, right_of_way),
+                channels.OUTBOUND: _outbound_route(boxes.claimer, right_of_way),
                 channels.WEBHOOKS: _wake(boxes.webhooks),
                 channels.TOKENS: _wake(boxes.collector),
             },
         ),
-        writer=partial(writer.run, pool=pool, stored=_nudge(boxes.summariser)),
+        writer=partial(writer.run, pool=pool, wake_summariser=_nudge(boxes.summariser)),
         summariser=partial(summariser.run, pool=pool),
         ticker=partial(ticker.run, pool=pool, sweep_every=settings.expiry.sweep_every),
         reaper=partial(
@@ -461,7 +462,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             writer=boxes.writer,
             gates=gates,
             vault=resources.keyring.vault,
-            settings=sender.Settings(
+            settings=sender.DeliverySettings(
                 upstream,
                 settings.smtp.domains,
                 # The oldest key: correlations outlast a rotation for as long as it is kept.
@@ -544,11 +545,11 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         ),
         devices=partial(
             devices.run,
-            server=server,
+            server=device_server,
             push_sockets=resources.push_sockets,
             receive_sockets=resources.receive_sockets,
         )
-        if server is not None
+        if device_server is not None
         else None,
         control=partial(
             control.run,
@@ -570,7 +571,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         ),
         sweep_every=settings.expiry.sweep_every,
         post_timeout=settings.webhooks.timeout,
-        devices_drain=0.0 if server is None else server.limits.drain,
+        devices_drain=0.0 if device_server is None else device_server.limits.drain,
     )
 
 
@@ -663,7 +664,7 @@ def _upstream(text: str) -> Upstream:
         raise ConfigError(f"RELAY_OUTBOUND__UPSTREAM is not usable: {error}.") from error
 
 
-def _due(
+def _local_wake(
     claimer_box: Mailbox[Any], right_of_way: RightOfWay
 ) -> Callable[[Collection[DueLane]], None]:
     """Return what tells the claimer, and through it other nodes, of mail that was queued."""
@@ -677,7 +678,7 @@ def _due(
     return tell
 
 
-def _wake_outbound(claimer_box: Mailbox[Any], right_of_way: RightOfWay) -> Callable[[str], None]:
+def _outbound_route(claimer_box: Mailbox[Any], right_of_way: RightOfWay) -> Callable[[str], None]:
     """Return the route of what other nodes, and users' transactions, say of the queue."""
 
     def route(payload: str) -> None:

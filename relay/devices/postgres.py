@@ -124,8 +124,8 @@ class PostgresStore:
                 nursery.start_soon(self._hurry)
                 await self._wait_for_database()
                 nursery.start_soon(self._calls.watch)
-                nursery.start_soon(self._lane, self._puts, self._put_group)
-                nursery.start_soon(self._lane, self._deletes, self._delete_group)
+                nursery.start_soon(self._commit_groups, self._puts, self._put_group)
+                nursery.start_soon(self._commit_groups, self._deletes, self._delete_group)
                 nursery.start_soon(self._refresh)
                 self._calls.accept()
                 task_status.started()
@@ -304,7 +304,7 @@ class PostgresStore:
         self._puts.add(put)
         return await self._calls.answered(put)
 
-    async def _lane(
+    async def _commit_groups(
         self, gathered: _Gathered[_C], commit: Callable[[list[_C]], Awaitable[None]]
     ) -> None:
         """Commit what has gathered, group after group.

@@ -147,7 +147,7 @@ Fetch = Callable[[str], Awaitable[bytes]]
 `TemporaryFailure`."""
 
 FetchObject = Callable[[str, int], Awaitable[bytes]]
-"""GET a letter at a pre-signed address, of so many bytes at most.  `Unreadable` where it can never
+"""GET a message at a pre-signed address, of so many bytes at most.  `Unreadable` where it can never
 be used, `TemporaryFailure` otherwise."""
 
 ReadyCheck = Callable[[], Awaitable[str | None]]
@@ -181,7 +181,7 @@ class Deps:
     sessions: PageSessions
     hub: Hub
     accept: Accept
-    attachment: ExtractAttachment
+    extract_attachment: ExtractAttachment
     supervision: Supervision
     logs: Logs
     admin_token_hash: bytes
@@ -194,7 +194,7 @@ class Deps:
     webhooks: Webhooks
     accounts: Accounts
     consumption: Consumption
-    collector: Callable[[], Awaitable[Report]]
+    collector_report: Callable[[], Awaitable[Report]]
     wake_outbound: WakeOutbound
     destinations: Callable[[], Sequence[Standing]] = tuple  # held back by this node's sender
     private_webhooks: bool = False  # whether a URL may name a private address
@@ -208,9 +208,9 @@ class Deps:
     known_keys: KnownKeys = field(default_factory=KnownKeys)  # the keys that are charged as keys
     trusted_proxies: Collection[str] = ()  # whose X-Forwarded-For is believed
     sns_topics: Iterable[str] = ()
-    buckets: Buckets | None = None  # where SES may have put a letter; None: nowhere
+    buckets: Buckets | None = None  # where SES may have put mail; None: nowhere
     fetch_object: FetchObject | None = None  # None: nothing that was put there is fetched
-    max_message_bytes: int = 26_214_400  # of a letter that is fetched
+    max_message_bytes: int = 26_214_400  # of mail that is fetched
     fetch: Fetch | None = None  # None: no SNS message can be verified, so all are refused
     version: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -227,7 +227,7 @@ class Serving:
     """What lives as long as one start of the actor that serves."""
 
     draining: trio.Event
-    attachment: ExtractAttachment
+    extract_attachment: ExtractAttachment
     announce: WakeOutbound
     """Tells the claimers of all nodes, for where none runs in this process."""
 

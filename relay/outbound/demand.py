@@ -38,8 +38,8 @@ class Demand:
         self._granted = 0  # room that the claimer has and has not used
         self._kept = 0  # of it, for high priority, as was said last
 
-    def reckon(self, ended: int, seconds: float) -> None:
-        """So many deliveries have ended within the last `seconds`."""
+    def note(self, ended: int, seconds: float) -> None:
+        """Note that so many deliveries have ended within the last `seconds`."""
         self._ahead = min(int(ended / seconds * AHEAD), _MOST_AHEAD)
 
     def claimed(self, count: int) -> None:

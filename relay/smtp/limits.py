@@ -1,9 +1,9 @@
 """What one stranger, and all of them together, may take of this process.
 
-`SmtpLimits` is the whole set of numbers; connections are counted by `relay.peers`.  `Budget` counts
-the bytes of messages that are being received or stored, each with a `Share` of it: the sum of what
-all sessions hold is bounded, whatever each of them announces.  When there is no room, slow messages
-lose their shares to others, so that nobody keeps it for as long as a message may drip.
+`SmtpLimits` is the whole set of numbers; connections are counted by `relay.peers`.  `MemoryBudget`
+counts the bytes of messages that are being received or stored, each with a `Share` of it: the sum
+of what all sessions hold is bounded, whatever each of them announces.  When there is no room, slow
+messages lose their shares to others, so that nobody keeps it for as long as a message may drip.
 
 Promises: nothing here waits, nothing here allocates by what a peer sends, and what was let in
 or taken is given back exactly once.
@@ -120,7 +120,7 @@ class Misses:
         return min(max(0.0, count - limits.free_misses) * limits.miss_delay, limits.longest_miss)
 
 
-class Budget:
+class MemoryBudget:
     """The bytes that all messages share.  Times are seconds of any clock that only rises."""
 
     def __init__(self, limits: SmtpLimits) -> None:
@@ -161,7 +161,7 @@ class Share:
 
     __slots__ = ("_budget", "_forget", "began", "lost", "size")
 
-    def __init__(self, budget: Budget, began: float, forget: Callable[[], object]) -> None:
+    def __init__(self, budget: MemoryBudget, began: float, forget: Callable[[], object]) -> None:
         self._budget = budget
         self._forget = forget
         self.began = began

@@ -12,7 +12,7 @@ from aiosmtpd.smtp import Envelope
 from aiosmtpd.smtp import Session as Conversation
 
 from relay.accepted import Accepted
-from relay.smtp.limits import Budget, Misses, SmtpLimits
+from relay.smtp.limits import MemoryBudget, Misses, SmtpLimits
 from relay.smtp.waits import Answer
 from relay.storage import AMPLE, Space
 
@@ -67,7 +67,7 @@ class Shared:
         self.hostname = domains[0]
         self.filter = filter_
         self.space = space
-        self.budget = Budget(self.limits)
+        self.budget = MemoryBudget(self.limits)
         self.misses = Misses(self.limits)
         self.draining = False
         """Whether the relay stops: no further command is read."""

@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from actors import claimer
-from actors.messages import Claiming, Deliver, Due, NothingHigh, Room, SweepNow, Wake
+from actors.messages import Claiming, Credit, Deliver, Due, NothingHigh, SweepNow, Wake
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.connection import connect
 from relay.db.listen import Notification, notifications
@@ -113,13 +113,13 @@ async def test_nothing_is_claimed_without_room(pool, virtual):
         claims.box.send_nowait(Wake())
         await claims.rest(virtual)
         assert not claims.batches
-        claims.box.send_nowait(Room(3))
+        claims.box.send_nowait(Credit(3))
         await claims.get(3)
-        claims.box.send_nowait(Room(2))
+        claims.box.send_nowait(Credit(2))
         await claims.get(5)
         await claims.rest(virtual)
         assert len(claims.claimed) == 5
-        claims.box.send_nowait(Room(1, fresh=True))
+        claims.box.send_nowait(Credit(1, fresh=True))
         await claims.get(6)
     assert len({message.id for message in claims.claimed}) == 6
 
@@ -128,7 +128,7 @@ async def test_room_kept_for_high_mail_is_there_when_it_comes(pool, virtual):
     """Bulk has taken all the other room; the code is claimed at once all the same."""
     await put(pool, *(f"u{number}@a.example" for number in range(20)), priority="bulk")
     async with claiming(pool) as claims:
-        claims.box.send_nowait(Room(9, kept=4))
+        claims.box.send_nowait(Credit(9, kept=4))
         await claims.get(5)
         await claims.rest(virtual)
         assert len(claims.claimed) == 5
@@ -143,7 +143,7 @@ async def test_room_kept_for_high_mail_is_there_when_it_comes(pool, virtual):
 async def test_who_waits_for_high_mail_hears_that_there_is_none(pool):
     """Another node has taken it, or its destination is in trouble."""
     async with claiming(pool) as claims:
-        claims.box.send_nowait(Room(8))
+        claims.box.send_nowait(Credit(8))
         claims.box.send_nowait(Wake(reason="high"))
         await eventually(lambda: claims.nothing_high, "it hears that there is none")
         assert not claims.claimed
@@ -152,7 +152,7 @@ async def test_who_waits_for_high_mail_hears_that_there_is_none(pool):
 async def test_high_mail_that_is_due_in_a_moment_is_not_said_to_be_missing(pool):
     """What was just queued is due now, by a clock that is known to within a round trip only."""
     async with claiming(pool) as claims:
-        claims.box.send_nowait(Room(8))
+        claims.box.send_nowait(Credit(8))
         await claims.rest()
         now: datetime = await pool.fetch_value("SELECT clock_timestamp()")
         soon = now + timedelta(seconds=0.1)
@@ -168,7 +168,7 @@ async def test_a_full_batch_is_followed_by_the_next_at_once(pool):
     """What one claim cannot hold is claimed by the next, without another reason."""
     await put(pool, *(f"u{number}@a.example" for number in range(1200)))
     async with claiming(pool) as claims:
-        claims.box.send_nowait(Room(2000))
+        claims.box.send_nowait(Credit(2000))
         await claims.get(1200)
     assert len(claims.batches) >= 3
 
@@ -177,7 +177,7 @@ async def test_a_full_batch_is_followed_by_the_next_at_once(pool):
 async def test_hints_are_reasons_to_look(pool, hint, virtual):
     """A notification, and what this node queued itself, are claimed at once."""
     async with claiming(pool) as claims:
-        claims.box.send_nowait(Room(8))
+        claims.box.send_nowait(Credit(8))
         await claims.rest(virtual)
         message = Message(Address("a@x.example"), [Address("a@a.example")], "s", text="t")
         enqueued = await enqueue(pool, [message])
@@ -194,7 +194,7 @@ async def test_the_next_due_time_is_a_reason(pool):
     send_at = datetime.now(UTC) + timedelta(seconds=0.6)
     await put(pool, "a@a.example", send_at=send_at)
     async with claiming(pool) as claims:
-        claims.box.send_nowait(Room(8))
+        claims.box.send_nowait(Credit(8))
         await claims.get(1)
         late = await pool.fetch_value("SELECT clock_timestamp() - %s", (send_at,))
     assert late >= timedelta(0)
@@ -205,7 +205,7 @@ async def test_a_due_time_announced_too_early_is_no_reason_to_forget(pool):
     send_at = datetime.now(UTC) + timedelta(seconds=0.6)
     (queued,) = await put(pool, "a@a.example", send_at=send_at)
     async with claiming(pool) as claims:
-        claims.box.send_nowait(Room(8))
+        claims.box.send_nowait(Credit(8))
         await claims.rest()
         early = send_at - timedelta(seconds=0.3)
         claims.box.send_nowait(Due((DueLane(queued.lane, 1, early, queued.domain),)))
@@ -215,7 +215,7 @@ async def test_a_due_time_announced_too_early_is_no_reason_to_forget(pool):
 async def test_the_sweep_finds_what_nobody_announced(pool, virtual):
     """A lost notification costs a few seconds."""
     async with claiming(pool, sweep_every=0.2) as claims:
-        claims.box.send_nowait(Room(8))
+        claims.box.send_nowait(Credit(8))
         await claims.rest(virtual)
         await put(pool, "a@a.example")
         await claims.get(1)
@@ -262,7 +262,7 @@ async def test_a_lane_before_a_shut_gate_is_left_alone(pool):
         gate.bad(trio.current_time(), plain=True)
         gate.opens_at = trio.current_time() + 0.6
         claims.gates.before(lane_of(ADMINISTRATOR_ID, "slow.example"), gate)
-        claims.box.send_nowait(Room(100))
+        claims.box.send_nowait(Credit(100))
         await claims.get(20)
         assert {message.domain for message in claims.claimed} == {"fast.example"}
         gate.busy = 0
@@ -281,7 +281,7 @@ async def test_lanes_before_a_shut_gate_hide_no_other_from_the_rates(pool):
         gate.window = 1.0
         for due_lane in due_lanes[:-1]:
             claims.gates.before(due_lane.lane, gate)
-        claims.box.send_nowait(Room(100))
+        claims.box.send_nowait(Credit(100))
         await claims.get(1)
         assert [message.domain for message in claims.claimed] == [due_lanes[-1].domain]
 
@@ -299,6 +299,6 @@ async def test_an_outage_is_waited_out(pool):
             """
         )
         await pool.execute("ALTER FUNCTION relay.outbound_survey_away() RENAME TO outbound_survey")
-        claims.box.send_nowait(Room(8))
+        claims.box.send_nowait(Credit(8))
         await claims.get(1)
     assert claims.claimed[0].id == queued.id

@@ -46,7 +46,7 @@ def inert(house: House) -> Deps:
         sessions=PageSessions(house.pool, house.keys, admin_token_hash=bytes(32)),
         hub=house.hub,
         accept=None,  # type: ignore[arg-type]  # nothing is called
-        attachment=None,  # type: ignore[arg-type]
+        extract_attachment=None,  # type: ignore[arg-type]
         supervision=Commands(house.supervisor),
         logs=house.ring,
         admin_token_hash=b"",
@@ -59,7 +59,7 @@ def inert(house: House) -> Deps:
         webhooks=Webhooks(house.pool),
         accounts=Accounts(house.pool),
         consumption=Consumption(house.pool, lambda: house.keyring.signing),
-        collector=None,  # type: ignore[arg-type]
+        collector_report=None,  # type: ignore[arg-type]
         wake_outbound=lambda due_lanes: None,
     )
 

@@ -106,7 +106,7 @@ async def running_outbound(
         writer=running.writer,
         gates=gates,
         vault=vault,
-        settings=sender.Settings(
+        settings=sender.DeliverySettings(
             parse_upstream(upstream),
             ("relay.localhost",),
             REDACT_KEY,

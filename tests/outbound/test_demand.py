@@ -43,7 +43,7 @@ def test_a_sender_at_rest_wants_what_it_can_deliver_and_keeps_half_as_much_for_h
 def test_what_is_delivered_lately_is_wanted_ahead():
     """Two thousand a second: three hundred more."""
     demand = Demand(32)
-    demand.reckon(200, 0.1)
+    demand.note(200, 0.1)
     assert Claimer(demand).claim(10**6) == 332
 
 
@@ -59,10 +59,10 @@ def test_little_is_not_worth_a_letter():
 def test_what_was_kept_shrinks_with_the_demand():
     """An upstream that was fast becomes slow, and nothing is left behind."""
     demand = Demand(32)
-    demand.reckon(600, 0.1)
+    demand.note(600, 0.1)
     claimer = Claimer(demand)
     claimer.claim(10**6)
-    demand.reckon(0, 0.1)
+    demand.note(0, 0.1)
     claimer.held = 0  # all delivered, one by one
     claimer.hear()
     assert claimer.claim(10**6) > 0
@@ -84,9 +84,9 @@ def test_who_holds_nothing_gets_something(concurrency: int, what: list[tuple[str
         elif move in {"claim", "high"}:
             claimer.claim(number, high=move == "high")
         elif move == "tick":
-            demand.reckon(number, 0.1)
+            demand.note(number, 0.1)
         claimer.hear()
     claimer.held = 0
-    demand.reckon(0, 0.1)
+    demand.note(0, 0.1)
     claimer.hear()
     assert claimer.claim(10**6) > 0

@@ -26,7 +26,7 @@ class House:
         )
         self.line: Line[Job, Any] = self.dispatch.add("route", None, width=width)
         self.back: list[tuple[Job, float]] = []
-        self.keeper = Gatekeeper(self.gates, self.dispatch, self._give_back)
+        self.gatekeeper = Gatekeeper(self.gates, self.dispatch, self._give_back)
 
     def _give_back(self, job: Job, now: float, delay: float) -> None:
         job.leave_gates()
@@ -45,7 +45,7 @@ class House:
         outcome = Outcome(
             verdict, phase, how.get("code"), None, "", how.get("route_trouble", False), True
         )
-        return self.keeper.learn(self.line, job, outcome, 0.0, now)
+        return self.gatekeeper.learn(self.line, job, outcome, 0.0, now)
 
     def busy(self, domain: str | None) -> int:
         gate = self.gates.find(GateKey("route", domain))
@@ -76,7 +76,7 @@ def test_trouble_before_mail_is_the_routes_and_takes_back_all_that_waits():
     assert all(wait > 0 for _, wait in house.back)
     assert house.line.width == 4  # as a new one
     assert house.gates.find(GateKey("route")) is not None
-    assert not house.keeper.lets(house.line, house.job("c.example"), 1.0)
+    assert not house.gatekeeper.lets(house.line, house.job("c.example"), 1.0)
 
 
 def test_trouble_after_mail_is_the_destinations():
@@ -86,8 +86,8 @@ def test_trouble_after_mail_is_the_destinations():
     house.ends(house.job("a.example"), Verdict.DEFERRED, Phase.RCPT, code=421)
     assert [job for job, _ in house.back] == mine
     assert list(house.line.jobs()) == other
-    assert not house.keeper.lets(house.line, house.job("a.example"), 1.0)
-    assert house.keeper.lets(house.line, house.job("b.example"), 1.0)
+    assert not house.gatekeeper.lets(house.line, house.job("a.example"), 1.0)
+    assert house.gatekeeper.lets(house.line, house.job("b.example"), 1.0)
     lane = mine[0].message.lane
     assert house.gates.allowance(lane, 1.0) == 0
 
@@ -108,13 +108,13 @@ def test_what_is_let_through_counts_until_it_leaves():
     house = House(places=4)
     house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, code=450)  # a window of two
     first, second, third = house.job(), house.job(), house.job()
-    assert house.keeper.lets(house.line, first, 1.0)
-    assert house.keeper.lets(house.line, second, 1.0)
-    assert not house.keeper.lets(house.line, third, 1.0)
+    assert house.gatekeeper.lets(house.line, first, 1.0)
+    assert house.gatekeeper.lets(house.line, second, 1.0)
+    assert not house.gatekeeper.lets(house.line, third, 1.0)
     assert [job for job, _ in house.back] == [third]
     assert first.leave_gates()
     assert not first.leave_gates()
-    assert house.keeper.lets(house.line, third, 1.0)
+    assert house.gatekeeper.lets(house.line, third, 1.0)
 
 
 def test_what_hangs_keeps_half_of_the_places_and_the_rest_goes_back():
@@ -125,9 +125,9 @@ def test_what_hangs_keeps_half_of_the_places_and_the_rest_goes_back():
     for place, job in house.dispatch.start(0.0):
         begun[place] = job
     held = len(begun)
-    house.keeper.look_for_stalls(begun, 0.1)
+    house.gatekeeper.look_for_stalls(begun, 0.1)
     assert house.back == []
-    house.keeper.look_for_stalls(begun, 1.0)
+    house.gatekeeper.look_for_stalls(begun, 1.0)
     gate = house.gates.find(GateKey("route", "y.example"))
     assert gate is not None
     assert (int(gate.window), gate.strikes) == (4, 0)
@@ -143,7 +143,7 @@ def test_what_was_announced_behind_a_stall_waits_again():
     following = house.dispatch.next(place, 0.0)
     assert following is not None
     job.following = following
-    house.keeper.look_for_stalls({place: job}, 10.0)
+    house.gatekeeper.look_for_stalls({place: job}, 10.0)
     assert announced(job) == (None, True)
     assert list(house.line.jobs()) == [following]
 
@@ -154,8 +154,8 @@ def test_an_owner_whose_deliveries_hang_everywhere_is_narrowed():
     for number in range(20):
         house.waiting(1, f"d{number}.example", owner="mallory")
     begun = dict(house.dispatch.start(0.0))
-    house.keeper.look_for_stalls(begun, 1.0)
+    house.gatekeeper.look_for_stalls(begun, 1.0)
     assert house.gates.find(GateKey("route", owner="mallory")) is not None
     assert house.back
-    assert not house.keeper.lets(house.line, house.job("new.example", owner="mallory"), 1.0)
-    assert house.keeper.lets(house.line, house.job("new.example", owner="alice"), 1.0)
+    assert not house.gatekeeper.lets(house.line, house.job("new.example", owner="mallory"), 1.0)
+    assert house.gatekeeper.lets(house.line, house.job("new.example", owner="alice"), 1.0)

@@ -110,7 +110,7 @@ def test_room_kept_for_high_is_filled_by_nothing_else():
     assert sum(ask.limit for ask in some if ask.lane == 1) <= 20
 
 
-def test_the_floor_follows_what_was_claimed_and_a_short_claim_ends_the_strip():
+def test_the_floor_follows_what_was_claimed_and_a_short_claim_ends_the_due_lane():
     """The next claim begins where the last one ended; an empty lane is not asked for again."""
     book = book_of((1, 1))
     later = T0 + timedelta(seconds=5)

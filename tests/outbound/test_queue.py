@@ -392,7 +392,7 @@ async def test_an_owners_suppression_stops_only_his_own_mail(node: Node):
 
 
 async def test_an_identity_is_used_for_its_owners_mail_alone(node: Node):
-    """A stranger who writes my address as his sender does not get my upstream."""
+    """A stranger who names my address as the sender does not get my upstream."""
     mine = uuid4()
     await node.pool.execute(
         "INSERT INTO relay.senders (owner, address, upstream)"

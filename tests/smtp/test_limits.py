@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from relay.smtp.limits import Budget, Misses, SmtpLimits
+from relay.smtp.limits import MemoryBudget, Misses, SmtpLimits
 
 LIMITS = SmtpLimits(max_buffered_bytes=100, slow_after=10.0, slow_rate=2)
 
@@ -53,7 +53,7 @@ def test_misses_are_forgotten_with_time_and_so_are_peers():
 class Message:
     """One that says when it is forgotten."""
 
-    def __init__(self, budget: Budget, began: float) -> None:
+    def __init__(self, budget: MemoryBudget, began: float) -> None:
         self.forgotten = 0
         self.share = budget.share(began, self.forget)
 
@@ -64,7 +64,7 @@ class Message:
 
 def test_the_budget_is_never_overdrawn():
     """What does not fit is forgotten whole, and what it had is for the others."""
-    budget = Budget(LIMITS)
+    budget = MemoryBudget(LIMITS)
     one, two, three = (Message(budget, 0.0) for _ in range(3))
     one.share.grow(70, 1.0)
     two.share.grow(20, 1.0)
@@ -82,7 +82,7 @@ def test_the_budget_is_never_overdrawn():
 
 def test_slow_messages_make_room_for_others():
     """The slowest first, no more of them than needed, and only if it helps."""
-    budget = Budget(LIMITS)
+    budget = MemoryBudget(LIMITS)
     slowest, slow, fast = (Message(budget, 0.0) for _ in range(3))
     slowest.share.grow(20, 1.0)
     slow.share.grow(30, 1.0)
@@ -105,7 +105,7 @@ def test_slow_messages_make_room_for_others():
 
 def test_what_is_new_or_whole_makes_no_room():
     """A message has its time, and one that is being stored keeps its place."""
-    budget = Budget(LIMITS)
+    budget = MemoryBudget(LIMITS)
     new, whole = Message(budget, 11.0), Message(budget, 0.0)
     new.share.grow(10, 12.0)
     whole.share.grow(1, 20.0)

@@ -10,17 +10,8 @@ from quart import Response
 from relay.http.operations import Access, Answer, Call, Operation, json_response
 from relay.http.routing import Api
 from relay.lifecycle.batching import REASONS
+from relay.lifecycle.report import Spending
 from relay.metrics import registry
-
-
-class Spending(BaseModel):
-    """The month so far: `spent` of `monthly`, and how many letters may go out at once."""
-
-    monthly: float
-    spent: float
-    letters_spent: int
-    letters_now: int
-    letters_per_second: float
 
 
 class CollectorState(BaseModel):
@@ -53,7 +44,7 @@ def register(api: Api) -> None:
         ),
     )
     async def show(call: Call) -> Response:
-        found = await api.deps.collector()
+        found = await api.deps.collector_report()
         count = registry.get_sample_value
         return json_response(
             {

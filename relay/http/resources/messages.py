@@ -5,7 +5,8 @@ Promises
   * A message's HTML runs no script, loads nothing from outside, not so much as connects there,
     and shares no origin with the relay's pages; an attachment is always a download, under a name
     that is only a name.
-  * Attachments are extracted where hostile mail hurts nobody (`Deps.attachment`), a few at a time.
+  * Attachments are extracted where hostile mail hurts nobody (`Deps.extract_attachment`), a few at
+    a time.
   * A slow reader holds one piece of a message, or one attachment.  No owner (a key, or the address
     of one without a key) holds more than a quarter of the memory that there is for them, or more
     than some of the turns in which they are loaded; some of both is the administrator's.
@@ -26,7 +27,7 @@ from quart import Response, request
 
 from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
-from relay.http.fair_limiter import Crowded, FairLimiter, Held
+from relay.http.fair_limiter import Crowded, FairLimiter, Taken
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -312,7 +313,7 @@ def register(api: Api) -> None:
                     content = await messages.raw(call.mailbox.id, message_id)
                     if content is None:
                         raise message_not_found()  # noqa: TRY301 - likewise
-                    found = await api.deps.attachment(content, int(index))
+                    found = await api.deps.extract_attachment(content, int(index))
                     del content
             if found is None:
                 raise Problem(  # noqa: TRY301 - likewise
@@ -351,7 +352,7 @@ class Downloads:
     def __init__(self, budget: int) -> None:
         self._budget = FairLimiter(budget, budget // 4, kept=budget // 8)
 
-    def hold(self, owner: Hashable, size: int) -> Held:
+    def hold(self, owner: Hashable, size: int) -> Taken:
         """Reserve memory before anything is loaded; the 503 while there is none left."""
         held = self._budget.take(owner, size)
         if held is None:
@@ -362,7 +363,7 @@ class Downloads:
         self,
         contents: AsyncGenerator[bytes, None],
         size: int,
-        held: Held,
+        held: Taken,
         content_type: str,
         headers: dict[str, str],
     ) -> Response:

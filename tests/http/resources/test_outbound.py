@@ -529,7 +529,7 @@ def begin(house: House, headers: dict[str, str], framing: str, body: bytes) -> b
 
 
 async def test_large_bodies_wait_for_each_other(database_url: str, pool: Pool):
-    """While an owner's bodies fill his places, one more of his is told to come back."""
+    """While an owner's bodies fill their places, one more of theirs is told to come back."""
     limits = replace(SMALL, uploads=2, upload_timeout=0.3, upload_every=60.0)
     async with open_house(database_url, pool, limits) as house:
         key, answers = await house.key("send"), []
