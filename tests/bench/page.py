@@ -20,12 +20,14 @@ from urllib.parse import quote
 
 import psycopg
 
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 MAILBOXES = 10_000
 MESSAGES = 90_000
 IN_ONE = 100_000
 CALLS = 100
+PATIENCE = 1800.0  # s, for what is filled in to be worked off
 
 _FILL = """
     INSERT INTO relay.mailboxes (address, plan, owner_type, owner_id, expires_at)
@@ -70,14 +72,22 @@ def fill(url: str) -> None:
 def wait_for_chunks(url: str) -> None:
     """Return once the large mailbox has the filters that its searches go by."""
     with psycopg.connect(url, autocommit=True) as connection:
-        while True:
+
+        def without() -> int:
             row = connection.execute(
                 "SELECT (SELECT max(seq) FROM relay.summaries)"
                 " - (SELECT coalesce(max(last_seq), 0) FROM relay.search_chunks)"
             ).fetchone()
-            if row is not None and row[0] < 100 + MESSAGES:
-                return
-            time.sleep(1.0)
+            assert row is not None
+            return int(row[0])
+
+        eventually_sync(
+            without,
+            "the large mailbox has its filters",
+            until=lambda count: count < 100 + MESSAGES,
+            within=PATIENCE,
+            every=1.0,
+        )
 
 
 def ask(
@@ -229,8 +239,13 @@ def run(rounds: int) -> dict[str, Any]:
         with RelayProcess(Path(folder) / "var", env=env) as relay:
             fill(relay.run["database_url"])
             with relay.http() as api:
-                while json.loads(api.get("/api/v1/queue").content)["queued"]:
-                    time.sleep(0.5)
+                eventually_sync(
+                    lambda: json.loads(api.get("/api/v1/queue").content)["queued"],
+                    "the queue is empty",
+                    until=lambda queued: not queued,
+                    within=PATIENCE,
+                    every=0.5,
+                )
             wait_for_chunks(relay.run["database_url"])
             lists = measure(relay)
             size = weight(relay)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import pytest
 
 from tests.cli.command import cli
 from tests.docs.pages import DOCS, blocks
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 DEADLINE = 60.0  # s
@@ -44,11 +44,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
             connection.execute("SELECT relay.recover_account(id) FROM relay.accounts"
                                " WHERE login = 'ada'")  # fmt: skip
         fields: list[str] = []
-        until = time.monotonic() + DEADLINE
-        while len(fields) < 10 and time.monotonic() < until:
+
+        def collect() -> int:
             done = cli("collect", "--data-dir", folder)
             assert done.returncode == 0, done.stderr
-            fields += done.stdout.decode().replace("\n", ",").strip(",").split(",")
+            fields.extend(done.stdout.decode().replace("\n", ",").strip(",").split(","))
+            return len(fields)
+
+        eventually_sync(
+            collect, "two tokens are written", until=lambda count: count >= 10, within=DEADLINE
+        )
     rows = {fields[at]: fields[at : at + 5] for at in range(0, 10, 5)}
     assert rows["1"][2] == "bob"
     assert rows["2"][2] == "ada"
