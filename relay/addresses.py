@@ -46,7 +46,9 @@ _QUOTED_PAIR = re.compile(r"\\(.)", re.DOTALL)
 def canonical(address: str) -> str:
     """Return the canonical spelling of `address`, or raise ValueError."""
     lowered = address.lower()
-    if _PLAIN.fullmatch(lowered):  # ASCII: a character is a byte
+    # Plain ASCII, where a character is a byte: what `_unusual` would make of it
+    # (tests/test_addresses.py), for each recipient (`python -m tests.bench ingest`).
+    if _PLAIN.fullmatch(lowered):
         if len(lowered) <= MAX_BYTES and lowered.index("@") <= MAX_LOCAL_BYTES:
             return lowered
         raise ValueError("the address is too long")

@@ -466,7 +466,8 @@ def _settle_garbage() -> None:
     """Leave what the start has made out of every later collection, and collect less often.
 
     A session or a claim makes thousands of short-lived objects and hardly a cycle; walking the
-    whole heap for them again and again cost several microseconds a message.
+    whole heap for them again and again cost several microseconds a message (`python -m tests.bench
+    ingest`; it changes no result, so no test holds it to anything).
     """
     gc.collect()
     gc.freeze()

@@ -50,6 +50,15 @@ def test_what_names_no_mailbox_is_refused(address):
         canonical(address)
 
 
+@given(
+    st.from_regex(r"[A-Za-z0-9+_=-]{1,10}(\.[a-z!#$%&'*]{1,5}){0,2}", fullmatch=True),
+    st.from_regex(r"[a-zA-Z0-9]{1,8}(-[a-z]{1,3})?(\.[a-z]{1,4}){0,2}", fullmatch=True),
+)
+def test_the_short_way_of_plain_addresses_gives_what_the_long_way_gives(local, domain):
+    """In quotes, which the long way takes off, an address is the same."""
+    assert canonical(f"{local}@{domain}") == canonical(f'"{local}"@{domain}')
+
+
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_canonical_is_idempotent(local, domain):
     """Its result is its own canonical spelling, fits the schema's checks, and is UTF-8."""

@@ -153,6 +153,7 @@ class _Lock:
 
     `trio.Lock` always checkpoints, which costs a round through the loop and, inside a cancelled
     scope, would stop psycopg's clean-up (ROLLBACK, the end of COPY) before it begins.
+    `tests/db/test_connection.py` holds it to that; `python -m tests.bench db` is where it pays.
     """
 
     __slots__ = ("_held", "_waiting")
@@ -432,6 +433,7 @@ class Connection(psycopg.AsyncConnection[Any]):
             return await self._wait_patiently(gen, self.patience)
         self.unreplicated = False
         # The hot path: for an ordinary query, one next(), one wait_readable(), one send().
+        # Held by tests/db/test_connection.py; pays in `python -m tests.bench db`.
         try:
             wanted = next(gen)
         except StopIteration as done:

@@ -484,7 +484,8 @@ class _Writer(threading.Thread):
 
         Where a flush is quick, half of what is open will do: while that is written, Trio answers
         the other half and takes its next calls (measured: a fifth more of them).  Where it is
-        slow, every call that shares it counts.
+        slow, every call that shares it counts.  `tests/devices/test_sqlite.py` holds it to that;
+        `python -m tests.bench devices` is where it pays.
         """
         most = MOST_ROWS
         if self._flush < self._store.quick_flush:

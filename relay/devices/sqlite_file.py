@@ -23,6 +23,8 @@ Why one INSERT for all the Puts of a group: Python's sqlite3 gives the interpret
 each step and has to get it back from the event loop.  One statement is one such exchange, and a
 seventh cheaper for 64 rows than executemany.  Most of what a row costs are the pages of the WAL,
 8 µs each; with counts in a table of their own, kept by triggers, it was half as much again.
+`tests/devices/test_store.py` holds both to what the other store does; `python -m tests.bench
+devices` is where they pay.
 """
 
 from __future__ import annotations

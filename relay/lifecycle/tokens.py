@@ -64,7 +64,8 @@ class Signer:
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        # Keyed once: a copy is a fifth of the price of keying.
+        # Keyed once: a copy is a fifth of the price of keying.  Held to another program's tokens
+        # by tests/lifecycle/test_tokens.py; pays in `python -m tests.bench collector`.
         self._activation = hmac.new(key, _ACTIVATE, "sha256")
         self._recovery = hmac.new(key, _RECOVER, "sha256")
 

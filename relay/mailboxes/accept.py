@@ -15,6 +15,8 @@ Promises:
 - What is stored is counted in the same statement: a row a mailbox is appended to
   `relay.usage_changes`, which waits for nobody.  `fold` keeps that short where much arrives.
 - Nothing is announced (`relay.quiet`): the caller wakes the summariser of its own node.
+- What triggers do for other people's SQL, the statement does itself: it is held to them by
+  `tests/mailboxes/test_usage.py`, and `python -m tests.bench ingest` is where it pays.
 
 Fails with `DatabaseUnavailable` when nothing is known about the outcome, with psycopg's own
 errors when the statement was refused and nothing was stored.

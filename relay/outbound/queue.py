@@ -150,6 +150,8 @@ class Queue:
         bodies: dict[UUID, tuple[Any, ...]] = {}
         for row in rows:
             message = Claimed._make(row)
+            # A body comes once, with the first of those that share it, for what a claim brings to
+            # be bounded: tests/outbound/test_queue.py.
             if message.has_body:
                 bodies[message.content_id] = row[BODY]
             elif body := bodies.get(message.content_id):

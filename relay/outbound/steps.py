@@ -6,7 +6,8 @@ from the command to the reply (u32).  `relay.outbound_steps` in SQL makes JSON o
 what `relay.outbound_attempts` shows.
 
 Why packed: as JSON they were the larger half of what a delivery writes to the log, and cost its
-worker as much as reading the replies.  Pure.
+worker as much as reading the replies.  `tests/outbound/test_steps.py` holds them to what SQL reads;
+`python -m tests.bench outbound` is where they pay.  Pure.
 """
 
 from __future__ import annotations

@@ -71,9 +71,11 @@ class Reply:
         and the text of all lines without codes, in one line of at most `MAX_TEXT` characters.
         """
         if len(self._lines) == 1:
+            # What the below would make of it (tests/smtp/test_client.py), read at each delivery
+            # (`python -m tests.bench outbound`).
             found = _ORDINARY.fullmatch(self._lines[0])
             if found is not None and found[1][0] == 48 + self.code // 100:
-                return found[1].decode(), found[2].decode()  # what the below would make of it
+                return found[1].decode(), found[2].decode()
         enhanced = None
         parts: list[str] = []
         length = 0

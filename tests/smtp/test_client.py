@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relay.errors import PermanentFailure
 from relay.smtp.auth import Credentials
 from relay.smtp.client import LAW, Mail, Outcome, Phase, Seen, SmtpClient, UnfitMail, Verdict
-from relay.smtp.replies import MAX_TEXT, NotAReply, ReplyLimits, ReplyReader
+from relay.smtp.replies import MAX_TEXT, NotAReply, Reply, ReplyLimits, ReplyReader
 
 EHLO = b"250-mx\r\n250-PIPELINING\r\n250-SIZE 10000\r\n250-8BITMIME\r\n250 SMTPUTF8\r\n"
 SERIAL = b"250 mx\r\n"
@@ -171,6 +171,33 @@ def test_a_group_goes_out_in_one_write():
         ("data", 354),
         ("dot", 250),
     ]
+
+
+@pytest.mark.parametrize("dot", COMES.values())
+def test_a_group_of_answers_means_what_they_mean_one_by_one(dot: bytes):
+    """Read at once or byte by byte, to one recipient or several: the same is written and known."""
+    welcome = b"250 2.1.0 ok\r\n250 2.1.5 ok\r\n354 go\r\n"
+    whole, bytewise, several = Talk(), Talk(), Talk()
+    whole.begin()
+    bytewise.begin()
+    several.begin(Mail("a@x.org", ("b@y.org", "c@y.org"), MAIL.data))
+    written = whole.hears(welcome)
+    assert b"".join(bytewise.hears(bytes([byte])) for byte in welcome) == written
+    assert several.hears(b"250 2.1.0 ok\r\n" + welcome) == written
+    for talk in (whole, bytewise, several):
+        talk.hears(dot)
+    assert whole.outcome._replace(trace=()) == bytewise.outcome._replace(trace=())
+    assert [step[:2] for step in whole.outcome.trace] == [
+        step[:2] for step in bytewise.outcome.trace
+    ]
+    assert several.client.result is not None
+    for outcome in several.client.result:
+        assert outcome._replace(trace=()) == whole.outcome._replace(trace=())
+    for talk in (bytewise, several):
+        assert (talk.client.usable, talk.client.awaits) == (
+            whole.client.usable,
+            whole.client.awaits,
+        )
 
 
 def test_without_pipelining_each_command_waits():
@@ -492,6 +519,19 @@ def test_replies_do_not_depend_on_how_they_were_cut(cuts: list[int]):
         (354, None, ""),
     ]
     assert not reader.pending
+
+
+_WORDS = st.sampled_from(
+    [b"2.1.0", b"5.1.1", b"4.9999.1", b" ", b"\t", b"ok", b"caf\xe9", b"\x1b", b"y" * 600]
+)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(st.sampled_from([250, 452, 550]), st.lists(_WORDS, max_size=6))
+def test_an_ordinary_reply_says_what_it_says_in_two_lines(code: int, words: list[bytes]):
+    """The short way to code and text gives what the long way gives, which a second line takes."""
+    line = b"".join(words)
+    assert Reply(code, (line,)).parsed() == Reply(code, (line, b"")).parsed()
 
 
 @pytest.mark.parametrize(

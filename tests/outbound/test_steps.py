@@ -1,0 +1,43 @@
+"""Steps as they are stored: what is packed here is what SQL reads out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from relay.db.pool import Pool
+from relay.outbound.steps import PHASES, pack
+
+BEGAN = datetime(2026, 11, 21, 14, 17, 17, tzinfo=UTC)
+
+
+async def read(pool: Pool, steps: bytes) -> Any:
+    """Return the steps as `relay.outbound_attempts` shows them."""
+    return await pool.fetch_value("SELECT relay.outbound_steps(%s, %s)", (steps, BEGAN))
+
+
+async def test_every_phase_is_read_as_it_was_packed(any_pool: Pool):
+    """Phase, code, instant and duration, to the microsecond; code 0 is none."""
+    steps = [
+        (phase, 0 if number == 0 else 200 + number, 100.0 + number, number / 1024)
+        for number, phase in enumerate(PHASES)
+    ]
+    assert await read(any_pool, pack(steps, 100.0)) == [
+        {
+            "phase": phase,
+            "code": code or None,
+            "at": f"2026-11-21T14:17:{17 + number:02}.000000+00:00",
+            "duration": int(took * 1e6) / 1e6,
+        }
+        for number, (phase, code, _, took) in enumerate(steps)
+    ]
+
+
+async def test_what_does_not_fit_is_cut_to_what_does(any_pool: Pool):
+    """A step from before the start is at the start, a longer one takes the most there is."""
+    first, last = await read(
+        any_pool, pack([("rcpt", 250, 99.0, 0.0), ("dot", 250, 1e9, 1e9)], 100.0)
+    )
+    assert first["at"] == "2026-11-21T14:17:17.000000+00:00"
+    assert last["at"] == "2026-11-21T15:28:51.967295+00:00"
+    assert last["duration"] == (2**32 - 1) / 1e6
