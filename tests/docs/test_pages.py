@@ -77,3 +77,19 @@ def test_the_code_cites_no_document_that_is_not_here() -> None:
         assert cited is None, f"{file.relative_to(ROOT)} cites {cited and cited[0]!r}"
         for name in page.findall(text):
             assert (ROOT / name).exists(), f"{file.relative_to(ROOT)} cites {name}"
+
+
+def test_the_code_names_no_file_that_is_not_here() -> None:
+    """A path in a docstring, a comment or a string is there: `relay/db/pool.py`.
+
+    Migrations are left out: what was released is never edited, whatever it names.
+    """
+    path = re.compile(
+        r"(?<![\w./{}-])(?:relay|actors|tests|config)/[\w/.-]+\.(?:py|sql|toml|json)\b"
+    )
+    for folder in ("relay", "actors", "tests"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if file == Path(__file__) or "node_modules" in file.parts:
+                continue
+            for name in path.findall(file.read_text()):
+                assert (ROOT / name).exists(), f"{file.relative_to(ROOT)} names {name}"
