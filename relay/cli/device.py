@@ -1,4 +1,14 @@
-"""`relay device`: keys, and clients of the device inbox, over the wire as devices speak it."""
+"""`relay device`: keys, and clients of the device inbox, over the wire as devices speak it.
+
+Promises
+  * `put` ends with 0 when the relay has the blob durably, or with an outbox when nothing waits in
+    it any more.  What an outbox keeps is on this disk before anything is sent.
+  * `receive` acknowledges a blob when it was written: with `--out` when file and name are on the
+    disk, for the relay deletes it then.
+  * Private keys are printed by `keygen` alone.
+
+Fails with one sentence and an exit code (`relay.cli.exits`): 1 refused, 69 no relay, 75 kept.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`relay messages`: list, read, fetch raw, and wait for mail in a mailbox."""
+"""`relay messages`: list, read, fetch raw, and wait for mail in a mailbox.
+
+Promises: raw mail and attachments are written byte for byte; on a terminal what could drive it is
+shown as escapes.  Nothing that is there already is overwritten.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 Senders, suppressions, webhooks and keys are such lists; each declares here that it can be listed
 and its entries removed, and says beside it how one is made.  A list goes by one column, which is
 its cursor and names an entry: an address (ascending) or an id (newest first).
+
+Promises: whoever follows the cursors sees each entry that stays there once.  What is somebody
+else's is not there: 404, as for what never was.
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 Nothing is written twice: paths and methods are the route table, parameters and bodies the
 pydantic models that validate them, credentials the access that is checked.
+
+Promises: each declared call is in it, with every answer, those included that follow from who may
+call, from a body and from limits (`_implied`).
+
+Fails with `Bug` where two models have one name, and KeyError for a part of a path that nobody has
+described: both when the description is made, so in the first test that asks for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """What a claim brings: messages leased to this node, with all that delivering them needs.
 
 A `Claimed` is one row of `relay.outbound_claim`, as it came: nothing is copied on the way to its
-delivery.  `Claimed.message` is the message again as its author meant it.  Pure.
+delivery.  `Claimed.message` is the message again as its author meant it.
+
+Promises: the fields stand in the order of the function's columns; a row with more or fewer of them
+is a TypeError at once.  Pure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """A claimed message in this node's hands, from its claim to its report.
 
+Promises: a gate counts a job once, from `pass_gate` to `leave_gates`; what is on the wire is said
+to be (`on_the_wire`), for then nothing can call it back.
+
 Pure: instants are handed in, on the one clock that leases are counted on (Trio's).
 """
 

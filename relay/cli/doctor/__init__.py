@@ -3,8 +3,9 @@
 Promises: changes nothing, starts nothing; each check stands alone (one that cannot be made
 because another failed says so); every call has a deadline.  Exit code 1 when one FAILs.
 
-The checks are by what they look at: `machine` (settings, files, ports), `database`, `relay` (the
-running one, its queue, where its mail goes).
+The checks are by what they look at: `machine` (settings, files, ports), `database` and
+`replication`, `running` (the relay that runs, its queue, where its mail goes).  What a check looks
+at and what it says is in `findings`.
 """
 
 from __future__ import annotations

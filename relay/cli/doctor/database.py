@@ -1,4 +1,8 @@
-"""Is the database there, of this relay's schema, and does it keep what it is given?"""
+"""Is the database there, of this relay's schema, and does it keep what it is given?
+
+Promises: looks are over within `TIMEOUT` seconds and change no row; a pooler is found by a
+notification that does not come back within `HEARD_WITHIN` seconds.
+"""
 
 from __future__ import annotations
 

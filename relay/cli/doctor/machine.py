@@ -1,4 +1,8 @@
-"""Is the machine fit, and is everything on it where and as it should be?"""
+"""Is the machine fit, and is everything on it where and as it should be?
+
+Promises: a port is tried by binding it for an instant, a directory by its mode and file system;
+nothing is written, and no key or password is shown.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Does the relay run, is anything held up in it, and where does its mail go?"""
+"""Does the relay run, is anything held up in it, and where does its mail go?
+
+Promises: an upstream is greeted as deliveries greet it, over TLS where they would, and left without
+credentials and without mail.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,12 @@
 
 An account is its maker's: the holder of the key, and nobody else but the administrator, finds it.
 What SQL made has no owner, and is the administrator's to see.
+
+Promises: the token of a letter is made in the transaction of the change that asks for it.  So what
+was answered is mailed, and what did not happen is not.
+
+Fails with 409 where the account's status does not fit (`wrong-status`) or somebody has the address
+or the name (`email-taken`, `login-taken`), with 429 where it was mailed too often lately.
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 A blob is durable before the 201.  Nobody needs a credential to put one, as on the push port; the
 same caps hold, and refusals say which it was and, where they are temporary, when to try again.
+
+Promises: a snapshot is a consistent copy, made while blobs come and go.  Whoever reads the lists
+learns keys and counts, never what is in a blob.
+
+Fails with 503 where the store does not answer, or this process has none; the blob may be stored
+then, and put again it is there twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`/api/v1/logs`: the structured log of this start, as NDJSON, and live."""
+"""`/api/v1/logs`: the structured log of this start, as NDJSON, and live.
+
+Promises: a follower that is too slow loses the oldest lines and never holds up the log.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""`/api/v1/mailboxes`: making, listing, showing and ending expiring addresses."""
+"""`/api/v1/mailboxes`: making, listing, showing and ending expiring addresses.
+
+Promises
+  * A mailbox accepts mail from the 201 on, and shows and accepts nothing from the 204 on; with
+    `purge` its mail is out of every table then.
+  * A mailbox that is not there, is over, or is somebody else's gives one and the same 404.
+  * Without a credential a quota is counted by the caller's address (of IPv6 its /64), of which only
+    a keyed hash is kept.
+
+Fails with 409 where a name is taken, 403 where it is reserved, 429 `quota` where the caller has as
+many as the plan allows.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,15 @@
 A message is its owner's: the holder of the key that sent it, and nobody else but the
 administrator, finds it.  The administrator sees the state of every message, but recipient and
 subject only of their own (those sent with their token, and by `relay.send` in SQL).
+
+Promises
+  * What is done by hand is what the law has (`relay.outbound.states`); what it has not is 409
+    `wrong-state`, with the state that stands in the way.
+  * A change is durable when its answer comes, on all nodes; the answer shows the message after it.
+  * What cannot be an id is a message that is not there (404), not a malformed request.
+
+Fails with `DatabaseUnavailable`, a 503.  The change may have happened then; asked for again, a
+retry, cancel or hold that did is 409.
 """
 
 from __future__ import annotations

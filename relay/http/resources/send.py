@@ -1,4 +1,16 @@
-"""`POST /api/v1/messages/send`: putting mail into the outbound queue."""
+"""`POST /api/v1/messages/send`: putting mail into the outbound queue.
+
+Promises
+  * The answer 202 comes after the commit that queued a message for each recipient; after a refusal
+    (4xx) nothing is queued.
+  * What was accepted can be composed: each body, header and file was tried (`compose.check`).
+  * With an Idempotency-Key the same call is queued once, however often it is made in 24 hours.
+  * A refusal repeats no address: whoever gets the answer may log it.
+  * Large calls are checked in a thread: nobody else waits for them.
+
+Fails with `DatabaseUnavailable`, a 503, after which the mail may have been queued: the
+Idempotency-Key is for that.
+"""
 
 from __future__ import annotations
 

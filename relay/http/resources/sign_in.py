@@ -3,6 +3,12 @@
 The page sends a token, or the code of a sign-in link, and gets a cookie and a page key, which are
 explained in `cookies.py`; a ticket stands for the key where a browser can only send a URL.  How
 long they live is in `page_sessions.py`.
+
+Promises
+  * A secret is shown once.  None stands in a URL but a ticket and, behind the `#`, a link's code.
+  * Signing in again in the same browser ends the session that was there.
+  * Signing out is done on this relay even where the database does not answer (503).
+  * A sign-in link opens one session, whoever asks first; a page session or a key makes none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""`/api/v1/supervision`: the tree, its events, and an operator's hand in it."""
+"""`/api/v1/supervision`: the tree, its events, and an operator's hand in it.
+
+Promises: a command that was taken is answered 202 with the actor as it is then; what it leads to is
+seen in the tree and its events, and each command is in the log.  A follower that is too slow loses
+the oldest events, and is told how many; nobody waits for it.
+
+Fails with 404 for a name that is none, 409 for what an actor does not understand, 503 where it
+cannot be told now.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`/api/v1/webhooks`: URLs that are told what became of one's mail; and a mailbox's own webhook."""
+"""`/api/v1/webhooks`: URLs that are told what became of one's mail; and a mailbox's own webhook.
+
+Promises: an owner sees and changes their own webhooks only; the secret that verifies posts is the
+owner's, the same for all of theirs; a URL that leads into this network is refused when it is named
+(unless the settings allow it), and is looked at again at each post.
+"""
 
 from __future__ import annotations
 
