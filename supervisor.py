@@ -178,7 +178,7 @@ class UnknownChild(SupervisorError, KeyError):
 
 
 class NotUnderstood(SupervisorError):
-    """Nobody of that name has this kind of message among what it `hears`."""
+    """No actor of that name has this kind of message among what it `hears`."""
 
 
 class NotRunning(SupervisorError):
@@ -542,7 +542,7 @@ class Inbox(Generic[T]):
 
 
 class Restart(enum.Enum):
-    """When a child that has ended is started again."""
+    """The rule by which a child that has ended is started again."""
 
     PERMANENT = "permanent"  # always
     TRANSIENT = "transient"  # when it failed
@@ -550,7 +550,7 @@ class Restart(enum.Enum):
 
 
 class Strategy(enum.Enum):
-    """Who is restarted when one child has failed."""
+    """The rule of who is restarted when one child has failed."""
 
     ONE_FOR_ONE = "one_for_one"  # the child
     ONE_FOR_ALL = "one_for_all"  # all children
@@ -729,7 +729,7 @@ class Exited(Event):
 
 @dataclass(frozen=True, slots=True)
 class BackingOff(Event):
-    """It will be started again in `delay` seconds."""
+    """The child will be started again in `delay` seconds."""
 
     kind: ClassVar[str] = "backing_off"
 
@@ -742,7 +742,7 @@ class BackingOff(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stalled(Event):
-    """It has not beaten for `quiet` seconds and is cancelled."""
+    """The child has not beaten for `quiet` seconds and is cancelled."""
 
     kind: ClassVar[str] = "stalled"
 
@@ -751,14 +751,14 @@ class Stalled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Draining(Event):
-    """It has been asked to finish what is in hand and end."""
+    """The child has been asked to finish what is in hand and end."""
 
     kind: ClassVar[str] = "draining"
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck(Event):
-    """It has been cancelled and has not ended in its stop_timeout."""
+    """The child has been cancelled and has not ended in its stop_timeout."""
 
     kind: ClassVar[str] = "stuck"
 
@@ -779,7 +779,7 @@ class Resumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Restarting(Event):
-    """It is restarted by hand, or because a sibling failed (`because`)."""
+    """The child is restarted by hand, or because a sibling failed (`because`)."""
 
     kind: ClassVar[str] = "restarting"
 
@@ -979,7 +979,7 @@ class _Ticks:
 
 
 class _Phase(enum.Enum):
-    """Where an incarnation is in its life; the order is the order in which it goes through them."""
+    """The phase of an incarnation's life; the order is the order in which it goes through them."""
 
     ABSENT = enum.auto()  # there is none
     STARTING = enum.auto()  # until ready, or start_timeout
@@ -1760,7 +1760,7 @@ class Supervisor:
 
 
 class _LastStep(trio.abc.Instrument):
-    """Where the loop is: the task that was resumed last, or a number while it waits for I/O.
+    """The place of the loop: the task that was resumed last, or a number while it waits for I/O.
 
     Both hooks are the C method `append` of a deque that holds one item: no Python code of ours
     runs in a step.  The thread takes the item out: while none comes back, no step has begun.

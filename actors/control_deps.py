@@ -131,7 +131,7 @@ def control_deps(
 
 
 def _buckets(settings: Settings) -> Buckets | None:
-    """Where SES may put mail, if the settings name a bucket."""
+    """Return the buckets that SES may put mail into, if the settings name any."""
     ingest = settings.ingest
     if not ingest.s3_buckets:
         return None

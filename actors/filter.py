@@ -41,7 +41,7 @@ CONCURRENT = 100
 """Hooks that may be under way at once; further questions wait in the mailbox."""
 
 STUCK = 10
-"""So many hooks that ignore their cancellation end this actor, by default."""
+"""The number of hooks that ignore their cancellation at which this actor ends, by default."""
 
 _LAST_WORDS = 1.0  # s; a hook that was cancelled and still runs then ignores it
 

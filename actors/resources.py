@@ -36,6 +36,6 @@ class Resources:
     keyring: Keyring
     logs: LogRing
     page_url: str
-    """Where this relay's pages are reached from a letter; empty: nobody knows."""
+    """The address at which a letter's reader reaches this relay's pages; empty: it is unknown."""
     space: Space = AMPLE
     """Of the data directory's disk."""

@@ -74,7 +74,7 @@ class Vault:
 
     @property
     def key_id(self) -> bytes:
-        """Which key seals now: 8 bytes that tell nothing about it."""
+        """The name of the key that seals now: 8 bytes that tell nothing about it."""
         return self._key_id
 
     def seal(self, account: UUID, secret: str) -> bytes:

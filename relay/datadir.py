@@ -143,7 +143,7 @@ class Keyring:
     """
 
     OLD_SIGNING_KEYS = 4
-    """So many former signing keys go on verifying what they signed."""
+    """The number of former signing keys that go on verifying what they signed."""
 
     def __init__(self, data: DataDir, secret_key: str = "", encryption_keys: str = "") -> None:
         """Read the keys, or make them; the arguments are the settings of the same names."""

@@ -12,11 +12,11 @@ class RelayError(Exception):
 
 
 class TemporaryFailure(RelayError):
-    """It did not work this time; the same call may work later (4xx, 503)."""
+    """A call did not work this time; the same call may work later (4xx, 503)."""
 
 
 class PermanentFailure(RelayError):
-    """It will never work; trying again is pointless (5xx, 4xx of HTTP)."""
+    """A call will never work; trying it again is pointless (5xx, 4xx of HTTP)."""
 
 
 class Invalid(PermanentFailure):

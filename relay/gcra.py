@@ -73,6 +73,6 @@ class Gcra(Generic[K]):
         self._sweep_at = self._next_sweep()
 
     def _next_sweep(self) -> int:
-        """So many keys that a sweep costs nothing by the key."""
+        """The number of keys at which to sweep: so many that a sweep costs nothing by the key."""
         wanted = 2 * len(self._whole_at) + 1024
         return wanted if self._most is None else min(wanted, self._most + 1)

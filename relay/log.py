@@ -109,8 +109,9 @@ class LogRing:
 
 
 class Selection:
-    """Which lines: of `actor` alone, from `level` up, with the field of `grep` (`K=V`) being V.
+    """The lines that are wanted: of `actor` alone, from `level` up, with the field K being V.
 
+    K and V are those of `grep` (`K=V`).
     A value is compared as text: a string as it is, anything else as its JSON.
     """
 

@@ -1,4 +1,4 @@
-"""Who a peer is, and how many connections it may have open: one rule for every port.
+"""The rule of every port: who a peer is, and how many connections it may have open.
 
 `peer_key` names a peer.  A `PortGate` counts the open connections of one port, by peer and in all;
 each has a `Place` there for as long as it is open.  `shares` divides the file descriptors of the
@@ -89,7 +89,7 @@ class TurnedAway(enum.Enum):
     PEER = "peer"
     """Its peer has as many as one may have."""
     FULL = "full"
-    """There is no place left for anybody like it."""
+    """The port has no place left for anybody like the peer."""
     PAUSED = "paused"
     """The port lets nobody in now; this is its owner's word, no gate's."""
 
@@ -116,7 +116,7 @@ class Place:
         self._gate: PortGate | None = gate
         self._peer = peer
         self.guest: Guest | None = None
-        """Who sits there; None: somebody who does not give way."""
+        """The connection in this place; None: it does not give way."""
 
     def leave(self) -> None:
         """Give the place back."""

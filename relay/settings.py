@@ -132,7 +132,7 @@ class _Section(BaseModel):
 
 
 class Database(_Section):
-    """Which PostgreSQL, and how many connections to it."""
+    """The PostgreSQL to use, and how many connections to it."""
 
     url: str = ""
     direct_url: str = ""

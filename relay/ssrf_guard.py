@@ -1,4 +1,4 @@
-"""Which addresses are the public internet's, and which only this machine's network can reach.
+"""The addresses of the public internet, and those that only this machine's network can reach.
 
 Others may name hosts that the relay connects to: webhooks, upstreams of senders.  Such a host must
 not be one that they could not reach themselves.

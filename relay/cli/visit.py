@@ -42,7 +42,7 @@ class NotOpened(TemporaryFailure):
 
 @dataclass(frozen=True)
 class Page:
-    """Where a visit ended."""
+    """The page on which a visit ended."""
 
     status: int
     url: str

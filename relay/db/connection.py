@@ -289,7 +289,7 @@ class Connection(psycopg.AsyncConnection[Any]):
     lock: _Lock  # type: ignore[assignment]  # asyncio's is replaced
     cleanup_timeout = CLEANUP_TIMEOUT
     used_at = 0.0
-    """When the pool last took it back, in seconds of Trio's clock."""
+    """The instant at which the pool last took the connection back, in seconds of Trio's clock."""
     timeline = 0
     """Of the primary it leads to, since the connection was made; 0: not known."""
     patience: float | None = None

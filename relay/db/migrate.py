@@ -57,7 +57,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class SchemaStatus:
-    """Which migrations a database has, and which it lacks, by number."""
+    """The migrations that a database has, and those that it lacks, by number."""
 
     server_version: int
     applied: tuple[int, ...]

@@ -57,7 +57,7 @@ class Delivery(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """So many blobs expired before the device came."""
+    """The number of blobs that expired before the device came."""
 
     blobs: int
 

@@ -94,7 +94,7 @@ NK: Final = Pattern("NK", (("e", "es"), ("e", "ee")), responder_known=True)
 """The initiator is anonymous; the responder is who the initiator already knows."""
 
 XX: Final = Pattern("XX", (("e",), ("e", "ee", "s", "es"), ("s", "se")))
-"""Each proves a key that the other need not know beforehand."""
+"""The pattern in which each side proves a key that the other need not know beforehand."""
 
 _DH: Final = {"ee": ("e", "e"), "es": ("e", "s"), "se": ("s", "e")}  # (initiator's, responder's)
 

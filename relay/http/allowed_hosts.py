@@ -1,4 +1,4 @@
-"""Which `Host` and `Origin` a request may have: those that name this relay.
+"""The `Host` and `Origin` that a request may have: those that name this relay.
 
 Promises: no other site's script reaches the relay, not even through a name that was made to resolve
 to this machine; the address that a connection arrived at and this machine's own names always pass.
@@ -15,7 +15,7 @@ from relay.settings import is_loopback
 
 
 class AllowedHosts:
-    """Which Host and Origin are this relay's own."""
+    """The hosts and origins that are this relay's own."""
 
     def __init__(self, public_urls: Iterable[str]) -> None:
         """`public_urls`: the addresses that people see; empty ones are none."""

@@ -59,7 +59,7 @@ async def identify(deps: Deps, token: str) -> Caller | None:
 
 
 class Admitted(NamedTuple):
-    """Who was let in, the mailbox that the call names, and the page session that spoke for it."""
+    """The caller who was let in, the mailbox that is named, the page session that was shown."""
 
     caller: Caller | None = None
     mailbox: Mailbox | None = None

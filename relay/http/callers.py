@@ -1,4 +1,4 @@
-"""Who calls: the holder of a credential, or else an address."""
+"""The caller of a call: the holder of a credential, or else an address."""
 
 from __future__ import annotations
 

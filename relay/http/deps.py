@@ -89,11 +89,11 @@ class Feed(Protocol):
 
 
 class NotUnderstood(Exception):
-    """Nobody of that name understands the command."""
+    """No actor of that name understands the command."""
 
 
 class NotNow(Exception):
-    """It cannot be done at the moment; its text says why, as a clause."""
+    """A command cannot be obeyed at the moment; the error's text says why, as a clause."""
 
 
 class Supervision(Protocol):
@@ -151,7 +151,7 @@ FetchObject = Callable[[str, int], Awaitable[bytes]]
 be used, `TemporaryFailure` otherwise."""
 
 ReadyCheck = Callable[[], Awaitable[str | None]]
-"""None when a store answers, else one sentence about what does not."""
+"""A look at a store: None when it answers, else one sentence about what does not."""
 
 
 @dataclass(frozen=True)

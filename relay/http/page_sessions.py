@@ -48,7 +48,7 @@ _LOOK = 2.0  # s; the page of somebody who looks at an outage should not hang in
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whose a session is.  `token_hash`: of the administrator's or the mailbox's token."""
+    """The holder of a session.  `token_hash`: of the administrator's or the mailbox's token."""
 
     kind: Literal["administrator", "key", "mailbox"]
     key_id: UUID | None = None

@@ -16,7 +16,7 @@ from relay.http.operations import Query, component
 
 
 class PageQuery(Query):
-    """Which part of a list."""
+    """The part of a list that is asked for."""
 
     limit: Annotated[int, Field(ge=1, description="rows at most; more than 200 gives 200")] = 50
     cursor: Annotated[

@@ -34,7 +34,7 @@ MAX_ID = 2**63 - 1
 
 
 class Status(StrEnum):
-    """Where an account is in its life."""
+    """The state of an account in its life."""
 
     PROVISIONED = "provisioned"
     ACTIVE = "active"

@@ -1,4 +1,4 @@
-"""When a batch of tokens goes out: two rules with one interface (`Batching`).
+"""The timing of a batch of tokens: two rules with one interface (`Batching`).
 
 - `Fixed`, the timing of docs/collect.md: at the limit, or when the timeout has passed since the
   first wake-up (limit 3, timeout 5 s, five accounts: three at once, two after 5 s).
@@ -61,7 +61,7 @@ class Batching(Protocol):
 
     @property
     def next_at(self) -> float:
-        """When to ask again if nothing happens; infinite: not before something does."""
+        """The instant to ask again at if nothing happens; infinite: not before something does."""
 
 
 class Fixed:

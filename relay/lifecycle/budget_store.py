@@ -1,4 +1,4 @@
-"""Where the budget's state is kept: one row of the database, which all who spend lock and share.
+"""The budget's state in the database: one row, which all who spend lock and share.
 
 Those are the collectors or, where the budget covers all mail, the claimers (`lease`).
 

@@ -77,7 +77,7 @@ Key = tuple[int, int]
 
 
 class _Line(NamedTuple):
-    """One that is written, or on its way."""
+    """A line that is written, or on its way."""
 
     end: int  # as the pipe counts
     keys: list[Key]
@@ -100,7 +100,7 @@ class _Stalled(Exception):
 
 
 class Collect:
-    """One run.
+    """One run of `relay collect`.
 
     `signing_key` returns the key of now; `timeout` is the batch timeout, `hold` how long a
     transaction stays open on a reader that makes no room, and `quick` in what time a reader that

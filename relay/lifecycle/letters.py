@@ -52,7 +52,7 @@ _SAMPLE_CODE = "90817"
 
 
 class Unwritable(PermanentFailure):
-    """There can be no letter for a token; the reason holds no personal data."""
+    """A token can have no letter; the reason holds no personal data."""
 
 
 class _TemplateFails(Exception):

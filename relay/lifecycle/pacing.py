@@ -88,7 +88,7 @@ class Pacing:
     # Sweeping ---------------------------------------------------------------------------------
 
     def sweep_now(self) -> None:
-        """Somebody asked for a sweep."""
+        """Note that a sweep was asked for."""
         self._sweep_at = -math.inf
 
     def wants_sweep(self, at: float) -> bool:
@@ -119,7 +119,7 @@ class Pacing:
         self._outage.over()
 
     def next_at(self) -> float:
-        """When there is something to do again if nothing happens."""
+        """The instant at which there is something to do again if nothing happens."""
         due_at = self.batching.next_at
         if self._uncounted:
             due_at = min(due_at, self._count_at)

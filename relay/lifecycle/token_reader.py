@@ -44,7 +44,7 @@ _TUPLES, _DONE, _SYNC = (
 
 
 class TokenReader:
-    """One such connection; made by `open_token_reader`."""
+    """A connection that reads tokens; made by `open_token_reader`."""
 
     def __init__(self, connection: Connection) -> None:
         self.asked = 0

@@ -121,7 +121,7 @@ class Messages:
         )
 
     async def _scan(self, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Those among all messages that match, newest first."""
+        """The messages that match among all, newest first."""
         return await self._pool.fetch(
             # relay.messages_mailbox gives the order.
             f"""

@@ -1,4 +1,4 @@
-"""Where mail that Amazon SES put into S3 is fetched: pre-signed addresses.  Pure.
+"""Pre-signed addresses, at which mail is fetched that Amazon SES put into S3.  Pure.
 
 Signature Version 4 with the signature in the query ("Authenticating Requests: Using Query
 Parameters", the Amazon S3 API reference): the request needs no header but Host, names exactly one
@@ -38,8 +38,9 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Which buckets may be read, with what.  `allowed`: region by bucket, "" for the topic's own.
+    """The buckets that may be read, and the credentials for it.
 
+    `allowed`: region by bucket, "" for the topic's own.
     `endpoint`: the base of another server than Amazon's, which has its buckets in the path.
     """
 

@@ -100,7 +100,7 @@ FIRST_CHUNKS, MOST_CHUNKS = 2, 32
 
 
 class Chunk(NamedTuple):
-    """Where a chunk lies: `seq` above `after_seq` and up to `last_seq`; when its newest came."""
+    """The place of a chunk: `seq` above `after_seq` and up to `last_seq`; when its newest came."""
 
     after_seq: int
     last_seq: int

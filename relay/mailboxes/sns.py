@@ -82,7 +82,7 @@ class Notification:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """Where SES put a message: an object in S3."""
+    """The object in S3 that SES put a message into."""
 
     bucket: str
     key: str

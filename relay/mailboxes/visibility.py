@@ -1,4 +1,4 @@
-"""Who sees which mailbox, and until when: the law, once, as SQL.
+"""The law of who sees which mailbox, and until when, once, as SQL.
 
 A mailbox is visible while it is active and its `expires_at` lies ahead, by the database's clock, to
 whoever has one of its credentials.  Both are tested in the very statement that reads or writes.
@@ -16,7 +16,7 @@ from relay.crypto import hash_token
 LIVE = "b.is_active AND b.expires_at > now()"
 """The mailbox accepts and shows mail."""
 DELETED = "NOT b.is_active AND b.closed_at < b.expires_at"
-"""Somebody deleted the mailbox before its time; it can only be purged (an expired one cannot)."""
+"""The mailbox was deleted before its time; it can only be purged (an expired one cannot)."""
 # NULL = NULL is not true, so a credential without a token or a key matches by neither.
 ALLOWED = "(%(administrator)s OR b.token_hash = %(token_hash)s OR b.owner_id = %(owner_id)s)"
 """One of the credentials of `Credential.values` opens the mailbox."""
@@ -24,7 +24,7 @@ ALLOWED = "(%(administrator)s OR b.token_hash = %(token_hash)s OR b.owner_id = %
 
 @dataclass(frozen=True)
 class Credential:
-    """Who asks: any of a session token, an API key, the administrator.
+    """The credential of whoever asks: any of a session token, an API key, the administrator.
 
     `token_hash` is the SHA-256 of a session token, `owner_id` the id of an API key.
     """

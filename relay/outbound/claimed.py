@@ -67,7 +67,7 @@ class Claimed(NamedTuple):
     private: bool | None
 
     def due_lane(self, due_at: datetime) -> DueLane:
-        """Where it will wait, due at `due_at`."""
+        """The due lane in which the message will wait, due at `due_at`."""
         return DueLane(self.lane, self.priority, due_at, self.domain)
 
     @property

@@ -50,7 +50,7 @@ _UNKNOWN = Counter(
 
 
 class Recorder(Protocol):
-    """Who makes reports durable: `relay.outbound.finaliser.Finaliser`."""
+    """The recorder, which makes reports durable: `relay.outbound.finaliser.Finaliser`."""
 
     def put(self, settled: Settled) -> None:
         """Take a report."""
@@ -60,7 +60,7 @@ class Recorder(Protocol):
 
 
 class Listener(Protocol):
-    """Who hears what leaving custody makes possible."""
+    """The listener, which hears what leaving custody makes possible."""
 
     def due(self, lane: DueLane) -> None:
         """A message waits there again."""
@@ -134,15 +134,15 @@ class Custody:
     # Leases ---------------------------------------------------------------------------------------
 
     def deliver_by(self, job: Job) -> float:
-        """When its delivery has to be over."""
+        """The instant at which a job's delivery has to be over."""
         return job.leased_until - self.margin
 
     def late(self, job: Job, now: float) -> bool:
-        """Whether what is left of its lease is too little to begin with."""
+        """Whether what is left of a job's lease is too little to begin with."""
         return now > job.leased_until - self._lease / 2
 
     def stale(self, job: Job, now: float) -> bool:
-        """Whether it may have passed its deadline since it was claimed."""
+        """Whether a job may have passed its deadline since it was claimed."""
         return job.stale(now, self.epoch)
 
     def aging(self, now: float) -> list[tuple[Job, int]]:

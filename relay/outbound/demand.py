@@ -23,7 +23,7 @@ _MOST_AHEAD = 1000  # messages
 
 
 class Granted(NamedTuple):
-    """So many more messages may be claimed; `kept` of all the room is for high priority."""
+    """The number of messages that may be claimed; `kept` of all the room is for high priority."""
 
     room: int
     kept: int

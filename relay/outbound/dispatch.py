@@ -1,4 +1,4 @@
-"""Which waiting message is delivered next, and over how many connections: lines and places.
+"""The dispatch of what waits: which message is delivered next, over how many connections.
 
 A line is what waits for one route.  A place is the right to be delivering; there are so many in
 all (`RELAY_OUTBOUND__CONCURRENCY`), and a line has the width that it has earned.

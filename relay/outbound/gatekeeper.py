@@ -39,7 +39,7 @@ _OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
 
 
 GiveBack = Callable[[Job, float, float], None]
-"""Hold a job no more, which was not begun: job, instant, and seconds to wait."""
+"""Let go of a job that was not begun: the job, the instant, and the seconds to wait."""
 
 
 class Gatekeeper:

@@ -87,7 +87,7 @@ class Gate:
         """Strikes in a row."""
         self.opens_at = -float("inf")
         self.trouble_until = -float("inf")
-        """When the last trouble was, the pause that it led to included."""
+        """The instant of the last trouble, the pause that it led to included."""
 
     @property
     def gone(self) -> bool:
@@ -218,13 +218,13 @@ class Gates:
         self._under_way[lane] = self._under_way.get(lane, 0) + 1
 
     def arrived(self, lane: int) -> None:
-        """One of them has."""
+        """One of a lane's messages that were claimed has come to its gates."""
         count = self._under_way.pop(lane, 1) - 1
         if count:
             self._under_way[lane] = count
 
     def start_afresh(self) -> None:
-        """Nothing is under way: who took it has started anew."""
+        """Note that nothing is under way: the sender has started anew."""
         self._under_way.clear()
 
     def allowance(self, lane: int, now: float) -> int | None:

@@ -66,20 +66,20 @@ class Job:
         self.lost = False
         """Whether the lease is somebody else's now."""
         self.mail: Mail | None = None
-        """What goes out, once it is composed."""
+        """The mail that goes out, once it is composed."""
         self.ended: Signal | None = None
-        """Of a large one: somebody waits for its end."""
+        """The signal of a large job's end, for which somebody waits."""
         self.gates: tuple[Gate, ...] = ()
-        """Those that have let it through and count it."""
+        """The gates that have let the job through and count it."""
         self.connection: Wire | None = None
-        """The one it is being delivered on."""
+        """The connection that the job is being delivered on."""
         self.asked_at = now
-        """When it was known to be wanted still."""
+        """The instant at which the message was known to be wanted still."""
         self.began_at = 0.0
         self.following: Job | None = None
-        """What was announced behind it on its connection."""
+        """The job that was announced behind this one on its connection."""
         self.withdrawn = False
-        """Whether that was taken back: the connection must not go on."""
+        """Whether `following` was taken back: the connection must not go on."""
 
     @property
     def on_the_wire(self) -> bool:
@@ -87,13 +87,13 @@ class Job:
         return self.connection is not None and self.connection.in_data
 
     def pass_gate(self, gate: Gate) -> None:
-        """A gate has let it through, and counts it until `leave_gates`."""
+        """Note that a gate has let the job through, and counts it until `leave_gates`."""
         if gate not in self.gates:
             self.gates = (*self.gates, gate)
             gate.busy += 1
 
     def leave_gates(self) -> bool:
-        """It is held no more; whether a gate has more room by that."""
+        """Leave the gates that count the job; True if one of them has more room by that."""
         if not self.gates:
             return False
         for gate in self.gates:

@@ -1,4 +1,4 @@
-"""Which messages to claim next: priorities without starvation, lanes with fair shares.
+"""The book of what to claim next: priorities without starvation, lanes with fair shares.
 
 A lane is one tenant's mail to one destination domain; within it, each priority is a range of
 the index that the claim reads.  `LaneBook` keeps the earliest due time of each, and turns "room

@@ -57,7 +57,7 @@ class Meter:
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
         self.next_at: float | None = None
-        """When the earliest lane that was surveyed and is out of messages can have more."""
+        """The earliest instant at which a surveyed lane that is out of messages may have more."""
 
     def survey(self, lanes: Iterable[Sequence[str]], now: float) -> dict[str, int]:
         """Look at the keys of each lane that has something due; return what to lease first."""

@@ -23,7 +23,7 @@ class RightOfWay:
 
     def __init__(self) -> None:
         self.until = -math.inf
-        """When the rest may go on at the latest."""
+        """The instant at which the rest may go on at the latest."""
         self._began = -math.inf
         self._expected = False
         self._rests_until = -math.inf

@@ -61,7 +61,7 @@ def route_of(upstream: Upstream, local_name: str, *, public_only: bool = False) 
 
 
 class Routes:
-    """Which way each message goes: through the upstream of its sender, or the relay's own."""
+    """The way of each message: through the upstream of its sender, or the relay's own."""
 
     def __init__(
         self,

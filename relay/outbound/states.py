@@ -45,7 +45,7 @@ from relay.smtp.client import Verdict
 
 
 class State(enum.StrEnum):
-    """Where a message is; the value is what `relay.outbound_messages.status` shows."""
+    """The state of a message; the value is what `relay.outbound_messages.status` shows."""
 
     QUEUED = "queued"
     PROCESSING = "processing"

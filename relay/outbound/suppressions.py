@@ -25,7 +25,7 @@ MAX_REASON = 500
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """One entry."""
+    """One entry of the list."""
 
     address: str
     reason: str

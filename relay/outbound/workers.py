@@ -52,7 +52,7 @@ _OPENED = Counter(
 )
 
 Way = Connections | None
-"""Where a line leads; None is the loop."""
+"""The way that a line leads; None is the loop."""
 
 
 class Workers:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from aiosmtpd.smtp import SMTP
 
 VERBS = ("HELO", "EHLO", "MAIL", "RCPT", "DATA", "RSET", "NOOP", "QUIT", "VRFY", "EXPN", "HELP")
-"""Those that are served, in the order in which HELP lists them."""
+"""The verbs that are served, in the order in which HELP lists them."""
 
 NO_LOOP = cast(asyncio.AbstractEventLoop, None)
 """The loop of aiosmtpd's session objects, where nothing runs on one."""

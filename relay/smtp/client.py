@@ -46,7 +46,7 @@ from relay.smtp.replies import NotAReply, Reply, ReplyLimits, ReplyReader
 
 
 class Phase(StrEnum):
-    """Where in the conversation something happened."""
+    """The phase of the conversation in which something happened."""
 
     CONNECT = "connect"
     """Resolving, connecting, and the greeting."""

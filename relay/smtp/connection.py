@@ -60,7 +60,7 @@ class TlsMode(StrEnum):
 
 @dataclass(frozen=True)
 class Route:
-    """Where mail goes and as whom."""
+    """The server that mail goes to, and as whom."""
 
     host: str
     port: int
@@ -209,9 +209,9 @@ class Connection:
         self._watch = _watch()
         self._watch.add(self)
         self.due = math.inf
-        """When the delivery under way is broken off."""
+        """The instant at which the delivery under way is broken off."""
         self.idle_since = trio.current_time()
-        """When the last delivery (or the opening) ended, on Trio's clock."""
+        """The instant at which the last delivery (or the opening) ended, on Trio's clock."""
         self.delivered = 0
         """Mails that were begun on this connection."""
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 END = b"\r\n.\r\n"
 _TAIL = len(END) - 1
-"""So many bytes at the end of what has arrived may turn out to belong to the final dot."""
+"""The number of bytes at the end of what has arrived that may yet belong to the final dot."""
 
 
 class DataDecoder:

@@ -168,7 +168,7 @@ class Share:
         self.size = 0
         """Bytes that are its own."""
         self.lost = False
-        """There was no room for it, or it was given to others; it gets none any more."""
+        """Whether the share was refused, or given to others: it gets no room any more."""
         budget._arriving.add(self)
 
     def grow(self, size: int, now: float) -> None:

@@ -72,7 +72,7 @@ class Lines:
         self._at = 0  # how much of it was read
         self._replies: list[bytes] = []
         self.due = math.inf
-        """When the peer is out of time, on Trio's clock."""
+        """The instant at which the peer is out of time, on Trio's clock."""
         self.waiting = False
         """Whether it is the peer who must say the next command, or the rest of it …"""
         self.waiting_since = -math.inf

@@ -18,7 +18,7 @@ from relay.storage import AMPLE, Space
 
 
 class Mailboxes(Protocol):
-    """Where a session's mail goes."""
+    """The mailboxes that a session's mail goes to."""
 
     def find(self, address: str) -> Answer[str | None]:
         """Why no mail is taken for this canonical address now (unknown, expired); None: it is.
@@ -39,7 +39,7 @@ class Filter(Protocol):
     """The operator's filter, wherever it runs."""
 
     hooks: frozenset[str]
-    """Those it has, of EHLO, HELO, MAIL, RCPT, DATA; the others are not asked for."""
+    """The hooks it has, of EHLO, HELO, MAIL, RCPT, DATA; no other is asked for."""
 
     async def ask(
         self, hook: str, session: Conversation, envelope: Envelope, arguments: tuple[Any, ...]

@@ -57,7 +57,7 @@ class Pinned(Protocol):
 
 
 class Waits(Protocol):
-    """One session's; used by its coroutine alone, but for `host` and `cut_off`."""
+    """The waits of one session; used by its coroutine alone, but for `host` and `cut_off`."""
 
     async def host(self, coro: Coroutine[Any, Any, T]) -> T | None:
         """Run the session, whose `coro` this is, in this task; None when it was cut off."""

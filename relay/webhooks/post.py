@@ -32,7 +32,7 @@ class NotPosted(TemporaryFailure):
 
 
 class Refused(NotPosted):
-    """It never will: the URL is none that can be posted to."""
+    """The URL is none that can be posted to, now or ever."""
 
 
 class Poster:

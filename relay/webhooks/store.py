@@ -1,4 +1,4 @@
-"""Who is told of what happens, and what waits to be told.
+"""Webhooks in the database: who is told of what happens, and what waits to be told.
 
 Promises
 - An event is told at least once: it is deleted when its receiver has answered, and whoever has
@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Where an owner is told which events of their outbound mail and accounts."""
+    """The URL at which an owner is told of events of their outbound mail and accounts."""
 
     id: UUID
     url: str

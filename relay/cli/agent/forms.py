@@ -1,4 +1,4 @@
-"""What the tools take and answer.
+"""The forms of what the tools take and answer.
 
 One declaration is the schema that an agent reads, the check of what it sent and the shape of what
 it gets, so they cannot differ.

@@ -31,7 +31,7 @@ from relay.times import rfc3339
 
 
 class NewAccount(Form):
-    """Whose account it is to be."""
+    """The account that is to be made, by its holder's address and name."""
 
     email: Annotated[
         str, Field(max_length=1000, description="where its mail goes: an address, no display name")

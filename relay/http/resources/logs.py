@@ -21,7 +21,7 @@ _CHUNK = 256  # lines a write
 
 
 class LogsQuery(Query):
-    """Which lines."""
+    """The lines that are asked for."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error", "critical"] | None,

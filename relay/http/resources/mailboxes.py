@@ -104,7 +104,7 @@ class AllowanceEntry(BaseModel):
 
 
 class MailboxQuery(PageQuery):
-    """Which mailboxes."""
+    """The mailboxes that are asked for."""
 
     q: Annotated[Text, Field(max_length=320, description="a part of the address")] = ""
 

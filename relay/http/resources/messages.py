@@ -104,7 +104,7 @@ class WholeMessage(MessageEntry):
 
 
 class MessagesQuery(Query):
-    """Which messages."""
+    """The messages that are asked for."""
 
     limit: Annotated[int, Field(ge=1, description="rows at most; more than 200 gives 200")] = 20
     offset: Annotated[int, Field(ge=0, le=1_000_000, description="rows to skip")] = 0

@@ -37,7 +37,7 @@ from relay.times import rfc3339
 
 
 class OutboundQuery(PageQuery):
-    """Which messages."""
+    """The messages that are asked for."""
 
     status: Annotated[State | None, Field(description="only messages in this state")] = None
     recipient: Annotated[
@@ -92,7 +92,7 @@ class QueueState(BaseModel):
 
 
 class FlushQuery(Query):
-    """Which deferred messages."""
+    """The deferred messages that are to be tried."""
 
     domain: Annotated[
         str | None, Field(max_length=255, description="only to addresses of this domain")
@@ -340,7 +340,7 @@ def register(api: Api) -> None:
 
 
 def _owner(caller: Caller) -> UUID | None:
-    """Whose messages the caller finds; None: everybody's."""
+    """The owner whose messages the caller finds; None: everybody's."""
     return None if caller.key is None else caller.owner_id
 
 

@@ -119,14 +119,14 @@ class Certificates:
         return known
 
     def prove(self, url: str, certificate: bytes) -> None:
-        """It has verified a message, so it is kept, whatever else it does not verify."""
+        """Keep a certificate that has verified a message, whatever else it does not verify."""
         self._others.pop(url, None)
         self._proven[url] = certificate
         while len(self._proven) > _PROVEN:
             self._proven.popitem(last=False)
 
     def forget(self, url: str) -> None:
-        """It cannot be used any more."""
+        """Drop a certificate that cannot be used any more."""
         self._proven.pop(url, None)
         self._others.pop(url, None)
 

@@ -147,7 +147,7 @@ def watching(
 
 @dataclass(frozen=True)
 class Waiter:
-    """Who waits, on what: as it counts against the limits."""
+    """One that waits: who it is, and on what, as it counts against the limits."""
 
     mailbox_id: UUID
     host: str

@@ -34,7 +34,7 @@ from relay.webhooks.store import GivenUp, Webhook
 
 
 class NewWebhook(Form):
-    """Where to post, and what about."""
+    """The URL to post to, and the events to post."""
 
     url: Annotated[str, Field(max_length=MAX_URL, description="https://, or http://")]
     events: Annotated[tuple[Kind, ...], Field(min_length=1, max_length=len(KINDS))] = KINDS
@@ -63,7 +63,7 @@ class UntoldEvent(BaseModel):
 
 
 class MailboxWebhook(BaseModel):
-    """Where a mailbox's new messages are announced, and what verifies the posts."""
+    """The URL where a mailbox's messages are announced, and the secret that verifies the posts."""
 
     url: str | None
     secret: str
