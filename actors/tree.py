@@ -47,14 +47,15 @@ into it (device_store, devices, control); the keyring (sender, webhooks, collect
 
 Fails: each group by itself.  An actor that fails is started again after a pause that grows (0.5 s,
 doubled each time up to 30 s, at random below that).  More than 5 failures in 30 s: its group gives
-up, stops what it has, and is started again after a pause of its own (1 s, doubled up to 15 s for
-core, mail and edge, up to 120 s for outbound and lifecycle) while the others go on.  The group
-devices-store never gives up and holds up nobody's start: a file that cannot be opened or read is
-tried again, every 30 s at last, for as long as it takes.  The root gives up, and the process ends
-with 70 for its service manager to start it afresh, after more than 60 such failures of groups in
-two hours: when mail fails for ever after about a quarter of an hour, when outbound or lifecycle
-do after about an hour.  `/readyz` is 503 as long as any actor is down, and names group, actor and
-last error.  A `ConfigError` of the database or the filter ends the process with 78.
+up, stops what it has, and is started again after a pause of its own (at most 1 s, doubled up to
+15 s for core, mail and edge, up to 120 s for outbound and lifecycle, at random below that) while
+the others go on.  The group devices-store never gives up and holds up nobody's start: a file that
+cannot be opened or read is tried again, every 30 s at last, for as long as it takes.  The root
+gives up, and the process ends with 70 for its service manager to start it afresh, after more than
+60 such failures of groups in two hours: when mail fails for ever after about a quarter of an hour,
+when outbound or lifecycle do after about an hour.  `/readyz` is 503 as long as any actor is down,
+and names group, actor and last error.  A `ConfigError` of the database or the filter ends the
+process with 78.
 """
 
 from __future__ import annotations
