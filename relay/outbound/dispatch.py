@@ -3,11 +3,11 @@
 A line is what waits for one route.  A place is the right to be delivering; there are so many in
 all (`RELAY_OUTBOUND__CONCURRENCY`), and a line has the width that it has earned.
 
-Promises, each with the method that keeps it
+Promises, each with the name of what keeps it
 - Order (`Line._order`): high goes before normal, normal before bulk; a lower priority that waits
   gets at least one delivery in twenty.
 - Turns (`_wanted_elsewhere`): lines take turns, and so do the destinations of a line.
-- Half of a line (`_has_its_half`): while others wait in its line, no destination gets more than
+- Half of a line (`has_its_half`): while others wait in its line, no destination gets more than
   half of the line's connections, high mail included.
 - Kept from an owner (`_kept_from_owner`): no owner's deliveries that hang take a line, whatever
   their priority and to however many destinations.  Who has half of a line's connections does not
@@ -20,7 +20,7 @@ Promises, each with the method that keeps it
 
 - Hanging (`_hangs`): an owner whose stalled deliveries have half of a line begins nothing more
   while mail of others waits, and has no more jobs held than it may have places (`most_of`).
-- Kept from a destination (`_kept_from_destination`): of a line of 32, one that has half of it
+- Kept from a destination (`kept_from_destination`): of a line of 32, one that has half of it
   already does not get the last four.
 - Kept from a line (`_kept_from_line`): of 32 places, a line that has half of all does not get the
   last two, and the last one is for high priority alone.  So what hangs cannot take all, as long as
@@ -491,11 +491,15 @@ class Dispatch(Generic[J, W]):
 
     def _may(self, line: Line[J, W], width: int) -> Callable[[str], bool]:
         """Whether a destination may have one more of so many connections of a line."""
+        half = max(width // 2, 1)
+        last_ones = line.workers >= self.full - self._of_destination
+        busy_there = line._busy
 
         def may(domain: str) -> bool:
-            return not (
-                self._kept_from_destination(line, domain) or self._has_its_half(line, domain, width)
-            )
+            busy = busy_there.get(domain, 0)
+            kept_from_destination = last_ones and 2 * busy >= self.full
+            has_its_half = busy >= half and line._others_wait(domain)
+            return not (kept_from_destination or has_its_half)
 
         return may
 
@@ -515,9 +519,6 @@ class Dispatch(Generic[J, W]):
 
     # The rules, by the names that they have above -------------------------------------------------
 
-    def _has_its_half(self, line: Line[J, W], domain: str, width: int) -> bool:
-        return line.busy(domain) >= max(width // 2, 1) and line._others_wait(domain)
-
     def _kept_from_owner(self, line: Line[J, W], owner: Hashable, full: int, priority: int) -> bool:
         if full < self.full:
             return False  # a gate is narrower than that already
@@ -527,11 +528,6 @@ class Dispatch(Generic[J, W]):
 
     def _hangs(self, line: Line[J, W], owner: Hashable, full: int, now: float) -> bool:
         return line._others_of_owner_wait(owner) and 2 * line._stalled(owner, now) >= full
-
-    def _kept_from_destination(self, line: Line[J, W], domain: str) -> bool:
-        return (
-            2 * line.busy(domain) >= self.full and line.workers >= self.full - self._of_destination
-        )
 
     def _kept_from_line(self, line: Line[J, W]) -> bool:
         spare = self._of_line if 2 * line.workers >= self.places else self._for_high
