@@ -1,4 +1,9 @@
-"""`relay queue`: the outbound queue and its messages."""
+"""`relay queue`: the outbound queue and its messages.
+
+Promises: a command that ends with 0 has changed the queue durably, on all nodes; one that the law
+of the queue forbids ends with 1 and says why.  Text of other people's is shown with its control
+characters escaped.
+"""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ class _Answer:
     headers: httpx.Headers
     body: bytes
 
-    def document(self) -> Document:
-        document = Document()
+    def document(self) -> HtmlDocument:
+        document = HtmlDocument()
         if "html" in self.headers.get("content-type", ""):
             # Not closed: what a page leaves unfinished would be tried again from each "<" on, in
             # time that grows with its square, and a page is a stranger's.
@@ -188,7 +188,7 @@ def _origin(url: str) -> str:
 
 
 @dataclass
-class Form:
+class HtmlForm:
     """A form, as far as it is known how to send it."""
 
     action: str
@@ -199,7 +199,7 @@ class Form:
     pressed: bool = False  # a button's value has been taken
 
 
-class Document(HTMLParser):
+class HtmlDocument(HTMLParser):
     """What a page says: its title, its text, its forms."""
 
     def __init__(self) -> None:
@@ -207,8 +207,8 @@ class Document(HTMLParser):
         self._title: list[str] = []
         self._text: list[str] = []
         self._inside: list[str] = []
-        self._forms: list[Form] = []
-        self._form: Form | None = None
+        self._forms: list[HtmlForm] = []
+        self._form: HtmlForm | None = None
 
     @property
     def title(self) -> str:
@@ -220,7 +220,7 @@ class Document(HTMLParser):
         """What it shows, on one line."""
         return " ".join(" ".join(self._text).split())
 
-    def confirmation(self, code: str | None) -> Form | None:
+    def confirmation(self, code: str | None) -> HtmlForm | None:
         """Return the one form that only confirms, the code filled in; None if there is none."""
         posts = [form for form in self._forms if form.post]
         if len(posts) != 1 or posts[0].strange:
@@ -240,14 +240,16 @@ class Document(HTMLParser):
             self._inside.append(tag)
         elif tag == "form":
             # Files go in another encoding, which no confirmation needs.
-            self._form = Form(given.get("action", ""), given.get("method", "get").lower() == "post")
+            self._form = HtmlForm(
+                given.get("action", ""), given.get("method", "get").lower() == "post"
+            )
             self._form.strange = "multipart" in given.get("enctype", "")
             self._forms.append(self._form)
         elif self._form is not None and "disabled" not in given:
             self._field(self._form, tag, given)
 
     @staticmethod
-    def _field(form: Form, tag: str, given: dict[str, str]) -> None:
+    def _field(form: HtmlForm, tag: str, given: dict[str, str]) -> None:
         name = given.get("name", "")
         kind = given.get("type", "submit" if tag == "button" else "text").lower()
         if tag in {"select", "textarea"} or (tag == "input" and kind in {"checkbox", "radio"}):

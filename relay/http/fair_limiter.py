@@ -32,7 +32,7 @@ class Crowded(Exception):
     """An owner waits for too many turns already."""
 
 
-class Taken:
+class Reservation:
     """What an owner took of a total; given back with `release`, once or more often."""
 
     def __init__(self, limiter: FairLimiter, owner: Hashable, amount: int) -> None:
@@ -53,7 +53,7 @@ class Taken:
 class _Waiter:
     def __init__(self, owner: Hashable) -> None:
         self.owner = owner
-        self.granted: Taken | None = None
+        self.granted: Reservation | None = None
         self.called = trio.Event()
 
 
@@ -71,7 +71,7 @@ class FairLimiter:
         self._most_waiting = waiting
         self._waiting: Counter[Hashable] = Counter()
 
-    def take(self, owner: Hashable, amount: int = 1) -> Taken | None:
+    def take(self, owner: Hashable, amount: int = 1) -> Reservation | None:
         """Take `amount`, or as much as the owner may ever have; None where it does not fit now."""
         amount = min(amount, self._most(owner))
         if self._sum + amount > self._total:
@@ -82,7 +82,7 @@ class FairLimiter:
                 return None
         self._held[owner] += amount
         self._sum += amount
-        return Taken(self, owner, amount)
+        return Reservation(self, owner, amount)
 
     @asynccontextmanager
     async def turn(self, owner: Hashable) -> AsyncIterator[None]:
@@ -93,7 +93,7 @@ class FairLimiter:
         finally:
             held.release()
 
-    async def _wait(self, owner: Hashable) -> Taken:
+    async def _wait(self, owner: Hashable) -> Reservation:
         if self._waiting[owner] >= self._most_waiting:
             raise Crowded
         waiter = _Waiter(owner)

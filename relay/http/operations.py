@@ -7,6 +7,12 @@ the behaviour, and a route without a declaration does not exist.
 The order of a call is fixed: Host and Origin, the route and the rate (all `app.py`), the credential
 and its permission, the names of parameters, free disk space, the body, its values, the handler.  So
 a stranger learns nothing from a validation error.
+
+Promises: a handler is called with names that are known and given once, and with values that its
+models have checked; a body was read no further than its limit.
+
+Fails with a `Problem`: 400 and 415 for what is no JSON, 413 for too much of it, 422 with a sentence
+for each fault.
 """
 
 from __future__ import annotations

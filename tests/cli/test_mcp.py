@@ -28,7 +28,7 @@ from relay.cli.agent.client import AgentClient
 from relay.cli.agent.forms import MailResult
 from relay.cli.agent.tools import TOOLS, link_matches
 from relay.cli.mcp import make_server, perform
-from relay.cli.visit import MAX_PAGE, Document, NotOpened, visit
+from relay.cli.visit import MAX_PAGE, HtmlDocument, NotOpened, visit
 from tests.cli.command import environment
 from tests.relay_process import RelayProcess
 
@@ -490,7 +490,7 @@ async def test_a_visit_confirms_nothing_else(site: Site) -> None:
 @pytest.mark.parametrize("piece", ["<!--", "<", "<a ", "</a ", "<!a", "<?", "<![CDATA[", "&#x"])
 def test_a_page_cannot_keep_the_agent_busy(piece: str) -> None:
     """A page made of beginnings is read in one pass: the work is bounded by its size."""
-    document = Document()
+    document = HtmlDocument()
     document.feed(piece * (MAX_PAGE // len(piece)))
     assert document.confirmation("1") is None
     assert len(document.rawdata) <= MAX_PAGE

@@ -263,7 +263,7 @@ def test_no_owner_takes_a_line_whatever_the_priority_and_the_destinations():
 
 
 def test_an_owner_whose_deliveries_stall_gets_no_more_than_half_while_others_wait():
-    """What ends goes to others then, and to him again once nothing of theirs waits."""
+    """What ends goes to others then, and to its owner again once nothing of theirs waits."""
     one, line = dispatch()
     put_for(one, line, "mallory", 16, "h#.example")
     one.start(0.0)

@@ -2,6 +2,9 @@
 
 A key outlives the page session that makes or renews it, so the page must show a token again before
 it does: whoever takes a session over cannot keep what it opens.
+
+Promises: a key's token is in the answer that makes it and nowhere else; a revoked key opens nothing
+more, and what it has open ends within half a minute.
 """
 
 from __future__ import annotations

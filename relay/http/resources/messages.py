@@ -27,7 +27,7 @@ from quart import Response, request
 
 from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
-from relay.http.fair_limiter import Crowded, FairLimiter, Taken
+from relay.http.fair_limiter import Crowded, FairLimiter, Reservation
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -352,7 +352,7 @@ class Downloads:
     def __init__(self, budget: int) -> None:
         self._budget = FairLimiter(budget, budget // 4, kept=budget // 8)
 
-    def hold(self, owner: Hashable, size: int) -> Taken:
+    def hold(self, owner: Hashable, size: int) -> Reservation:
         """Reserve memory before anything is loaded; the 503 while there is none left."""
         held = self._budget.take(owner, size)
         if held is None:
@@ -363,7 +363,7 @@ class Downloads:
         self,
         contents: AsyncGenerator[bytes, None],
         size: int,
-        held: Taken,
+        held: Reservation,
         content_type: str,
         headers: dict[str, str],
     ) -> Response:

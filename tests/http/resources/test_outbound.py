@@ -590,7 +590,7 @@ async def test_a_large_body_that_drips_loses_its_place(database_url: str, pool: 
 
 
 async def test_a_message_of_many_megabytes_is_taken(house: House):
-    """Attachments are limited together, beyond that it is a 422; a stranger is refused before his
+    """Attachments are limited together, beyond that it is a 422; a stranger is refused before their
     body has come."""
 
     def attached(size: int) -> list[dict[str, str]]:
