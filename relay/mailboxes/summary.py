@@ -194,7 +194,7 @@ def _head(summary: Summary, reader: _Reader) -> None:
 
 # A header line: a name of printable ASCII without a colon.
 _HEADER = re.compile(rb"([!-9;-~]{1,200})[ \t]*:(.*)", re.DOTALL)
-_HEADERS = re.compile(r"^([!-9;-~]{1,200})[ \t]*:(.*)$", re.MULTILINE)
+_HEADERS = re.compile(r"^([!-9;-~]{1,200})[ \t]*:(.*(?:\n[ \t].*)*)$", re.MULTILINE)
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _TYPE = re.compile(r"[\w!#$&^.+-]{1,100}/[\w!#$&^.+-]{1,100}")
 _BODIES = ("text/plain", "text/html")
@@ -245,10 +245,8 @@ class _Part:
         # Four bytes a character is the longest there is; the rest would be cut off anyway.
         content = self.content()[: 4 * MAX_TEXT + 4]
         charset = self.parameters.get("charset", "")
-        text = decode(content, charset)
-        if "\x00" in text or gives_halves(charset):
-            text = clean(text)
-        return text.replace("\r\n", "\n")
+        text = decode(content, charset).replace("\r\n", "\n")
+        return clean(text) if "\x00" in text or gives_halves(charset) else text
 
     def describe(self, index: int) -> dict[str, Any]:
         return {
@@ -336,12 +334,11 @@ class _Reader:
         text = block.decode("ascii")
         if "\r" in text:
             text = text.replace("\r\n", "\n")
-        if "\n " in text or "\n\t" in text:
-            text = text.replace("\n ", " ").replace("\n\t", "\t")
         found = _HEADERS.findall(text)
-        if len(found) != text.count("\n") or len(found) > MAX_HEADERS:
+        lines = text.count("\n") - text.count("\n ") - text.count("\n\t")
+        if len(found) != lines or lines > MAX_HEADERS:
             return None
-        return [(name, value.strip()) for name, value in found], body
+        return [(name, value.replace("\n", "").strip()) for name, value in found], body
 
     def _any_headers(self, start: int, end: int) -> tuple[_Headers, int]:
         """The same, whatever is there, line by line."""
@@ -727,10 +724,13 @@ _INLINE_TAG = re.compile(rf"</?(?:{'|'.join(_INLINE)})\b[^<>]*>", re.IGNORECASE)
 
 def _text_of(markup: str) -> str:
     """Roughly what a reader of `markup` sees: enough to look for a code in it."""
-    for tag in (b"style", b"script", b"head"):
-        markup = _without(markup, tag)
+    lowered = in_ascii(markup)
+    for tag in (b"<style", b"<script", b"<head"):
+        if tag in lowered:
+            markup = _without(markup, lowered, tag)
+            lowered = in_ascii(markup)
     pieces = _TAG.split(markup)  # text, name, text, name, …
-    if any("<" in text for text in pieces[::2]):
+    if "<" in "".join(pieces[::2]):
         # An open tag before others (a comment about tags): it may end where they have gone.
         text = _TAG.sub(" ", _INLINE_TAG.sub("", _LINE_END_TAG.sub("\n", markup)))
     else:
@@ -742,24 +742,24 @@ def _text_of(markup: str) -> str:
     return "\n".join(line for line in map(str.strip, text.split("\n")) if line)
 
 
-def _without(markup: str, tag: bytes) -> str:
-    """`markup` less each element `tag`; an element without an end reaches to the end."""
-    lowered = in_ascii(markup)
-    opening = lowered.find(b"<" + tag)
-    if opening < 0:
-        return markup
+def _without(markup: str, lowered: bytes, tag: bytes) -> str:
+    """`markup` less each element that begins with `tag`; one without an end reaches to the end.
+
+    `lowered`: `in_ascii` of it.
+    """
     kept: list[str] = []
     position = 0
+    opening = lowered.find(tag)
     while opening >= 0:
-        end = opening + 1 + len(tag)
+        end = opening + len(tag)
         if markup[end : end + 1].isalnum() or markup[end : end + 1] == "_":  # of another name
-            opening = lowered.find(b"<" + tag, end)
+            opening = lowered.find(tag, end)
             continue
         kept.append(markup[position:opening])
-        closing = lowered.find(b"</" + tag, end)
+        closing = lowered.find(b"</" + tag[1:], end)
         if closing < 0:
             return "".join(kept)
-        position = closing + len(tag) + 2
-        opening = lowered.find(b"<" + tag, position)
+        position = closing + len(tag) + 1
+        opening = lowered.find(tag, position)
     kept.append(markup[position:])
     return "".join(kept)

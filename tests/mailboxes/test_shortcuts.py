@@ -6,7 +6,7 @@ import string
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from relay.mailboxes import charsets, extract, summary
@@ -82,7 +82,18 @@ HEADER_PIECES = st.sampled_from(
     [
         *(b"A: b", b"Subject: =?utf-8?q?x?=", b"From: a@b", b"Content-Type: text/plain", b"X:"),
         *(b"\r\n", b"\r\n", b"\r\n", b"\n", b"\n", b"\r", b" ", b"\t", b"\r\n ", b"\n\t", b":"),
-        *(b"From x", b"\x00", b"\xc3\xa4", b"\x1c", b"\x0b", b"\r\n\r\n", b"\n\n", b"a b: c"),
+        *(
+            b"Name",
+            b"\r\n\t:",
+            b"From x",
+            b"\x00",
+            b"\xc3\xa4",
+            b"\x1c",
+            b"\x0b",
+            b"\r\n\r\n",
+            b"\n\n",
+            b"a b: c",
+        ),
     ]
 )
 
@@ -92,6 +103,8 @@ class TestRegularHeaders:
 
     @settings(max_examples=1000, deadline=None)
     @given(st.lists(HEADER_PIECES, max_size=14).map(b"".join), st.integers(0, 5))
+    @example(b"A: b\r\nName\r\n\t: c\r\n\r\n", 0)  # a colon, but not in the header's line
+    @example(b" A: b\r\nC: d\r\n\r\n", 0)
     def test_reads_what_the_other_way_reads(self, raw, cut):
         """Whatever the bytes are: the same headers and the same beginning of the body, or none."""
         reader = summary._Reader(b"")
