@@ -19,7 +19,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -109,16 +109,20 @@ class LogRing:
 
 
 class Selection:
-    """The lines that are wanted: of `actor` alone, from `level` up, with the field K being V.
+    """The lines that are wanted: of `actors` alone, from `level` up, with the field K being V.
 
     K and V are those of `grep` (`K=V`).
     A value is compared as text: a string as it is, anything else as its JSON.
     """
 
     def __init__(
-        self, *, level: str | None = None, actor: str | None = None, grep: str | None = None
+        self,
+        *,
+        level: str | None = None,
+        actors: Collection[str] | None = None,
+        grep: str | None = None,
     ) -> None:
-        self._actor = actor
+        self._actors = actors
         self._levels = (
             None
             if level is None
@@ -130,8 +134,8 @@ class Selection:
 
     def __call__(self, lines: list[Line]) -> list[Line]:
         """Return those of the lines that are meant, in their order."""
-        if (actor := self._actor) is not None:
-            lines = [line for line in lines if line.get("actor") == actor]
+        if (actors := self._actors) is not None:
+            lines = [line for line in lines if line.get("actor") in actors]
         if (levels := self._levels) is not None:
             lines = [line for line in lines if line.get("level") in levels]
         if field := self._field:

@@ -50,7 +50,7 @@ _COLOURS = {
     "--actor",
     metavar="A",
     shell_complete=completion.actors,
-    help="Only what this actor logged.",
+    help="Only what this actor logged; a group: all in it.",
 )
 @click.option("--level", type=click.Choice(LEVELS), help="Only this level and graver ones.")
 @click.option(

@@ -26,8 +26,8 @@ class DeviceInbox:
         """Return None when the store answers and can take a blob, else what is wrong."""
         try:
             await self.store.check()
-        except StoreUnavailable:
-            return "the device store does not answer"
+        except StoreUnavailable as error:
+            return f"devices-store: the device store does not answer ({error})"
         return None
 
     async def overview(self) -> StoreStatistics:

@@ -1,6 +1,7 @@
 """The tree as data: who runs, in which order, and what a subset needs."""
 
 import math
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,20 @@ def names(
 
 
 FILTER = {"RELAY_SMTP__FILTER": "tests.actors.test_filter:Handler"}
+
+
+def test_every_actor_has_its_place():
+    """What has a `run` in actors/ is built where all is wanted, and may import no other actor."""
+    root = Path(tree_module.__file__).parent
+    actors = {file.stem for file in root.glob("*.py") if "async def run(" in file.read_text()}
+    assert set(names(load(environ=FILTER))) == actors
+    contracts = tomllib.loads((root.parent / "pyproject.toml").read_text())
+    (independent,) = (
+        contract["modules"]
+        for contract in contracts["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "independence"
+    )
+    assert set(independent) == {f"actors.{name}" for name in actors}
 
 
 def test_header_readme_and_tree_are_the_same_picture():

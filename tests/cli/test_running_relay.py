@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from email.header import Header
 from email.message import EmailMessage
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import psycopg
 import pytest
 
 from tests.cli.command import RELAY, cli, environment, on_terminal
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 LETTER = (
@@ -285,6 +287,20 @@ def test_the_log_can_be_filtered(relay: RelayProcess) -> None:
     assert "relay.ready" in text(relay, "tail")
     assert text(relay, "tail", "--grep", "event=relay.never") == ""
     assert text(relay, "tail", "--actor", "nobody") == ""
+
+
+def test_a_groups_log_is_that_of_all_in_it(relay: RelayProcess) -> None:
+    """An actor is found by its former name, too."""
+    for name in ("control", "keeper"):
+        text(relay, "actor", "report", name)
+
+    def reports(actor: str) -> set[str]:
+        lines = text(relay, "tail", "--actor", actor, "--json").splitlines()
+        found = [json.loads(line) for line in lines]
+        return {line["actor"] for line in found if line["event"] == "actor.report"}
+
+    for actor, wanted in (("edge", "control"), ("keeper", "device_store")):
+        eventually_sync(partial(reports, actor), f"{wanted} reports", until={wanted}.issubset)
 
 
 def test_the_log_is_followed_until_an_interrupt(relay: RelayProcess) -> None:

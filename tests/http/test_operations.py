@@ -117,11 +117,11 @@ async def test_the_log_is_read_back_filtered_and_followed(house: House):
     """Lines by level and actor, oldest first; with follow also those to come, none twice."""
 
     def line(event: str, **more: Any) -> dict[str, Any]:
-        return {"timestamp": "t", "level": "info", "event": event, "actor": "ticker", **more}
+        return {"timestamp": "t", "level": "info", "event": event, "actor": "writer", **more}
 
     house.ring.append(line("one"))
     house.ring.append(line("two", level="error"))
-    house.ring.append(line("three", actor="reaper"))
+    house.ring.append(line("three", actor="control"))
 
     async def events(query: str) -> list[str]:
         response = await house.client.get(f"/api/v1/logs{query}", headers=house.admin)
@@ -130,9 +130,10 @@ async def test_the_log_is_read_back_filtered_and_followed(house: House):
 
     assert await events("") == ["one", "two", "three"]
     assert await events("?level=warning") == ["two"]
-    assert await events("?actor=reaper") == ["three"]
+    assert await events("?actor=control") == ["three"]
     assert await events("?grep=event%3Dtwo") == ["two"]
-    assert await events("?grep=event%3Dtwo&actor=reaper") == []
+    assert await events("?grep=event%3Dtwo&actor=control") == []
+    assert await events("?actor=nobody") == []
     wrong = await house.client.get("/api/v1/logs?level=loud", headers=house.admin)
     assert wrong.status_code == 422
     wrong = await house.client.get("/api/v1/logs?grep=nothing", headers=house.admin)
@@ -140,10 +141,10 @@ async def test_the_log_is_read_back_filtered_and_followed(house: House):
     found: list[str] = []
     began = trio.Event()
     async with trio.open_nursery() as nursery:
-        path = "/api/v1/logs?follow=1&actor=ticker"
+        path = "/api/v1/logs?follow=1&actor=writer"
         nursery.start_soon(in_thread, read_lines, house, path, "four", found, began)
         await began.wait()
-        house.ring.append(line("other", actor="reaper"))
+        house.ring.append(line("other", actor="control"))
         house.ring.append(line("four"))
     assert [json.loads(text)["event"] for text in found] == ["one", "two", "four"]
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from quart import Response
 
+from relay.http.deps import Supervision
 from relay.http.feeds import follow
 from relay.http.operations import Access, Answer, Call, Operation, Query
 from relay.http.routing import Api
@@ -27,7 +28,13 @@ class LogsQuery(Query):
         Literal["debug", "info", "warning", "error", "critical"] | None,
         Field(description="this level and graver ones"),
     ] = None
-    actor: Annotated[str | None, Field(max_length=100)] = None
+    actor: Annotated[
+        str | None,
+        Field(
+            max_length=100,
+            description="an actor's lines, or a group's: its own and those of all in it",
+        ),
+    ] = None
     grep: Annotated[
         str | None,
         Field(
@@ -41,7 +48,7 @@ class LogsQuery(Query):
 
 def register(api: Api) -> None:
     """Declare the call."""
-    logs, draining = api.deps.logs, api.deps.draining
+    logs, draining, supervision = api.deps.logs, api.deps.draining, api.deps.supervision
     every = api.deps.limits.keep_alive_every
 
     @api.add(
@@ -63,7 +70,8 @@ def register(api: Api) -> None:
     )  # fmt: skip
     async def read(call: Call) -> Response:
         query: LogsQuery = call.query
-        select = Selection(level=query.level, actor=query.actor, grep=query.grep)
+        actors = None if query.actor is None else _actors(supervision, query.actor)
+        select = Selection(level=query.level, actors=actors, grep=query.grep)
 
         async def body() -> AsyncIterator[bytes]:
             # Follow first and read what is kept second, without a pause between: no gap, no
@@ -87,6 +95,17 @@ def register(api: Api) -> None:
                             yield chunk
 
         return Response(body(), content_type="application/x-ndjson")
+
+
+def _actors(supervision: Supervision, name: str) -> set[str]:
+    """Return whose lines are meant: an actor's; a group's, its own and those of all in it."""
+    try:
+        node = supervision.node(name)
+    except KeyError:
+        return {name}  # it may be another program's word for itself, or one that ran before
+    if node.name == supervision.tree().name:
+        return {node.name}  # what no actor said
+    return {node.name, *(child.name for child in node.children)}
 
 
 def _chunks(lines: list[dict[str, Any]]) -> Iterator[bytes]:

@@ -46,7 +46,7 @@ export function open(place, page) {
         list.refresh();
       }),
     },
-    h("label", { text: "Minutes " }, h("input", { name: "ttl_minutes", type: "number", min: "1", placeholder: "60" })),
+    h("label", { text: "Minutes " }, h("input", { name: "ttl_minutes", type: "number", min: "1", placeholder: "the plan's" })),
     h("label", { text: "Name " }, h("input", { name: "local_part", autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "random" })),
     h("button", { text: "Create" }),
   );
