@@ -13,12 +13,15 @@ Promises
 - A claim is committed before its messages are handed on, and no connection to the database is
   held while they are delivered.
 - Nothing is claimed without room, so nothing is leased that would lie about.
+- What the sender has not read after a third of its lease (it is paused, or down) is taken back:
+  due again at once, neither counted as an attempt nor lost, also while the claimer is paused.
+  Nothing more is claimed then until the sender reads again.
 - Mail of a lane whose destination is in trouble is claimed only as its gate allows, and mail
   whose route or domain has a rate only as that allows, all nodes together.
 
 Fails: never on an outage of the database; the next sweep finds the same rows.  A claim whose answer
-was lost is given back as soon as the database answers; one that was handed to a sender that died is
-a lease that runs out: due again, counted.
+was lost is given back as soon as the database answers, and so is what nobody has read when the
+claimer ends; one that a sender had read that died is a lease that runs out: due again, counted.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -120,10 +124,15 @@ async def run(
     async with trio.open_nursery() as nursery:
         if announcer is not None:
             nursery.start_soon(announcer.run)
+        nursery.start_soon(claimer.take_back)
         try:
             await claimer.take_turns()
         except Drained:
             nursery.cancel_scope.cancel()
+        finally:
+            claimer.withdraw(math.inf)  # nobody else would
+    with contextlib.suppress(DatabaseUnavailable):  # they are lost leases then
+        await queue.recover()
 
 
 class _Claimer:
@@ -153,6 +162,8 @@ class _Claimer:
         self._sweep_every = sweep_every
         self._rng = rng
         self._outage = Outage(longest=1.0, rng=rng)
+        self._unread: deque[Deliver] = deque()  # oldest first; some have been read
+        self._handed_over = trio.lowlevel.ParkingLot()
         self._book = LaneBook()
         self._room = 0
         self._kept = 0  # of the room, for high priority
@@ -296,7 +307,7 @@ class _Claimer:
                     self._gates.claimed(message.lane)
             if any(not message.priority for message in batch.messages):
                 self._high_due = False  # the sender sees that it has come
-            await self._sender.send(Deliver(batch, self._epoch))
+            await self._hand_over(batch)
         return True
 
     def _high_is_near(self) -> bool:
@@ -332,6 +343,61 @@ class _Claimer:
             return min(by_gate, by_rate)
 
         return allowance
+
+    # Handing over ---------------------------------------------------------------------------------
+
+    async def _hand_over(self, batch: Batch) -> None:
+        deliver = Deliver(batch, self._epoch)
+        while self._unread and self._unread[0].reply.settled:
+            self._unread.popleft()
+        self._unread.append(deliver)
+        self._handed_over.unpark()
+        await self._sender.send(deliver)
+
+    async def take_back(self) -> None:
+        """Take back what the sender has not read after a third of its lease.
+
+        A task of its own: who pauses both actors pauses the turns, but no lease.
+        """
+        outage = Outage(longest=1.0, rng=self._rng)
+        while True:
+            while not self._unread:
+                await self._handed_over.park()
+            await trio.sleep_until(self._to_be_read_by(self._unread[0]))
+            wanted = self.withdraw(trio.current_time())
+            while wanted:
+                try:
+                    await self._recover_lost()
+                except DatabaseUnavailable:
+                    await trio.sleep(outage.lost())
+                else:
+                    wanted = False
+                    outage.over()
+
+    def withdraw(self, now: float) -> bool:
+        """Disown what should have been read by now and was not; True if there was any."""
+        found = False
+        while self._unread:
+            deliver = self._unread[0]
+            if not deliver.reply.settled and now < self._to_be_read_by(deliver):
+                break
+            self._unread.popleft()
+            deliver.reply.settle(False)
+            if deliver.reply.result():
+                continue
+            found = True
+            self._queue.disown(deliver.batch)
+            self._room = 0  # the sender grants it anew when it finds what was withdrawn
+            self._look = True
+            high = any(not message.priority for message in deliver.batch.messages)
+            self._high_due = self._high_due or high
+            log.warning("claimer.took_back", messages=len(deliver.batch.messages))
+            if self._announcer is not None:
+                self._announcer.soon(high=high)  # another node may send it
+        return found
+
+    def _to_be_read_by(self, deliver: Deliver) -> float:
+        return deliver.batch.leased_until - self._queue.lease_timeout * 2 / 3
 
     # Rates ----------------------------------------------------------------------------------------
 

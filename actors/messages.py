@@ -7,7 +7,8 @@ crashed), so nobody may change one.  The one exception is the `reply` that a mes
 Messages are hints (`Wake`, `SweepNow`, `Due`), work (`Accept`, `Deliver`) or agreements on how much
 work may come (`Credit`, `Claiming`).  A lost hint costs time until the next sweep; accepted mail is
 lost only together with the session that waits for its reply, and that session then answers 4xx;
-a lost `Deliver` is a lease that runs out, after which its mail is due again.
+a lost `Deliver` is a lease that runs out, after which its mail is due again; one that nobody reads
+is taken back long before.
 """
 
 from __future__ import annotations
@@ -118,8 +119,12 @@ class Claiming:
 class Deliver:
     """From the claimer to the sender: claimed messages, to be delivered within their lease.
 
-    `epoch`: what to add to an instant of Trio's clock for seconds of the database's epoch.
+    `epoch`: what to add to an instant of Trio's clock for seconds of the database's epoch.  The
+    reply is True from the sender, which answers for the batch from then on, or False from the
+    claimer, which has taken it back unread, and with it all the credit that it had: whoever is
+    first.
     """
 
     batch: Batch
     epoch: float
+    reply: Future[bool] = field(default_factory=Future, compare=False)

@@ -8,6 +8,10 @@ brought to an end.
 
 Promises
 - Every tick grants room, looks for stalls, renews leases and closes idle connections.
+- While it is paused it grants nothing and takes its room back, so that other nodes get the mail and
+  no lease lies unread; what it has begun or holds goes on.
+- A batch is acted on once, by whoever answered its `Deliver` first: never by the sender once the
+  claimer has taken it back.
 - What is held is renewed before its lease is over; where that cannot be, its delivery is broken off
   unless the message itself is on the wire.
 - What this node claims anew while it still delivers it, or has a report of it that an outage keeps
@@ -142,6 +146,7 @@ async def run(
                 helping.start_soon(sender.tell)
                 helping.start_soon(sender.keep)
                 helping.start_soon(sender.tidy)
+                helping.start_soon(sender.heed_pauses)
                 async with trio.open_nursery() as delivering:
                     sender.workers.nursery = delivering
                     ctx.ready()
@@ -219,20 +224,26 @@ class _Sender:
             while True:
                 for held in await self._ctx.inbox.take(64):
                     message = held.message
-                    again = held.attempts > 1
-                    # Done at once: after a crash of ours what it brought are lost leases, and may
-                    # have been delivered; it must not be acted on twice.
                     held.done()
                     if isinstance(message, Claiming):
                         self._grant(fresh=True)
                     elif isinstance(message, NothingHigh):
                         if self._right_of_way.nothing(trio.current_time()):
                             self.workers.go_on()
-                    elif isinstance(message, Deliver) and not again:
-                        self._accept(message.batch, message.epoch)
+                    elif isinstance(message, Deliver):
+                        self._read(message)
         except Drained:
             self._custody.leaving = True
             self.workers.give_back_waiting(trio.current_time())
+
+    def _read(self, deliver: Deliver) -> None:
+        if not deliver.reply.settled:
+            # Before anything else: after a crash of ours what it brought are lost leases, and may
+            # have been delivered; it must not be acted on twice.
+            deliver.reply.settle(True)
+            self._accept(deliver.batch, deliver.epoch)
+        elif not deliver.reply.result():
+            self._grant(fresh=True)
 
     def _accept(self, batch: Batch, epoch: float) -> None:
         now = trio.current_time()
@@ -264,10 +275,20 @@ class _Sender:
         """Tell the claimer of room, if there is enough of it to be worth a message."""
         if self._custody.leaving:
             return
+        if self._ctx.paused:
+            if fresh:
+                self._say(Credit(0, fresh=True))
+            return
         held = len(self._custody) + len(self._finaliser)
         said = self._demand.grant(held, fresh=fresh)
         if said is not None:
             self._say(Credit(said.room, fresh, said.kept))
+
+    async def heed_pauses(self) -> None:
+        """Take all room back when paused, and grant it anew when resumed."""
+        while True:
+            await self._ctx.wait_pause_changed()
+            self._grant(fresh=True)
 
     def _recorded(self, batch: Sequence[Settled], fenced: set[UUID]) -> None:
         """A commit of the finaliser: there is room again."""
