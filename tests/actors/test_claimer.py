@@ -26,11 +26,13 @@ from relay.outbound.message import Address, Message
 from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates
 from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
-from tests.actors.running import at_rest
+from tests.actors.running import at_rest, becomes
 from tests.eventually import eventually
-from tests.outbound.node import put
+from tests.outbound.node import put, status
 
 QUIET = 3600.0  # s; no sweep comes within a test
+LEASE = 30.0  # s
+STATUS = "SELECT status::text FROM relay.outbound_messages WHERE id = %s"
 
 
 class Claims:
@@ -42,6 +44,7 @@ class Claims:
         self.sender: Mailbox[Any] = Mailbox("sender")
         self.gates = Gates(8, 1.0, random.Random(1))
         self.batches: list[list[Claimed]] = []
+        self.taken_back = 0
         self.hellos = 0
         self.nothing_high = 0
         self.supervisor = Supervisor()
@@ -55,7 +58,11 @@ class Claims:
             elif isinstance(message, NothingHigh):
                 self.nothing_high += 1
             elif isinstance(message, Deliver):
-                self.batches.append(message.batch.messages)
+                message.reply.settle(True)
+                if message.reply.result():
+                    self.batches.append(message.batch.messages)
+                else:
+                    self.taken_back += 1
 
     @property
     def claimed(self) -> list[Claimed]:
@@ -87,7 +94,7 @@ async def claiming(
     claims = Claims(pool)
     run = partial(
         claimer.run,
-        queue=Queue(pool, uuid4()),
+        queue=Queue(pool, uuid4(), lease_timeout=LEASE),
         sender=claims.sender,
         gates=claims.gates,
         rates=rates,
@@ -284,6 +291,46 @@ async def test_lanes_before_a_shut_gate_hide_no_other_from_the_rates(pool):
         claims.box.send_nowait(Credit(100))
         await claims.get(1)
         assert [message.domain for message in claims.claimed] == [due_lanes[-1].domain]
+
+
+@pytest.mark.parametrize("paused", [["sender"], ["sender", "claimer"]])
+async def test_what_the_sender_does_not_read_is_taken_back(pool, virtual, paused):
+    """After a third of its lease, uncounted, be the claimer paused too; and all room with it."""
+    ids = [queued.id for queued in await put(pool, *(f"u{n}@a.example" for n in range(3)))]
+    async with claiming(pool) as claims:
+        claims.supervisor.pause("sender")
+        claims.box.send_nowait(Credit(8))
+        for each in ids:
+            await becomes(pool, STATUS, "processing", each)
+        for name in paused:
+            claims.supervisor.pause(name)
+        virtual.jump(LEASE / 3 - 5)
+        await at_rest(pool)
+        assert await status(pool, ids[0]) == "processing"
+        virtual.jump(5.0)
+        for each in ids:
+            await becomes(pool, STATUS, "queued", each)
+        for name in ("claimer", "sender"):
+            claims.supervisor.resume(name)
+        await eventually(lambda: claims.taken_back, "the sender finds it withdrawn")
+        claims.box.send_nowait(Wake())
+        await claims.rest(virtual)
+        assert not claims.batches
+        claims.box.send_nowait(Credit(8, fresh=True))
+        await claims.get(3)
+    assert {(each.attempt, each.lost) for each in claims.claimed} == {(1, False)}
+    assert sorted(each.id for each in claims.claimed) == sorted(ids)
+
+
+async def test_what_nobody_has_read_when_the_claimer_ends_is_given_back(pool):
+    """Nobody else would, before the lease is lost."""
+    (one,) = await put(pool, "a@a.example")
+    async with claiming(pool) as claims:
+        claims.supervisor.pause("sender")
+        claims.box.send_nowait(Credit(8))
+        await becomes(pool, STATUS, "processing", one.id)
+    assert await status(pool, one.id) == "queued"
+    assert await pool.fetch_value("SELECT attempt FROM relay.outbound_due") == 0
 
 
 async def test_an_outage_is_waited_out(pool):

@@ -598,6 +598,30 @@ async def test_a_goodbye_that_nobody_answers_stops_no_tick(pool, virtual):
         virtual.rate = 1.0
 
 
+async def test_a_paused_sender_leaves_the_mail_to_other_nodes(pool):
+    """Its room is taken back, so nothing is claimed for it that it would not read."""
+    async with (
+        running_sink() as sink,
+        running_sink() as other_sink,
+        running_outbound(pool, sink.url, lease_timeout=300.0) as outbound,
+    ):
+        await outbound.at_rest()
+        outbound.supervisor.pause("sender")
+        await outbound.at_rest()
+        codes = await ids(pool, *(f"a@b{number}.example" for number in range(5)), priority="high")
+        outbound.wake()
+        await outbound.at_rest()
+        async with running_outbound(pool, other_sink.url) as other:
+            other.wake()
+            for code in codes:
+                await other.becomes(code, "sent", 1)
+        outbound.supervisor.resume("sender")
+        (own,) = await ids(pool, "own@example.net")
+        outbound.wake()
+        await outbound.becomes(own, "sent", 1)
+    assert sink.recipients == ["own@example.net"]
+
+
 async def test_draining_finishes_what_has_begun_and_gives_back_the_rest(pool):
     """At a stop the message on the wire is finished, those that wait are queued unchanged."""
     begun = trio.Event()

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from relay.db.pool import Pool
 from relay.metrics import registry
+from tests.actors.running import at_rest
 from tests.eventually import eventually
 from tests.faults.conftest import forward
 from tests.faults.outbound import (
@@ -110,6 +111,53 @@ async def test_leases_are_renewed_while_mail_waits_and_while_it_is_slow(
     assert not vulture.received
     # Risen once by the claim and once by the finalise.
     assert await clocked.fetch("SELECT DISTINCT token FROM relay.outbound_log") == [(2,)]
+
+
+@pytest.mark.parametrize("in_the_box", [False, True])
+@pytest.mark.parametrize("paused", [["sender"], ["sender", "claimer"]])
+async def test_a_pause_of_many_leases_holds_and_loses_nothing(
+    virtual: MockClock, clocked: Pool, paused: list[str], in_the_box: bool
+):
+    """Mail that was queued before the pause or in it goes out once after the resume, and its
+    first attempt is that one; also what was claimed and lay unread."""
+    lease = 16.0
+    wanted = [f"u{number}@a.example" for number in range(5)]
+    options: dict[str, Any] = {"lease_timeout": lease, "within": 1e6}
+    async with (
+        running_sink() as sink,
+        running_outbound(clocked, sink.url, **options) as outbound,
+    ):
+        await at_rest(clocked)
+        if in_the_box:
+            await put(clocked, *wanted, priority="high")
+            outbound.wake()
+            outbound.supervisor.pause("sender")
+            held = "SELECT count(*) FROM relay.outbound_due WHERE node IS NOT NULL"
+            await eventually(
+                lambda: clocked.fetch_value(held), "they are claimed", until=lambda n: n == 5
+            )
+        for name in paused:
+            outbound.supervisor.pause(name)
+        await at_rest(clocked)
+        if not in_the_box:
+            await put(clocked, *wanted, priority="high")
+        for _ in range(40):
+            outbound.wake()
+            await forward(clocked, virtual, lease / 8)
+            await at_rest(clocked)
+        assert not sink.received
+        rows = await clocked.fetch("SELECT DISTINCT status::text FROM relay.outbound_messages")
+        assert rows == [("queued",)]
+        assert await lost(clocked) == 0
+        for name in paused:
+            outbound.supervisor.resume(name)
+        await sink.gets(5)
+        for _ in range(5):
+            await forward(clocked, virtual, 0.5)
+            await at_rest(clocked)
+        await finished(clocked, 5)
+    assert sorted(sink.recipients) == wanted
+    assert await clocked.fetch("SELECT DISTINCT attempts FROM relay.outbound_messages") == [(1,)]
 
 
 async def test_what_cannot_be_renewed_is_broken_off_before_its_data(pool):
