@@ -12,6 +12,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from actors.messages import Credit
 from relay.db.pool import Pool
 from relay.metrics import registry
 from tests.actors.running import at_rest
@@ -129,9 +130,11 @@ async def test_a_pause_of_many_leases_holds_and_loses_nothing(
     ):
         await at_rest(clocked)
         if in_the_box:
-            await put(clocked, *wanted, priority="high")
-            outbound.wake()
             outbound.supervisor.pause("sender")
+            await at_rest(clocked)
+            await put(clocked, *wanted, priority="high")
+            outbound.claimer.send_nowait(Credit(8, fresh=True))  # as if said before the pause
+            outbound.wake()
             held = "SELECT count(*) FROM relay.outbound_due WHERE node IS NOT NULL"
             await eventually(
                 lambda: clocked.fetch_value(held), "they are claimed", until=lambda n: n == 5
