@@ -20,7 +20,8 @@ Promises
   and is left alone for a while; a destination that answers 421 or 4xx is slowed by itself.
 - A delivery that hangs holds up nobody: what was announced behind it is given to another, its
   line widens, a destination that fills the lines with such is narrowed to half of the places, and
-  an owner who does, to whatever destinations, to what leaves room to claim the mail of others.
+  an owner who does, to whatever destinations and over whatever routes, to what leaves room to
+  claim the mail of others.
 - High mail does not wait behind what was claimed before it.
 - What is stored or logged of a peer's words is redacted.
 

@@ -9,17 +9,21 @@ Promises, each with the name of what keeps it
 - Turns (`_wanted_elsewhere`): lines take turns, and so do the destinations of a line.
 - Half of a line (`has_its_half`): while others wait in its line, no destination gets more than
   half of the line's connections, high mail included.
-- Kept from an owner (`_kept_from_owner`): no owner's deliveries that hang take a line, whatever
-  their priority and to however many destinations.  Who has half of a line's connections does not
-  get the last ones, of 32:
+- Kept from an owner (`_kept_from_owner`, `_kept_from_owner_in_all`): no owner's deliveries that
+  hang take a line or all places, whatever their priority, to however many destinations and over
+  however many routes.  Who has half of them does not get the last ones, of 32:
 
-      owner's mail is    others wait    nobody else does
-      ---------------    -----------    ----------------
-      high               2              1
-      lower              4              2
+      owner's mail is                  of a line    of a line, nobody else there    of all
+      -----------------------------    ---------    ----------------------------    ------
+      high, which has half of all      3            3                               2
+      high, beside lower               2            1                               1
+      lower                            4            3                               2
 
-- Hanging (`_hangs`): an owner whose stalled deliveries have half of a line begins nothing more
-  while mail of others waits, and has no more jobs held than it may have places (`most_of`).
+  So one place at least is for high mail of others, whatever one owner does, and another for their
+  lower mail unless the owner mixes priorities.
+- Hanging (`_hangs`, `_hangs_in_all`): an owner whose stalled deliveries have half of a line, or of
+  all places, begins nothing more there while mail of others waits that could go, and has no more
+  jobs held than it may have places (`most_of`).
 - Kept from a destination (`kept_from_destination`): of a line of 32, one that has half of it
   already does not get the last four.
 - Kept from a line (`_kept_from_line`): of 32 places, a line that has half of all does not get the
@@ -32,8 +36,13 @@ Promises, each with the name of what keeps it
 - Right of way (`RightOfWay.held`): from when high mail is known to be due until it is delivered,
   nothing lower is begun, for at most `RightOfWay.MOST` seconds and half of the time.
 
-Fails: never.  As many deliveries to different destinations as one owner may have places, all of
-which hang and were begun at once, stop what is not of high priority until their deadlines.
+Fails: never.  Not promised: an owner who fills the places with lower mail and high mail that all
+hang stops the lower mail of others until their deadlines; two owners who do it together stop their
+high mail, too.  Of fewer than 32 places what is kept is less: of 8 it is one, for high or lower
+mail, and not for another route of the same owner.
+
+Owners are counted over all lines, in step with places: what hangs is the owner's, and how many
+routes it takes is the owner's choice.
 
 Pure: instants are handed in; what a job is, and where a line leads, is the caller's business.
 """
@@ -83,11 +92,28 @@ def _half_of(count: int) -> int:
     return (count + 1) // 2
 
 
+class Owners:
+    """What each owner has in all lines together."""
+
+    __slots__ = ("high", "places", "waiting")
+
+    def __init__(self) -> None:
+        self.places: dict[Hashable, int] = {}
+        self.high: dict[Hashable, int] = {}
+        """Of its places, those of high mail."""
+        self.waiting: dict[Hashable, int] = {}
+        """Jobs that wait."""
+
+    def others_wait(self, owner: Hashable) -> bool:
+        """Whether anything of another owner waits."""
+        return len(self.waiting) > (owner in self.waiting)
+
+
 class Line(Generic[J, W]):
     """What waits for one route (`way`), and how much of it is under way."""
 
     __slots__ = (
-        "_begun",
+        "_all",
         "_busy",
         "_owners",
         "_passed",
@@ -104,7 +130,7 @@ class Line(Generic[J, W]):
         "workers",
     )
 
-    def __init__(self, key: Hashable, way: W, width: int) -> None:
+    def __init__(self, key: Hashable, way: W, width: int, all_lines: Owners) -> None:
         self.key = key
         self.way = way
         self.width = width
@@ -126,7 +152,7 @@ class Line(Generic[J, W]):
         self._busy: dict[str, int] = {}
         self._owners: dict[Hashable, int] = {}  # places that each has
         self._wait_for: dict[Hashable, int] = {}  # jobs of each that wait
-        self._begun: dict[Place[J, W], float] = {}  # since when its job is begun; oldest first
+        self._all = all_lines
 
     def busy(self, domain: str) -> int:
         """Places that a destination has."""
@@ -173,8 +199,7 @@ class Line(Generic[J, W]):
             queues.move_to_end(job.domain, last=False)
         else:
             queue.append(job)
-        self.waits += 1
-        _add(self._wait_for, job.owner, 1)
+        self._count_waiting(job.owner, 1)
 
     def _remove(self, domain: str | None, owner: Hashable) -> list[J]:
         """Take out what waits: all, what is for one destination, what is one owner's."""
@@ -186,9 +211,8 @@ class Line(Generic[J, W]):
                     queues[name] = deque(left)
                 else:
                     del queues[name]
-        self.waits -= len(found)
         for job in found:
-            _add(self._wait_for, job.owner, -1)
+            self._count_waiting(job.owner, -1)
         return found
 
     def _others_wait(self, domain: str) -> bool:
@@ -198,15 +222,6 @@ class Line(Generic[J, W]):
     def _others_of_owner_wait(self, owner: Hashable) -> bool:
         """Whether anything of another owner waits."""
         return len(self._wait_for) > (owner in self._wait_for)
-
-    def _stalled(self, owner: Hashable, now: float) -> int:
-        """How many of an owner's deliveries have stalled."""
-        count, latest = 0, now - self.stalled_after
-        for place, began_at in self._begun.items():
-            if began_at > latest:
-                break  # the oldest come first: it costs nothing while nothing has stalled
-            count += place.owner == owner
-        return count
 
     def _order(self) -> tuple[int, ...]:
         """The priorities in the order of their claims to the next place."""
@@ -237,8 +252,7 @@ class Line(Generic[J, W]):
                 queues.move_to_end(domain)
             else:
                 del queues[domain]
-            self.waits -= 1
-            _add(self._wait_for, job.owner, -1)
+            self._count_waiting(job.owner, -1)
             passed = self._passed
             passed[priority] = 0
             for lower in range(priority + 1, len(passed)):
@@ -247,9 +261,17 @@ class Line(Generic[J, W]):
             return job
         return None
 
-    def _count(self, domain: str, owner: Hashable, by: int) -> None:
+    def _count_waiting(self, owner: Hashable, by: int) -> None:
+        self.waits += by
+        _add(self._wait_for, owner, by)
+        _add(self._all.waiting, owner, by)
+
+    def _count(self, domain: str, owner: Hashable, by: int, *, high: bool) -> None:
         _add(self._busy, domain, by)
         _add(self._owners, owner, by)
+        _add(self._all.places, owner, by)
+        if high:
+            _add(self._all.high, owner, by)
 
 
 K = TypeVar("K", bound=Hashable)
@@ -266,7 +288,7 @@ def _add(counts: dict[K, int], key: K, by: int) -> None:
 class Place(Generic[J, W]):
     """The right to be delivering: who has one may go on in its line, job after job."""
 
-    __slots__ = ("domain", "line", "owner")
+    __slots__ = ("domain", "high", "line", "owner")
 
     def __init__(self, line: Line[J, W]) -> None:
         self.line = line
@@ -274,6 +296,8 @@ class Place(Generic[J, W]):
         """The destination that it counts for: that of the job which comes next, once known."""
         self.owner: Hashable = None
         """The owner of that job."""
+        self.high = False
+        """Whether that job is of high priority."""
 
 
 class Dispatch(Generic[J, W]):
@@ -300,14 +324,19 @@ class Dispatch(Generic[J, W]):
         self._of_owner = kept(full)
         self._of_line = kept(places) // 2
         self._for_high = kept(places) // 4
+        self._spare_in_all = min(_half_of(kept(places)), self._for_high + 1)
+        # One more than of all places, so that another route of the same owner finds one.
+        self._few = max(_half_of(self._of_owner), min(self._for_high + 2, self._of_owner))
         self._bound = bound
         self._round: deque[Line[J, W]] = deque()  # lines in which something waits, in turn
+        self._owners = Owners()
+        self._begun: dict[Place[J, W], float] = {}  # since when its job is begun; oldest first
 
     # Lines ----------------------------------------------------------------------------------------
 
     def add(self, key: Hashable, way: W, *, width: int = FIRST_WIDTH) -> Line[J, W]:
         """Make the line of a route."""
-        line = self.lines[key] = Line(key, way, min(width, self.full))
+        line = self.lines[key] = Line(key, way, min(width, self.full), self._owners)
         return line
 
     def forget(self, key: Hashable) -> bool:
@@ -329,15 +358,21 @@ class Dispatch(Generic[J, W]):
         """Take out what waits in a line, or of it what is for one destination or one owner's."""
         return line._remove(domain, owner)
 
-    def most_of(self, line: Line[J, W], owner: Hashable, now: float) -> int | None:
+    def held(self, owner: Hashable) -> int:
+        """Jobs of an owner that have a place or wait for one, in whatever lines."""
+        return self._owners.places.get(owner, 0) + self._owners.waiting.get(owner, 0)
+
+    def most_of(self, line: Line[J, W] | None, owner: Hashable, now: float) -> int | None:
         """How many jobs of an owner may be held whose stalled deliveries have half of a line.
 
         As many as it may have places: the rest would fill the room for what others have due.
-        None: as many as there are, nothing has stalled.
+        `line` None: in all lines, if they have half of all places.  None: as many as there are,
+        not so many have stalled.
         """
-        if 2 * line._stalled(owner, now) < self.full:
+        full = self.places if line is None else self.full
+        if 2 * self._stalled(owner, now, line) < full:
             return None
-        return max(self.full - _half_of(self._of_owner), 1)
+        return max(full - _half_of(kept(full)), 1)
 
     def answered(self, line: Line[J, W], now: float) -> bool:
         """A peer has answered, whatever it said.  True if the line is wider now."""
@@ -398,7 +433,7 @@ class Dispatch(Generic[J, W]):
             self.workers += 1
             place = Place(line)
             self.counts_for(place, job)
-            line._begun[place] = now
+            self._begun[place] = now
             started.append((place, job))
 
     def next(self, place: Place[J, W], now: float) -> J | None:
@@ -412,17 +447,19 @@ class Dispatch(Generic[J, W]):
         # As if it were free already.
         line.workers -= 1
         self.workers -= 1
-        domain, owner = place.domain, place.owner
+        in_hand = place.domain, place.owner, place.high
         self.counts_for(place, None)
         job = None
         if not (len(self._round) > 1 and self._wanted_elsewhere(line)):
             job = self._pick(line, now, urgent=False)
         line.workers += 1
         self.workers += 1
-        self._set(place, *((domain, owner) if job is None else (job.domain, job.owner)))
-        if job is not None:
-            del line._begun[place]
-            line._begun[place] = now  # the last of them
+        if job is None:
+            self._set(place, *in_hand)
+        else:
+            self.counts_for(place, job)
+            del self._begun[place]
+            self._begun[place] = now  # the last of them
         return job
 
     def put_back(self, place: Place[J, W], job: J, in_hand: J | None) -> None:
@@ -438,23 +475,33 @@ class Dispatch(Generic[J, W]):
     def leave(self, place: Place[J, W]) -> None:
         """A place is free."""
         self.counts_for(place, None)
-        del place.line._begun[place]
+        del self._begun[place]
         place.line.workers -= 1
         self.workers -= 1
 
     def counts_for(self, place: Place[J, W], job: J | None) -> None:
         """What was taken by `next` does not come: say what the place is for instead."""
         if job is None:
-            self._set(place, None, None)
+            self._set(place, None, None, False)
         else:
-            self._set(place, job.domain, job.owner)
+            self._set(place, job.domain, job.owner, high=job.priority == _HIGH)
 
-    def _set(self, place: Place[J, W], domain: str | None, owner: Hashable) -> None:
+    def _set(self, place: Place[J, W], domain: str | None, owner: Hashable, high: bool) -> None:
         if place.domain is not None:
-            place.line._count(place.domain, place.owner, -1)
+            place.line._count(place.domain, place.owner, -1, high=place.high)
         if domain is not None:
-            place.line._count(domain, owner, 1)
-        place.domain, place.owner = domain, owner
+            place.line._count(domain, owner, 1, high=high)
+        place.domain, place.owner, place.high = domain, owner, high
+
+    def _stalled(self, owner: Hashable, now: float, line: Line[J, W] | None = None) -> int:
+        """How many of an owner's deliveries have stalled, in one line or in all."""
+        count, latest = 0, now - _LEAST_SLOW
+        for place, began_at in self._begun.items():
+            if began_at > latest:
+                break  # the oldest come first: it costs nothing while nothing has stalled
+            if place.owner == owner and (line is None or place.line is line):
+                count += began_at <= now - place.line.stalled_after
+        return count
 
     def _wanted_elsewhere(self, line: Line[J, W]) -> bool:
         """Whether the place that is about to be free is another line's by turn."""
@@ -505,17 +552,39 @@ class Dispatch(Generic[J, W]):
 
     def _barred(self, line: Line[J, W], full: int, now: float, priority: int) -> set[Hashable]:
         """The owners who get no more of a line's connections for mail of a priority now."""
-        if 2 * line.workers < full:
-            return set()
-        return {
-            owner
-            for owner, busy in line._owners.items()
-            if 2 * busy >= full
-            and (
-                self._kept_from_owner(line, owner, full, priority)
-                or self._hangs(line, owner, full, now)
+        barred: set[Hashable] = set()
+        if 2 * line.workers >= full:
+            barred.update(
+                owner
+                for owner, busy in line._owners.items()
+                if 2 * busy >= full
+                and (
+                    self._kept_from_owner(line, owner, full, priority)
+                    or self._hangs(line, owner, full, now)
+                )
             )
-        }
+        if self._owner_matters_in_all():
+            barred.update(
+                owner
+                for owner, busy in self._owners.places.items()
+                if 2 * busy >= self.places
+                and (
+                    self._kept_from_owner_in_all(owner, priority) or self._hangs_in_all(owner, now)
+                )
+            )
+        return barred
+
+    def _owner_matters_in_all(self) -> bool:
+        """Whether one owner has half of all places, and others could be in need of one.
+
+        Asked for every delivery, so what costs least comes first.
+        """
+        if 2 * self.workers < self.places:
+            return False
+        owners = self._owners
+        if self.workers < self.places - self._spare_in_all and len(owners.waiting) <= 1:
+            return False
+        return 2 * max(owners.places.values(), default=0) >= self.places
 
     # The rules, by the names that they have above -------------------------------------------------
 
@@ -523,11 +592,35 @@ class Dispatch(Generic[J, W]):
         if full < self.full:
             return False  # a gate is narrower than that already
         alone = len(line._owners) == 1 and not line._others_of_owner_wait(owner)
-        spare = _half_of(self._of_owner) if alone else self._of_owner
-        return line.workers >= full - (_half_of(spare) if priority == _HIGH else spare)
+        if priority != _HIGH:
+            spare = self._few if alone else self._of_owner
+        elif self._high_has_half(owner):
+            spare = self._few
+        else:
+            spare = _half_of(_half_of(self._of_owner) if alone else self._of_owner)
+        return line.workers >= full - spare
+
+    def _kept_from_owner_in_all(self, owner: Hashable, priority: int) -> bool:
+        spare = self._spare_in_all
+        if priority == _HIGH and not self._high_has_half(owner):
+            spare = _half_of(spare)
+        return self.workers >= self.places - spare
+
+    def _high_has_half(self, owner: Hashable) -> bool:
+        return 2 * self._owners.high.get(owner, 0) >= self.places
 
     def _hangs(self, line: Line[J, W], owner: Hashable, full: int, now: float) -> bool:
-        return line._others_of_owner_wait(owner) and 2 * line._stalled(owner, now) >= full
+        return line._others_of_owner_wait(owner) and 2 * self._stalled(owner, now, line) >= full
+
+    def _hangs_in_all(self, owner: Hashable, now: float) -> bool:
+        if not self._owners.others_wait(owner) or 2 * self._stalled(owner, now) < self.places:
+            return False
+        return any(self._could_begin_of_others(line, owner, now) for line in self._round)
+
+    def _could_begin_of_others(self, line: Line[J, W], owner: Hashable, now: float) -> bool:
+        bound = self._bound(line.key, now)
+        width = line.width if bound is None else min(line.width, bound)
+        return line.waits > line._wait_for.get(owner, 0) and line.workers < width
 
     def _kept_from_line(self, line: Line[J, W]) -> bool:
         spare = self._of_line if 2 * line.workers >= self.places else self._for_high

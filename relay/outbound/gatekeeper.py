@@ -18,7 +18,7 @@ what becomes of the mail behind it, is decided here.  Pure: instants are handed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
 from prometheus_client import Counter
@@ -26,7 +26,7 @@ from prometheus_client import Counter
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.dispatch import Dispatch, Line, Place
-from relay.outbound.gates import GateKey, Gates
+from relay.outbound.gates import ANY_ROUTE, GateKey, Gates
 from relay.outbound.jobs import Job
 from relay.smtp.client import Outcome, Phase, Verdict
 
@@ -122,6 +122,7 @@ class Gatekeeper:
         `begun`: what is on a connection.
         """
         half = max(self._dispatch.places // 2, 1)
+        owners: set[Hashable] = set()
         for place, job in list(begun.items()):
             line = place.line
             if now < job.began_at + line.stalled_after:
@@ -131,14 +132,20 @@ class Gatekeeper:
                 job.withdrawn = True
                 self._dispatch.put_back(place, following, job)
             if line.busy(job.domain) + line.waiting(job.domain) > self._dispatch.places // 2:
-                self._narrow(line, GateKey(line.key, job.domain), half, begun, now)
+                self._narrow([line], GateKey(line.key, job.domain), half, begun, now)
             most = self._dispatch.most_of(line, job.owner, now)
             if most is not None and line.held(job.owner) > most:
-                self._narrow(line, GateKey(line.key, owner=job.owner), most, begun, now)
+                self._narrow([line], GateKey(line.key, owner=job.owner), most, begun, now)
+            owners.add(job.owner)
+        for owner in owners:
+            most = self._dispatch.most_of(None, owner, now)
+            if most is not None and self._dispatch.held(owner) > most:
+                lines = list(self._dispatch.lines.values())
+                self._narrow(lines, GateKey(ANY_ROUTE, owner=owner), most, begun, now)
 
     def _narrow(
         self,
-        line: Line[Job, Any],
+        lines: Collection[Line[Job, Any]],
         key: GateKey,
         width: int,
         begun: Mapping[Place[Job, Any], Job],
@@ -148,18 +155,24 @@ class Gatekeeper:
         gate = self._gates.make(key)
         gate.narrow(width, now)
         for place, job in begun.items():
-            if place.line is line and (job.domain == key.domain or job.owner == key.owner):
+            if place.line in lines and (job.domain == key.domain or job.owner == key.owner):
                 job.pass_gate(gate)
-        for job in self._dispatch.remove(line, key.domain, key.owner):
-            self._gates.before(job.message.lane, gate)
-            if gate not in job.gates and gate.room(now) < 1:
-                self._give_back(job, now, gate.wait(now))
-            else:
-                job.pass_gate(gate)
-                self._dispatch.put(line, job)
+        for line in lines:
+            for job in self._dispatch.remove(line, key.domain, key.owner):
+                self._gates.before(job.message.lane, gate)
+                if gate not in job.gates and gate.room(now) < 1:
+                    self._give_back(job, now, gate.wait(now))
+                else:
+                    job.pass_gate(gate)
+                    self._dispatch.put(line, job)
 
 
 def _on_the_way(line: Line[Job, Any], job: Job) -> tuple[GateKey, ...]:
     """What the gates on a job's way would stand before."""
     route = line.key
-    return GateKey(route), GateKey(route, job.domain), GateKey(route, owner=job.owner)
+    return (
+        GateKey(route),
+        GateKey(route, job.domain),
+        GateKey(route, owner=job.owner),
+        GateKey(ANY_ROUTE, owner=job.owner),
+    )

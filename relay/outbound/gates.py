@@ -9,7 +9,8 @@ Promises
   is plain (421, a broken connection, a route that cannot be opened), the gate is struck: shut for
   `backoff.pause`, which grows with each strike in a row and never exceeds ten units.
 - After a pause a single delivery probes; its success opens the gate, its failure strikes again.
-- What is in one gate's way is in no other's: gates are kept by route, and by route and domain.
+- What is in one gate's way is in no other's: gates are kept by route, by route and domain, and for
+  what hangs by route and owner, and by owner over all routes.
 - A destination or an owner whose deliveries hang and would take all places is narrowed, which is
   no strike.
 - What was not met for long after its pause is forgotten: domains that nobody writes to any more
@@ -31,11 +32,14 @@ from typing import Any, NamedTuple
 
 from relay.outbound.backoff import LONGEST_PAUSE, MOMENT, pause
 
+ANY_ROUTE = "any"
+"""Instead of a route: a gate before one owner's mail, whatever routes that takes."""
+
 
 class GateKey(NamedTuple):
     """What a gate stands before: a route, and of it one destination or one owner's mail.
 
-    `route`: None for the relay's own upstream, else what `Routes.key_of` gives.
+    `route`: None for the relay's own upstream, else what `Routes.key_of` gives, or `ANY_ROUTE`.
     """
 
     route: Hashable

@@ -115,6 +115,56 @@ async def test_what_hangs_of_one_owner_stops_no_high_mail_of_others(pool, destin
             await outbound.becomes(each, "sent")
 
 
+async def test_what_hangs_of_one_owner_over_two_routes_stops_no_high_mail_of_others(pool):
+    """However many senders one owner has, each with an upstream of its own that hangs."""
+    released = trio.Event()
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "RCPT":
+            await released.wait()
+        return None
+
+    async with (
+        running_sink(script) as hanging,
+        running_sink() as sink,
+        running_outbound(pool, sink.url, concurrency=8) as outbound,
+    ):
+        mallory = uuid4()
+        addresses = [f"a{number}@mallory.example" for number in range(2)]
+        for address in addresses:
+            await pool.execute(
+                "INSERT INTO relay.senders (owner, address, upstream) VALUES (%s, %s, %s)",
+                (mallory, address, hanging.url),
+            )
+        messages = [
+            Message(
+                Address(address),
+                [Address(f"u@h{number}.{address[:2]}.example")],
+                "s",
+                text="t",
+                owner=mallory,
+                priority="high",
+            )
+            for number in range(30)
+            for address in addresses
+        ]
+        queued = (await enqueue(pool, messages)).messages
+        outbound.wake()
+        await eventually(
+            lambda: sum("RCPT" in session.said for session in hanging.sessions),
+            "seven hang",
+            until=lambda count: count >= 7,
+        )
+        for number in range(3):
+            (code,) = await ids(pool, f"a@bank{number}.example", owner=uuid4(), priority="high")
+            outbound.wake()
+            await outbound.becomes(code, "sent", 1)
+        assert not hanging.received
+        released.set()
+        for each in queued:
+            await outbound.becomes(each.id, "sent")
+
+
 async def test_keeps_connections(pool):
     """Many messages go over few connections, each exactly once."""
     async with running_sink() as sink, running_outbound(pool, sink.url, concurrency=4) as outbound:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 from relay.outbound.dispatch import Dispatch, Line, Place
@@ -159,3 +160,21 @@ def test_an_owner_whose_deliveries_hang_everywhere_is_narrowed():
     assert house.back
     assert not house.gatekeeper.lets(house.line, house.job("new.example", owner="mallory"), 1.0)
     assert house.gatekeeper.lets(house.line, house.job("new.example", owner="alice"), 1.0)
+
+
+def test_an_owner_who_hangs_over_two_routes_is_narrowed_over_all():
+    """Counted together, and no route of his is a way around it."""
+    house = House(places=8)
+    second: Line[Job, Any] = house.dispatch.add("second", None, width=8)
+    for number in range(20):
+        line = (house.line, second)[number % 2]
+        house.dispatch.put(line, house.job(f"d{number}.example", owner="mallory"))
+    begun = dict(house.dispatch.start(0.0))
+    assert Counter(place.line.key for place in begun) == {"route": 4, "second": 3}
+    house.gatekeeper.look_for_stalls(begun, 1.0)
+    assert house.dispatch.held("mallory") == 7
+    assert len(house.back) == 13
+    third: Line[Job, Any] = house.dispatch.add("third", None)
+    for line in (house.line, second, third):
+        assert not house.gatekeeper.lets(line, house.job("new.example", owner="mallory"), 1.0)
+        assert house.gatekeeper.lets(line, house.job("new.example", owner="alice"), 1.0)
