@@ -17,7 +17,8 @@ Promises
 - What this node claims anew while it still delivers it, or has a report of it that an outage keeps
   from being recorded, is not begun a second time: the new lease goes to the delivery that there is.
 - One message's failure is no other's.  A route that cannot be used defers what it was tried with,
-  and is left alone for a while; a destination that answers 421 or 4xx is slowed by itself.
+  and is left alone for a while; a destination that answers 421 or 4xx is slowed by itself, unless
+  what it refused is one mailbox.
 - A delivery that hangs holds up nobody: what was announced behind it is given to another, its
   line widens, a destination that fills the lines with such is narrowed to half of the places, and
   an owner who does, to whatever destinations and over whatever routes, to what leaves room to

@@ -7,6 +7,9 @@ Promises
   back with the seconds to wait.
 - Who answers, whatever the answer, widens the line and opens the gates on the way.  Trouble before
   MAIL concerns the route, later trouble the destination; a strike takes back what waits behind it.
+- A 4xx at RCPT that is about an address or a mailbox (RFC 3463: x.1.x, x.2.x) is an answer like a
+  bounce: the message is tried again later, and nobody else is held up.  So whoever writes to full
+  mailboxes slows no other's mail to the same destination.
 - Where deliveries hang and would take the places of others, their destination or owner is narrowed,
   and what was announced behind them is taken back.
 
@@ -36,6 +39,7 @@ _STRIKES = Counter(
     "relay_outbound_pauses", "Pauses of a route or a destination.", ["what"], registry=registry
 )
 _OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
+_OF_THE_RECIPIENT = ("4.1.", "4.2.")
 
 
 GiveBack = Callable[[Job, float, float], None]
@@ -79,7 +83,7 @@ class Gatekeeper:
         """Learn of the route and of the destination from an outcome; True if the line is wider."""
         if outcome.verdict is Verdict.DELIVERED:
             line.took(now - began_at)
-        if outcome.verdict is Verdict.DEFERRED or outcome.verdict is Verdict.UNKNOWN:
+        if _is_trouble(outcome):
             self._trouble(line, job, outcome, now)
             return False
         # It answered, whatever it said.
@@ -165,6 +169,17 @@ class Gatekeeper:
                 else:
                     job.pass_gate(gate)
                     self._dispatch.put(line, job)
+
+
+def _is_trouble(outcome: Outcome) -> bool:
+    """Whether an outcome says something of the route or of the destination, and nothing good."""
+    if outcome.verdict is Verdict.UNKNOWN:
+        return True
+    if outcome.verdict is not Verdict.DEFERRED:
+        return False
+    # A 421, whatever code it bears, is the route's trouble: the connection is over.
+    refused = outcome.phase is Phase.RCPT and not outcome.route_trouble
+    return not (refused and (outcome.enhanced or "").startswith(_OF_THE_RECIPIENT))
 
 
 def _on_the_way(line: Line[Job, Any], job: Job) -> tuple[GateKey, ...]:

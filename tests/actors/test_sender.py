@@ -291,6 +291,30 @@ async def test_one_destination_is_throttled_by_itself(pool):
     assert len(set(sink.recipients)) == 40
 
 
+async def test_one_owners_full_mailboxes_slow_no_others_mail_to_the_destination(pool):
+    """They are deferred one by one; the destination is neither paused nor narrowed."""
+    counted = "relay_outbound_pauses_total"
+    before = registry.get_sample_value(counted, {"what": "destination"}) or 0.0
+    script = answering("RCPT", b"452 4.2.2 mailbox full\r\n", "full")
+    async with running_sink(script) as sink, running_outbound(pool, sink.url) as outbound:
+        addresses = [f"full{number}@shared.example" for number in range(40)]
+        full = await ids(pool, *addresses, owner=uuid4(), priority="high")
+        outbound.wake()
+        for number in range(5):
+            (code,) = await ids(pool, f"u{number}@shared.example", owner=uuid4(), priority="high")
+            outbound.wake()
+            await outbound.becomes(code, "sent", 1)
+        for each in full:
+            row = await outbound.becomes(each, "queued", 1)
+            assert row[3] == "452 4.2.2 mailbox full"
+        for number in range(5, 10):
+            (code,) = await ids(pool, f"u{number}@shared.example", owner=uuid4(), priority="high")
+            outbound.wake()
+            await outbound.becomes(code, "sent", 1)
+    assert len(sink.received) == 10
+    assert registry.get_sample_value(counted, {"what": "destination"}) in (None, before)
+
+
 async def test_a_connection_that_ends_after_the_dot_is_an_unknown_outcome(pool):
     """It is tried again by default, and held where the message says so; both are recorded."""
 

@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from relay.outbound.dispatch import Dispatch, Line, Place
 from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.gates import GateKey, Gates
@@ -44,7 +46,13 @@ class House:
 
     def ends(self, job: Job, verdict: Verdict, phase: Phase, now: float = 1.0, **how: Any) -> bool:
         outcome = Outcome(
-            verdict, phase, how.get("code"), None, "", how.get("route_trouble", False), True
+            verdict,
+            phase,
+            how.get("code"),
+            how.get("enhanced"),
+            "",
+            how.get("route_trouble", False),
+            True,
         )
         return self.gatekeeper.learn(self.line, job, outcome, 0.0, now)
 
@@ -102,6 +110,43 @@ def test_a_busy_mailbox_halves_its_destinations_window_and_takes_nothing_back():
     assert house.busy("y.example") == 4
     house.ends(house.job(), Verdict.DELIVERED, Phase.DOT)
     assert house.busy("y.example") == 5
+
+
+@pytest.mark.parametrize("enhanced", ["4.2.2", "4.2.1", "4.1.1"])
+def test_a_full_mailbox_is_an_answer_and_strikes_nobody(enhanced: str):
+    """However many there are; and as the probe after a pause it opens the gate."""
+    house = House(width=2)
+    waiting = house.waiting(3)
+    full: dict[str, Any] = {"code": 452, "enhanced": enhanced}
+    assert house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, **full)
+    for _ in range(40):
+        house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, **full)
+    assert (len(house.gates), house.back) == (0, [])
+    assert list(house.line.jobs()) == waiting
+    house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, code=421)
+    assert house.busy("y.example") == 1
+    house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, **full)
+    assert house.busy("y.example") == 2
+
+
+@pytest.mark.parametrize(
+    ("phase", "how"),
+    [
+        (Phase.RCPT, {"code": 450}),
+        (Phase.RCPT, {"code": 450, "enhanced": "4.7.1"}),
+        (Phase.RCPT, {"code": 452, "enhanced": "4.3.1"}),
+        (Phase.RCPT, {"code": 451, "enhanced": "4.4.3"}),
+        (Phase.RCPT, {"code": 421, "enhanced": "4.2.1", "route_trouble": True}),
+        (Phase.MAIL, {"code": 452, "enhanced": "4.2.2"}),
+        (Phase.DATA, {"code": 452, "enhanced": "4.2.2"}),
+        (Phase.DOT, {"code": 452, "enhanced": "4.2.2"}),
+    ],
+)
+def test_what_is_not_about_a_recipient_is_the_destinations_trouble(phase: Phase, how: Any):
+    """Its own systems, network and policy, and whatever comes at another step."""
+    house = House()
+    house.ends(house.job(), Verdict.DEFERRED, phase, **how)
+    assert 0 < house.busy("y.example") < 8
 
 
 def test_what_is_let_through_counts_until_it_leaves():
