@@ -366,13 +366,27 @@ class Dispatch(Generic[J, W]):
         """How many jobs of an owner may be held whose stalled deliveries have half of a line.
 
         As many as it may have places: the rest would fill the room for what others have due.
-        `line` None: in all lines, if they have half of all places.  None: as many as there are,
-        not so many have stalled.
+        `line` None: in all lines, if they have half of all places, together with what waits where
+        nothing else is begun.  None: as many as there are, not so many have stalled.
         """
         full = self.places if line is None else self.full
-        if 2 * self._stalled(owner, now, line) < full:
+        stuck = self._stalled(owner, now, line)
+        if line is None:
+            stuck += self._waits_behind_stalls(owner, now)
+        if 2 * stuck < full:
             return None
         return max(full - _half_of(kept(full)), 1)
+
+    def _waits_behind_stalls(self, owner: Hashable, now: float) -> int:
+        """How many of an owner's jobs wait in lines where all that is begun has stalled."""
+        moving = {
+            place.line
+            for place, began_at in self._begun.items()
+            if began_at > now - place.line.stalled_after
+        }
+        return sum(
+            line._wait_for.get(owner, 0) for line in {place.line for place in self._begun} - moving
+        )
 
     def answered(self, line: Line[J, W], now: float) -> bool:
         """A peer has answered, whatever it said.  True if the line is wider now."""

@@ -123,7 +123,7 @@ class Gatekeeper:
     def look_for_stalls(self, begun: Mapping[Place[Job, Any], Job], now: float) -> None:
         """Take back what was announced behind deliveries that hang, and keep those few.
 
-        `begun`: what is on a connection.
+        `begun`: what is on a connection, or opens one.
         """
         half = max(self._dispatch.places // 2, 1)
         owners: set[Hashable] = set()

@@ -81,7 +81,7 @@ class Workers:
         self._outage = MOMENT * retry_unit  # s; given back for so long when the database is away
         self._way_is_free = trio.lowlevel.ParkingLot()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
-        self._begun: dict[Place[Job, Way], Job] = {}  # what is on a connection
+        self._begun: dict[Place[Job, Way], Job] = {}  # what is on a connection, or opens one
         self.nursery: trio.Nursery | None = None
 
     # What comes -----------------------------------------------------------------------------------
@@ -285,7 +285,12 @@ class Workers:
         if connection is None or connection.closed:
             connection = connections.take()
             if connection is None:
-                connection = await self._open(line, connections, job, began_at)
+                job.began_at = began_at
+                self._begun[place] = job
+                try:
+                    connection = await self._open(line, connections, job, began_at)
+                finally:
+                    del self._begun[place]
                 if connection is None:
                     return None, self._next(place)
                 if custody.stale(job, trio.current_time()) and not await self._may_begin(job):

@@ -223,3 +223,16 @@ def test_an_owner_who_hangs_over_two_routes_is_narrowed_over_all():
     for line in (house.line, second, third):
         assert not house.gatekeeper.lets(line, house.job("new.example", owner="mallory"), 1.0)
         assert house.gatekeeper.lets(line, house.job("new.example", owner="alice"), 1.0)
+
+
+def test_what_one_owner_has_waiting_behind_a_single_stall_is_narrowed():
+    """A probe of a route that hangs has one connection, and no room for all that waits there."""
+    house = House(places=8, width=1)
+    for number in range(20):
+        house.waiting(1, f"d{number}.example", owner="mallory")
+    begun = dict(house.dispatch.start(0.0))
+    assert len(begun) == 1
+    house.gatekeeper.look_for_stalls(begun, 0.1)
+    assert house.back == []
+    house.gatekeeper.look_for_stalls(begun, 1.0)
+    assert house.dispatch.held("mallory") == 7
