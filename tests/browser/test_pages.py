@@ -534,10 +534,11 @@ def test_what_breaks_parsers_is_listed_and_opens(relay: RelayProcess, browse: Br
         odd = unparseable()
         head = f"To: <{address}>\r\nSubject: "
         deliver(relay, address, *(f"{head}{s}\r\n".encode() + text for s, text in odd.items()))
+        # New mail goes on top, and moves a row away from under a click.
+        expect(page.locator("#messages tbody tr")).to_have_count(len(odd))
         for subject in odd:
             page.get_by_role("link", name=subject).click()
             expect(page.locator("#message-subject")).to_have_text(subject)
-        expect(page.locator("#messages tbody tr")).to_have_count(len(odd))
         visit.screenshot("unparseable")
         assert page.locator("main img").count() == 0
         assert page.evaluate("window.hacked") is None
