@@ -20,7 +20,7 @@ from tests.actors.running import make_mailbox, state
 from tests.eventually import eventually
 from tests.outbound.node import put
 from tests.outbound.running import Outbound, running_outbound
-from tests.outbound.sink import HangUp, Script, Session, running_sink
+from tests.outbound.sink import HangUp, Script, Session, Sink, running_sink
 
 
 async def ids(pool: Pool, *addresses: str, **values: Any) -> list[UUID]:
@@ -80,6 +80,23 @@ async def test_an_outcome_that_the_database_refuses_is_counted_and_holds_up_no_o
         )
 
 
+async def seven_hang(sink: Sink) -> None:
+    """Wait until as many deliveries hang at RCPT as one owner can have of eight."""
+    await eventually(
+        lambda: sum("RCPT" in session.said for session in sink.sessions),
+        "seven hang",
+        until=lambda hanging: hanging >= 7,
+    )
+
+
+async def codes_go_out(pool: Pool, outbound: Outbound) -> None:
+    """Have high mail of three other owners sent, one after another."""
+    for number in range(3):
+        (code,) = await ids(pool, f"a@bank{number}.example", owner=uuid4(), priority="high")
+        outbound.wake()
+        await outbound.becomes(code, "sent", 1)
+
+
 @pytest.mark.parametrize("destinations", [12, 60])
 async def test_what_hangs_of_one_owner_stops_no_high_mail_of_others(pool, destinations):
     """However many destinations one owner's mail of high priority hangs at.
@@ -100,15 +117,8 @@ async def test_what_hangs_of_one_owner_stops_no_high_mail_of_others(pool, destin
         addresses = [f"u@h{number}.mallory.example" for number in range(destinations)]
         mallory = await ids(pool, *addresses, owner=uuid4(), priority="high")
         outbound.wake()
-        await eventually(
-            lambda: sum("RCPT" in session.said for session in sink.sessions),
-            "seven hang",
-            until=lambda hanging: hanging >= 7,
-        )
-        for number in range(3):
-            (code,) = await ids(pool, f"a@bank{number}.example", owner=uuid4(), priority="high")
-            outbound.wake()
-            await outbound.becomes(code, "sent", 1)
+        await seven_hang(sink)
+        await codes_go_out(pool, outbound)
         assert not any("mallory" in mail.recipient for mail in sink.received)
         released.set()
         for each in mallory:
@@ -150,15 +160,8 @@ async def test_what_hangs_of_one_owner_over_two_routes_stops_no_high_mail_of_oth
         ]
         queued = (await enqueue(pool, messages)).messages
         outbound.wake()
-        await eventually(
-            lambda: sum("RCPT" in session.said for session in hanging.sessions),
-            "seven hang",
-            until=lambda count: count >= 7,
-        )
-        for number in range(3):
-            (code,) = await ids(pool, f"a@bank{number}.example", owner=uuid4(), priority="high")
-            outbound.wake()
-            await outbound.becomes(code, "sent", 1)
+        await seven_hang(hanging)
+        await codes_go_out(pool, outbound)
         assert not hanging.received
         released.set()
         for each in queued:

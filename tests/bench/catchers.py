@@ -27,8 +27,9 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,12 @@ class Missing(Exception):
     """A catcher cannot be run here, and why."""
 
 
-class Catcher:
+class Catcher(ABC):
     """One that runs until closed; `port` takes SMTP."""
 
     name: str
+    _socket_path: str
+    _announced: str  # what an announcement of a message begins with
 
     def __init__(self, command: list[str], directory: Path, port: int, http_port: int) -> None:
         self.port, self._http = port, http_port
@@ -89,17 +92,27 @@ class Catcher:
             assert answer.status == 200, (answer.status, body[:200])
             return json.loads(body)
 
+    @abstractmethod
     def reset(self) -> None:
         """Forget all mail."""
-        raise NotImplementedError
 
-    def watch(self) -> AbstractContextManager[Announcements]:
+    @contextmanager
+    def watch(self) -> Iterator[Announcements]:
         """Listen for what becomes readable."""
-        raise NotImplementedError
+        url = f"ws://127.0.0.1:{self._http}{self._socket_path}"
+        announcements = Announcements(url, self._announced, self._greet)
+        try:
+            yield announcements
+        finally:
+            announcements.close()
 
+    @abstractmethod
+    def _greet(self, connection: websocket.WebSocket) -> None:
+        """Say on a new WebSocket what the program waits for before it announces anything."""
+
+    @abstractmethod
     def listed(self, heard: list[tuple[float, str]]) -> dict[int, float]:
         """When each message could be read, by its number, of those that are in its list."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End it."""
@@ -149,6 +162,8 @@ class MailDev(Catcher):
     """MailDev, with its files in a directory."""
 
     name = "MailDev"
+    _socket_path = "/socket.io/?EIO=4&transport=websocket"
+    _announced = _ANNOUNCED
 
     def __init__(self, directory: Path) -> None:
         place = directory / "maildev"
@@ -168,20 +183,10 @@ class MailDev(Catcher):
     def reset(self) -> None:
         self.call("DELETE", "/api/email/all")
 
-    @contextmanager
-    def watch(self) -> Iterator[Announcements]:
-
-        def greet(connection: websocket.WebSocket) -> None:
-            assert str(connection.recv()).startswith("0")
-            connection.send("40")
-            assert str(connection.recv()).startswith("40")
-
-        url = f"ws://127.0.0.1:{self._http}/socket.io/?EIO=4&transport=websocket"
-        announcements = Announcements(url, _ANNOUNCED, greet)
-        try:
-            yield announcements
-        finally:
-            announcements.close()
+    def _greet(self, connection: websocket.WebSocket) -> None:
+        assert str(connection.recv()).startswith("0")
+        connection.send("40")
+        assert str(connection.recv()).startswith("40")
 
     def listed(self, heard: list[tuple[float, str]]) -> dict[int, float]:
         entries = ((at, json.loads(said[len(_ANNOUNCED) : -1])) for at, said in heard)
@@ -201,6 +206,8 @@ class Sendria(Catcher):
     """Sendria, with its database in a directory."""
 
     name = "Sendria"
+    _socket_path = "/ws"
+    _announced = "add_message,"
 
     def __init__(self, directory: Path) -> None:
         place = directory / "sendria"
@@ -221,14 +228,8 @@ class Sendria(Catcher):
     def reset(self) -> None:
         self.call("DELETE", "/api/messages/")
 
-    @contextmanager
-    def watch(self) -> Iterator[Announcements]:
-        url = f"ws://127.0.0.1:{self._http}/ws"
-        announcements = Announcements(url, "add_message,", lambda connection: None)
-        try:
-            yield announcements
-        finally:
-            announcements.close()
+    def _greet(self, connection: websocket.WebSocket) -> None:
+        """It waits for nothing."""
 
     def listed(self, heard: list[tuple[float, str]]) -> dict[int, float]:
         times = {int(said.partition(",")[2]): at for at, said in heard}

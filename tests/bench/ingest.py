@@ -93,6 +93,20 @@ def serve_relay(dsn: str, *, plain: bool = False) -> None:
     trio.run(functools.partial(Supervisor().run, tree))
 
 
+async def asyncpg_pool(dsn: str, size: int) -> Any:
+    """The pool of an application that speaks to PostgreSQL by asyncpg."""
+    import asyncpg
+
+    parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    return await asyncpg.create_pool(
+        host=parts["host"],
+        user=parts["user"],
+        database=parts["dbname"],
+        min_size=size,
+        max_size=size,
+    )
+
+
 def serve_aiosmtpd(dsn: str | None) -> None:
     """Run aiosmtpd on asyncio; with a DSN, its handler stores each message with asyncpg."""
     import logging
@@ -121,18 +135,7 @@ def serve_aiosmtpd(dsn: str | None) -> None:
     async def main() -> None:
         handler: Any = Nothing()
         if dsn is not None:
-            import asyncpg
-
-            parts = psycopg.conninfo.conninfo_to_dict(dsn)
-            handler = Insert(
-                await asyncpg.create_pool(
-                    host=parts["host"],
-                    user=parts["user"],
-                    database=parts["dbname"],
-                    min_size=POOL,
-                    max_size=POOL,
-                )
-            )
+            handler = Insert(await asyncpg_pool(dsn, POOL))
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
             lambda: SMTP(handler, hostname="bench", loop=loop), "127.0.0.1", 0

@@ -62,7 +62,7 @@ import psycopg
 import trio
 
 from tests.bench.catchers import Catcher, MailDev, Missing, Sendria
-from tests.bench.ingest import cpu_seconds
+from tests.bench.ingest import asyncpg_pool, cpu_seconds
 from tests.bench.mail_kinds import KINDS, kind, number_of
 from tests.bench.open_loop import CONNECTIONS, Load, Sent, recipient, send
 from tests.db.cluster import Cluster, binaries
@@ -175,6 +175,7 @@ class Stored:
 
     name: str
     port: int
+    pid: int
     _table: str
     _truncate: str
 
@@ -182,12 +183,9 @@ class Stored:
         self._cluster, self._database = cluster, database
         self._dsn = cluster.dsn(database)
 
-    def _pid(self) -> int:
-        raise NotImplementedError
-
     def cpu(self) -> tuple[float, float]:
         assert self._cluster.process is not None
-        return cpu_seconds(self._pid()), cpu_seconds(self._cluster.process.pid)
+        return cpu_seconds(self.pid), cpu_seconds(self._cluster.process.pid)
 
     def reset(self) -> None:
         self._cluster.admin(self._truncate, self._database)
@@ -241,10 +239,7 @@ class Relay(Stored):
             },
         )
         self.process.start()
-        self.port = self.process.smtp[1]
-
-    def _pid(self) -> int:
-        return self.process.pid
+        self.pid, self.port = self.process.pid, self.process.smtp[1]
 
     def close(self) -> None:
         self.process.stop()
@@ -274,10 +269,7 @@ class Application(Stored):
             text=True,
         )
         assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
-
-    def _pid(self) -> int:
-        return self.process.pid
+        self.pid, self.port = self.process.pid, int(self.process.stdout.readline())
 
     def close(self) -> None:
         self.process.kill()
@@ -305,7 +297,6 @@ def serve(dsn: str) -> None:
     from email import message_from_bytes, policy
     from email.message import EmailMessage
 
-    import asyncpg
     from aiosmtpd.smtp import SMTP
 
     logging.getLogger("mail.log").setLevel(logging.ERROR)
@@ -330,14 +321,7 @@ def serve(dsn: str) -> None:
             return "250 OK"
 
     async def main() -> None:
-        parts = psycopg.conninfo.conninfo_to_dict(dsn)
-        pool = await asyncpg.create_pool(
-            host=parts["host"],
-            user=parts["user"],
-            database=parts["dbname"],
-            min_size=_POOL,
-            max_size=_POOL,
-        )
+        pool = await asyncpg_pool(dsn, _POOL)
         loop = asyncio.get_running_loop()
         handler = Handler(pool)
         server = await loop.create_server(
