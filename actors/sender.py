@@ -273,7 +273,7 @@ class _Sender:
         """High mail is gone, and what it held up may go on."""
         self.workers.go_on()
 
-    def _grant(self, *, fresh: bool = False) -> None:
+    def _grant(self, *, fresh: bool = False, still: bool = False) -> None:
         """Tell the claimer of room, if there is enough of it to be worth a message."""
         if self._custody.leaving:
             return
@@ -282,7 +282,7 @@ class _Sender:
                 self._say(Credit(0, fresh=True))
             return
         held = len(self._custody) + len(self._finaliser)
-        said = self._demand.grant(held, fresh=fresh)
+        said = self._demand.grant(held, fresh=fresh, still=still)
         if said is not None:
             self._say(Credit(said.room, fresh, said.kept))
 
@@ -324,9 +324,10 @@ class _Sender:
         while True:
             await trio.sleep(_TICK if len(custody) or custody.ended else _RESTING_TICK)
             ticks += 1
+            still = not custody.ended
             self._demand.note(custody.ended, _TICK)
             custody.ended = 0
-            self._grant()
+            self._grant(still=still)
             now = trio.current_time()
             self.workers.look_after(now)
             if len(custody) and now >= renewed_at + self._lease / 20:

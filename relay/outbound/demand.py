@@ -46,10 +46,10 @@ class Demand:
         """The claimer has used so much of its room."""
         self._granted = max(self._granted - count, 0)
 
-    def grant(self, held: int, *, fresh: bool = False) -> Granted | None:
+    def grant(self, held: int, *, fresh: bool = False, still: bool = False) -> Granted | None:
         """What to tell the claimer while so many are held, if it is worth telling.
 
-        `fresh`: the claimer knows of no room, or is to forget it.
+        `fresh`: the claimer knows of no room, or is to forget it; `still`: nothing ended lately.
         """
         target = self._concurrency + self._ahead
         kept = max(target // 4, self._concurrency // 2, 1)
@@ -57,7 +57,9 @@ class Demand:
             self._granted = 0
         room = max(target + kept - held - self._granted, 0)
         if not fresh:
-            worth = room > 0 and (room >= target // 4 or held == 0)
+            # Where nothing ends, other mail than high would wait for more of it to come.
+            still = still and self._granted <= kept < self._granted + room
+            worth = room > 0 and (room >= target // 4 or held == 0 or still)
             if not worth and kept >= self._kept:
                 return None
             if not worth:

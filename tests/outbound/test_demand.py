@@ -90,3 +90,14 @@ def test_who_holds_nothing_gets_something(concurrency: int, what: list[tuple[str
     demand.note(0, 0.1)
     claimer.hear()
     assert claimer.claim(10**6) > 0
+
+
+def test_other_mail_than_high_has_room_where_nothing_ends():
+    """Thirty hang; what a few codes have used of the room is given again, as nothing else ends."""
+    demand = Demand(32)
+    granted = demand.grant(30, fresh=True)
+    assert granted == (18, 16)
+    demand.claimed(3)
+    assert demand.grant(30) is None
+    assert demand.grant(30, still=True) == (3, 16)
+    assert demand.grant(30, still=True) is None
