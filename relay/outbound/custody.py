@@ -91,7 +91,7 @@ class Custody:
         self._lease = lease
         self.margin = min(lease / 10, 5.0)
         """Seconds of a lease that are left for the commit."""
-        self._jobs: dict[UUID, Job] = {}
+        self._jobs: dict[int, Job] = {}  # by their keys
         self.epoch = 0.0
         """What to add to an instant for seconds of the database's epoch."""
         self.ended = 0
@@ -107,7 +107,7 @@ class Custody:
         return iter(list(self._jobs.values()))
 
     def __contains__(self, job: Job) -> bool:
-        return self._jobs.get(job.message.id) is job
+        return self._jobs.get(job.key) is job
 
     # Coming ---------------------------------------------------------------------------------------
 
@@ -118,7 +118,8 @@ class Custody:
         whom the message does not look lost) find what is being delivered here, or was and could
         not be recorded.
         """
-        job = self._jobs.get(message.id)
+        key = message.id.int
+        job = self._jobs.get(key)
         if job is None:
             if self._recorder.fence_anew(message.id, message.fence, lost=message.lost):
                 return None
@@ -126,7 +127,7 @@ class Custody:
             job.message, job.leased_until, job.lost = message, leased_until, False
             return None
         # Else it was broken off, or will be dropped.
-        job = self._jobs[message.id] = Job(message, leased_until, now)
+        job = self._jobs[key] = Job(message, leased_until, now)
         if not job.priority:
             self._right_of_way.arrived(message.id, now)
         return job
@@ -220,9 +221,9 @@ class Custody:
             self._listener.way_is_free()
         if job.ended is not None:
             job.ended.set()
-        if self._jobs.get(job.message.id) is not job:
+        if self._jobs.get(job.key) is not job:
             return False
-        del self._jobs[job.message.id]
+        del self._jobs[job.key]
         return True
 
     def _waits_again(self, job: Job, now: float, delay: float) -> None:

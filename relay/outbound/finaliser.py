@@ -84,7 +84,8 @@ class Finaliser:
         self._recorded = recorded
         self._waiting: list[Settled] = []
         self._in_hand: Sequence[Settled] = ()
-        self._delivered: set[UUID] = set()  # of both: every claimed message is looked up in it
+        # Ids of both, as numbers: every claimed message is looked up here.
+        self._delivered: set[int] = set()
         self._fenced_anew: dict[UUID, int] = {}  # later fences of what is in hand
         self._wanted = 1  # reports for which `run` is woken
         self._closed = False
@@ -98,7 +99,7 @@ class Finaliser:
         """Hand over a report."""
         self._waiting.append(done)
         if done.cause is Cause.DELIVERED:
-            self._delivered.add(done.id)
+            self._delivered.add(done.id.int)
         if self._lot and len(self._waiting) >= self._wanted:
             self._lot.unpark()
 
@@ -109,7 +110,7 @@ class Finaliser:
         the answer still on its way: a deferral that is recorded makes the message claimable again.
         A delivery does not, so a message that is claimed again has no delivery recorded.
         """
-        if not lost and message_id not in self._delivered:
+        if not lost and message_id.int not in self._delivered:
             return False
         for place, done in enumerate(self._waiting):
             if done.id == message_id:
@@ -152,7 +153,7 @@ class Finaliser:
                     fence = self._fenced_anew.pop(done.id)
                     self._waiting.append(done._replace(fence=fence))
                 fenced -= {done.id for done in again}
-            self._delivered.difference_update(done.id for done in batch)
+            self._delivered.difference_update([done.id.int for done in batch])
             self._count(batch, fenced)
             self._recorded(batch, fenced)
 
@@ -180,6 +181,8 @@ class Finaliser:
             else:
                 if repeated:
                     return set()  # missing may mean that the first time was recorded
+                if len(recorded) == len(batch):
+                    return set()
                 return {done.id for done in batch} - recorded
 
     def _count(self, batch: list[Settled], fenced: set[UUID]) -> None:

@@ -48,6 +48,7 @@ class Job:
         "ended",
         "following",
         "gates",
+        "key",
         "leased_until",
         "lost",
         "mail",
@@ -59,9 +60,11 @@ class Job:
 
     def __init__(self, message: Claimed, leased_until: float, now: float) -> None:
         self.message = message
+        # Numbers, as a UUID's hash is a Python function, and these are looked up at every step.
+        self.key = message.id.int
+        self.owner: Hashable = message.owner.int
         self.priority = message.priority
         self.domain = message.domain
-        self.owner: Hashable = message.owner
         self.leased_until = leased_until
         self.lost = False
         """Whether the lease is somebody else's now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -17,6 +18,7 @@ from relay.smtp.client import Outcome, Phase, Verdict
 from tests.outbound.claims import another
 
 UNIT = 60.0
+ALICE, MALLORY = UUID(int=1), UUID(int=2)
 
 
 class House:
@@ -198,13 +200,13 @@ def test_an_owner_whose_deliveries_hang_everywhere_is_narrowed():
     """To whatever destinations: room to claim the mail of others is left."""
     house = House(places=8)
     for number in range(20):
-        house.waiting(1, f"d{number}.example", owner="mallory")
+        house.waiting(1, f"d{number}.example", owner=MALLORY)
     begun = dict(house.dispatch.start(0.0))
     house.gatekeeper.look_for_stalls(begun, 1.0)
-    assert house.gates.find(GateKey("route", owner="mallory")) is not None
+    assert house.gates.find(GateKey("route", owner=MALLORY.int)) is not None
     assert house.back
-    assert not house.gatekeeper.lets(house.line, house.job("new.example", owner="mallory"), 1.0)
-    assert house.gatekeeper.lets(house.line, house.job("new.example", owner="alice"), 1.0)
+    assert not house.gatekeeper.lets(house.line, house.job("new.example", owner=MALLORY), 1.0)
+    assert house.gatekeeper.lets(house.line, house.job("new.example", owner=ALICE), 1.0)
 
 
 def test_an_owner_who_hangs_over_two_routes_is_narrowed_over_all():
@@ -213,26 +215,26 @@ def test_an_owner_who_hangs_over_two_routes_is_narrowed_over_all():
     second: Line[Job, Any] = house.dispatch.add("second", None, width=8)
     for number in range(20):
         line = (house.line, second)[number % 2]
-        house.dispatch.put(line, house.job(f"d{number}.example", owner="mallory"))
+        house.dispatch.put(line, house.job(f"d{number}.example", owner=MALLORY))
     begun = dict(house.dispatch.start(0.0))
     assert Counter(place.line.key for place in begun) == {"route": 4, "second": 3}
     house.gatekeeper.look_for_stalls(begun, 1.0)
-    assert house.dispatch.held("mallory") == 7
+    assert house.dispatch.held(MALLORY.int) == 7
     assert len(house.back) == 13
     third: Line[Job, Any] = house.dispatch.add("third", None)
     for line in (house.line, second, third):
-        assert not house.gatekeeper.lets(line, house.job("new.example", owner="mallory"), 1.0)
-        assert house.gatekeeper.lets(line, house.job("new.example", owner="alice"), 1.0)
+        assert not house.gatekeeper.lets(line, house.job("new.example", owner=MALLORY), 1.0)
+        assert house.gatekeeper.lets(line, house.job("new.example", owner=ALICE), 1.0)
 
 
 def test_what_one_owner_has_waiting_behind_a_single_stall_is_narrowed():
     """A probe of a route that hangs has one connection, and no room for all that waits there."""
     house = House(places=8, width=1)
     for number in range(20):
-        house.waiting(1, f"d{number}.example", owner="mallory")
+        house.waiting(1, f"d{number}.example", owner=MALLORY)
     begun = dict(house.dispatch.start(0.0))
     assert len(begun) == 1
     house.gatekeeper.look_for_stalls(begun, 0.1)
     assert house.back == []
     house.gatekeeper.look_for_stalls(begun, 1.0)
-    assert house.dispatch.held("mallory") == 7
+    assert house.dispatch.held(MALLORY.int) == 7
