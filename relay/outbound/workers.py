@@ -40,7 +40,7 @@ from relay.outbound.render import mail_of
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.routes import MOST_MAILS, Connections, Routes
 from relay.outbound.settler import ours
-from relay.smtp.client import Mail, Outcome, Phase, Step, Verdict
+from relay.smtp.client import Following, Mail, Outcome, Phase, Step, Verdict
 from relay.smtp.connection import Connection, OpenFailed
 
 log = get_logger()
@@ -53,6 +53,18 @@ _OPENED = Counter(
 
 Way = Connections | None
 """The way that a line leads; None is the loop."""
+
+
+class _Hand:
+    """What a worker has in hand."""
+
+    __slots__ = ("connection", "first", "job")
+
+    def __init__(self, job: Job) -> None:
+        self.job: Job | None = job
+        self.connection: Connection | None = None
+        self.first: Sequence[Step] = ()
+        """The steps of its opening, while the first mail is on it."""
 
 
 class Workers:
@@ -212,28 +224,28 @@ class Workers:
 
     # Working --------------------------------------------------------------------------------------
 
-    async def _work(self, place: Place[Job, Way], job: Job | None) -> None:
+    async def _work(self, place: Place[Job, Way], job: Job) -> None:
         """Deliver the job and what follows it in its line, until there is nothing more."""
-        connection: Connection | None = None
         way = place.line.way
+        hand = _Hand(job)
         try:
-            while job is not None:
+            while hand.job is not None:
                 if way is None:
-                    await self._give_way(job, trio.current_time())
-                    await self._loop(job)
-                    job = self._next(place)
+                    await self._give_way(hand.job, trio.current_time())
+                    await self._loop(hand.job)
+                    hand.job = self._next(place)
                 else:
-                    connection, job = await self._send(place, way, job, connection)
+                    hand.job = await self._send(place, way, hand.job, hand)
         except trio.Cancelled:
             raise
         except Exception as error:
-            if connection is not None:
-                connection.abort()
-            self._crashed(job, error)
+            if hand.connection is not None:
+                hand.connection.abort()
+            self._crashed(hand.job, error)
         finally:
             self._dispatch.leave(place)
-            if connection is not None and way is not None:
-                way.give_back(connection)
+            if hand.connection is not None and way is not None:
+                way.give_back(hand.connection)
         self.spread()
 
     def _next(self, place: Place[Job, Way]) -> Job | None:
@@ -264,26 +276,23 @@ class Workers:
         self._settle(job, outcome, began_at)
 
     async def _send(
-        self,
-        place: Place[Job, Way],
-        connections: Connections,
-        job: Job,
-        connection: Connection | None,
-    ) -> tuple[Connection | None, Job | None]:
-        """Deliver one message; returns the connection to go on with, and the next job."""
+        self, place: Place[Job, Way], connections: Connections, job: Job, hand: _Hand
+    ) -> Job | None:
+        """Deliver a message, and those that are announced behind it; returns the next job."""
         line = place.line
         mail = self._composed(job)
         if mail is None:
-            return connection, self._next(place)
+            return self._next(place)
         began_at = await self._give_way(job, trio.current_time())
         custody = self._custody
         careful = job.lost or job.message.hold_unknown
         if careful or custody.late(job, began_at) or custody.stale(job, began_at):
             if not await self._may_begin(job):
-                return connection, self._next(place)
+                return self._next(place)
             began_at = trio.current_time()
+        connection = hand.connection
         if connection is None or connection.closed:
-            connection = connections.take()
+            connection = hand.connection = connections.take()
             if connection is None:
                 job.began_at = began_at
                 self._begun[place] = job
@@ -291,33 +300,35 @@ class Workers:
                     connection = await self._open(line, connections, job, began_at)
                 finally:
                     del self._begun[place]
+                hand.connection = connection
                 if connection is None:
-                    return None, self._next(place)
+                    return self._next(place)
                 if custody.stale(job, trio.current_time()) and not await self._may_begin(job):
-                    return connection, self._next(place)
-        last = connection.delivered + 1 >= MOST_MAILS
-        job.connection = connection
-        job.began_at = began_at
-        self._begun[place] = job
-        first = connection.trace if connection.delivered == 0 else ()
+                    return self._next(place)
+        hand.first = connection.trace if connection.delivered == 0 else ()
+        announce = partial(self._announce, place, hand)
+        go_on = partial(self._go_on, place, hand, connection, announce)
+        _, follows, deadline = self._begin(place, job, mail, connection, announce, began_at)
         try:
             outcomes: Sequence[Outcome] | None = await connection.deliver(
-                mail,
-                None if last else partial(self._announce, place, job),
-                deadline=custody.deliver_by(job),
+                mail, follows, deadline=deadline, go_on=go_on
             )
         except trio.ClosedResourceError:
             outcomes = connection.outcomes  # broken off: its lease is lost
         except trio.Cancelled:
             if connection.outcomes is not None:
-                self._cut_short(job, connection.outcomes[0], began_at, first)
+                assert hand.job is not None
+                self._cut_short(hand.job, connection.outcomes[0], hand.first)
             raise
         except Exception:
             connection.abort()
-            if job.following is not None:
-                self._dispatch.put_back(place, job.following, None)
+            assert hand.job is not None
+            if hand.job.following is not None:
+                self._dispatch.put_back(place, hand.job.following, None)
             raise
         finally:
+            assert hand.job is not None
+            job = hand.job  # the last of those that went in one call
             job.connection = None
             del self._begun[place]
         following, job.following = job.following, None
@@ -328,20 +339,72 @@ class Workers:
             # The peer had hung up while the connection was idle: nothing was tried.
             if following is not None:
                 self._dispatch.put_back(place, following, job)
-            return None, job
+            hand.connection = None
+            return job
         if job.lost and outcome.verdict is Verdict.DEFERRED:
             # Whoever has its lease now delivers it; no peer is to blame.
             custody.drop(job, trio.current_time())
         else:
-            self._settle(job, outcome, began_at, first, line)
+            self._settle(job, outcome, job.began_at, hand.first, line)
         if following is not None:
-            return connection, following
-        if last:
+            return following
+        if connection.delivered >= MOST_MAILS:
             await connection.quit()
-        return connection, self._next(place)
+        return self._next(place)
 
-    def _announce(self, place: Place[Job, Way], job: Job, now: float) -> Mail | None:
-        """Take the job that comes next on a job's connection, if that can be promised by now."""
+    def _begin(
+        self,
+        place: Place[Job, Way],
+        job: Job,
+        mail: Mail,
+        connection: Connection,
+        announce: Following,
+        now: float,
+    ) -> tuple[Mail, Following, float]:
+        """A job goes on its connection now: what `Connection.deliver` is told of it."""
+        job.connection = connection
+        job.began_at = now
+        self._begun[place] = job
+        last = connection.delivered + 1 >= MOST_MAILS
+        return mail, None if last else announce, self._custody.deliver_by(job)
+
+    def _go_on(
+        self,
+        place: Place[Job, Way],
+        hand: _Hand,
+        connection: Connection,
+        announce: Following,
+        outcomes: Sequence[Outcome],
+        now: float,
+    ) -> tuple[Mail, Following, float] | None:
+        """A mail was delivered: begin the one that was announced, without leaving the connection.
+
+        None wherever there is anything to wait for or to decide: `_send` does that.
+        """
+        job, outcome = hand.job, outcomes[0]
+        assert job is not None
+        following = job.following
+        if (
+            following is None
+            or following.mail is None
+            or outcome.verdict is not Verdict.DELIVERED
+            or job.withdrawn
+            or (following.priority and now < self._right_of_way.until)
+            or following.lost
+            or following.message.hold_unknown
+            or self._custody.late(following, now)
+            or self._custody.stale(following, now)
+        ):
+            return None
+        self._settle(job, outcome, job.began_at, hand.first, place.line, now)
+        job.following = job.connection = None
+        hand.job, hand.first = following, ()
+        return self._begin(place, following, following.mail, connection, announce, now)
+
+    def _announce(self, place: Place[Job, Way], hand: _Hand, now: float) -> Mail | None:
+        """Take the job that comes next on a connection, if that can be promised by now."""
+        job = hand.job
+        assert job is not None
         following = self._dispatch.next(place, now)
         if following is None:
             return None
@@ -437,9 +500,11 @@ class Workers:
         began_at: float,
         opening: Sequence[Step] = (),
         line: Line[Job, Way] | None = None,
+        now: float | None = None,
     ) -> None:
         """Report what became of a job; where it was sent by a line, learn from it about the way."""
-        now = trio.current_time()
+        if now is None:
+            now = trio.current_time()
         secrets: Sequence[str] = ()
         if line is not None:
             if self._gatekeeper.learn(line, job, outcome, began_at, now):
@@ -448,14 +513,12 @@ class Workers:
                 secrets = line.way.route.spellings
         self._custody.settle(job, outcome, began_at, now, opening, secrets)
 
-    def _cut_short(
-        self, job: Job, outcome: Outcome, began_at: float, opening: Sequence[Step]
-    ) -> None:
+    def _cut_short(self, job: Job, outcome: Outcome, opening: Sequence[Step]) -> None:
         """The sender itself was cancelled in the middle of a delivery."""
         if outcome.verdict is Verdict.DEFERRED:
             self._give_back(job)  # nothing was delivered, and nobody is to blame
         else:
-            self._settle(job, outcome, began_at, opening)
+            self._settle(job, outcome, job.began_at, opening)
 
     def _give_back(self, job: Job, delay: float = 0.0) -> None:
         self._custody.give_back(job, trio.current_time(), delay)

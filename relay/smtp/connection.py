@@ -19,7 +19,8 @@ Promises:
 Fails: `open` raises `OpenFailed`, which carries its outcome (always deferred).
 
 Why one task watches the deadlines of all connections (`_Watch`): a cancel scope for each delivery
-cost more than reading the replies.
+cost more than reading the replies.  Why mail after mail is begun without leaving `deliver`
+(`go_on`): so the task of the delivery sleeps through all of them, and the trampoline's runs them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import math
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -142,6 +144,11 @@ def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
     return context
 
 
+GoOn = Callable[[tuple[Outcome, ...], float], tuple[Mail, Following, float] | None]
+"""Called with the outcomes of a mail and the instant; returns what `deliver` takes: the mail, what
+follows it and its deadline."""
+
+
 class _Watch:
     """Breaks off the deliveries of one Trio run that last too long.
 
@@ -208,6 +215,8 @@ class Connection:
         self._expired = False
         self._watch = _watch()
         self._watch.add(self)
+        self._clock = trio.lowlevel.current_clock().current_time
+        self._ends = math.inf
         self.due = math.inf
         """The instant at which the delivery under way is broken off."""
         self.idle_since = trio.current_time()
@@ -355,7 +364,12 @@ class Connection:
     # --- mails ---
 
     async def deliver(
-        self, mail: Mail, following: Following = None, *, deadline: float = math.inf
+        self,
+        mail: Mail,
+        following: Following = None,
+        *,
+        deadline: float = math.inf,
+        go_on: GoOn | None = None,
     ) -> tuple[Outcome, ...]:
         """Send one mail; returns the outcome of each recipient, in order.
 
@@ -364,61 +378,78 @@ class Connection:
         mail that is not delivered leaves no way but to close.  Or who is asked for it when the
         dot is about to go out: what is decided then has not waited behind a peer that hangs.
         `deadline`: an instant on Trio's clock by which all is over; `Deadlines.total` holds too.
+        `go_on`: who is told of a mail's end, and gives the mail that was announced behind it, to be
+        delivered in the same call; None: this returns, and the outcomes are those of the last.
         """
-        core, wire, deadlines = self._core, self._wire, self._deadlines
-        now = trio.current_time()
-        deadline = min(deadline, now + deadlines.total)
-        self.delivered += 1
-        core.begin(mail, now, following=following, body_by=deadline - deadlines.dot)
-        wire.unsent = 0
+        core = self._core
+        self._begin(mail, following, deadline, trio.current_time())
         if core.result is None:
-            try:
-                self._break_off_at(min(deadline, now + self._allowed()))
-                awaited = core.replies
-                while True:
-                    out = core.data_to_send()
-                    if len(out) > BLOCK:
-                        await self._send_long(out, deadline)
-                        now = trio.current_time()
-                        self._break_off_at(min(deadline, now + self._allowed()))
-                    elif out:
-                        await wire.send(out)
-                    data = await wire.receive()
-                    now = trio.current_time()
-                    if data:
-                        core.receive(data, now)
-                    else:
-                        core.ended(now, "the peer closed the connection")
-                    if core.result is not None:
-                        break
-                    if core.replies != awaited:  # else the peer drips, which gains it nothing
-                        awaited = core.replies
-                        self._break_off_at(min(deadline, now + self._allowed()))
-            except BaseException as error:
-                now = trio.current_time()
-                if self._expired:
-                    core.late(now, "the peer took too long", unsent=wire.unsent)
-                elif isinstance(error, OSError):
-                    # A peer that hangs up in the middle of a message may have said why.
-                    core.ended(
-                        now,
-                        f"the connection broke: {_reason(error)}",
-                        unsent=wire.unsent,
-                        last=wire.arrived(),
-                    )
-                else:  # cancelled, or closed by `abort`
-                    core.late(now, "the delivery was cancelled", unsent=wire.unsent)
-                if not isinstance(error, OSError) and not (
-                    self._expired and isinstance(error, trio.ClosedResourceError)
-                ):
-                    self.abort()
-                    raise
+            done = await self._wire.host(self._carry(go_on))
             self.due = math.inf
+            if done is None and not self._expired:
+                raise trio.ClosedResourceError("the connection was closed by `abort`")
         if not core.usable:
             self.abort()
-        self.idle_since = now
-        assert core.result is not None  # the loop ends with it, or late() or ended() set it
+        self.idle_since = trio.current_time()
+        assert core.result is not None  # _carry ends with it, or late() or ended() set it
         return core.result
+
+    def _begin(self, mail: Mail, following: Following, deadline: float, now: float) -> None:
+        deadlines = self._deadlines
+        self._ends = deadline = min(deadline, now + deadlines.total)
+        self.delivered += 1
+        self._core.begin(mail, now, following=following, body_by=deadline - deadlines.dot)
+        self._wire.unsent = 0
+
+    async def _carry(self, go_on: GoOn | None) -> bool:
+        """Send and receive until the mail in hand has its outcomes, and `go_on` knows no other."""
+        core, wire, clock = self._core, self._wire, self._clock
+        try:
+            now = clock()
+            self._break_off_at(min(self._ends, now + self._allowed()))
+            awaited = core.replies
+            while True:
+                out = core.data_to_send()
+                if len(out) > BLOCK:
+                    await self._send_long(out, self._ends)
+                    now = clock()
+                    self._break_off_at(min(self._ends, now + self._allowed()))
+                elif out:
+                    await wire.send(out)
+                data = await wire.receive()
+                now = clock()
+                if data:
+                    core.receive(data, now)
+                else:
+                    core.ended(now, "the peer closed the connection")
+                while core.result is not None:
+                    then = go_on(core.result, now) if go_on is not None and core.usable else None
+                    if then is None:
+                        return True
+                    self._begin(*then, now)
+                if core.replies != awaited:  # else the peer drips, which gains it nothing
+                    awaited = core.replies
+                    self._break_off_at(min(self._ends, now + self._allowed()))
+        except BaseException as error:
+            now = clock()
+            if self._expired:
+                core.late(now, "the peer took too long", unsent=wire.unsent)
+            elif isinstance(error, OSError):
+                # A peer that hangs up in the middle of a message may have said why.
+                core.ended(
+                    now,
+                    f"the connection broke: {_reason(error)}",
+                    unsent=wire.unsent,
+                    last=wire.arrived(),
+                )
+            else:  # cancelled, or closed by `abort`
+                core.late(now, "the delivery was cancelled", unsent=wire.unsent)
+            if not isinstance(error, OSError) and not (
+                self._expired and isinstance(error, trio.ClosedResourceError)
+            ):
+                self.abort()
+                raise
+            return True
 
     def _break_off_at(self, instant: float) -> None:
         """Set the deadline of what is under way."""

@@ -1,8 +1,9 @@
 """A socket of ours, plain or inside TLS, as the SMTP client speaks through it.
 
-Both streams `send` and `receive` without passing through the scheduler where the kernel takes or
-has the bytes at once, and say how much of the last `send` has not left (`unsent`): what a peer
-cannot have read.
+Both streams `send` without passing through the scheduler where the kernel takes the bytes at once,
+and say how much of the last `send` has not left (`unsent`): what a peer cannot have read.  Where
+the delivery is `host`ed, a wait for bytes is one of a `relay.smtp.trampoline`: no switch of tasks
+and no system call that arms the socket.
 
 Promises: a send that the kernel takes at once is one system call; a TLS connection is used only
 after its `handshake`, which verifies what the context says.
@@ -18,11 +19,31 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 import trio
 
+from relay.smtp.trampoline import Trampoline, TrampolineWaits
+
+T = TypeVar("T")
+
 CHUNK = 8192
 """Bytes read at once; replies are short."""
+
+
+_trampolines: trio.lowlevel.RunVar[Trampoline] = trio.lowlevel.RunVar("trampoline")
+
+
+def _trampoline() -> Trampoline:
+    """The trampoline of this run's clients, started when it is first wanted."""
+    try:
+        return _trampolines.get()
+    except LookupError:
+        trampoline = Trampoline()
+        _trampolines.set(trampoline)
+        trio.lowlevel.spawn_system_task(trampoline.run, name="relay.smtp.streams.trampoline")
+        return trampoline
 
 
 class PlainStream:
@@ -30,6 +51,7 @@ class PlainStream:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._waits: TrampolineWaits | None = None
         self.unsent = 0
         """Bytes of the last `send` that the kernel has not taken."""
 
@@ -40,15 +62,37 @@ class PlainStream:
             self.unsent -= self._sock.send(data)
         except BlockingIOError:
             pass
-        if self.unsent:
-            rest = memoryview(data)
-            while self.unsent:
-                await trio.lowlevel.wait_writable(self._sock)
-                with contextlib.suppress(BlockingIOError):
-                    self.unsent -= self._sock.send(rest[-self.unsent :])
+        if not self.unsent:
+            return
+        if self._waits is None:
+            await self._send_rest(data)
+        else:
+            async with self._waits.pinned():
+                await self._send_rest(data)
 
-    async def receive(self) -> bytes:
+    async def _send_rest(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while self.unsent:
+            await trio.lowlevel.wait_writable(self._sock)
+            with contextlib.suppress(BlockingIOError):
+                self.unsent -= self._sock.send(rest[-self.unsent :])
+
+    async def host(self, coro: Coroutine[Any, Any, T]) -> T | None:
+        """Run what sends and receives here on the trampoline.  None where `close` ended it.
+
+        It may wait for nothing but `send` and `receive`; what it raises is raised here.
+        """
+        self._waits = _trampoline().waits(self._sock)
+        try:
+            return await self._waits.host(coro)
+        finally:
+            self._waits = None
+
+    def receive(self) -> Awaitable[bytes]:
         """Wait for bytes and return at most `CHUNK`; none at the end of the stream."""
+        return self._receive() if self._waits is None else self._waits.read(CHUNK)
+
+    async def _receive(self) -> bytes:
         while True:
             await trio.lowlevel.wait_readable(self._sock)
             try:
@@ -74,7 +118,10 @@ class PlainStream:
             return b""
 
     def close(self) -> None:
-        """Close the socket; whoever waits on it gets `trio.ClosedResourceError`."""
+        """Close the socket; whoever waits on it gets `trio.ClosedResourceError`, what is hosted
+        here is cut off."""
+        if self._waits is not None:
+            self._waits.closing()
         trio.lowlevel.notify_closing(self._sock)
         self._sock.close()
 
@@ -88,6 +135,10 @@ class TlsStream:
         self._out = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_hostname=server_name)
         self.unsent = 0
+
+    async def host(self, coro: Coroutine[Any, Any, T]) -> T | None:
+        """As `PlainStream.host`."""
+        return await self._plain.host(coro)
 
     async def _flush(self) -> None:
         if self._out.pending:

@@ -243,13 +243,24 @@ class TrampolineWaits:
                 return await self._drive(coro)
             return None
         finally:
-            if trampoline._sessions.pop(fileno, None) and not trampoline._epoll.closed:
-                trampoline._epoll.unregister(fileno)  # closed: all of ingest is cancelled at once
+            self._forget(fileno)
             coro.close()
 
     def cut_off(self) -> None:
         """End it wherever it waits."""
         self._scope.cancel()
+
+    def closing(self) -> None:
+        """Its socket is about to be closed, whose number may be another's the next moment."""
+        self._forget(self._sock.fileno())
+        self.cut_off()
+
+    def _forget(self, fileno: int) -> None:
+        trampoline = self._trampoline
+        if trampoline._sessions.get(fileno) is self:
+            del trampoline._sessions[fileno]
+            if not trampoline._epoll.closed:  # closed: all that it watched is cancelled at once
+                trampoline._epoll.unregister(fileno)
 
     @coroutine
     def _drive(self, coro: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:

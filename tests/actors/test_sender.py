@@ -564,22 +564,22 @@ async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, m
     """The one before a poisoned message is delivered, and so is the one after it."""
     from relay.outbound import workers
     from relay.outbound.render import mail_of
-    from relay.smtp.connection import Connection
+    from relay.smtp.client import SmtpClient
 
     def compose(message):
         if place == "composing" and message.recipient == "poison@example.net":
             raise RuntimeError
         return mail_of(message)
 
-    deliver = Connection.deliver
+    begin = SmtpClient.begin
 
-    async def break_down(self, mail, *rest, **options):
+    def break_down(self, mail, *rest, **options):
         if place == "delivering" and mail.recipients == ("poison@example.net",):
             raise RuntimeError
-        return await deliver(self, mail, *rest, **options)
+        begin(self, mail, *rest, **options)
 
     monkeypatch.setattr(workers, "mail_of", compose)
-    monkeypatch.setattr(Connection, "deliver", break_down)
+    monkeypatch.setattr(SmtpClient, "begin", break_down)
     async with (
         running_sink() as sink,
         running_outbound(pool, sink.url, concurrency=8, route_connections=1) as outbound,

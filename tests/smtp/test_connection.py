@@ -1,6 +1,7 @@
 """The client's driver on real sockets, against peers that misbehave and peers of others."""
 
 import contextlib
+import math
 import os
 import shutil
 import socket
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,10 +26,11 @@ from cryptography.x509.oid import NameOID
 
 from relay.errors import ConfigError
 from relay.smtp.auth import Credentials
-from relay.smtp.client import Mail, Outcome, Phase, Verdict
+from relay.smtp.client import Following, Mail, Outcome, Phase, Verdict
 from relay.smtp.connection import (
     Connection,
     Deadlines,
+    GoOn,
     OpenFailed,
     Route,
     TlsMode,
@@ -184,6 +187,118 @@ async def test_many_mails_over_one_connection():
         await connection.quit()
         assert len(sessions) == 1
     assert arrived == [b"n%d\r\n.\r\n" % number for number in range(10)]
+
+
+def one_call(mails: list[Mail]) -> tuple[list[tuple[Outcome, ...]], GoOn]:
+    """What `deliver` goes on with after `mails[0]`, and the outcomes that it told of on the way."""
+    told: list[tuple[Outcome, ...]] = []
+
+    def go_on(outcomes: tuple[Outcome, ...], now: float) -> tuple[Mail, Following, float] | None:
+        told.append(outcomes)
+        number = len(told)
+        if number == len(mails):
+            return None
+        return mails[number], mails[number + 1] if number + 1 < len(mails) else None, math.inf
+
+    return told, go_on
+
+
+@pytest.mark.parametrize("secured", [False, True])
+async def test_announced_mails_follow_each_other_in_one_call(tmp_path: Path, secured: bool):
+    """Plain and in TLS, small and large: each is told of, and the last one's outcome returned."""
+    heard: list[bytes] = []
+    server, authority = certificate(tmp_path / "ca", "127.0.0.1")
+
+    async def plain(session: Peer) -> None:
+        await session.greet()
+        while True:
+            heard.append(await session.accept())
+            await session.say(b"250 2.0.0 ok\r\n")
+
+    mails = [Mail("a@x.org", ("b@y.org",), b"n%d\r\n" % number) for number in range(6)]
+    mails[3:3] = [Mail("a@x.org", ("b@y.org",), (b"y" * 998 + b"\r\n") * 5000)]
+    told, go_on = one_call(mails)
+    script = tls_script(server, heard, implicit=True) if secured else plain
+    async with peer(script) as (port, sessions):
+        mode = TlsMode.IMPLICIT if secured else TlsMode.NONE
+        route = Route("127.0.0.1", port, mode, SECRET if secured else None)
+        context = client_tls(authority) if secured else None
+        connection = await Connection.open(route, QUICK, context=context)
+        outcomes = await connection.deliver(mails[0], mails[1], go_on=go_on)
+        assert connection.delivered == len(mails)
+        assert connection.reusable()
+        await connection.quit()
+        assert len(sessions) == 1
+    assert told[-1] == outcomes
+    assert [outcome.verdict for (outcome,) in told] == [Verdict.DELIVERED] * len(mails)
+    assert heard[-len(mails) :] == [mail.data + b".\r\n" for mail in mails]
+
+
+async def test_a_peer_that_hangs_up_between_announced_mails_fails_the_one_in_hand():
+    """The one before it is told of as delivered, and nobody is asked what follows."""
+
+    async def script(session: Peer) -> None:
+        await session.greet()
+        await session.accept()
+        await session.say(b"250 2.0.0 ok\r\n")
+
+    told, go_on = one_call([MAIL, MAIL, MAIL])
+    async with peer(script) as (port, _):
+        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE), QUICK)
+        (outcome,) = await connection.deliver(MAIL, MAIL, go_on=go_on)
+        assert connection.closed
+    assert [outcome.verdict for (outcome,) in told] == [Verdict.DELIVERED]
+    assert (outcome.verdict, outcome.phase) == (Verdict.DEFERRED, Phase.MAIL)
+
+
+async def test_the_deadlines_of_announced_mails_are_their_own():
+    """What the first has used up is not taken from the second, which has its own."""
+
+    async def script(session: Peer) -> None:
+        await session.greet()
+        await session.accept()
+        await trio.sleep(0.3)
+        await session.say(b"250 2.0.0 ok\r\n")
+        await session.rest()
+
+    began = trio.current_time()
+    told, go_on = one_call([MAIL, MAIL])
+    async with peer(script) as (port, _):
+        connection = await Connection.open(
+            Route("127.0.0.1", port, TlsMode.NONE), Deadlines(command=0.5, dot=0.5, total=0.6)
+        )
+        (outcome,) = await connection.deliver(MAIL, MAIL, go_on=go_on)
+    assert [outcome.verdict for (outcome,) in told] == [Verdict.DELIVERED]
+    assert (outcome.verdict, outcome.phase) == (Verdict.DEFERRED, Phase.MAIL)
+    assert trio.current_time() - began > 0.7
+
+
+@pytest.mark.parametrize("sending", [False, True])
+async def test_a_connection_that_is_aborted_ends_its_delivery(sending: bool):
+    """At once, whether it waits for a reply or for room; and says what was known."""
+
+    async def script(session: Peer) -> None:
+        await session.greet()
+        if sending:
+            await session.until(b"DATA\r\n")
+            await session.say(b"250 ok\r\n250 ok\r\n354 go\r\n")
+        await trio.sleep_forever()
+
+    mail = Mail("a@x.org", ("b@y.org",), (b"y" * 998 + b"\r\n") * 20_000)
+    async with peer(script) as (port, _), trio.open_nursery() as nursery:
+        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE))
+
+        async def abort() -> None:
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert connection.in_data is sending
+            connection.abort()
+
+        nursery.start_soon(abort)
+        with pytest.raises(trio.ClosedResourceError):
+            await connection.deliver(mail)
+        assert connection.closed
+        assert connection.outcomes is not None
+        assert connection.outcomes[0].verdict is Verdict.DEFERRED
 
 
 async def drop_after_the_dot(session: Peer) -> None:

@@ -270,6 +270,34 @@ async def test_a_session_that_is_cut_off_ends(scheduling, pair):
     assert cleaned == [trio.lowlevel.current_task()]
 
 
+async def test_a_socket_that_is_closed_by_others_leaves_its_number_to_the_next(pair):
+    """Its session ends, and what has the number by then goes on being watched."""
+    scheduling = Trampoline()
+    ours, _ = pair
+    number = ours.fileno()
+    first = scheduling.waits(ours)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scheduling.run)
+            nursery.start_soon(first.host, first.read(10))
+            await wait_all_tasks_blocked()
+            first.closing()
+            ours.close()
+            other, peer = socket.socketpair()
+            other.setblocking(False)
+            with other, peer:
+                assert other.fileno() == number
+                second = scheduling.waits(other)
+
+                async def say() -> None:
+                    await wait_all_tasks_blocked()  # the first has ended by then
+                    peer.send(b"x")
+
+                nursery.start_soon(say)
+                assert await second.host(second.read(10)) == b"x"
+            nursery.cancel_scope.cancel()
+
+
 async def test_what_was_pinned_is_of_no_use_afterwards(pair):
     """Kept beyond its block it refuses, rather than to wait in another's task."""
     waits = Trampoline().waits(pair[0])
