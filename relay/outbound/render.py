@@ -23,6 +23,8 @@ from relay.smtp.client import Mail
 
 _ADDRESS = re.compile(r"[A-Za-z0-9_+\-]+(?:\.[A-Za-z0-9_+\-]+)*@[a-z0-9]+(?:[.\-][a-z0-9]+)*")
 """Addresses that `compose` would leave as they are; `Mail.plain` wants no more."""
+_SUBJECT = re.compile(r"[!-~]+(?: [!-~]+)*")
+"""Subjects in ASCII without runs of spaces, or some at an end, which folding would lose."""
 _SHORT = 60  # characters; no header made of so many needs to be folded
 
 
@@ -38,7 +40,7 @@ def mail_of(claimed: Claimed) -> Mail:
 
 def _plain(claimed: Claimed) -> Mail | None:
     """The mail that a message is which needs none of `compose`'s care, or None."""
-    sender, recipient, subject = claimed.sender, claimed.recipient, claimed.subject
+    recipient, subject = claimed.recipient, claimed.subject
     if (
         claimed.text_body is None
         or claimed.html_body is not None
@@ -46,34 +48,61 @@ def _plain(claimed: Claimed) -> Mail | None:
         or claimed.attachments
         or claimed.sender_name
         or claimed.recipient_name
-        or len(sender) > _SHORT
         or len(recipient) > _SHORT
         or len(subject) > _SHORT
-        or not _ADDRESS.fullmatch(sender)
         or not _ADDRESS.fullmatch(recipient)
-        or not (subject.isascii() and subject.isprintable())
+        or not _SUBJECT.fullmatch(subject)
         or "=?" in subject
-        or not all(subject.split(" "))  # runs of spaces, or some at an end: folding loses them
     ):
         return None
+    around = _around(claimed.sender)
     body = _body(claimed.text_body)
-    if body is None:
+    if around is None or body is None:
         return None
+    first, last = around
     head = (
-        f"From: {sender}\r\n"
-        f"To: {recipient}\r\n"
+        f"{first}{recipient}\r\n"
         f"Subject: {subject}\r\n"
         f"Date: {_date(int(claimed.created_at.timestamp()))}\r\n"
-        f"Message-ID: <{claimed.id}@{sender.rpartition('@')[2]}>\r\n"
+        f"Message-ID: <{claimed.id}{last}"
+    )
+    return Mail.plain(claimed.sender, recipient, head.encode() + body)
+
+
+@lru_cache(maxsize=64)
+def _around(sender: str) -> tuple[str, str] | None:
+    """What stands before and after all that differs between the plain mails of a sender."""
+    if len(sender) > _SHORT or not _ADDRESS.fullmatch(sender):
+        return None
+    return f"From: {sender}\r\nTo: ", (
+        f"@{sender.rpartition('@')[2]}>\r\n"
         "MIME-Version: 1.0\r\n"
         "Content-Type: text/plain; charset=utf-8\r\n"
         "Content-Transfer-Encoding: 7bit\r\n\r\n"
     )
-    return Mail.plain(sender, recipient, head.encode() + body)
 
 
 def _body(text: str) -> bytes | None:
-    """A text as it may follow the headers, its line ends CRLF; None if it needs encoding."""
+    """A text as it may follow the headers, its line ends CRLF; None if it needs encoding.
+
+    The recipients of one content, who share its text (`Queue.claim`), share what is made of it.
+    """
+    global _shared
+    if len(text) > _MOST_SHARED:
+        return _made_body(text)
+    of, body = _shared
+    if of is not text:
+        body = _made_body(text)
+        _shared = text, body
+    return body
+
+
+_MOST_SHARED = 100_000  # characters; a larger text is not kept
+_shared: tuple[str, bytes | None] = ("", b"\r\n")
+"""The text that was composed last, and its body."""
+
+
+def _made_body(text: str) -> bytes | None:
     if not text.isascii():
         return None
     body = text.encode()
