@@ -178,7 +178,7 @@ class UnknownChild(SupervisorError, KeyError):
 
 
 class NotUnderstood(SupervisorError):
-    """No actor of that name has this kind of message among what it `hears`."""
+    """No actor of that name does this: it does not hear such messages, or cannot be paused."""
 
 
 class NotRunning(SupervisorError):
@@ -587,7 +587,8 @@ class ChildSpec:
     ready; waiting for a message or a tick is not silence.  `fatal`: exceptions that end the tree.
     `awaited`: later siblings wait until it is ready; if not, they wait only until its first attempt
     has ended, in whatever way.  `hears`: the kinds of message that `Supervisor.tell` may give
-    it; what else its mailbox takes is between it and who holds the mailbox.
+    it; what else its mailbox takes is between it and who holds the mailbox.  `pausable`: whether it
+    has less to do while its inbox hands nothing out; one that has not refuses to be paused.
     """
 
     name: str
@@ -603,6 +604,7 @@ class ChildSpec:
     fatal: tuple[type[BaseException], ...] = ()
     awaited: bool = True
     hears: tuple[type, ...] = ()
+    pausable: bool = True
 
     def __post_init__(self) -> None:
         """Make a mailbox where none was given, and refuse what cannot work."""
@@ -1043,6 +1045,10 @@ class _Child:
     def ask_to_drain(self, *, final: bool) -> None:
         raise AssertionError("abstract")
 
+    @property
+    def pausable(self) -> bool:
+        raise AssertionError("abstract")
+
     def set_paused(self, paused: bool) -> None:
         raise AssertionError("abstract")
 
@@ -1148,6 +1154,10 @@ class _Worker(_Child):
         ctx = cast(Context, self.context)
         ctx.draining.set()
         ctx.inbox._drain(final=final)
+
+    @property
+    def pausable(self) -> bool:
+        return self.spec.pausable
 
     def set_paused(self, paused: bool) -> None:
         if paused == self.paused:
@@ -1425,15 +1435,20 @@ class _Branch(_Child):
     def ask_to_drain(self, *, final: bool) -> None:
         self.stop()
 
+    @property
+    def pausable(self) -> bool:
+        return any(child.pausable for child in self.children)
+
     def set_paused(self, paused: bool) -> None:
         if paused != self.is_paused():
             self.boss._publish(Paused if paused else Resumed, self)
         for child in self.children:
-            child.set_paused(paused)
+            if child.pausable:
+                child.set_paused(paused)
 
     def is_paused(self) -> bool:
-        """Whether all under it are: it hands out nothing itself."""
-        return bool(self.children) and all(child.is_paused() for child in self.children)
+        """Whether all under it are that can be: it hands out nothing itself."""
+        return self.pausable and all(child.is_paused() for child in self.children if child.pausable)
 
     def close(self, *, failed: bool) -> None:
         for child in self.children:
@@ -1618,11 +1633,15 @@ class Supervisor:
         await trio.lowlevel.checkpoint()
 
     def pause(self, name: str) -> None:
-        """Let the inbox of a child, or of all children of a supervisor, hand nothing out.
+        """Let the inbox of a child hand nothing out, or of all in a supervisor that can be paused.
 
-        Holds across restarts until `resume`.  Raises UnknownChild.
+        Holds across restarts until `resume`.  Raises UnknownChild, NotUnderstood where nothing
+        can be paused.
         """
-        self._child(name).set_paused(True)
+        child = self._child(name)
+        if not child.pausable:
+            raise NotUnderstood(f"{name!r} cannot be paused")
+        child.set_paused(True)
 
     def resume(self, name: str) -> None:
         """Undo `pause`.  Raises UnknownChild."""

@@ -5,8 +5,11 @@ A command goes into the mailbox of an actor that lists it (`hears`, beside the a
 `actors/tree.py`), and is done when the actor reads it: after the resume of one that is paused,
 after the next start of one that is down.  Said to a group it goes to all in it that list it.
 
+A pause holds back what can wait: what comes by the mailbox or by a port, and what is done every so
+often.  The database's two actors and the control plane have none of it and refuse (`pausable`).
+
 Fails with KeyError for a name nobody has, `NotUnderstood` for a command that nobody of that name
-lists, `NotNow` in a shutdown and while the actor has a full mailbox.
+lists and a pause that it refuses, `NotNow` in a shutdown and while the actor has a full mailbox.
 """
 
 from __future__ import annotations
@@ -67,7 +70,10 @@ class Commands:
 
     def pause(self, name: str) -> None:
         """Let it take no more work."""
-        self._boss.pause(current_name(name))
+        try:
+            self._boss.pause(current_name(name))
+        except supervisor.NotUnderstood as error:
+            raise NotUnderstood from error
 
     def resume(self, name: str) -> None:
         """Let it work again."""

@@ -272,11 +272,13 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 drain_timeout=30.0,
                 stop_timeout=10.0,
                 fatal=(ConfigError,),
+                pausable=False,
             ),
             actor(
                 "listener",
                 parts.listener,
                 start_timeout=900.0,  # an external database may be away
+                pausable=False,
             ),
             strategy=Strategy.REST_FOR_ONE,
         ),
@@ -371,7 +373,7 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 hears=(Report,),
                 drain_timeout=parts.devices_drain + 5.0,
             ),
-            actor("control", parts.control, hears=(Report,)),
+            actor("control", parts.control, hears=(Report,), pausable=False),
         ),
     )
     return SupervisorSpec(

@@ -29,6 +29,8 @@ def _declare(verb: str, text: str) -> None:
             output.document(node)
         else:
             output.table(COLUMNS, list(rows(node, time.time())))
+            if verb in {"sweep", "report"} and node["state"] == "paused":
+                output.note(f"{node['name']} is paused: it does so when resumed")
 
     decorated: Callable[..., None] = command
     for decorate in (
@@ -41,7 +43,11 @@ def _declare(verb: str, text: str) -> None:
 
 
 _declare("restart", "Drain it and start it again.")
-_declare("pause", "Let it take no more work, until resumed; what waits is kept.")
+_declare(
+    "pause",
+    "Let it take no more work, until resumed; what waits is kept. All but postgres, listener and "
+    "control, which have no work that can wait.",
+)
 _declare("resume", "Let it work again.")
 _declare(
     "sweep",

@@ -59,6 +59,7 @@ async def house() -> AsyncIterator[House]:
                 max_restarts=0,
                 backoff=Backoff(base=1000.0, cap=1000.0),
             ),
+            SupervisorSpec("core", (ChildSpec("postgres", here.listens, pausable=False),)),
         ),
     )
     async with trio.open_nursery() as nursery:
@@ -92,6 +93,20 @@ async def test_a_group_is_meant_as_a_whole(autojump_clock):
         here.commands.pause("outbound")
         states = {child.state for child in here.commands.node("outbound").children}
         assert states == {State.PAUSED}
+
+
+async def test_a_pause_that_would_hold_nothing_back_is_refused(autojump_clock):
+    """By an actor and by its group; one that has others as well pauses those."""
+    async with house() as here:
+        for name in ("postgres", "core"):
+            with pytest.raises(NotUnderstood):
+                here.commands.pause(name)
+        here.commands.pause("relay")
+        assert here.commands.node("relay").state is State.PAUSED
+        assert here.commands.node("outbound").state is State.PAUSED
+        assert here.commands.node("postgres").state is State.RUNNING
+        here.commands.resume("relay")
+        assert here.commands.node("relay").state is State.RUNNING
 
 
 async def test_what_is_not_understood_is_refused(autojump_clock):

@@ -142,6 +142,12 @@ def test_what_can_be_said_to_an_actor_is_listed_beside_it():
     assert heard[Report] == {"control", "devices", "device_store", "ingest"}
 
 
+def test_what_has_no_work_that_can_wait_is_not_paused():
+    """The database's actors, and the plane by which an operator resumes the others."""
+    specs = leaves(built(load(environ=FILTER)))
+    assert {spec.name for spec in specs if not spec.pausable} == {"postgres", "listener", "control"}
+
+
 def test_a_subset_brings_what_it_needs():
     """`--only ingest` stores and summarises, but expires nothing and serves no HTTP."""
     assert names(Settings(), frozenset({"ingest"})) == [

@@ -59,13 +59,14 @@ _FILL = """
 
 
 def fill(url: str) -> None:
-    """Put everything there."""
+    """Put everything there, in one transaction: or the relay would parse the messages meanwhile."""
     text = _FILL.format(
         mailboxes=MAILBOXES, messages=MESSAGES + IN_ONE, in_one=IN_ONE, outbound=100_000
     )
     with psycopg.connect(url, autocommit=True) as connection:
-        for statement in filter(str.strip, text.split(";\n")):
-            connection.execute(statement)
+        with connection.transaction():
+            for statement in filter(str.strip, text.split(";\n")):
+                connection.execute(statement)
         connection.execute("VACUUM ANALYZE")
 
 

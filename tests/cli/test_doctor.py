@@ -294,18 +294,20 @@ def test_mail_that_goes_nowhere_is_found(server: Server, tmp_path: Path) -> None
 
 
 def test_what_somebody_paused_is_found(relay: RelayProcess) -> None:
-    """A paused queue and a paused actor are warned of in a relay that runs well."""
+    """A paused queue, a paused actor and a group are warned of in a relay that runs well."""
     with relay.http() as api:
         try:
             api.post("/api/v1/queue/pause").raise_for_status()
             api.post("/api/v1/supervision/ticker/pause").raise_for_status()
+            api.post("/api/v1/supervision/lifecycle/pause").raise_for_status()
             done = cli("doctor", "--json", "--data-dir", relay.data_dir, env=relay.env)
         finally:
             api.post("/api/v1/supervision/ticker/resume").raise_for_status()
+            api.post("/api/v1/supervision/lifecycle/resume").raise_for_status()
             api.post("/api/v1/queue/resume").raise_for_status()
     found = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert found["queue"]["advice"] == "relay queue resume"
-    assert "ticker" in found["actors"]["found"]
+    assert found["actors"]["found"] == "paused: ticker, lifecycle"  # not each actor in it
     assert {f["check"] for f in found.values() if f["state"] == "warn"} >= {"queue", "actors"}
 
 

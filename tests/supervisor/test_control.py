@@ -351,3 +351,23 @@ async def test_a_child_is_told_what_it_hears_and_nothing_else(autojump_clock):
                 house.supervisor.tell(name, message)
         with pytest.raises(UnknownChild):
             house.supervisor.tell("z", 1)
+
+
+async def test_what_cannot_be_paused_refuses(autojump_clock):
+    """Alone, and as all that a supervisor has; beside others it goes on while they are paused."""
+
+    async def waits(ctx):
+        ctx.ready()
+        await ctx.draining.wait()
+
+    inner = SupervisorSpec("inner", (ChildSpec("b", waits, pausable=False),))
+    spec = SupervisorSpec("root", (ChildSpec("a", waits), inner))
+    async with running(spec) as house:
+        await house.settle()
+        for name in ("b", "inner"):
+            with pytest.raises(NotUnderstood, match=name):
+                house.supervisor.pause(name)
+        house.supervisor.pause("root")
+        states = {node.name: node.state for node in house.supervisor.tree().children}
+        assert states == {"a": State.PAUSED, "inner": State.RUNNING}
+        assert house.supervisor.tree().state is State.PAUSED

@@ -78,7 +78,7 @@ def check_actors(tree: dict[str, Any]) -> Finding:
     nodes = [tree]
     for node in nodes:
         nodes += node["children"]
-    paused = [node["name"] for node in nodes if node["state"] == "paused"]
+    paused = list(_paused(tree))
     if paused:
         return Finding(
             "actors",
@@ -94,6 +94,15 @@ def check_actors(tree: dict[str, Any]) -> Finding:
         f"restarted again and again: {', '.join(restless)}" if restless else f"{actors} run",
         f"relay tail --level error --actor {restless[0] if restless else ''}",
     )
+
+
+def _paused(node: dict[str, Any]) -> Iterator[str]:
+    """Yield who is paused: a group alone where all in it are."""
+    if node["state"] == "paused":
+        yield node["name"]
+        return
+    for child in node["children"]:
+        yield from _paused(child)
 
 
 def check_queue(queue: dict[str, Any]) -> Finding:

@@ -28,7 +28,11 @@ from relay.times import rfc3339
 
 log = get_logger()
 
-_LACKING = {"sweep": "nothing that it does every so often", "report": "no figures of its own"}
+_LACKING = {
+    "sweep": "it has nothing that it does every so often",
+    "report": "it has no figures of its own",
+    "pause": "others need it while it runs, and it takes no work that could wait",
+}
 
 
 class TreeNode(BaseModel):
@@ -140,7 +144,7 @@ def register(api: Api) -> None:
         except NotUnderstood as error:
             raise Problem(
                 409, "not-understood",
-                f"{name} does not understand {verb!r}: it has {_LACKING[verb]}.",
+                f"{name} does not understand {verb!r}: {_LACKING[verb]}.",
                 title="Command not understood",
             ) from error  # fmt: skip
         except NotNow as error:
@@ -176,7 +180,7 @@ def register(api: Api) -> None:
     declare("restart", "Restart an actor", "it is being drained and started", supervision.restart,
             busy)  # fmt: skip
     declare("pause", "Pause an actor", "it takes no more work; what waits is kept",
-            supervision.pause)  # fmt: skip
+            supervision.pause, unknown)  # fmt: skip
     declare("resume", "Resume a paused actor", "it works again", supervision.resume)
     declare("sweep", "Have an actor do now what it does every so often",
             "it is told; one that is paused does it when resumed", supervision.sweep,
