@@ -476,10 +476,21 @@ class Inbox(Generic[T]):
             held = self._next()
         batch = [held]
         if held.attempts == 1:
-            while len(batch) < limit and self._mailbox._next_is_innocent():
-                held = self._next()
-                assert held is not None  # nothing ran in between: neither paused nor drained
-                batch.append(held)
+            mailbox = self._mailbox
+            fresh, hold = mailbox._fresh, mailbox._held
+            while len(batch) < limit and mailbox._next_is_innocent():
+                if mailbox._again:
+                    held = self._next()
+                    assert held is not None  # nothing ran in between: neither paused nor drained
+                    batch.append(held)
+                    continue
+                # What `_next` would do with each of those that nobody has seen yet.
+                for _ in range(min(limit - len(batch), len(fresh))):
+                    held = Held(fresh.popleft(), mailbox)
+                    hold[held] = None
+                    batch.append(held)
+                if mailbox._senders:
+                    mailbox._admit()
         return batch
 
     def statistics(self) -> MailboxStatistics:

@@ -272,6 +272,7 @@ class Lookups:
         self._batch = batch
         self._questions: list[Question] = []
         self._asked = trio.lowlevel.ParkingLot()
+        self._idle = False  # nothing is asked, and nothing under way
 
     def find(self, address: str) -> Question:
         """Return why a canonical address takes no mail (unknown, expired), or None if it does.
@@ -280,7 +281,9 @@ class Lookups:
         """
         question = Question(address)
         self._questions.append(question)
-        self._asked.unpark()
+        if self._idle:
+            self._idle = False
+            self._asked.unpark()
         return question
 
     async def run(self) -> None:
@@ -289,6 +292,7 @@ class Lookups:
         try:
             while True:
                 while not self._questions:
+                    self._idle = True
                     await self._asked.park()
                 asked, self._questions = (
                     self._questions[: self._batch],
