@@ -14,7 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector as Collector
@@ -77,6 +82,38 @@ class Tally(Collector):
         limits = [*map(floatToGoString, self._bounds), "+Inf"]
         buckets = list(zip(limits, accumulate(self._counts), strict=True))
         yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
+class Count:
+    """One series of `Counts`: add to its `value`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class Counts(Collector):
+    """A counter for what happens thousands of times a second, on one thread.
+
+    Counting is an addition; `prometheus_client.Counter` takes a lock and seven calls for it.
+    `tests/test_metrics.py` holds it to that one; `python -m tests.bench ingest` is where it pays.
+    """
+
+    def __init__(self, name: str, text: str, label: str = "", values: Sequence[str] = ()) -> None:
+        """`values`: of the label, in order, if there is one; `of` has the series by these."""
+        self._name = name
+        self._text = text
+        self._labelnames = [label] if label else []  # as in `prometheus_client`, for the page
+        self.of = {value: Count() for value in (values if label else ("",))}
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Show them as Prometheus wants them."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labelnames)
+        for value, one in self.of.items():
+            family.add_metric([value] if self._labelnames else [], one.value)
+        yield family
 
 
 Rows = Iterable[tuple[str, Mapping[str, float]]]

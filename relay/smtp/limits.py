@@ -133,6 +133,17 @@ class MemoryBudget:
         """Let a message begin; `forget` is called if it loses what it has to others."""
         return Share(self, began, forget)
 
+    def hold(self, size: int) -> bool:
+        """Take room for a message that is whole, if there is some left: nobody makes any for it."""
+        if self.used + size > self.total:
+            return False
+        self.used += size
+        return True
+
+    def free(self, size: int) -> None:
+        """Give back what was held so, once."""
+        self.used -= size
+
     def _fits(self, count: int, asking: Share, now: float) -> bool:
         """Whether there is room for `count` bytes more, made if need be."""
         lacking = self.used + count - self.total

@@ -55,10 +55,10 @@ class Lines:
         "_at",
         "_input",
         "_limits",
-        "_replies",
         "_sock",
         "_waits",
         "due",
+        "replies",
         "waiting",
         "waiting_since",
     )
@@ -70,7 +70,8 @@ class Lines:
         self._limits = limits
         self._input = b""
         self._at = 0  # how much of it was read
-        self._replies: list[bytes] = []
+        self.replies: list[bytes] = []
+        """What is to be said, in order."""
         self.due = math.inf
         """The instant at which the peer is out of time, on Trio's clock."""
         self.waiting = False
@@ -85,15 +86,16 @@ class Lines:
         """Whether something has come that was not read."""
         return self._at < len(self._input)
 
-    async def line(self, until: float) -> bytes | None:
+    async def line(self, until: float, *, begun: bool = False) -> bytes | None:
         """Return the next command without its CRLF, or None when it was too long to keep.
 
-        The peer has `command_timeout` for it, and no longer than `until`.
+        The peer has `command_timeout` for it, and no longer than `until`; where that has `begun`
+        before its first bytes came, it goes on.
         """
         end = self._input.find(b"\r\n", self._at)
         if end < 0:
-            self.waiting_since = now = self._waits.now()
-            self.due = min(now + self._limits.command_timeout, until)
+            if not begun:
+                self.await_command(self._waits.now(), until)
             while end < 0:
                 self.waiting = True
                 if self.unread:
@@ -105,9 +107,16 @@ class Lines:
                 if end < 0 and len(self._input) - self._at > self._limits.max_line_bytes:
                     await self._skip_line()
                     return None
+        self.waiting = False
         line = self._input[self._at : end]
         self._at = end + 2
         return line if len(line) <= self._limits.max_line_bytes else None
+
+    def await_command(self, now: float, until: float) -> None:
+        """From now on the peer must say a command, and has as long for it as `line` gives."""
+        self.waiting = True
+        self.waiting_since = now
+        self.due = min(now + self._limits.command_timeout, until)
 
     async def chunk(self, until: float) -> bytes:
         """Return what has come of a message, or what comes next.
@@ -115,14 +124,25 @@ class Lines:
         The peer has `data_timeout` for it, and no longer than `until`.
         """
         if not self.unread:
-            self.due = min(self._waits.now() + self._limits.data_timeout, until)
+            self.await_text(self._waits.now(), until)
             await self._fill(CHUNK)
         chunk = self._input if self._at == 0 else self._input[self._at :]
         self._input, self._at = b"", 0
         return chunk
 
+    def await_text(self, now: float, until: float) -> None:
+        """From now on the peer must go on with its message, and has as long as `chunk` gives."""
+        self.waiting = False
+        self.due = min(now + self._limits.data_timeout, until)
+
+    def all_unread(self) -> bytes:
+        """Return what has come and was not read, and have it read."""
+        rest = self._input[self._at :]
+        self._input, self._at = b"", 0
+        return rest
+
     def give_back(self, rest: bytes) -> None:
-        """Have `rest`, the end of the last chunk, read again: it is the next commands."""
+        """Have `rest`, the end of what was read last, read again: it is the next commands."""
         self._input, self._at = rest, 0
 
     async def peek(self, seconds: float) -> bool:
@@ -172,35 +192,41 @@ class Lines:
 
     def say(self, reply: bytes) -> None:
         """Queue a reply, its line ends included; it leaves when the next command is awaited."""
-        self._replies.append(reply)
+        self.replies.append(reply)
 
     async def flush(self) -> None:
         """Send what was queued; a peer that does not read it has `reply_timeout`."""
-        if not self._replies:
-            return
-        data = b"".join(self._replies)
-        self._replies.clear()
+        if not self.flush_nowait():
+            await self._send_on()
+
+    def flush_nowait(self) -> bool:
+        """Send what was queued; return whether the socket took it all at once."""
+        replies = self.replies
+        if not replies:
+            return True
+        data = b"".join(replies)
         try:
             sent = self._sock.send(data)
         except BlockingIOError:
             sent = 0
+        replies.clear()
         if sent < len(data):
-            await self._send_on(data[sent:])
+            replies.append(data[sent:])
+            return False
+        return True
 
-    async def _send_on(self, data: bytes) -> None:
+    async def _send_on(self) -> None:
         before, self.due = self.due, self._waits.now() + self._limits.reply_timeout
         async with self._waits.pinned() as pinned:
-            while data:
+            while not self.flush_nowait():
                 await pinned.wait_writable(self._sock)
-                with contextlib.suppress(BlockingIOError):
-                    data = data[self._sock.send(data) :]
         self.due = before
 
     def part(self, reply: bytes) -> None:
         """Say a last reply if the socket takes it at once: nobody waits for who is leaving."""
-        self._replies.append(reply)
+        self.replies.append(reply)
         with contextlib.suppress(OSError):  # it is gone, or reads nothing
-            self._sock.send(b"".join(self._replies))
+            self._sock.send(b"".join(self.replies))
 
     async def linger(self) -> None:
         """Read on for a moment: closing with unread input would take our last reply back (RST)."""

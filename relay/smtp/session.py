@@ -1,8 +1,8 @@
 """One SMTP session: aiosmtpd's `SMTP` class (verbs, envelope, address parser) on a Trio socket.
 
-aiosmtpd answers HELO, NOOP, RSET, EXPN, HELP and every MAIL and RCPT that is out of the ordinary;
-time, DATA and the ordinary MAIL and RCPT are ours, and reading and writing is `relay.smtp.lines`.
-What all sessions of a relay share is `relay.smtp.shared`.
+Ordinary mail is obeyed without it, by `relay.smtp.dialogue`.  aiosmtpd answers NOOP, RSET, EXPN,
+HELP and every MAIL and RCPT that is out of the ordinary; time and DATA are ours, and reading and
+writing is `relay.smtp.lines`.  What all sessions of a relay share is `relay.smtp.shared`.
 
 Promises:
 - 250 to the final dot is sent only after `Mailboxes.store` was answered, which is after COMMIT.
@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from aiosmtpd.smtp import MISSING, SMTP, Envelope, syntax
 from aiosmtpd.smtp import Session as Conversation
@@ -38,11 +38,11 @@ from prometheus_client import Counter
 from relay.accepted import Accepted
 from relay.errors import OverQuota, TemporaryFailure
 from relay.log import get_logger
-from relay.metrics import registry
+from relay.metrics import Counts, registry
 from relay.peers import peer_key
 from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
-from relay.smtp.data import DataDecoder
-from relay.smtp.lines import Lines, SessionOver
+from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
+from relay.smtp.lines import CHUNK, COMMANDS, Lines, SessionOver
 from relay.smtp.shared import Shared
 from relay.smtp.syntax import (
     FOREIGN_SIZE,
@@ -66,15 +66,16 @@ _UNKNOWN = "550 5.1.1 No such mailbox here"
 _NO_SPACE = "452 4.3.1 Too little disk space is left here, try again later"
 _no_space = REFUSED.labels("mail")
 
-_SENDER_OK, _RECIPIENT_OK = "250 2.1.0 OK", "250 2.1.5 OK"
+_SENDER_OK, _RECIPIENT_OK = SENDER_OK[:-2].decode(), RECIPIENT_OK[:-2].decode()
+
+_ORDINARY_HOOKS = frozenset({"MAIL", "RCPT", "DATA"})
+"""The filter's, with which no mail is ordinary."""
 
 # One object for each child of a labelled counter: labels() takes a lock and a look-up.
-_MESSAGES = Counter(
-    "relay_smtp_messages", "Messages whose final dot was answered.", ["outcome"], registry=registry
-)
-_accepted, _rejected, _deferred = (
-    _MESSAGES.labels(name) for name in ("accepted", "rejected", "deferred")
-)
+_OUTCOMES = ("accepted", "rejected", "deferred")
+_accepted, _rejected, _deferred = Counts(
+    "relay_smtp_messages", "Messages whose final dot was answered.", "outcome", _OUTCOMES
+).of.values()
 _RECIPIENTS = Counter(
     "relay_smtp_recipients_refused",
     "Recipients refused, by why: unknown (no such address), expired (its mailbox is over),"
@@ -85,7 +86,7 @@ _RECIPIENTS = Counter(
 _recipients_refused = {
     why: _RECIPIENTS.labels(why) for why in ("unknown", "expired", "over_quota", "filter")
 }
-_BYTES = Counter("relay_smtp_received_bytes", "Bytes of messages accepted.", registry=registry)
+(_bytes,) = Counts("relay_smtp_received_bytes", "Bytes of messages accepted.").of.values()
 
 
 def _announced(options: Sequence[str]) -> int:
@@ -96,9 +97,7 @@ def _announced(options: Sequence[str]) -> int:
 class Session(SMTP):
     """One connection, from its greeting to its end."""
 
-    # aiosmtpd has these as Optional.
-    session: Conversation
-    envelope: Envelope
+    session: Conversation  # aiosmtpd has it as Optional
 
     def __init__(self, shared: Shared, sock: socket.socket, waits: Waits, peer: Any) -> None:
         """`sock` is connected and does not block; `run` closes it.
@@ -121,10 +120,12 @@ class Session(SMTP):
         """Why the session ends once the command in hand is answered; empty: it goes on."""
         self._host = str(peer[0])
         self.lines = Lines(sock, waits, shared.limits)
+        self.dialogue = Dialogue(shared, self.session, self.lines.replies, self._kept)
+        self._ordinary = shared.filter is None or _ORDINARY_HOOKS.isdisjoint(shared.filter.hooks)
+        self.size = COMMANDS
+        """How many bytes are read at once (`relay.smtp.waits.Talk`)."""
         self._waits = waits
-        self._storing: Answer[Accepted] | None = None
         self._delayed = False  # it is we who keep the peer waiting, for what it guessed
-        self._receiving = False  # between 354 and the final dot
         self._suspect = False  # see _refuse_bare
         self._farewell = "421 4.3.2 Shutting down"
         self._path_code = "5.1.3"  # of a malformed address: sender's or recipient's
@@ -132,7 +133,12 @@ class Session(SMTP):
         self._stored = self._refused = 0
         self._turned_down: dict[str, int] = {}  # recipients, by why
         self._shown_session: Conversation | None = None  # the filter's own, made when it is asked
-        self._set_post_data_state()
+        self._shown: Envelope | None = None  # likewise, of each transaction
+
+    @property
+    def envelope(self) -> Envelope:  # type: ignore[override]  # an attribute there; nobody sets it
+        """The transaction, with the attributes that aiosmtpd's code reads and writes."""
+        return cast(Envelope, self.dialogue.transaction)
 
     # ------------------------------------------------------------------------ its life
 
@@ -152,6 +158,7 @@ class Session(SMTP):
                 reason = self.ending or "cancelled"
                 self.lines.part(self._farewell.encode() + b"\r\n")
             self.lines.close()
+            self.dialogue.release()
             self._log_end(reason, self._waits.now() - began)
 
     async def _live(self) -> str:
@@ -234,19 +241,15 @@ class Session(SMTP):
         """Obey one command after another; return why the session ends."""
         limits = self.limits
         while True:
-            if self.shared.draining:
+            if self.shared.draining and not self.dialogue.receiving:
                 raise SessionOver("draining", "421 4.3.2 Shutting down")
-            line = await self.lines.line(self._transaction_until)
             try:
-                if line is None:
-                    self._say(b"500 5.5.2 Line too long\r\n")
-                else:
-                    await self._obey(line)
+                await self._go_on()
             except (SessionOver, OSError):
                 raise
             except Exception as error:
                 await self.push(await self.handle_exception(error))
-                if self._receiving:
+                if self.dialogue.receiving:
                     # Where the message ends is unknown: what follows must not be read as commands.
                     raise SessionOver("failed", "421 4.3.0 Internal error; good-bye") from error
                 self._set_post_data_state()
@@ -258,12 +261,81 @@ class Session(SMTP):
             if self._idle_commands > limits.max_idle_commands:
                 raise SessionOver("idle commands", "421 4.7.0 Too many commands without a message")
 
+    async def _go_on(self) -> None:
+        """Obey the next command, and all ordinary ones before it."""
+        if self._ordinary and not self._suspect:
+            await self._converse()
+        if self.dialogue.receiving or self.dialogue.complete:
+            await self._message()
+        elif self.lines.unread or not self._ordinary or self._suspect:
+            line = await self.lines.line(self.dialogue.transaction.until, begun=self.lines.waiting)
+            if line is None:
+                self._say(b"500 5.5.2 Line too long\r\n")
+            else:
+                await self._obey(line)
+
+    # ------------------------------------------------------------------------ ordinary mail
+
+    async def _converse(self) -> None:
+        """Leave it to the dialogue, until there is something that it does not do."""
+        lines = self.lines
+        try:
+            if lines.unread:
+                step = self.take(lines.all_unread())
+            else:
+                step = self._await(True, self._waits.now())
+                if not step:
+                    await lines.flush()
+                    step = True
+            await self._waits.converse(self, step)
+        finally:
+            lines.give_back(self.dialogue.unread())
+
+    def take(self, chunk: bytes) -> Answer[Any] | bool:
+        """Have the dialogue take what has come (`relay.smtp.waits.Talk`)."""
+        if not chunk:
+            raise SessionOver("closed")
+        now = self._waits.now()
+        return self._await(self.dialogue.receive(chunk, now), now)
+
+    def answered(self) -> Answer[Any] | bool:
+        """Have the dialogue go on with its answer."""
+        now = self._waits.now()
+        return self._await(self.dialogue.answered(now), now)
+
+    def _await(self, step: Answer[Any] | bool, now: float) -> Answer[Any] | bool:
+        """Note who must do what until when, and say what there is to say."""
+        dialogue, lines = self.dialogue, self.lines
+        if step is True:
+            if dialogue.receiving:
+                self.size = CHUNK
+                lines.await_text(now, dialogue.transaction.until)
+            else:
+                self.size = COMMANDS
+                lines.await_command(now, dialogue.transaction.until)
+            return lines.flush_nowait()
+        if step is not False or not dialogue.untouched:
+            lines.waiting = False
+        if step is not False and dialogue.complete:
+            # Past it the session ends: a reply then could be taken for that of the next dot.
+            lines.due = now + self.limits.store_timeout
+        return step
+
+    def _kept(self, size: int) -> None:
+        """Count a message that was stored."""
+        self._stored += 1
+        self._errors = self._unknown = self._idle_commands = 0
+        _accepted.value += 1
+        _bytes.value += size
+
+    # ------------------------------------------------------------------------ other commands
+
     async def _obey(self, line: bytes) -> None:
         if self._suspect and line.upper() != b"QUIT":
             farewell = "421 4.7.0 Commands followed a malformed message; good-bye"
             raise SessionOver("smuggling", farewell)
-        # MAIL and RCPT of ordinary mail, each read by one expression; what is out of the ordinary
-        # in any way goes on below, at eighteen and eight times the cost (relay/smtp/syntax.py).
+        # Ordinary MAIL and RCPT where there is a filter to ask; what is out of the ordinary goes on
+        # below, at eighteen and eight times the cost (relay/smtp/syntax.py).
         if self.envelope.mail_from is not None:
             if (rcpt := RCPT.fullmatch(line)) is not None:
                 self._reply(await self._rcpt(rcpt[1].decode(), []))
@@ -311,10 +383,8 @@ class Session(SMTP):
         return "451 4.3.0 Internal error, try again later"
 
     def _set_post_data_state(self) -> None:
-        self.envelope = Envelope()
-        self._recipients: dict[str, None] = {}  # canonical, in order, each once
-        self._shown: Envelope | None = None  # the filter's own
-        self._transaction_until = math.inf
+        self.dialogue.reset()
+        self._shown = None
 
     def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
         """aiosmtpd's parser, which is the email package's: it forgives and it has faults."""
@@ -468,21 +538,22 @@ class Session(SMTP):
                 return refusal
         self.envelope.mail_from = address
         self.envelope.mail_options.extend(options)
-        self._transaction_until = self._waits.now() + self.limits.transaction_timeout
+        self.dialogue.transaction.until = self._waits.now() + self.limits.transaction_timeout
         return _SENDER_OK
 
     async def _rcpt(self, address: str, options: list[str]) -> str:
-        if len(self._recipients) >= self.limits.max_recipients:
+        recipients = self.dialogue.transaction.recipients
+        if len(recipients) >= self.limits.max_recipients:
             return "452 4.5.3 Too many recipients"
         try:
             canonical = self.shared.canonical(address)
         except ValueError:
             return await self._miss("unknown")
-        if canonical in self._recipients:
+        if canonical in recipients:
             self._idle_commands += 1  # or a transaction would grow as long as it is repeated
             return _RECIPIENT_OK
         try:
-            why_not = await self._waits.wait(self.shared.mailboxes.find(canonical))
+            why_not = await self._waits.wait(self.dialogue.find(canonical))
             if why_not is not None:
                 return await self._miss(why_not)
         except OverQuota:
@@ -495,9 +566,8 @@ class Session(SMTP):
             if refusal is not None:
                 self._turn_down("filter")
                 return refusal
-        self.envelope.rcpt_tos.append(address)
         self.envelope.rcpt_options.extend(options)
-        self._recipients[canonical] = None
+        recipients[canonical] = address
         return _RECIPIENT_OK
 
     def _turn_down(self, why: str, recipients: int = 1) -> None:
@@ -520,52 +590,44 @@ class Session(SMTP):
 
     @syntax("DATA")
     async def smtp_DATA(self, arg: str | None) -> None:
-        """Take a message to its final dot, and answer when it is durable or refused."""
-        if not self._recipients:
+        """Have the message come."""
+        if not self.dialogue.transaction.recipients:
             missing = "RCPT" if self.envelope.mail_from is not None else "MAIL"
             await self.push(f"503 5.5.1 Error: need {missing} command")
             return
         if arg:
             await self.push("501 Syntax: DATA")
             return
-        self.lines.say(b"354 End data with <CR><LF>.<CR><LF>\r\n")
-        self._receiving = True
-        message = DataDecoder(self.limits.max_message_bytes)
-        share = self.shared.budget.share(self._waits.now(), message.drop)
-        try:
-            while self._receiving:
-                self._receiving = not await self._feed(message)
-                share.grow(message.held, self._waits.now())
-            share.keep()
-            self.lines.due = math.inf
-            await self._finish(message, room=not share.lost)
-        finally:
-            storing, self._storing = self._storing, None
-            if storing is not None and not storing.settled:
-                # We are cut off, and whoever stores it holds it in memory still.
-                share.keep()
-                storing.then(share.end)
-            else:
-                share.end()
+        self.dialogue.begin(self._waits.now())
+
+    async def _message(self) -> None:
+        """Take a message to its final dot, from where it stands, and answer it: durable or refused.
+
+        The dialogue does it without us where there is nothing to say but 250.
+        """
+        dialogue = self.dialogue
+        while dialogue.receiving:
+            if dialogue.endless:
+                farewell = "421 5.3.4 Message far too large; good-bye"
+                raise SessionOver("endless message", farewell, linger=True)
+            dialogue.feed(await self.lines.chunk(dialogue.transaction.until), self._waits.now())
+            self.lines.give_back(dialogue.unread())
+        self.lines.due = math.inf
+        if dialogue.storing is not None:
+            self._conclude(dialogue.storing.result())
+        else:
+            await self._finish()
         self._set_post_data_state()
 
-    async def _feed(self, message: DataDecoder) -> bool:
-        """Give a message what has come, or comes next; True when it is complete."""
-        if message.feed(await self.lines.chunk(self._transaction_until)):
-            self.lines.give_back(message.rest)
-            return True
-        if message.received > self.limits.discard_factor * self.limits.max_message_bytes:
-            farewell = "421 5.3.4 Message far too large; good-bye"
-            raise SessionOver("endless message", farewell, linger=True)
-        return False
-
-    async def _finish(self, message: DataDecoder, *, room: bool) -> None:
+    async def _finish(self) -> None:
         """Answer the final dot."""
+        message = self.dialogue.message
+        assert message is not None
         if message.bare:
             await self._refuse_bare()
         elif message.too_large:
             self._refuse(b"552 5.3.4 Message too large\r\n")
-        elif not room:
+        elif self.dialogue.crowded_out:
             self._defer(b"452 4.3.1 Too much mail in flight, try again later\r\n")
         elif self.shared.space.short():
             _no_space.inc()
@@ -591,40 +653,32 @@ class Session(SMTP):
             else:
                 self._defer(refusal.encode() + b"\r\n")
             return
-        reverse_path = "" if self.envelope.mail_from == "<>" else self.envelope.mail_from
-        # Past this deadline the session ends: a reply now could be taken for that of the next dot.
+        # As in `_await`.
         self.lines.due = self._waits.now() + self.limits.store_timeout
-        self._storing = self.shared.mailboxes.store(
-            reverse_path or "", tuple(self._recipients), raw
-        )
-        accepted = await self._waits.wait(self._storing)
+        self._conclude(await self._waits.wait(self.dialogue.store(raw)))
+
+    def _conclude(self, accepted: Accepted) -> None:
+        """Say what became of the message."""
         if accepted.error is not None:
             self._defer(b"451 4.3.0 Try again later\r\n")
-            return
-        if not accepted.stored:
-            if accepted.full:
-                self._turn_down("over_quota", len(self._recipients))
-                self._defer(b"452 4.2.2 Mailbox full, try again later\r\n")
-            else:
-                self._turn_down("expired", len(self._recipients))
-                self._refuse(b"550 5.1.1 No such mailbox here any more\r\n")
-            return
-        name = str(next(iter(accepted.stored.values())))
-        self.lines.say(b"250 2.6.0 Stored as %b\r\n" % name.encode())
-        self._stored += 1
-        self._errors = self._unknown = self._idle_commands = 0
-        _accepted.inc()
-        _BYTES.inc(len(raw))
+        elif accepted.stored:
+            self.dialogue.welcome(accepted)
+        elif accepted.full:
+            self._turn_down("over_quota", len(self.dialogue.transaction.recipients))
+            self._defer(b"452 4.2.2 Mailbox full, try again later\r\n")
+        else:
+            self._turn_down("expired", len(self.dialogue.transaction.recipients))
+            self._refuse(b"550 5.1.1 No such mailbox here any more\r\n")
 
     def _refuse(self, reply: bytes) -> None:
         self._say(reply)
         self._refused += 1
-        _rejected.inc()
+        _rejected.value += 1
 
     def _defer(self, reply: bytes) -> None:
         self._say(reply)
         self._refused += 1
-        _deferred.inc()
+        _deferred.value += 1
 
     async def _consult(self, hook: str, *args: Any, content: bytes | None = None) -> str | None:
         """Ask the operator's filter; None when it agrees, else the reply to give.

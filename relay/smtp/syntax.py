@@ -21,15 +21,24 @@ from relay.addresses import ATEXT, DOMAIN
 
 _ADDRESS = rf"[{ATEXT}]+(?:\.[{ATEXT}]+)*@{DOMAIN}".encode()
 
-MAIL = re.compile(
+_MAIL = (
     rb"(?i:MAIL FROM): ?<(%b)?>"
     rb"((?i:(?: SIZE=([0-9]{1,15}))?(?: BODY=(?:7BIT|8BITMIME))?)) ?" % _ADDRESS
 )
+_RCPT = rb"(?i:RCPT TO): ?<(%b)> ?" % _ADDRESS
+
+MAIL = re.compile(_MAIL)
 """A MAIL command; groups: the address (None for the null reverse-path), all parameters,
 and the value of SIZE."""
 
-RCPT = re.compile(rb"(?i:RCPT TO): ?<(%b)> ?" % _ADDRESS)
+RCPT = re.compile(_RCPT)
 """A RCPT command; group: the address."""
+
+MAIL_LINE = re.compile(_MAIL + rb"\r\n")
+"""`MAIL` with its CRLF, where more may follow."""
+
+RCPT_LINE = re.compile(_RCPT + rb"\r\n")
+"""`RCPT` likewise."""
 
 POSTMASTER = re.compile(r"(?i:TO): ?<(postmaster)> ?", re.IGNORECASE)
 """The one recipient that needs no domain (RFC 5321, 4.5.1)."""

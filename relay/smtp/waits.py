@@ -33,6 +33,24 @@ class Answer(Protocol[T_co]):
         """Return it, or raise what prevented it; once settled."""
 
 
+class Talk(Protocol):
+    """What goes on between a session and its peer without resuming the session.
+
+    Each call says what is next: True: more bytes; False: the session is resumed; an answer: once
+    it is there, `answered`.  What a call raises is raised in the session.
+    """
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes at most the next time."""
+
+    def take(self, chunk: bytes) -> Answer[Any] | bool:
+        """Take bytes; none: the stream has ended."""
+
+    def answered(self) -> Answer[Any] | bool:
+        """Go on with the answer that was waited for."""
+
+
 class Deadline(Protocol):
     """What `Pinned.move_on_after` gives."""
 
@@ -73,6 +91,12 @@ class Waits(Protocol):
 
     async def wait(self, answer: Answer[T]) -> T:
         """Wait for an answer."""
+
+    async def converse(self, talk: Talk, step: Answer[Any] | bool = True) -> None:
+        """Leave it to `talk`, which said `step` last, until it says False.  Not pinned.  OSError.
+
+        It is called by whoever has the bytes or the answer, not in the session's context.
+        """
 
     def pinned(self) -> AbstractAsyncContextManager[Pinned]:
         """Stay in the session's own task while in the block."""

@@ -6,6 +6,7 @@ of tasks at each wait, one system call to arm each socket, and nothing of our ow
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from relay.smtp.waits import Answer
+from relay.smtp.waits import Answer, Talk
 
 T = TypeVar("T")
 
@@ -63,6 +64,16 @@ class PlainWaits:
         answer.then(given.set)
         await given.wait()
         return answer.result()
+
+    async def converse(self, talk: Talk, step: Answer[Any] | bool = True) -> None:
+        """Read for it and wait for it, as the session would."""
+        while step is not False:
+            if step is True:
+                step = talk.take(await self.read(talk.size))
+            else:
+                with contextlib.suppress(Exception):  # `talk` looks at the answer itself
+                    await self.wait(step)
+                step = talk.answered()
 
     @asynccontextmanager
     async def pinned(self) -> AsyncIterator[PlainWaits]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.smtp.data import DataDecoder
+from relay.smtp.data import DataDecoder, whole_message
 
 WIRE = st.lists(
     st.sampled_from([b"\r", b"\n", b".", b"a", b"\x00", b"\xff", b"\r\n", b"\r\n.", b"\r\n.."]),
@@ -44,6 +44,23 @@ def test_any_cutting_decodes_as_the_reference_does(body, rest, data):
     assert (strict.done, strict.bare, strict.size) == (True, bare, len(text))
     assert strict.too_large == (len(text) > 5)
     assert strict.rest + unread == after
+
+
+@given(WIRE, st.sampled_from([b"", b"DATA\r\n"]), st.sampled_from([b"", b"QUIT\r\n", b".\r\n"]))
+def test_a_message_that_comes_whole_is_what_the_decoder_makes_of_it(body, before, after):
+    """Text and end; what has no end, a bare CR or LF or a dot in front is left to the decoder."""
+    wire = body + b"\r\n.\r\n" + after
+    message = DataDecoder(1000)
+    message.feed(wire)
+    ordinary = not message.bare and not wire.startswith(b".")
+    found = whole_message(before + wire, len(before))
+    assert (found is not None) == ordinary
+    if found is not None:
+        text, end = found
+        assert (text, (before + wire)[end:]) == (message.take(), message.rest)
+    cut = before + wire[: len(body) + 4]
+    if b"\r\n.\r\n" not in cut:
+        assert whole_message(cut, len(before)) is None
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,16 @@ async def test_a_deadline_is_that_of_the_command_or_the_callers(lines, theirs):
         assert lines.due == began + 1.0
 
 
+async def test_a_deadline_that_has_begun_goes_on(lines):
+    """The first bytes of a command, which somebody else read, buy no time."""
+    lines.await_command(trio.current_time() - 100.0, math.inf)
+    before = lines.due
+    lines.give_back(b"NOO")
+    with trio.move_on_after(0):
+        await lines.line(math.inf, begun=True)
+    assert lines.due == before
+
+
 async def test_a_flood_leaves_the_others_their_turns(lines, theirs):
     """However much has come, others run between one read of commands and the next."""
     theirs.setblocking(True)
