@@ -37,7 +37,7 @@ $(RUNNABLE): requirements.run.lock pyproject.toml
 	@# The build tool comes from the same place as everything else: the full lock, by its hash.
 	@awk '/^setuptools==/ { take = 1 } take { print } take && !/\\$$/ { exit }' requirements.lock >.venv/build.lock
 	@$(PIP) install --quiet --require-hashes -r .venv/build.lock
-	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(PIP) install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 	@touch $@
 
 # What is there already is left alone, so that after `run` only the rest is fetched.

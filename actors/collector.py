@@ -27,9 +27,9 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from actors.messages import SweepNow, Wake
 from actors.periodic import wait_for_messages
-from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
 from relay.jitter import new_rng
+from relay.keyring import Keyring
 from relay.lifecycle import token_queue
 from relay.lifecycle.batching import Batching, Reason
 from relay.lifecycle.pacing import Pacing

@@ -6,11 +6,11 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from relay.datadir import Keyring
 from relay.db.embedded import Embedded
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
+from relay.keyring import Keyring
 from relay.log import LogRing
 from relay.storage import AMPLE, Space
 from supervisor import Supervisor

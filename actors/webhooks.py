@@ -31,9 +31,9 @@ import trio
 
 from actors.messages import SweepNow
 from actors.periodic import wait_for_messages
-from relay.datadir import Keyring
 from relay.errors import DatabaseUnavailable
 from relay.jitter import new_rng
+from relay.keyring import Keyring
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outage import Outage

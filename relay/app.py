@@ -37,13 +37,14 @@ from actors.tree import Parts, build_tree, wire
 from relay import log as logging
 from relay import metrics
 from relay.crypto import hash_token, new_admin_token
-from relay.datadir import DataDir, Keyring
+from relay.datadir import DataDir
 from relay.db.embedded import Embedded
 from relay.db.hosts import Hosts
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
 from relay.errors import ConfigError, innermost
+from relay.keyring import Keyring
 from relay.log import get_logger
 from relay.memory import return_large_blocks
 from relay.settings import Settings, ignored, load, parse_endpoint, parse_floor

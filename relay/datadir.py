@@ -28,10 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cryptography.fernet import Fernet
-
 from relay import files
-from relay.crypto import Vault
 from relay.errors import ConfigError
 
 
@@ -99,17 +96,12 @@ class DataDir:
 
     def secret_keys(self, configured: str) -> tuple[bytes, ...]:
         """Return the signing keys (32 bytes each), newest first; made here when unset."""
-        text = configured or self._kept("secret_key", lambda: secrets.token_hex(32))
+        text = configured or self.kept("secret_key", lambda: secrets.token_hex(32))
         return tuple(bytes.fromhex(part) for part in text.split(",") if part.strip())
-
-    def encryption_keys(self, configured: str) -> tuple[str, ...]:
-        """Return the Fernet keys, newest first; made here when unset."""
-        text = configured or self._kept("encryption_keys", lambda: Fernet.generate_key().decode())
-        return tuple(part.strip() for part in text.split(",") if part.strip())
 
     def device_key(self, configured: str) -> bytes:
         """Return the private X25519 key (32 bytes) of the device ports; made here when unset."""
-        text = configured or self._kept("device_key", lambda: secrets.token_hex(32))
+        text = configured or self.kept("device_key", lambda: secrets.token_hex(32))
         try:
             key = bytes.fromhex(text)
         except ValueError:
@@ -121,7 +113,8 @@ class DataDir:
             )
         return key
 
-    def _kept(self, name: str, make: Callable[[], str]) -> str:
+    def kept(self, name: str, make: Callable[[], str]) -> str:
+        """Return the secret of this name; made, and kept, where there is none yet."""
         file = self.path / name
         try:
             return file.read_text().strip()
@@ -133,58 +126,6 @@ class DataDir:
     def keep(self, name: str, text: str) -> None:
         """Replace a kept secret: whole or not at all, durably, mode 0600."""
         files.replace(self.path / name, text.encode() + b"\n")
-
-
-class Keyring:
-    """The signing and encryption keys of a relay, which may be rotated while it runs.
-
-    Keys that the settings give are the operator's to change; those of the data directory are
-    changed here, each change durable before it is used.  Blocking: a file is written.
-    """
-
-    OLD_SIGNING_KEYS = 4
-    """The number of former signing keys that go on verifying what they signed."""
-
-    def __init__(self, data: DataDir, secret_key: str = "", encryption_keys: str = "") -> None:
-        """Read the keys, or make them; the arguments are the settings of the same names."""
-        self._data = data
-        self.signing_is_ours = not secret_key
-        self.encryption_is_ours = not encryption_keys
-        self._signing = data.secret_keys(secret_key)
-        self._encryption = data.encryption_keys(encryption_keys)
-        self.vault = Vault(self._encryption)
-
-    @property
-    def signing(self) -> tuple[bytes, ...]:
-        """The signing keys of 32 bytes: the first signs, all verify."""
-        return self._signing
-
-    @property
-    def encryption_count(self) -> int:
-        """How many encryption keys there are; more than one while a rotation is unfinished."""
-        return len(self._encryption)
-
-    def renew_signing(self) -> None:
-        """Sign with a new key from now on."""
-        keys = (secrets.token_bytes(32), *self._signing)[: 1 + self.OLD_SIGNING_KEYS]
-        self._data.keep("secret_key", ",".join(key.hex() for key in keys))
-        self._signing = keys
-
-    def renew_encryption(self) -> None:
-        """Encrypt with a new key from now on; the former ones still decrypt."""
-        keys = (Fernet.generate_key().decode(), *self._encryption)
-        self._data.keep("encryption_keys", ",".join(keys))
-        self._encryption = keys
-        self.vault.replace(keys)
-
-    def drop_old_encryption(self) -> None:
-        """Forget the former encryption keys, which nothing stored needs any more.
-
-        The vault goes on knowing them until the next start: somebody may have read a row a
-        moment before it was sealed anew.
-        """
-        self._data.keep("encryption_keys", self._encryption[0])
-        self._encryption = self._encryption[:1]
 
 
 def _locked(lock: int, *, shared: bool = False, patience: float = 0.0) -> bool:

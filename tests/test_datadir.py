@@ -4,12 +4,10 @@ import os
 import stat
 import subprocess
 import sys
-from uuid import uuid4
 
 import pytest
 
-from relay.crypto import Unreadable
-from relay.datadir import DataDir, Keyring
+from relay.datadir import DataDir
 from relay.errors import ConfigError
 
 
@@ -47,41 +45,13 @@ def test_secrets_are_made_once_and_kept_to_ourselves(tmp_path):
     """Keys survive a restart, and nobody else can read them."""
     data = DataDir(tmp_path / "var")
     data.prepare()
-    signing, encrypting = data.secret_keys(""), data.encryption_keys("")
+    signing = data.secret_keys("")
     assert [len(key) for key in signing] == [32]
-    again = DataDir(data.path)
-    assert (again.secret_keys(""), again.encryption_keys("")) == (signing, encrypting)
-    for name in ("secret_key", "encryption_keys"):
-        assert stat.S_IMODE(os.stat(data.path / name).st_mode) == 0o600
+    assert DataDir(data.path).secret_keys("") == signing
+    assert stat.S_IMODE(os.stat(data.path / "secret_key").st_mode) == 0o600
     assert stat.S_IMODE(os.stat(data.path).st_mode) == 0o700
     assert data.secret_keys("00" * 32 + "," + "11" * 32) == (bytes(32), b"\x11" * 32)
     data.release()
-
-
-def test_a_new_signing_key_leaves_a_few_old_ones_that_verify(tmp_path):
-    """Each change is in the file at once, newest first; the oldest are forgotten in the end."""
-    keyring = Keyring(DataDir(tmp_path))
-    made = list(keyring.signing)
-    for _ in range(Keyring.OLD_SIGNING_KEYS + 2):
-        keyring.renew_signing()
-        made.insert(0, keyring.signing[0])
-        assert Keyring(DataDir(tmp_path)).signing == keyring.signing
-    assert len(set(made)) == len(made)
-    assert keyring.signing == tuple(made[: 1 + Keyring.OLD_SIGNING_KEYS])
-
-
-def test_dropped_keys_open_what_was_read_before(tmp_path):
-    """The file has the newest encryption key alone; the running vault still knows the others."""
-    keyring = Keyring(DataDir(tmp_path))
-    account = uuid4()
-    sealed = keyring.vault.seal(account, "secret")
-    keyring.renew_encryption()
-    assert Keyring(DataDir(tmp_path)).encryption_count == 2
-    keyring.drop_old_encryption()
-    assert keyring.vault.open(account, sealed) == "secret"
-    assert stat.S_IMODE(os.stat(tmp_path / "encryption_keys").st_mode) == 0o600
-    with pytest.raises(Unreadable):
-        Keyring(DataDir(tmp_path)).vault.open(account, sealed)
 
 
 def test_an_unusable_directory_is_a_configuration_error(tmp_path):

@@ -1,8 +1,8 @@
 """The command `relay`: the program itself, and what operates it from outside.
 
-Each file of this package is one group of commands.  Commands import what is slow to load
-(HTTP, Trio, the relay itself) only when they run, so that `--help`, completion and the
-small commands answer at once.
+Each file of this package is a command or a group of them, and is loaded when that is asked for
+(`relay.cli.lazy`).  Commands import what is slow to load (Trio, the relay itself) only when they
+run, so that `--help`, completion and the small commands answer at once.
 
 Promises: results on stdout, everything else on stderr; a failure is one sentence and an
 exit code (`relay.cli.exits`), never a traceback unless RELAY_LOG__LEVEL is debug; an
@@ -20,34 +20,8 @@ from typing import NoReturn
 import click
 
 from relay import __version__
-from relay.cli import (
-    account,
-    actor,
-    backup,
-    collect,
-    completion,
-    config,
-    db,
-    demo,
-    device,
-    doctor,
-    exits,
-    key,
-    keys,
-    mailbox,
-    mcp,
-    messages,
-    queue,
-    send,
-    sender,
-    status,
-    suppression,
-    tail,
-    token,
-    up,
-    webhook,
-)
-from relay.cli.open import open_
+from relay.cli import completion, exits
+from relay.cli.lazy import LazyGroup
 from relay.errors import ConfigError, DatabaseUnavailable
 
 EPILOG = f"""\
@@ -59,7 +33,37 @@ Completion: relay --install-completion, in bash, zsh or fish; or for this shell 
 eval "$(_RELAY_COMPLETE=bash_source relay)"."""
 
 
+_COMMANDS = (
+    "up",
+    "demo",
+    "status",
+    "actor",
+    "open",
+    "tail",
+    "mailbox",
+    "messages",
+    "send",
+    "queue",
+    "sender",
+    "suppression",
+    "webhook",
+    "account",
+    "device",
+    "token",
+    "key",
+    "keys",
+    "db",
+    "config",
+    "collect",
+    "doctor",
+    "mcp",
+)
+
+
 @click.group(
+    cls=LazyGroup,
+    elsewhere={name: f"relay.cli.{name}:{name}" for name in _COMMANDS}
+    | {"open": "relay.cli.open:open_"},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EPILOG,
 )
@@ -80,37 +84,6 @@ def cli() -> None:
 
     `relay up` runs it; the other commands find the running relay through its data directory.
     """
-
-
-for command in (
-    up.up,
-    demo.demo,
-    status.status,
-    actor.actor,
-    open_,
-    tail.tail,
-    mailbox.mailbox,
-    messages.messages,
-    send.send,
-    queue.queue,
-    sender.sender,
-    suppression.suppression,
-    webhook.webhook,
-    account.account,
-    device.device,
-    token.token,
-    key.key,
-    keys.keys,
-    db.db,
-    config.config,
-    collect.collect,
-    doctor.doctor,
-    mcp.mcp,
-):
-    cli.add_command(command)
-
-for command in (backup.backup, backup.restore):
-    db.db.add_command(command)
 
 
 def main() -> NoReturn:

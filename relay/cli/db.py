@@ -16,12 +16,16 @@ import click
 
 from relay.cli import exits, options, output
 from relay.cli.exits import Failure
+from relay.cli.lazy import LazyGroup
 from relay.datadir import DataDir
 
 T = TypeVar("T")
 
 
-@click.group()
+@click.group(
+    cls=LazyGroup,
+    elsewhere={name: f"relay.cli.backup:{name}" for name in ("backup", "restore")},
+)
 def db() -> None:
     """The database: migrate, check, connect."""
 

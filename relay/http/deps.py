@@ -25,11 +25,11 @@ from uuid import UUID
 import trio
 
 from relay.access.keys import Keys
-from relay.datadir import Keyring
 from relay.db.listen import Hub
 from relay.devices.inbox import DeviceInbox
 from relay.http.page_sessions import PageSessions
 from relay.http.rate_limits import KnownKeys
+from relay.keyring import Keyring
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import Report

@@ -13,11 +13,12 @@ from actors.commands import FORMER
 from actors.messages import Report, SweepNow
 from actors.resources import Resources
 from actors.tree import ROLES, build_tree, wire
-from relay.datadir import DataDir, Keyring
+from relay.datadir import DataDir
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
 from relay.errors import ConfigError
+from relay.keyring import Keyring
 from relay.log import LogRing
 from relay.settings import Settings, load
 from supervisor import ChildSpec, Strategy, Supervisor, SupervisorSpec

@@ -16,12 +16,13 @@ from cryptography.fernet import Fernet
 from actors import webhooks as webhooks_actor
 from actors.messages import SweepNow, Wake
 from relay.access.owners import ADMINISTRATOR_ID
-from relay.datadir import DataDir, Keyring
+from relay.datadir import DataDir
 from relay.db.channels import WEBHOOKS
 from relay.db.listen import Reconnected, notifications
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import Invalid
+from relay.keyring import Keyring
 from relay.mailboxes.store import Store
 from relay.outbound.states import Cause
 from relay.webhooks.kinds import KINDS

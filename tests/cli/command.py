@@ -6,8 +6,10 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import click
 
 TIMEOUT = 60.0
 RELAY = [sys.executable, "-m", "relay"]
@@ -21,6 +23,18 @@ def environment(**changes: str) -> dict[str, str]:
         if not name.startswith("RELAY_") and name not in {"NO_COLOR", "TERM"}
     }
     return {**kept, "TERM": "xterm-256color", **changes}
+
+
+def leaves(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield each command under a group, with its name as it is typed."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
+        if isinstance(command, click.Group):
+            yield from leaves(command, f"{path}{name} ")
+        else:
+            yield path + name, command
 
 
 def cli(

@@ -17,7 +17,7 @@ import pytest
 
 from relay.cli import cli as program
 from relay.cli.watch import counters, sparkline
-from tests.cli.command import RELAY, cli, environment
+from tests.cli.command import RELAY, cli, environment, leaves
 from tests.relay_process import RelayProcess
 
 SILENT = {
@@ -37,21 +37,11 @@ SILENT = {
 }
 
 
-def _commands(group: click.Group, path: str = "") -> dict[str, click.Command]:
-    found: dict[str, click.Command] = {}
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            found |= _commands(command, f"{path}{name} ")
-        else:
-            found[path + name] = command
-    return found
-
-
 def test_whatever_prints_prints_json_too() -> None:
     """Each command that lists, shows or reports has --json; those that print nothing are named."""
     without = {
         name
-        for name, command in _commands(program).items()
+        for name, command in leaves(program)
         if not any("--json" in parameter.opts for parameter in command.params)
     }
     assert without <= SILENT
@@ -59,7 +49,7 @@ def test_whatever_prints_prints_json_too() -> None:
 
 def test_every_command_and_option_is_explained() -> None:
     """Each command has a first sentence, each option a help text."""
-    for name, command in _commands(program).items():
+    for name, command in leaves(program):
         assert (command.help or "").strip(), name
         for parameter in command.params:
             if isinstance(parameter, click.Option):

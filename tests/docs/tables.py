@@ -25,6 +25,7 @@ import relay
 from relay.cli import cli, exits
 from relay.metrics import registry
 from relay.settings import as_environment, known_names
+from tests.cli.command import leaves
 from tests.docs.pages import DOCS, ROOT, documents, wrapped
 from tests.relay_process import RelayProcess
 
@@ -45,7 +46,7 @@ _SAMPLE = re.compile(r"^(\w+)\{([^}]*)\}", re.MULTILINE)
 def commands() -> str:
     """Every command, its arguments and options, and what it does."""
     lines = ["| command | does |", "|---|---|"]
-    for name, command in _leaves(cli):
+    for name, command in leaves(cli):
         words = [f"relay {name}"]
         for parameter in command.params:
             if isinstance(parameter, click.Argument):
@@ -58,14 +59,6 @@ def commands() -> str:
         text = _cell(" ".join([*words, *options]))
         lines.append(f"| `{text}` | {_cell(command.get_short_help_str(200))} |")
     return "\n".join(lines)
-
-
-def _leaves(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from _leaves(command, f"{path}{name} ")
-        else:
-            yield path + name, command
 
 
 def _spelt(option: click.Option, command: click.Command) -> str:

@@ -23,13 +23,14 @@ from actors.messages import Accept, Report
 from actors.resources import Resources
 from relay.access.keys import Keys
 from relay.crypto import hash_token, new_admin_token
-from relay.datadir import DataDir, Keyring
+from relay.datadir import DataDir
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
 from relay.http.deps import Deps, Limits, Serving, WakeOutbound
 from relay.http.serve import MAX_CONNECTIONS
 from relay.ids import new_id
+from relay.keyring import Keyring
 from relay.log import LogRing
 from relay.mailboxes.store import Store
 from relay.mailboxes.summary import summarise

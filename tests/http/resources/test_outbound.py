@@ -16,10 +16,11 @@ import pytest
 import trio
 
 from relay.access.owners import ADMINISTRATOR_ID
-from relay.datadir import DataDir, Keyring
+from relay.datadir import DataDir
 from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.http.operations import MAX_BODY
+from relay.keyring import Keyring
 from relay.outbound.senders import Senders
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
