@@ -100,8 +100,8 @@ def test_a_configuration_error_is_78(tmp_path: Path) -> None:
 def test_an_unexpected_failure_is_70_without_a_traceback(tmp_path: Path) -> None:
     """What nobody expected is one sentence; with the log level debug it has its traceback."""
     program = (
-        "import relay.cli as c, sys; sys.argv = ['relay', 'status'];"
-        "c.status.status.callback = lambda **_: 1 / 0; c.main()"
+        "import relay.cli as c, relay.cli.status as s, sys; sys.argv = ['relay', 'status'];"
+        "s.status.callback = lambda **_: 1 / 0; c.main()"
     )
     for level, traced in (("info", False), ("debug", True)):
         done = subprocess.run(
