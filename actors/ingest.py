@@ -1,5 +1,9 @@
 """Ingest: takes mail by SMTP and hands it to the writer.
 
+`run` accepts and runs the sessions.  With `RELAY_SMTP__PROCESSES` above 1 it is two: `hand_on`
+accepts here and passes connections on, and `run` is in each process (`actors/ingest_main.py`) with
+what arrives there in place of sockets.
+
 Promises:
 - It serves on copies of the sockets it was given, so the port and the queue of connections
   survive its restart.
@@ -10,13 +14,14 @@ Promises:
 - `Report` logs how many sessions are open, and the bytes that they hold.
 
 Fails: one session's error ends nothing but its transaction.  Without file descriptors it waits
-for sessions to end.  Without the writer or the database, sessions get 4xx.
+for sessions to end.  Without the writer or the database, sessions get 4xx.  A crash of `hand_on`
+costs no session.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
@@ -33,12 +38,16 @@ from relay.futures import Future
 from relay.ids import new_id
 from relay.log import get_logger
 from relay.mailboxes.accept import Lookups
-from relay.smtp.limits import SmtpLimits
+from relay.smtp.front import Front
+from relay.smtp.limits import MemoryBudget, SmtpLimits
 from relay.smtp.server import Scheduling, Server
 from relay.storage import AMPLE, Space
 from supervisor import Context, Mailbox
 
 log = get_logger()
+
+Arrivals = Callable[[Server, trio.Nursery], Awaitable[object]]
+"""Has a server serve what arrives, each session in a nursery."""
 
 
 class _Mailboxes:
@@ -86,12 +95,15 @@ async def run(
     filter_hooks: frozenset[str] = frozenset(),
     space: Space = AMPLE,
     scheduling: Scheduling | None = None,
+    budget: MemoryBudget | None = None,
+    arrivals: Arrivals | None = None,
 ) -> None:
     """Serve SMTP on `sockets`, which listen already and stay open, until drained.
 
     `filter_` is the mailbox of the operator's filter, `filter_hooks` what that filter has;
     without `space` on the disk no mail is taken; `scheduling`: how sessions wait, where it is not
-    on a trampoline.
+    on a trampoline; `budget`: of the bytes of messages, where others share it; `arrivals` serves
+    connections that come another way than by sockets, until cancelled.
     """
     lookups = Lookups(pool)
     server = Server(
@@ -102,6 +114,7 @@ async def run(
         filter_=None if filter_ is None else _Filter(filter_, filter_hooks),
         space=space,
         scheduling=scheduling,
+        budget=budget,
     )
     copies = [one.dup() for one in sockets]
     try:
@@ -114,6 +127,8 @@ async def run(
                 for copy in copies:
                     copy.setblocking(False)
                     listeners.start_soon(_accept, server, copy, sessions, ctx)
+                if arrivals is not None:
+                    listeners.start_soon(arrivals, server, sessions)
                 ctx.ready()
                 await ctx.draining.wait()
                 listeners.cancel_scope.cancel()
@@ -122,6 +137,38 @@ async def run(
     finally:
         for copy in copies:
             copy.close()
+
+
+async def hand_on(ctx: Context, *, sockets: Sequence[socket.socket], front: Front) -> None:
+    """Pass the connections on that come to `sockets`, as `front` says, until drained.
+
+    `sockets` as in `run`.  Promises what that does, for the sessions in all processes.
+    """
+    copies = [one.dup() for one in sockets]
+    try:
+        async with trio.open_nursery() as service:
+            service.start_soon(report_when_told, ctx, front.figures)
+            async with trio.open_nursery() as listeners:
+                for copy in copies:
+                    copy.setblocking(False)
+                    listeners.start_soon(_pass_on, front, copy, ctx)
+                ctx.ready()
+                await ctx.draining.wait()
+                listeners.cancel_scope.cancel()
+            front.clear()
+            try:
+                await front.emptied()
+            except trio.Cancelled:  # the time is over
+                front.cut()
+                raise
+            service.cancel_scope.cancel()
+    finally:
+        for copy in copies:
+            copy.close()
+
+
+async def _pass_on(front: Front, listener: socket.socket, ctx: Context) -> None:
+    await front.accept(listener, paused=lambda: ctx.paused)
 
 
 async def _accept(

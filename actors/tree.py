@@ -21,6 +21,8 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
     │   └── collector     turns account tokens into letters, in batches, within a budget
     ├── devices-store     what waits for devices
     │   └── device_store  runs the store of the device inboxes, removes what nobody fetched
+    ├── processes         where SMTP sessions are, if RELAY_SMTP__PROCESSES is above 1
+    │   └── ingest-1      a process with sessions and a writer; ingest-2 and so on are others
     └── edge              who calls; drains first
         ├── filter        the operator's aiosmtpd handler, on asyncio (only if one is configured)
         ├── ingest        SMTP sessions
@@ -43,14 +45,16 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
 Shared in memory, besides the database's pool and the disk's free space: the gates (sender, claimer,
 control); the right of way of high mail (sender; told by the listener, control and collector); the
 hub of the database's news (listener, control, devices); the store of the device inboxes and the way
-into it (device_store, devices, control); the keyring (sender, webhooks, collector, control).
+into it (device_store, devices, control); the front of the SMTP processes (ingest, ingest-1 and so
+on); the keyring (sender, webhooks, collector, control).
 
 Fails: each group by itself.  An actor that fails is started again after a pause that grows (0.5 s,
 doubled each time up to 30 s, at random below that).  More than 5 failures in 30 s: its group gives
 up, stops what it has, and is started again after a pause of its own (at most 1 s, doubled up to
-15 s for core, mail and edge, up to 120 s for outbound and lifecycle, at random below that) while
-the others go on.  The group devices-store never gives up and holds up nobody's start: a file that
-cannot be opened or read is tried again, every 30 s at last, for as long as it takes.  The root
+15 s for core, mail, processes and edge, up to 120 s for outbound and lifecycle, at random below
+that) while the others go on.  To the failures that processes may have, each adds one.  The group
+devices-store never gives up and holds up nobody's start: a file that cannot be opened or read is
+tried again, every 30 s at last, for as long as it takes.  The root
 gives up, and the process ends with 70 for its service manager to start it afresh, after more than
 60 such failures of groups in two hours: when mail fails for ever after about a quarter of an hour,
 when outbound or lifecycle do after about an hour.  `/readyz` is 503 as long as any actor is down,
@@ -81,6 +85,7 @@ from actors import (
     devices,
     filter,
     ingest,
+    ingest_process,
     listener,
     postgres,
     reaper,
@@ -121,10 +126,12 @@ from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.peers import shares
-from relay.settings import Settings
+from relay.settings import CONNECTIONS_A_PROCESS, Settings
+from relay.smtp.channel import Setup
 from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
-from relay.smtp.limits import SmtpLimits
+from relay.smtp.front import Front
+from relay.smtp.limits import SmtpLimits, part_of
 from relay.webhooks.post import Poster
 from relay.webhooks.store import Webhooks
 from supervisor import (
@@ -166,6 +173,9 @@ _INGEST_DRAIN = 30.0
 
 _OTHER_FILES = 96
 """Files that are open besides connections: listeners, logs, stores, pipes, libraries."""
+
+_PROCESS_STOP = 6.0
+"""Seconds that a process may take to end once it is killed."""
 
 _OUTBOUND_DRAIN = 30.0
 """Seconds that a delivery which has begun may take to finish after SIGTERM."""
@@ -218,6 +228,8 @@ class Parts:
     collector: Run | None
     device_store: Run
     filter: Run | None
+    processes: tuple[Run, ...]
+    """One for each process that SMTP sessions are in; none: they are in this one."""
     ingest: Run
     devices: Run | None
     control: Run
@@ -251,8 +263,8 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
     """Place the parts: the tree of this process, without the actors that shall not run here."""
     boxes = parts.mailboxes
 
-    def actor(name: str, run: Run | None, **limits: Any) -> Row:
-        if run is None or name not in parts.wanted:
+    def actor(name: str, run: Run | None, role: str | None = None, **limits: Any) -> Row:
+        if run is None or (role or name) not in parts.wanted:
             return None
         return ChildSpec(name, run, backoff=pace.actor, **limits)
 
@@ -353,6 +365,23 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
             awaited=False,
         ),
         group(
+            "processes",
+            pace.urgent,
+            *(
+                actor(
+                    f"ingest-{number}",
+                    run,
+                    role="ingest",
+                    hears=(Report,),
+                    drain_timeout=_INGEST_DRAIN + 5.0,
+                    stop_timeout=_PROCESS_STOP,
+                )
+                for number, run in enumerate(parts.processes, 1)
+            ),
+            # So that all may fail once for a reason that they share.
+            max_restarts=pace.restarts + len(parts.processes),
+        ),
+        group(
             "edge",
             pace.urgent,
             actor(
@@ -407,6 +436,9 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     wake_outbound = _local_wake(boxes.claimer, right_of_way) if "claimer" in wanted else None
 
     connections = _connections(settings, resources)
+    smtp_limits = _smtp_limits(settings, connections["smtp"])
+    processes = settings.smtp_processes
+    front = Front(smtp_limits, processes) if processes > 1 and "ingest" in wanted else None
     inboxes = _inboxes(settings, resources)
     sources = SourceRates(settings.devices.source_rate)
     intake = Intake(inboxes, sources=sources, space=resources.space)
@@ -535,12 +567,27 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         )
         if filter_class is not None
         else None,
-        ingest=partial(
+        processes=()
+        if front is None
+        else tuple(
+            partial(
+                ingest_process.run,
+                front=front,
+                setup=_process_setup(settings, resources, smtp_limits, place, processes),
+                hosts=pool.hosts,
+                space=resources.space,
+                wake_summariser=_nudge(boxes.summariser),
+            )
+            for place in range(processes)
+        ),
+        ingest=partial(ingest.hand_on, sockets=resources.smtp_sockets, front=front)
+        if front is not None
+        else partial(
             ingest.run,
             sockets=resources.smtp_sockets,
             pool=pool,
             writer=boxes.writer,
-            limits=_smtp_limits(settings, connections["smtp"]),
+            limits=smtp_limits,
             domains=settings.smtp.domains,
             filter_=boxes.filter if filter_class else None,
             filter_hooks=filter_class.hooks if filter_class else frozenset(),
@@ -628,6 +675,22 @@ def _smtp_limits(settings: Settings, connections: int) -> SmtpLimits:
         max_connections_per_peer=settings.smtp.max_connections_per_peer,
         max_recipients=settings.smtp.max_recipients,
         filter_timeout=settings.smtp.filter_timeout,
+    )
+
+
+def _process_setup(
+    settings: Settings, resources: Resources, limits: SmtpLimits, place: int, places: int
+) -> Setup:
+    """What one of several SMTP processes runs with."""
+    return Setup(
+        place=place,
+        level=settings.log.level,
+        dsn=resources.dsn,
+        connections=CONNECTIONS_A_PROCESS,
+        prepare=settings.database.prepare,
+        call_timeout=settings.database.call_timeout,
+        domains=settings.smtp.domains,
+        limits=part_of(limits, places),
     )
 
 

@@ -18,7 +18,6 @@ for a configuration error found while running (a schema newer than this program)
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
 import re
 import resource
@@ -46,7 +45,7 @@ from relay.devices.noise import KeyPair
 from relay.errors import ConfigError, innermost
 from relay.keyring import Keyring
 from relay.log import get_logger
-from relay.memory import return_large_blocks
+from relay.memory import return_large_blocks, settle_garbage
 from relay.settings import Settings, ignored, load, parse_endpoint, parse_floor
 from relay.storage import Space, measure, usual_floor
 from relay.systemd import ServiceManager
@@ -234,7 +233,10 @@ async def _run(
     build: Callable[[Parts], SupervisorSpec],
 ) -> int:
     admin_token = new_admin_token()
-    server = None if settings.database.url else Embedded(data.path / "postgres")
+    server = None
+    if not settings.database.url:
+        connections = settings.database_connections
+        server = Embedded(data.path / "postgres", connections=connections)
     dsn = settings.database.url if server is None else server.dsn
     pool = Pool(
         dsn,
@@ -435,7 +437,7 @@ async def _narrate(
                 _log_event(event)
                 if not announced and supervisor.tree().state in {"running", "paused"}:
                     announced = True
-                    _settle_garbage()
+                    settle_garbage()
                     data.write_run(entries)
                     log.info(
                         "relay.ready",
@@ -461,18 +463,6 @@ async def _show_life(manager: ServiceManager) -> None:
     while True:
         manager.alive(3 * ALIVE_EVERY)
         await trio.sleep(every)
-
-
-def _settle_garbage() -> None:
-    """Leave what the start has made out of every later collection, and collect less often.
-
-    A session or a claim makes thousands of short-lived objects and hardly a cycle; walking the
-    whole heap for them again and again cost several microseconds a message (`python -m tests.bench
-    ingest`; it changes no result, so no test holds it to anything).
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 _GRAVE = (Stalled, Stuck, GaveUpOn, DeadLettered)

@@ -19,7 +19,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -163,19 +163,18 @@ def render_json(line: Mapping[str, Any]) -> str:
     return _encode(line)
 
 
-class _Sink:
-    """The last processor: into the ring, then to the stream in the form chosen."""
+class _Stream:
+    """The end of every line: into the ring, then to the stream in the form chosen."""
 
     def __init__(self, stream: TextIO, *, readable: bool) -> None:
         self._stream = stream
         self._prefixes = _PRIORITIES if journal_stream(stream) else {}
         self._console = structlog.dev.ConsoleRenderer(colors=readable) if readable else None
 
-    def __call__(self, logger: Any, method: str, event: structlog.typing.EventDict) -> str:
-        line = dict(event)
+    def __call__(self, line: Line) -> None:
         ring.append(line)
         text = (
-            str(self._console(logger, method, dict(line)))
+            str(self._console(None, line["level"], dict(line)))
             if self._console is not None
             else render_json(line)
         )
@@ -184,6 +183,17 @@ class _Sink:
             self._stream.flush()
         except (OSError, ValueError):
             pass  # nobody reads our stdout any more; the ring still has the line
+
+
+class _Last:
+    """The last processor: a line is whole, and goes where lines go."""
+
+    def __init__(self, write: Callable[[Line], None], level: str) -> None:
+        self.write = write
+        self.level = level
+
+    def __call__(self, _: Any, __: str, event: structlog.typing.EventDict) -> str:
+        self.write(dict(event))
         raise structlog.DropEvent
 
 
@@ -199,9 +209,24 @@ def _describe(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.t
     return ordered
 
 
-def configure(level: str = "info", *, stream: TextIO | None = None, readable: bool = False) -> None:
-    """Set logging up for this process; calling it again changes the level (SIGHUP)."""
-    out = sys.stdout if stream is None else stream
+_last = _Last(lambda line: None, "info")
+
+
+def configure(
+    level: str = "info",
+    *,
+    stream: TextIO | None = None,
+    readable: bool = False,
+    write: Callable[[Line], None] | None = None,
+) -> None:
+    """Set logging up for this process; calling it again changes the level (SIGHUP).
+
+    `write`: what takes the lines, instead of ring and stream.
+    """
+    global _last
+    if write is None:
+        write = _Stream(sys.stdout if stream is None else stream, readable=readable)
+    _last = _Last(write, level)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -209,11 +234,21 @@ def configure(level: str = "info", *, stream: TextIO | None = None, readable: bo
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             _describe,
-            _Sink(out, readable=readable),
+            _last,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         cache_logger_on_first_use=False,
     )
+
+
+def level() -> str:
+    """Return the level that was configured last."""
+    return _last.level
+
+
+def repeat(line: Line) -> None:
+    """Write a line that another process of this relay has made, as if it were ours."""
+    _last.write(line)
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:

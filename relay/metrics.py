@@ -3,6 +3,9 @@
 Each module defines its counters beside the code that counts, with `registry=registry`.  What is
 somebody's state anyway (the tree, a pool) is not counted again but read at each scrape: `gather`.
 
+What other processes of this relay count comes in steps (`Moved` finds them there, `registry.add`
+takes them here) and is shown as part of the same metrics: whoever scrapes sees one relay.
+
 Labels are small closed sets (an outcome, an actor): never an address, a subject or any other
 personal data, because a scrape is not a confidential channel.
 """
@@ -23,11 +26,84 @@ from prometheus_client.core import (
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector as Collector
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 # A second series for each counter, which nobody asks for.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types for it
-registry = CollectorRegistry()
+Steps = list[tuple[str, list[tuple[str, dict[str, str], float]]]]
+"""By metric: name, labels and growth of each of its samples.  JSON can hold it."""
+
+_GROWS = {"counter", "histogram"}
+
+
+class Registry(CollectorRegistry):
+    """A registry that adds to its own counters and histograms what others have counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._others: dict[str, dict[_Key, float]] = {}
+
+    def add(self, steps: Steps) -> None:
+        """Add what `Moved.steps` of another process returned."""
+        for metric, samples in steps:
+            sums = self._others.setdefault(metric, {})
+            for name, labels, growth in samples:
+                key = name, tuple(sorted(labels.items()))
+                sums[key] = sums.get(key, 0.0) + growth
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric with its sums."""
+        for metric in super().collect():
+            if metric.name in self._others:
+                metric.samples = _with(metric.samples, self._others[metric.name])
+            yield metric
+
+
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def _key(sample: Sample) -> _Key:
+    return sample.name, tuple(sorted(sample.labels.items()))
+
+
+def _with(samples: Sequence[Sample], sums: Mapping[_Key, float]) -> list[Sample]:
+    own = {_key(sample) for sample in samples}
+    return [
+        *(sample._replace(value=sample.value + sums.get(_key(sample), 0.0)) for sample in samples),
+        *(Sample(key[0], dict(key[1]), sums[key]) for key in sums if key not in own),
+    ]
+
+
+class Moved:
+    """What the counters and histograms of this process have grown by since it was asked last."""
+
+    def __init__(self, of: CollectorRegistry | None = None) -> None:
+        """`of`: another registry than this module's."""
+        self._of = registry if of is None else of
+        self._seen: dict[_Key, float] = {}
+
+    def steps(self) -> Steps:
+        """Return it, for `Registry.add` of another process.
+
+        Of a metric all samples or none, since buckets make sense only together.
+        """
+        found: Steps = []
+        for metric in self._of.collect():
+            if metric.type not in _GROWS:
+                continue
+            samples = []
+            for sample in metric.samples:
+                key = _key(sample)
+                growth = sample.value - self._seen.get(key, 0.0)
+                self._seen[key] = sample.value
+                samples.append((sample.name, dict(sample.labels), growth))
+            if any(growth for _, _, growth in samples):
+                found.append((metric.name, samples))
+        return found
+
+
+registry = Registry()
 ProcessCollector(registry=registry)
 PlatformCollector(registry=registry)
 

@@ -183,11 +183,32 @@ class Http(_Section):
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 
+MOST_PROCESSES = 64
+
+CONNECTIONS_A_PROCESS = 4
+"""Connections to the database that each of several SMTP processes may have: one commits, two store
+large mail, one is asked for mailboxes."""
+
+
+def _processes(value: object) -> object:
+    """Turn `2` and `"2"` into a number, and let `"auto"` be."""
+    if value == "auto":
+        return value
+    try:
+        number = int(value) if isinstance(value, int | str) else 0
+    except ValueError:
+        number = 0
+    if isinstance(value, bool) or not 1 <= number <= MOST_PROCESSES:
+        raise ValueError(f"it must be auto, or a number from 1 to {MOST_PROCESSES}")
+    return number
+
+
 class Smtp(_Section):
     """The SMTP listener, its limits, and the operator's own filter."""
 
     bind: Bind = "127.0.0.1:2525"
     share_port: bool = False
+    processes: Annotated[int | Literal["auto"], BeforeValidator(_processes)] = 1
     domains: Annotated[tuple[str, ...], Field(min_length=1)] = ("relay.localhost",)
     max_message_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 26_214_400
     max_connections: Annotated[int, Field(ge=1, le=100_000)] = 1000
@@ -380,6 +401,20 @@ class Settings(_Section):
     storage: Storage = Storage()
     log: Log = Log()
 
+    @property
+    def smtp_processes(self) -> int:
+        """How many processes serve SMTP; `auto`: one for each core that this one may use."""
+        if self.smtp.processes == "auto":
+            return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+        return self.smtp.processes
+
+    @property
+    def database_connections(self) -> int:
+        """How many connections to the database this relay may have, of its pool and processes."""
+        processes = self.smtp_processes
+        more = CONNECTIONS_A_PROCESS * processes if processes > 1 else 0
+        return self.database.pool_size + more
+
     @field_validator("secret_key")
     @classmethod
     def _secret_key(cls, value: str) -> str:
@@ -443,6 +478,11 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
         raise ConfigError(
             "RELAY_COLLECTOR__MONTHLY_BUDGET and RELAY_COLLECTOR__PRICE_PER_THOUSAND make a rate "
             "together: set both or neither."
+        )
+    if settings.smtp.filter and settings.smtp_processes > 1:
+        raise ConfigError(
+            "RELAY_SMTP__FILTER is asked by sessions of one process: with it, set "
+            "RELAY_SMTP__PROCESSES to 1."
         )
     if settings.ingest.s3_buckets and not (
         settings.ingest.s3_access_key and settings.ingest.s3_secret_key

@@ -23,9 +23,9 @@ database elsewhere has a disk of its own, which nobody can see from here; its ow
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 from prometheus_client import Counter, Gauge
@@ -103,6 +103,15 @@ class Space:
     def short(self, size: int = 0) -> bool:
         """Whether new data of `size` bytes is to be refused now."""
         return self._low or (size > 0 and self.floor > 0 and self.free - size < self.floor)
+
+    @property
+    def state(self) -> tuple[int, int, bool]:
+        """Free bytes, floor, and whether it is short: what `tell` takes in another process."""
+        return self.free, self.floor, self._low
+
+    def tell(self, state: Sequence[Any]) -> None:
+        """Take the `state` that another process of this relay has found, instead of looking."""
+        self.free, self.floor, self._low = state
 
     @property
     def notice(self) -> str | None:

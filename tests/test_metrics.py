@@ -6,9 +6,9 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from relay.metrics import Collector, Counts, Tally, registry
+from relay.metrics import Collector, Counts, Moved, Registry, Tally, registry
 
 BOUNDS = (0.001, 0.1, 1.0, 60.0)
 
@@ -67,3 +67,35 @@ def test_counts_are_what_a_counter_counts(added: list[tuple[str, int]]):
     finally:
         registry.unregister(fast)
         registry.unregister(plain)
+
+
+def test_what_another_process_counts_is_part_of_the_same_metric():
+    """Counters and histograms are sums, labels that only the other has appear, gauges are ours."""
+    ours, theirs = Registry(), Registry()
+    made = []
+    for each in (ours, theirs):
+        counter = Counter("things", "Things.", ["kind"], registry=each)
+        histogram = Histogram("sizes", "Sizes.", ["of"], buckets=(1, 10), registry=each)
+        gauge = Gauge("now", "Now.", registry=each)
+        made.append((counter, histogram, gauge))
+    mine, other = made
+    mine[0].labels("a").inc(2)
+    mine[2].set(7)
+    other[0].labels("a").inc(3)
+    other[0].labels("b").inc()
+    other[1].labels("x").observe(5)
+    other[2].set(9)
+    moved = Moved(theirs)
+    ours.add(moved.steps())
+    assert moved.steps() == [], "nothing has moved since"
+    other[0].labels("a").inc(4)
+    ours.add(moved.steps())
+    value = ours.get_sample_value
+    assert value("things_total", {"kind": "a"}) == 9
+    assert value("things_total", {"kind": "b"}) == 1
+    assert value("now") == 7
+    buckets = [value("sizes_bucket", {"of": "x", "le": le}) for le in ("1.0", "10.0", "+Inf")]
+    assert buckets == [0, 1, 1]
+    assert value("sizes_sum", {"of": "x"}) == 5
+    mine[0].labels("a").inc()
+    assert value("things_total", {"kind": "a"}) == 10

@@ -1,6 +1,7 @@
 """The settings: where a value comes from, and what is said about a wrong one."""
 
 import ast
+import os
 import tomllib
 from pathlib import Path
 
@@ -119,6 +120,13 @@ def test_what_is_no_duration_is_refused(text):
         ),
         ({"RELAY_SMTP__DOMAINS": '["a b"]'}, "'a b' is not a domain name"),
         ({"RELAY_SMTP__FILTER": "nomodule"}, "it must be module:Class"),
+        ({"RELAY_SMTP__PROCESSES": "0"}, "it must be auto, or a number from 1 to 64"),
+        ({"RELAY_SMTP__PROCESSES": "65"}, "it must be auto, or a number from 1 to 64"),
+        ({"RELAY_SMTP__PROCESSES": "many"}, "it must be auto, or a number from 1 to 64"),
+        (
+            {"RELAY_SMTP__PROCESSES": "2", "RELAY_SMTP__FILTER": "a:B"},
+            "RELAY_SMTP__FILTER is asked by sessions of one process",
+        ),
         ({"RELAY_EXPIRY__RETENTION": "soon"}, "a duration is a number of seconds"),
         ({"RELAY_EXPIRY__SWEEP_EVERY": "0"}, "greater than 0"),
         ({"RELAY_OUTBOUND__LEASE_TIMEOUT": "1s"}, "greater than or equal to 2"),
@@ -139,6 +147,14 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(environ, sentence):
     assert sentence in message
     assert "\n" not in message
     assert next(iter(environ)) in message
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("1", 1), ("3", 3), ("auto", len(os.sched_getaffinity(0)))]
+)
+def test_processes_are_so_many_or_one_for_each_core(text, count):
+    """Of those that this process may use."""
+    assert load(environ={"RELAY_SMTP__PROCESSES": text}).smtp_processes == count
 
 
 def test_the_variables_of_a_kubernetes_service_are_ignored():

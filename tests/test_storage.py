@@ -170,3 +170,16 @@ def test_a_share_of_the_disk():
     assert parse_floor("5%")(1000) == 50
     assert parse_floor("0.5 %")(1000) == 5
     assert parse_floor("100%")(1000) == 1000
+
+
+def test_what_one_process_has_seen_another_is_told():
+    """It refuses what the first would, and looks at nothing itself."""
+    drive = Drive(free=40)
+    space, told = Space(drive, lambda total: 50), Space()
+    space.look()
+    told.tell(space.state)
+    assert told.short()
+    drive.free = 500
+    space.look()
+    told.tell(space.state)
+    assert (told.short(), told.short(440), told.short(460)) == (False, False, True)

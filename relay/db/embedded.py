@@ -61,6 +61,7 @@ log = get_logger()
 
 ROLE = DATABASE = "relay"
 _MAJOR = "18"
+_TOOLS = 40  # connections that others than the pool may have: listening, migrating, the commands
 _SOCKET_NAME = ".s.PGSQL.5432"
 _SOCKET_PATH_LIMIT = 107  # bytes: sun_path, less its NUL
 
@@ -170,9 +171,13 @@ class Embedded:
         *,
         account: str | None = None,
         account_base: Path | str = "/var/lib",
+        connections: int = 0,
     ) -> None:
+        """`connections`: how many are wanted, besides those of tools; PostgreSQL's usual number
+        of them is had in any case."""
         self.directory = Path(data_dir).resolve()
         self._account = account
+        self._connections = connections
         self._account_base = Path(account_base)
         self._place: dict[str, str] | None = None
         self._process: trio.Process | None = None
@@ -376,6 +381,8 @@ class Embedded:
 
     def _options(self) -> list[str]:
         settings = SETTINGS | {"unix_socket_directories": self._socket}
+        most = max(int(settings["max_connections"]), self._connections + _TOOLS)
+        settings["max_connections"] = str(most)
         return [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
 
     async def _make_cluster(self) -> None:

@@ -115,15 +115,31 @@ class Hosts:
             return why
         elif timeline > self._timeline:
             log.info("db.promoted", host=":".join(host), timeline=timeline, before=self._timeline)
-            self._timeline = timeline
-            self._keep()
-            for other in list(self._connections):
-                if 0 < other.timeline < timeline:
-                    other.abandon()
+            self._rise(timeline)
         self._refused.discard(host)
         connection.timeline = timeline
         self._connections.add(connection)
         return None
+
+    @property
+    def known(self) -> tuple[int, int] | None:
+        """The system and its highest timeline met; None: no server has told yet."""
+        return None if self._system is None else (self._system, self._timeline)
+
+    def learn(self, system: int, timeline: int) -> None:
+        """Note what another process of this relay has met."""
+        if system != self._system:
+            self._system, self._timeline = system, timeline
+            self._keep()
+        elif timeline > self._timeline:
+            self._rise(timeline)
+
+    def _rise(self, timeline: int) -> None:
+        self._timeline = timeline
+        self._keep()
+        for other in list(self._connections):
+            if 0 < other.timeline < timeline:
+                other.abandon()
 
     def _keep(self) -> None:
         if self._file is None:

@@ -16,7 +16,7 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIB = 1024 * 1024
 
@@ -150,8 +150,7 @@ class MemoryBudget:
         if lacking <= 0:
             return True
         losers: list[Share] = []
-        slow = [share for share in self._arriving if self._slow(share, now)]
-        for share in sorted(slow, key=lambda share: share.size / (now - share.began)):
+        for share in self._slow_shares(now):
             if share is asking:
                 return False
             losers.append(share)
@@ -161,6 +160,11 @@ class MemoryBudget:
                     loser.lose()
                 return True
         return False
+
+    def _slow_shares(self, now: float) -> list[Share]:
+        """Return those of messages that come too slowly, the slowest first."""
+        slow = [share for share in self._arriving if self._slow(share, now)]
+        return sorted(slow, key=lambda share: share.size / (now - share.began))
 
     def _slow(self, share: Share, now: float) -> bool:
         took = now - share.began
@@ -208,3 +212,83 @@ class Share:
         self.keep()
         self._budget.used -= self.size
         self.size = 0
+
+
+class PooledBudget(MemoryBudget):
+    """A process's part of a budget that several processes share through a board in memory.
+
+    The board has two numbers for each process: the bytes that its messages hold, and those for
+    which it had no room lately.  Each writes its own alone, so nothing is locked; whoever asks for
+    room adds up what all hold.  What two might take at the same instant is kept free from the
+    start (`AT_ONCE`), so the budget holds for all together.
+
+    Slow messages lose their shares here as in one process; where it is another process that
+    lacks room, `relieve` has them lose it, a second later.
+    """
+
+    AT_ONCE = 128 * 1024
+    """More bytes than one message grows by at once."""
+    REMEMBERED = 3.0
+    """Seconds for which the others are shown that there was no room."""
+
+    def __init__(self, limits: SmtpLimits, board: memoryview, place: int) -> None:
+        """`board`: signed 64-bit numbers, two for each process; ours are those of `place`."""
+        places = len(board) // 2
+        self._held, self._lacked = board[:places], board[places:]
+        self._place = place
+        self._shown_until = -1.0
+        super().__init__(limits)
+        self._whole = max(
+            limits.max_message_bytes, limits.buffered_bytes - (places - 1) * self.AT_ONCE
+        )
+
+    @property
+    def used(self) -> int:
+        """The bytes that this process's messages hold."""
+        return self._held[self._place]
+
+    @used.setter
+    def used(self, used: int) -> None:
+        self._held[self._place] = used
+
+    def relieve(self, now: float) -> None:
+        """Give what slow messages hold to the other processes, if they lack it."""
+        if self._shown_until < now:
+            self._lacked[self._place] = 0
+        lacking = sum(self._lacked) - self._lacked[self._place]
+        if lacking > 0:
+            for share in self._slow_shares(now):
+                lacking -= share.size
+                share.lose()
+                if lacking <= 0:
+                    break
+
+    def hold(self, size: int) -> bool:
+        """As in one process."""
+        self._look()
+        return super().hold(size)
+
+    def _look(self) -> None:
+        """See what the others leave."""
+        self.total = self._whole - (sum(self._held) - self._held[self._place])
+
+    def _fits(self, count: int, asking: Share, now: float) -> bool:
+        self._look()
+        fits = super()._fits(count, asking, now)
+        if not fits:
+            self._lacked[self._place] = count
+            self._shown_until = now + self.REMEMBERED
+        return fits
+
+
+def part_of(limits: SmtpLimits, places: int) -> SmtpLimits:
+    """Return the limits of one of so many processes, where each counts for itself.
+
+    Of what a peer may guess each takes a part, as its sessions may be anywhere.  Connections are
+    counted by who accepts them, and bytes by all together (`PooledBudget`).
+    """
+    return replace(
+        limits,
+        free_misses=limits.free_misses // places,
+        misses_forgotten=limits.misses_forgotten / places,
+    )

@@ -1,54 +1,34 @@
-"""The SMTP server: lets connections in, and ends those that are out of time.
+"""The SMTP server: runs the sessions of connections, and ends those that are out of time.
 
-A `Server` accepts, each connection a `Session` in a task of its own, and watches their deadlines.
+Each connection is a `Session` in a task of its own: those that `accept` lets in by the door of
+the port (`relay.smtp.door`), and those that somebody else has let in and hands over (`serve`).
+`watch` looks at their deadlines.
 
-Promises: no more sessions than the limits say, of one peer and in all (`relay.peers`); one
-session's fault ends nobody else's; whoever is not let in is told why, in one line.
+Promises: no more sessions than the limits say, of one peer and in all; one session's fault ends
+nobody else's.
 
 Fails: with the error of a listening socket, for supervision.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import trio
-from prometheus_client import Counter, Gauge
 
-from relay.connections import accept
 from relay.log import get_logger
-from relay.metrics import registry
-from relay.peers import Place, PortGate, TurnedAway
-from relay.smtp.limits import SmtpLimits
+from relay.peers import Guest, PortGate
+from relay.smtp.door import Door, served
+from relay.smtp.limits import MemoryBudget, SmtpLimits
 from relay.smtp.session import Session
 from relay.smtp.shared import Canonical, Filter, Mailboxes, Shared
 from relay.smtp.trampoline import Trampoline
 from relay.smtp.waits import Waits
 from relay.storage import AMPLE, Space
-from relay.throttle import Throttle
 
 log = get_logger()
-
-_NOT_LET_IN = {
-    TurnedAway.PEER: "421 4.7.0 Too many connections from your address",
-    TurnedAway.FULL: "421 4.3.2 Too many connections, try again later",
-    TurnedAway.PAUSED: "421 4.3.2 Paused, try again later",
-}
-
-_SESSIONS = Counter(
-    "relay_smtp_sessions",
-    "SMTP connections, by what became of them.",
-    ["outcome"],
-    registry=registry,
-)
-_served, _refused = _SESSIONS.labels("served"), _SESSIONS.labels("refused")
-_OPEN = Gauge("relay_smtp_sessions_open", "SMTP sessions open now.", registry=registry)
-_BUFFERED = Gauge(
-    "relay_smtp_buffered_bytes", "Bytes of messages in flight now.", registry=registry
-)
 
 
 class Scheduling(Protocol):
@@ -59,6 +39,15 @@ class Scheduling(Protocol):
 
     async def run(self) -> object:
         """Wait for all of them, until cancelled."""
+
+
+class Seat(Protocol):
+    """What an open connection holds, and gives back when it ends (`relay.peers.Place` is one)."""
+
+    guest: Guest | None
+
+    def leave(self) -> None:
+        """Give it back."""
 
 
 class Server:
@@ -74,28 +63,32 @@ class Server:
         filter_: Filter | None = None,
         space: Space = AMPLE,
         scheduling: Scheduling | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
-        `scheduling`: how sessions wait, where not on a `Trampoline`.
+        `scheduling`: how sessions wait, where not on a `Trampoline`; `budget`: of the bytes of all
+        messages, where others than these sessions share it.
         """
         self.shared = Shared(
-            mailboxes, canonical, limits=limits, domains=domains, filter_=filter_, space=space
+            mailboxes,
+            canonical,
+            limits=limits,
+            domains=domains,
+            filter_=filter_,
+            space=space,
+            budget=budget,
         )
         self.limits = self.shared.limits
-        self.gate = PortGate(
-            "smtp",
-            self.limits.max_connections,
-            self.limits.max_connections_per_peer,
-            local_per_peer=self.limits.max_connections_per_peer,
-            patience=self.limits.idle_patience,
-        )
+        self._door = Door(self.limits, lambda: self.shared.budget.used)
         self.scheduling = Trampoline() if scheduling is None else scheduling
         """How sessions wait.  Someone must `run` it."""
         self.sessions: set[Session] = set()
-        self._refusals = Throttle(1.0)
-        _OPEN.set_function(lambda: self.gate.open)
-        _BUFFERED.set_function(lambda: self.shared.budget.used)
+
+    @property
+    def gate(self) -> PortGate:
+        """Who counts the connections that `accept` lets in."""
+        return self._door.gate
 
     async def accept(
         self, listener: socket.socket, nursery: trio.Nursery, *, paused: Callable[[], bool]
@@ -105,19 +98,19 @@ class Server:
         `listener` listens and does not block.
         """
 
-        def welcome(sock: socket.socket, peer: Any, place: Place) -> None:
-            session = place.guest = Session(self.shared, sock, self.scheduling.waits(sock), peer)
-            self.sessions.add(session)
-            nursery.start_soon(self._attend, session, place)
+        def welcome(sock: socket.socket, peer: Any, seat: Seat) -> None:
+            self.serve(sock, peer, seat, nursery)
 
-        await accept(
-            listener,
-            self.gate,
-            welcome=welcome,
-            turn_away=self._turn_away,
-            starved="smtp.accept_failed",
-            paused=lambda: paused() or self.shared.draining,
-        )
+        await self._door.accept(listener, welcome, paused=lambda: paused() or self.shared.draining)
+
+    def serve(self, sock: socket.socket, peer: Any, seat: Seat, nursery: trio.Nursery) -> None:
+        """Start the session of a connection that was let in; `peer`: its socket address.
+
+        `sock` is the session's from now on, and `seat` is left when it ends.
+        """
+        session = seat.guest = Session(self.shared, sock, self.scheduling.waits(sock), peer)
+        self.sessions.add(session)
+        nursery.start_soon(self._attend, session, seat)
 
     def drain(self) -> None:
         """Say 421 now, and to those whose message is arriving when it is done."""
@@ -125,9 +118,18 @@ class Server:
         for session in tuple(self.sessions):
             session.drain()
 
+    def resume(self) -> None:
+        """Take sessions again after a `drain` that was not the last."""
+        self.shared.draining = False
+
+    def cut(self) -> None:
+        """Say 421 to all, whatever they have in hand, and end."""
+        for session in tuple(self.sessions):
+            session.cut()
+
     def figures(self) -> dict[str, int]:
         """Return what is under way: sessions, and bytes of messages that arrive."""
-        return {"sessions": self.gate.open, "buffered_bytes": self.shared.budget.used}
+        return self._door.figures()
 
     async def watch(self) -> NoReturn:
         """End the sessions whose peers are out of time, until cancelled.
@@ -144,16 +146,7 @@ class Server:
             for session in [session for session in self.sessions if session.due <= now]:
                 session.expire()
 
-    def _turn_away(self, sock: socket.socket, peer: Any, why: TurnedAway) -> None:
-        """Refuse a connection: no task, no object, no line in the log for each of a flood."""
-        _refused.inc()
-        reply = _NOT_LET_IN[why]
-        if self._refusals.ready():
-            log.warning("smtp.refused", peer=str(peer[0]), reply=reply)
-        with contextlib.suppress(OSError):  # it is gone already
-            sock.send(reply.encode() + b"\r\n")
-
-    async def _attend(self, session: Session, place: Place) -> None:
+    async def _attend(self, session: Session, seat: Seat) -> None:
         try:
             await session.run()
         except Exception:
@@ -161,5 +154,5 @@ class Server:
             log.exception("smtp.session_failed")
         finally:
             self.sessions.discard(session)
-            place.leave()
-            _served.inc()
+            seat.leave()
+            served.inc()

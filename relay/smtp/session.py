@@ -182,6 +182,10 @@ class Session(SMTP):
         if self.lines.waiting or self._delayed:
             self._end("draining", "421 4.3.2 Shutting down")
 
+    def cut(self) -> None:
+        """The relay stops, and waits no longer."""
+        self._end("draining", "421 4.3.2 Shutting down")
+
     def idle_since(self) -> float | None:
         """Since when it waits for its peer's next command; None while one is being obeyed.
 

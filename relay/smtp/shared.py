@@ -59,15 +59,19 @@ class Shared:
         domains: Sequence[str] = ("relay.localhost",),
         filter_: Filter | None = None,
         space: Space = AMPLE,
+        budget: MemoryBudget | None = None,
     ) -> None:
-        """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk."""
+        """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
+
+        `budget`: of the bytes of all messages, where others than these sessions share it.
+        """
         self.mailboxes = mailboxes
         self.canonical = canonical
         self.limits = SmtpLimits() if limits is None else limits
         self.hostname = domains[0]
         self.filter = filter_
         self.space = space
-        self.budget = MemoryBudget(self.limits)
+        self.budget = MemoryBudget(self.limits) if budget is None else budget
         self.misses = Misses(self.limits)
         self.draining = False
         """Whether the relay stops: no further command is read."""

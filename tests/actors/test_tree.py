@@ -80,6 +80,7 @@ def names(
     return [child.name for child in leaves(built(settings, only, page_url))]
 
 
+PROCESSES = {"RELAY_SMTP__PROCESSES": "2"}
 FILTER = {"RELAY_SMTP__FILTER": "tests.actors.test_filter:Handler"}
 
 
@@ -87,7 +88,8 @@ def test_every_actor_has_its_place():
     """What has a `run` in actors/ is built where all is wanted, and may import no other actor."""
     root = Path(tree_module.__file__).parent
     actors = {file.stem for file in root.glob("*.py") if "async def run(" in file.read_text()}
-    assert set(names(load(environ=FILTER))) == actors
+    built_here = set(names(load(environ=FILTER))) | set(names(load(environ=PROCESSES)))
+    assert {"ingest_process", *built_here} - {"ingest-1", "ingest-2"} == actors
     contracts = tomllib.loads((root.parent / "pyproject.toml").read_text())
     (independent,) = (
         contract["modules"]
@@ -101,7 +103,11 @@ def test_header_readme_and_tree_are_the_same_picture():
     """The same groups and actors in the same order: start order is that of need."""
     drawn = picture(str(tree_module.__doc__))
     assert drawn == picture(README.read_text())
-    assert drawn == list(walk(built(load(environ=FILTER))))
+    processes = [(1, "processes"), (2, "ingest-1")]
+    assert [row for row in drawn if row not in processes] == list(walk(built(load(environ=FILTER))))
+    assert [row for row in drawn if row[1] != "filter"] == [
+        row for row in walk(built(load(environ=PROCESSES))) if row[1] != "ingest-2"
+    ]
 
 
 def test_the_database_starts_first_and_the_doors_open_last():
@@ -116,6 +122,15 @@ def test_a_filter_stands_before_the_ingest_that_asks_it():
     order = names(load(environ=FILTER))
     assert order.index("filter") == order.index("ingest") - 1
     assert "filter" not in names(Settings())
+
+
+def test_processes_stand_before_the_ingest_that_feeds_them():
+    """As many as are set, with the role; none where that is one."""
+    order = names(load(environ=PROCESSES))
+    assert order[order.index("ingest") - 2 : order.index("ingest")] == ["ingest-1", "ingest-2"]
+    assert {"ingest-1", "ingest-2"} <= set(names(load(environ=PROCESSES), frozenset({"ingest"})))
+    assert "ingest-1" not in names(load(environ=PROCESSES), frozenset({"ticker"}))
+    assert "ingest-1" not in names(Settings())
 
 
 def test_each_group_fails_by_itself_and_a_device_store_for_ever():
@@ -141,6 +156,9 @@ def test_what_can_be_said_to_an_actor_is_listed_beside_it():
         "ticker", "reaper", "summariser", "claimer", "collector", "webhooks",
     }  # fmt: skip
     assert heard[Report] == {"control", "devices", "device_store", "ingest"}
+    assert Report in next(
+        spec.hears for spec in leaves(built(load(environ=PROCESSES))) if spec.name == "ingest-2"
+    )
 
 
 def test_what_has_no_work_that_can_wait_is_not_paused():

@@ -4,6 +4,9 @@ Every variant is a process of its own, driven by the same generator (Postfix's s
 is installed, else a small client here), in interleaved rounds; the figure is the median.
 
 - `relay`: the relay's own ingest and writer under its supervisor, 250 after COMMIT.
+- `relay, two processes`: the same sessions and writers in two processes, the relay passing
+  connections on to them (`RELAY_SMTP__PROCESSES`); what it gains is what the machine has cores for,
+  beside the generator and PostgreSQL.
 - `relay up`: the whole program, which also summarises what it accepts, meanwhile and afterwards.
 - `aiosmtpd, stores nothing`: aiosmtpd on asyncio with a handler that answers 250.
 - `aiosmtpd, INSERT a message`: the same with one INSERT and COMMIT a message through asyncpg, as a
@@ -48,7 +51,8 @@ POOL = 10  # connections of the asyncpg application
 
 VARIANTS = (
     # What is compared is measured next to each other: other work on the machine comes and goes.
-    *("aiosmtpd, stores nothing", "relay", "aiosmtpd, INSERT a message", "relay up"),
+    *("aiosmtpd, stores nothing", "relay", "relay, two processes"),
+    *("aiosmtpd, INSERT a message", "relay up"),
     *(("Postfix",) if postfix.available() else ()),
 )
 TICK = os.sysconf("SC_CLK_TCK")
@@ -90,6 +94,55 @@ def serve_relay(dsn: str, *, plain: bool = False) -> None:
     gc.collect()  # these three as relay.app does when all has started
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    trio.run(functools.partial(Supervisor().run, tree))
+
+
+def serve_processes(dsn: str, count: int) -> None:
+    """Run ingest and so many processes, as actors/tree.py wires them, until killed."""
+    from actors import ingest, ingest_process
+    from relay import log
+    from relay.db.hosts import Hosts
+    from relay.settings import CONNECTIONS_A_PROCESS
+    from relay.smtp.channel import Setup
+    from relay.smtp.front import Front
+    from relay.smtp.limits import SmtpLimits, part_of
+    from relay.storage import AMPLE
+    from supervisor import ChildSpec, Supervisor, SupervisorSpec
+
+    log.configure("info", stream=open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    print(listener.getsockname()[1], flush=True)
+    limits = SmtpLimits()
+    front = Front(limits, count)
+    setups = [
+        Setup(
+            place=place,
+            level="info",
+            dsn=dsn,
+            connections=CONNECTIONS_A_PROCESS,
+            prepare=True,
+            call_timeout=15.0,
+            domains=("relay.localhost",),
+            limits=part_of(limits, count),
+        )
+        for place in range(count)
+    ]
+    processes = (
+        ChildSpec(
+            f"ingest-{setup.place + 1}",
+            functools.partial(
+                ingest_process.run,
+                front=front,
+                setup=setup,
+                hosts=Hosts(),
+                space=AMPLE,
+                wake_summariser=lambda: None,
+            ),
+        )
+        for setup in setups
+    )
+    hand_on = functools.partial(ingest.hand_on, sockets=[listener], front=front)
+    tree = SupervisorSpec("relay", (*processes, ChildSpec("ingest", hand_on)))
     trio.run(functools.partial(Supervisor().run, tree))
 
 
@@ -366,16 +419,17 @@ def _report(figures: dict[str, list[tuple[float, float, float]]]) -> dict[str, A
         for name, rounds in figures.items()
     }
     ratios = {}
-    for peer, required, aim in (
-        ("aiosmtpd, stores nothing", 1.5, 2.0),
-        ("aiosmtpd, INSERT a message", 2.0, 2.7),
+    for relay, peer, required, aim in (
+        ("relay", "aiosmtpd, stores nothing", 1.5, 2.0),
+        ("relay", "aiosmtpd, INSERT a message", 2.0, 2.7),
+        ("relay, two processes", "relay", 1.0, 1.3),
     ):
-        if peer in results and "relay" in results:
+        if peer in results and relay in results:
             value = statistics.median(
                 ours[0] / theirs[0]
-                for ours, theirs in zip(figures["relay"], figures[peer], strict=True)
+                for ours, theirs in zip(figures[relay], figures[peer], strict=True)
             )
-            ratios[f"relay / {peer}"] = {
+            ratios[f"{relay} / {peer}"] = {
                 "value": round(value, 2),
                 "required": required,
                 "aim": aim,
@@ -401,6 +455,8 @@ def main() -> None:
             serve_relay(dsn)
         case "serve", ["relay, plain tasks", dsn]:
             serve_relay(dsn, plain=True)
+        case "serve", ["relay, two processes", dsn]:
+            serve_processes(dsn, 2)
         case "serve", ["aiosmtpd, stores nothing", _]:
             serve_aiosmtpd(None)
         case "serve", [_, dsn]:

@@ -17,6 +17,11 @@ class Met:
 
     def __init__(self, host: str) -> None:
         self.host, self.timeline = (host, "5432"), 0
+        self.abandoned = False
+
+    def abandon(self) -> None:
+        """It is closed."""
+        self.abandoned = True
 
 
 def test_a_timeline_is_on_the_disk_before_its_server_is_used(
@@ -43,3 +48,20 @@ def test_a_timeline_is_on_the_disk_before_its_server_is_used(
     assert steps == ["file", "rename", "folder"]
     old: Any = Hosts(kept)
     assert "timeline 2" in old.met(Met("two"), 7, 2)
+
+
+def test_what_another_process_has_met_counts_here_too(tmp_path: Path):
+    """A later timeline closes what leads to an earlier one, and is kept; an earlier one is none."""
+    kept = tmp_path / "timeline"
+    hosts: Any = Hosts(kept)
+    assert hosts.known is None
+    connection = Met("one")
+    assert hosts.met(connection, 7, 3) is None
+    hosts.learn(7, 2)
+    assert hosts.known == (7, 3)
+    assert not connection.abandoned
+    hosts.learn(7, 4)
+    assert hosts.known == (7, 4)
+    assert connection.abandoned
+    assert Hosts(kept).known == (7, 4)
+    assert "timeline 3" in hosts.met(Met("two"), 7, 3)

@@ -14,7 +14,8 @@ import pytest
 import trio
 
 from relay.smtp.limits import SmtpLimits
-from tests.smtp.service import serving
+from tests.smtp.service import serving as serving_here
+from tests.smtp.service import serving_by_processes
 
 NAMED = [
     b"\n.\n",
@@ -56,7 +57,13 @@ async def _in_time():
         yield
 
 
-async def test_no_ending_of_the_catalogue_gives_a_second_message(pool):
+@pytest.fixture(params=[serving_here, serving_by_processes], ids=["here", "processes"])
+def serving(request):
+    """Ingest with its sessions in this process, and in others."""
+    return request.param
+
+
+async def test_no_ending_of_the_catalogue_gives_a_second_message(pool, serving):
     """One reply to the message, nothing stored of what follows, and the sender is told 554."""
     async with serving(pool, limits=SmtpLimits(smuggling_silence=0.05)) as service:
         bob = await service.mailbox()
@@ -80,7 +87,7 @@ async def test_no_ending_of_the_catalogue_gives_a_second_message(pool):
 
 
 @pytest.mark.parametrize("ending", [b"\n.\n", b"\r\n.\r", b"\r.\r\n", b"\r\r\n.\r\n", b"\n.\r\n"])
-async def test_cutting_it_anywhere_changes_nothing(pool, ending):
+async def test_cutting_it_anywhere_changes_nothing(pool, serving, ending):
     """The same bytes in two segments, cut at every boundary about the ending, are refused too."""
     wire = b"x" + ending + SMUGGLED + b"QUIT\r\n"
     async with serving(pool, limits=SmtpLimits(smuggling_silence=0.05)) as service:
@@ -96,7 +103,7 @@ async def test_cutting_it_anywhere_changes_nothing(pool, ending):
         assert await service.stored() == []
 
 
-async def test_one_byte_a_segment(pool):
+async def test_one_byte_a_segment(pool, serving):
     """A good message and its successor, every byte sent alone, are two messages, unharmed."""
     wire = b"..a\r\n\r\n.b\r\n.\r\n"
     async with serving(pool) as service:
@@ -111,7 +118,7 @@ async def test_one_byte_a_segment(pool):
         assert [raw for _, _, raw in await service.stored()] == [b".a\r\n\r\nb\r\n"] * 2
 
 
-async def test_the_session_goes_on_after_a_refusal(pool):
+async def test_the_session_goes_on_after_a_refusal(pool, serving):
     """A client that waits for its 554 may send the next message."""
     async with serving(pool) as service:
         bob = await service.mailbox()
@@ -137,7 +144,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-async def test_a_command_with_a_bare_line_end_is_one_refusal(pool, command):
+async def test_a_command_with_a_bare_line_end_is_one_refusal(pool, serving, command):
     """500 5.5.2 once, whole or in pieces, and no command of it is obeyed."""
     async with serving(pool) as service, service.client() as client:
         for cut in range(len(command) + 1):

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import structlog
 import trio
 
 from actors import filter as filter_actor
-from actors import ingest, writer
+from actors import ingest, ingest_process, writer
 from actors.messages import Accept, Consult, Report
 from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.errors import ConfigError
 from relay.futures import Future
+from relay.settings import CONNECTIONS_A_PROCESS
+from relay.smtp.channel import Setup
 from relay.smtp.filtering import FilterClass
-from relay.smtp.limits import SmtpLimits
+from relay.smtp.front import Front
+from relay.smtp.limits import SmtpLimits, part_of
 from relay.smtp.server import Scheduling
-from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
+from relay.storage import AMPLE, Space
+from supervisor import Backoff, ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
+from tests.eventually import eventually
 
 
 class Client:
@@ -201,6 +207,83 @@ async def serving(
             ),
         ),
     )
+    async with _run(pool, boss, tree, listener) as service:
+        yield service
+
+
+@asynccontextmanager
+async def serving_by_processes(
+    pool: Pool,
+    *,
+    count: int = 2,
+    limits: SmtpLimits | None = None,
+    drain_timeout: float = 15.0,
+    wake_summariser: Callable[[], None] = lambda: None,
+    space: Space = AMPLE,
+    patience: float = ingest_process.PATIENCE,
+    dsn: str | None = None,
+) -> AsyncIterator[Service]:
+    """Run ingest on a free port until the block ends, its sessions in so many processes.
+
+    `dsn`: of another database for these than that of `pool`.
+    """
+    limits = limits or SmtpLimits()
+    front = Front(limits, count)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    processes = tuple(
+        ChildSpec(
+            name=f"ingest-{place + 1}",
+            run=functools.partial(
+                ingest_process.run,
+                front=front,
+                setup=Setup(
+                    place=place,
+                    level="info",
+                    dsn=dsn or pool.dsn,
+                    connections=CONNECTIONS_A_PROCESS,
+                    prepare=True,
+                    call_timeout=pool.call_timeout,
+                    domains=("relay.localhost",),
+                    limits=part_of(limits, count),
+                ),
+                hosts=pool.hosts,
+                space=space,
+                wake_summariser=wake_summariser,
+                patience=patience,
+            ),
+            hears=(Report,),
+            drain_timeout=drain_timeout,
+            backoff=Backoff(base=0.01),
+        )
+        for place in range(count)
+    )
+    tree = SupervisorSpec(
+        name="relay",
+        children=(
+            *processes,
+            ChildSpec(
+                name="ingest",
+                run=functools.partial(ingest.hand_on, sockets=[listener], front=front),
+                hears=(Report,),
+                drain_timeout=drain_timeout,
+            ),
+        ),
+        max_restarts=100,
+    )
+    async with _run(pool, Supervisor(wrap=_named), tree, listener) as service:
+        await eventually(lambda: front.gate.open, "nobody is there", until=lambda n: not n)
+        yield service
+
+
+async def _named(context: Context, actor: Callable[[], Awaitable[None]]) -> None:
+    structlog.contextvars.bind_contextvars(actor=context.name)
+    await actor()
+
+
+@asynccontextmanager
+async def _run(
+    pool: Pool, boss: Supervisor, tree: SupervisorSpec, listener: socket.socket
+) -> AsyncIterator[Service]:
     with listener:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(boss.run, tree)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 
-from relay.smtp.limits import MemoryBudget, Misses, SmtpLimits
+from relay.smtp.limits import MemoryBudget, Misses, PooledBudget, SmtpLimits, part_of
 
 LIMITS = SmtpLimits(max_buffered_bytes=100, slow_after=10.0, slow_rate=2)
 
@@ -122,3 +123,72 @@ def test_the_budget_holds_two_messages_at_least():
     assert SmtpLimits().buffered_bytes == 64 * 1024 * 1024
     assert SmtpLimits(max_message_bytes=10**9).buffered_bytes == 2 * 10**9
     assert SmtpLimits(max_buffered_bytes=5).buffered_bytes == 5
+
+
+MIB = 1024 * 1024
+SHARED = SmtpLimits(
+    max_message_bytes=MIB, max_buffered_bytes=10 * MIB, slow_after=10.0, slow_rate=MIB
+)
+
+
+def pooled(places: int = 2) -> list[PooledBudget]:
+    """The budgets of so many processes with one board."""
+    board = memoryview(array("q", [0] * 2 * places))
+    return [PooledBudget(SHARED, board, place) for place in range(places)]
+
+
+def test_what_one_process_holds_the_others_do_not_have():
+    """And whatever two take at the same instant, all together never have more than the limit."""
+    here, there = pooled()
+    mine, theirs = Message(here, 0.0), Message(there, 0.0)
+    mine.share.grow(6 * MIB, 1.0)
+    theirs.share.grow(3 * MIB, 1.0)
+    assert (here.used, there.used) == (6 * MIB, 3 * MIB)
+    assert here.hold(MIB // 2)
+    assert not there.hold(MIB // 2), "of a message that came whole"
+    here.free(MIB // 2)
+    theirs.share.grow(10 * MIB - 6 * MIB, 1.0)
+    assert theirs.share.lost, "what may come at once is kept free"
+    assert there.used == 0
+    mine.share.end()
+    late = Message(there, 1.0)
+    late.share.grow(9 * MIB, 1.0)
+    assert not late.share.lost
+
+
+def test_a_process_that_lacks_room_is_given_it_by_slow_messages_elsewhere():
+    """Not at once: the message that found none is lost, and one a moment later is not."""
+    here, there = pooled()
+    slow, fast = Message(here, 0.0), Message(here, 19.0)
+    slow.share.grow(5 * MIB, 1.0)
+    fast.share.grow(4 * MIB, 20.0)
+    late = Message(there, 20.0)
+    late.share.grow(2 * MIB, 20.0)
+    assert late.share.lost
+    here.relieve(20.5)
+    assert (slow.share.lost, slow.forgotten, fast.share.lost) == (True, 1, False)
+    later = Message(there, 21.0)
+    later.share.grow(2 * MIB, 21.0)
+    assert not later.share.lost
+
+
+def test_room_that_was_lacked_long_ago_costs_nobody_anything():
+    """What was lost was lost; the others are told for a few seconds."""
+    here, there = pooled()
+    slow = Message(here, 0.0)
+    slow.share.grow(9 * MIB, 1.0)
+    Message(there, 1.0).share.grow(2 * MIB, 1.0)
+    here.relieve(2.0)
+    assert not slow.share.lost, "it is not slow yet"
+    there.relieve(5.0)
+    here.relieve(60.0)
+    assert not slow.share.lost
+    there.relieve(60.0)
+    assert slow.forgotten == 0
+
+
+def test_of_what_a_peer_may_guess_each_process_has_a_part():
+    """Its sessions may be anywhere, and all other limits are as they were."""
+    part = part_of(SmtpLimits(), 4)
+    assert (part.free_misses, part.misses_forgotten) == (25, 0.25)
+    assert part.max_connections == SmtpLimits().max_connections

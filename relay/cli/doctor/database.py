@@ -140,13 +140,14 @@ async def check_room(connection: Connection, patient: Patient) -> Finding:
             "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'",
         )
     )
-    size = 8 if patient.settings is None else patient.settings.database.pool_size
+    size = 8 if patient.settings is None else patient.settings.database_connections
     wanted = SPARE if patient.run is not None else size + SPARE
     return judged(
         "connections",
         most - used >= wanted,
         f"{used} of {most} in use",
-        "raise max_connections, or lower RELAY_DATABASE__POOL_SIZE on some nodes",
+        "raise max_connections, or lower RELAY_DATABASE__POOL_SIZE or RELAY_SMTP__PROCESSES on some"
+        " nodes",
     )
 
 

@@ -1,0 +1,421 @@
+"""The program of an SMTP process: `python -m actors.ingest_main CHANNEL BOARD`, two descriptors.
+
+`actors/ingest_process.py` starts it and is the other end of the channel (`relay.smtp.channel`).
+In it runs a small tree of its own, of the same actors that serve where there is one process:
+
+    ingest-N
+    ├── writer    commits accepted mail, many sessions in one transaction
+    └── sessions  SMTP sessions (`actors/ingest.py`), of the connections that the channel brings
+
+Promises:
+- It listens on nothing and takes no signal but SIGKILL: its relay decides when it ends.
+- When the channel ends its relay is dead, and it ends at once: what was not committed was not
+  acknowledged, and goes with it.
+- A 250 is sent after COMMIT, as ever: the writer here is the writer there.
+- Every `_EVERY` seconds it says that it is alive, which sessions have kept it waiting for how long,
+  and what its metrics have grown by.
+
+Fails: its actors are started again by its tree.  If that gives up, or anything else goes wrong, it
+says why and ends with status 70; sessions end, and its relay starts another.
+
+Why a tree: a crash of the writer costs no session where there is one process, and none here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import trio
+
+from actors import ingest, writer
+from actors.messages import Accept
+from relay import log as logging
+from relay.db.hosts import Hosts
+from relay.db.pool import Pool
+from relay.errors import innermost
+from relay.log import Line, get_logger, render_json
+from relay.memory import return_large_blocks, settle_garbage
+from relay.metrics import Moved
+from relay.peers import Guest
+from relay.smtp.channel import (
+    ID_ROWS,
+    IDLE_ROWS,
+    MAX_PACKET,
+    Channel,
+    Kind,
+    Packet,
+    Setup,
+    first,
+    ids,
+    pack,
+    pack_idle,
+    pack_ids,
+    pack_json,
+    session,
+)
+from relay.smtp.front import Board
+from relay.smtp.limits import PooledBudget
+from relay.smtp.server import Server
+from relay.storage import Space
+from supervisor import (
+    ChildSpec,
+    Event,
+    Exited,
+    GaveUp,
+    GaveUpOn,
+    Mailbox,
+    Stuck,
+    Supervisor,
+    SupervisorSpec,
+)
+
+log = get_logger()
+
+DRAIN = 30.0
+"""Seconds that a message which is arriving may take to finish."""
+
+STATUS_FAILED = 70
+
+_EVERY = 1.0  # s
+_LOG_EVERY = 0.1  # s
+_WAKE_EVERY = 0.002  # s; how long what is said many times a second gathers
+_LINES = 10_000  # of the log, kept while the relay does not read them
+_LONG = 30_000  # bytes of a line of the log, from which it is shortened: to so many …
+_FIELDS, _VALUE, _TRACE = 20, 200, 4000  # … fields, and characters of one and of a traceback
+_LAST_WORDS = 2.0  # s
+
+_orderly = {"finished", "drained", "cancelled"}
+
+
+def main() -> NoReturn:
+    """Serve until told to end, or until the relay is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    channel, board = (int(argument) for argument in sys.argv[1:])
+    sock = socket.socket(fileno=channel)
+    sock.set_inheritable(False)
+    packet = first(sock)
+    if packet is None:
+        os._exit(STATUS_FAILED)
+    setup = Setup.unpack(packet.payload)
+    return_large_blocks()
+    shared = Board(board)
+    os.close(board)
+    sys.exit(trio.run(_run, sock, setup, shared))
+
+
+async def _run(sock: socket.socket, setup: Setup, board: Board) -> int:
+    channel = Channel(sock)
+    hosts = Hosts()
+    process = _Process(channel, hosts, PooledBudget(setup.limits, board.numbers, setup.place))
+    logging.configure(setup.level, write=process.log)
+    pool = Pool(
+        setup.dsn,
+        size=setup.connections,
+        prepare=setup.prepare,
+        hosts=hosts,
+        call_timeout=setup.call_timeout,
+    )
+    status = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run)
+        nursery.start_soon(process.listen)
+        nursery.start_soon(process.speak)
+        nursery.start_soon(process.send_log)
+        nursery.start_soon(process.show_life)
+        nursery.start_soon(process.narrate)
+        try:
+            await process.supervisor.run(_tree(setup, process, pool))
+        except Exception as error:
+            reason = error.__cause__ if isinstance(error, GaveUp) and error.__cause__ else error
+            channel.put(pack(Kind.FAILED, _text(reason).encode()[:MAX_PACKET]))
+            status = STATUS_FAILED
+        process.say_all()
+        with trio.move_on_after(_LAST_WORDS):
+            await channel.flushed()
+        if status:
+            os._exit(status)  # an actor may be stuck
+        nursery.cancel_scope.cancel()
+    await pool.close()
+    return status
+
+
+def _tree(setup: Setup, process: _Process, pool: Pool) -> SupervisorSpec:
+    box: Mailbox[Accept] = Mailbox("writer", capacity=4096, on_dead=writer.dead)
+    return SupervisorSpec(
+        "ingest",
+        (
+            ChildSpec(
+                "writer",
+                partial(writer.run, pool=pool, wake_summariser=process.wake),
+                mailbox=box,
+                liveness=90.0,
+            ),
+            ChildSpec(
+                "sessions",
+                partial(
+                    ingest.run,
+                    sockets=(),
+                    pool=pool,
+                    writer=box,
+                    limits=setup.limits,
+                    domains=setup.domains,
+                    space=process.space,
+                    budget=process.budget,
+                    arrivals=process.arrivals,
+                ),
+                drain_timeout=DRAIN,
+            ),
+        ),
+    )
+
+
+class _Seat:
+    """What a session holds of the relay's limits (`relay.smtp.server.Seat`)."""
+
+    __slots__ = ("_ended", "guest", "id", "told")
+
+    def __init__(self, id_: int, ended: Callable[[_Seat], None]) -> None:
+        self._ended = ended
+        self.id = id_
+        self.guest: Guest | None = None
+        self.told: float | None = None  # since when the relay thinks that it has kept us waiting
+
+    def leave(self) -> None:
+        """The session is over."""
+        self._ended(self)
+
+
+class _Process:
+    """This end of the channel."""
+
+    def __init__(self, channel: Channel, hosts: Hosts, budget: PooledBudget) -> None:
+        self.supervisor = Supervisor(blocked_after=None)  # the relay sees whether this one blocks
+        self.space = Space()
+        self.budget = budget
+        self._channel = channel
+        self._hosts = hosts
+        self._seats: dict[int, _Seat] = {}
+        self._server: Server | None = None
+        self._nursery: trio.Nursery | None = None  # where its sessions run, while it takes any
+        self._arrived: deque[Packet] = deque()  # while it takes none
+        self._moved = Moved()
+        self._ended: list[int] = []
+        self._to_wake = False
+        self._something = trio.Event()
+        self._lines: deque[Line] = deque(maxlen=_LINES)
+        self._line = trio.Event()
+        self._ready = False
+
+    # ------------------------------------------------------------------------ sessions
+
+    async def arrivals(self, server: Server, nursery: trio.Nursery) -> NoReturn:
+        """Have a server serve what the channel brings, until cancelled."""
+        self._server, self._nursery = server, nursery
+        try:
+            while self._arrived:
+                self._serve(self._arrived.popleft())
+            await trio.sleep_forever()
+        finally:
+            self._nursery = None
+
+    def _serve(self, packet: Packet) -> None:
+        assert packet.sock is not None
+        if self._nursery is None or self._server is None:
+            self._arrived.append(packet)
+            return
+        id_, peer = session(packet.payload)
+        seat = self._seats[id_] = _Seat(id_, self._over)
+        self._server.resume()
+        self._server.serve(packet.sock, peer, seat, self._nursery)
+
+    def _over(self, seat: _Seat) -> None:
+        del self._seats[seat.id]
+        self._ended.append(seat.id)
+        self._something.set()
+
+    def _yield(self, id_: int) -> None:
+        """Give a session's place away, if it still keeps us waiting as it did."""
+        seat = self._seats.get(id_)
+        if seat is None or seat.guest is None:
+            return  # it has ended, and that is said
+        since = seat.guest.idle_since()
+        if since is None or (seat.told is not None and since != seat.told):
+            seat.told = None
+            self._channel.put(pack_ids(Kind.BUSY, (id_,)))
+        else:
+            seat.guest.give_way()
+
+    def _cut(self, which: bytes) -> None:
+        for id_ in ids(which):
+            seat = self._seats.get(id_)
+            if seat is not None and seat.guest is not None:
+                seat.guest.give_way()
+        if not which and self._server is not None:
+            self._server.cut()
+
+    # ------------------------------------------------------------------------ what is heard
+
+    async def listen(self) -> NoReturn:
+        """Do what the relay says; end the process when that is dead."""
+        while True:
+            for packet in await self._channel.receive():
+                self._obey(packet)
+            if self._channel.closed:
+                os._exit(STATUS_FAILED)
+            await trio.lowlevel.checkpoint()
+
+    def _obey(self, packet: Packet) -> None:
+        kind, payload = packet.kind, packet.payload
+        if kind == Kind.SESSION:
+            self._serve(packet)
+        elif kind == Kind.YIELD:
+            for id_ in ids(payload):
+                self._yield(id_)
+        elif kind == Kind.TICK:
+            self._heed(*json.loads(payload))
+        elif kind == Kind.CLEAR:
+            if self._server is not None:
+                self._server.drain()
+        elif kind == Kind.CUT:
+            self._cut(payload)
+        elif kind == Kind.DRAIN:
+            self.supervisor.shutdown()
+
+    def _heed(self, space: list[Any], known: tuple[int, int] | None, level: str) -> None:
+        self.space.tell(space)
+        if known is not None:
+            self._hosts.learn(*known)
+        if level != logging.level():
+            logging.configure(level, write=self.log)
+
+    # ------------------------------------------------------------------------ what is said
+
+    def wake(self) -> None:
+        """There is something to summarise."""
+        self._to_wake = True
+        self._something.set()
+
+    def log(self, line: Line) -> None:
+        """Take a line of the log."""
+        self._lines.append(line)
+        self._line.set()
+
+    async def speak(self) -> NoReturn:
+        """Say which sessions have ended, and that there is something to summarise."""
+        while True:
+            await self._something.wait()
+            self._something = trio.Event()
+            self._say_ended()
+            await trio.sleep(_WAKE_EVERY)
+
+    def _say_ended(self) -> None:
+        while self._ended:
+            self._channel.put(pack_ids(Kind.ENDED, self._ended[:ID_ROWS]))
+            del self._ended[:ID_ROWS]
+        if self._to_wake:
+            self._to_wake = False
+            self._channel.put(pack(Kind.WAKE))
+
+    async def send_log(self) -> NoReturn:
+        """Send the lines of the log on, as long as the relay reads them."""
+        while True:
+            await self._line.wait()
+            self._line = trio.Event()
+            if not self._channel.backlog:
+                self._say_lines()
+            await trio.sleep(_LOG_EVERY)
+            if self._lines:
+                self._line.set()
+
+    def _say_lines(self) -> None:
+        said: list[bytes] = []
+        size = 0
+        while self._lines:
+            line = _as_json(self._lines.popleft())
+            if said and size + len(line) > MAX_PACKET - _LONG:
+                self._channel.put(pack(Kind.LOG, b"[%b]" % b",".join(said)))
+                said, size = [], 0
+            said.append(line)
+            size += len(line) + 1
+        if said:
+            self._channel.put(pack(Kind.LOG, b"[%b]" % b",".join(said)))
+
+    async def show_life(self) -> NoReturn:
+        """Say again and again that we live, and what has changed."""
+        while True:
+            self._channel.put(pack_json(Kind.BEAT, self._hosts.known))
+            if not self._channel.backlog:
+                self._say_idle()
+                self._say_moved()
+            self.budget.relieve(trio.current_time())
+            await trio.sleep(_EVERY)
+
+    def _say_idle(self) -> None:
+        now = trio.current_time()
+        rows: list[tuple[int, float | None]] = []
+        for seat in self._seats.values():
+            since = None if seat.guest is None else seat.guest.idle_since()
+            if since != seat.told:
+                seat.told = since
+                rows.append((seat.id, None if since is None else now - since))
+        for at in range(0, len(rows), IDLE_ROWS):
+            self._channel.put(pack_idle(rows[at : at + IDLE_ROWS]))
+
+    def _say_moved(self) -> None:
+        for step in self._moved.steps():
+            self._channel.put(pack_json(Kind.METRICS, [step]))
+
+    def say_all(self) -> None:
+        """Say all that was not said yet, at the end."""
+        self._say_ended()
+        self._say_lines()
+        self._say_moved()
+
+    async def narrate(self) -> None:
+        """Say that we serve, once all actors do, and what becomes of them."""
+        with self.supervisor.subscribe() as events:
+            async for event in events:
+                self._tell_of(event)
+
+    def _tell_of(self, event: Event) -> None:
+        if not self._ready and self.supervisor.tree().state == "running":
+            self._ready = True
+            settle_garbage()
+            self._channel.put(pack(Kind.READY))
+        failed = isinstance(event, Exited) and event.reason not in _orderly
+        if failed or isinstance(event, Stuck | GaveUpOn):
+            error = getattr(event, "error", None)
+            log.error(
+                "ingest.part_failed",
+                part=event.name,
+                event_kind=event.kind,
+                error=None if error is None else _text(error),
+            )
+
+
+def _text(error: BaseException) -> str:
+    cause = innermost(error)
+    return f"{type(cause).__name__}: {cause}"
+
+
+def _as_json(line: Line) -> bytes:
+    """Return a line of the log as it travels; of one that is very long, the ends of its values."""
+    text = render_json(line).encode()
+    if len(text) > _LONG:
+        short = {key: str(value)[-(_TRACE if key == "exception" else _VALUE) :]
+                 for key, value in list(line.items())[:_FIELDS]}  # fmt: skip
+        text = render_json(short).encode()
+    return text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The channel between a relay and an SMTP process of its: packets on a Unix socket.
+
+The relay accepts connections and passes each to a process (`relay.smtp.front` says to which);
+sessions run there.  Both ends speak in packets (`SOCK_SEQPACKET`): whole, in order, each a byte
+that says its kind and a payload, and with a connection its file descriptor.
+
+    from the relay                          from the process
+    --------------------------------------  ------------------------------------------------------
+    SETUP     what it is to run with        READY    it serves
+    SESSION   id, peer; and the connection  ENDED    ids of sessions that are over
+    YIELD     id: give its place away       BUSY     id: it has something in hand, and goes on
+    TICK      disk, log level, timeline     IDLE     ids, and for how long each has waited
+    CLEAR     end all sessions, as a drain  WAKE     there is something to summarise
+    CUT       end them all now              BEAT     it is alive; the database's timeline
+    DRAIN     as CLEAR, then end            LOG, METRICS, FAILED   lines, what moved, a last word
+
+Promises
+  * `put` never waits and never fails: what the socket does not take is sent by `run`, in order.
+  * A connection is closed here when it has been passed on, and not before.
+  * What was not passed on, or passed on and not read, can be taken back (`unsent`, `unread`).
+
+Fails: `receive` says by `closed` that the other end is gone.  What is put afterwards is kept.
+
+Secrets (the database's URL) go this way, since arguments and environments can be read by others.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import socket
+import struct
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import trio
+from trio.lowlevel import wait_readable, wait_writable
+
+from relay.smtp.limits import SmtpLimits
+
+MAX_PACKET = 60_000
+"""Bytes of the largest packet; a socket's buffer takes several."""
+
+_BURST = 64  # packets read before others have a turn
+_PAUSE = 0.05  # s; when the system has too many descriptors under way
+_ID = struct.Struct("=Q")
+_IDLE = struct.Struct("=Qd")
+
+
+class Kind(enum.IntEnum):
+    """What a packet is about; see the table above."""
+
+    SETUP = 1
+    SESSION = 2
+    YIELD = 3
+    TICK = 4
+    CLEAR = 5
+    CUT = 6
+    DRAIN = 7
+    READY = 16
+    ENDED = 17
+    BUSY = 18
+    IDLE = 19
+    WAKE = 20
+    BEAT = 21
+    LOG = 22
+    METRICS = 23
+    FAILED = 24
+
+
+class Packet(NamedTuple):
+    """One packet as it came; `sock` is the connection that came along, and the reader's now."""
+
+    kind: int
+    payload: bytes
+    sock: socket.socket | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a process runs with.  `place` is its own on the board."""
+
+    place: int
+    level: str
+    dsn: str
+    connections: int
+    prepare: bool
+    call_timeout: float
+    domains: tuple[str, ...]
+    limits: SmtpLimits
+
+    def pack(self) -> bytes:
+        """Return it as a packet."""
+        return pack_json(Kind.SETUP, asdict(self))
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Setup:
+        """Read what `pack` wrote."""
+        said = json.loads(payload)
+        limits, domains = SmtpLimits(**said.pop("limits")), tuple(said.pop("domains"))
+        return cls(limits=limits, domains=domains, **said)
+
+
+class Channel:
+    """One end.  `sock` is a connected `SOCK_SEQPACKET`, and the caller's to close."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._waiting: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._more = trio.Event()
+        self._none = trio.Event()  # nothing waits any more
+        self.closed = False
+        """Whether the other end is gone."""
+
+    @property
+    def backlog(self) -> int:
+        """How many packets wait for the socket."""
+        return len(self._waiting)
+
+    def put(self, packet: bytes, sock: socket.socket | None = None) -> None:
+        """Send a packet, and `sock` along with it, as soon as there is room."""
+        if self._waiting or not self._send(packet, sock):
+            self._waiting.append((packet, sock))
+            self._more.set()
+
+    async def run(self) -> None:
+        """Send what waits, until cancelled or closed."""
+        while True:
+            await self._more.wait()
+            while self._waiting:
+                await wait_writable(self._sock)
+                if self._send(*self._waiting[0]):
+                    self._waiting.popleft()
+                elif self.closed:
+                    return
+                else:
+                    await trio.sleep(_PAUSE)  # writable, and yet it does not take this one
+            self._more = trio.Event()
+            self._none.set()
+
+    async def flushed(self) -> None:
+        """Wait until nothing waits; someone must `run`."""
+        while self._waiting:
+            self._none = trio.Event()
+            await self._none.wait()
+
+    async def receive(self) -> list[Packet]:
+        """Wait for packets and return those that are there; none at the end (`closed`)."""
+        await wait_readable(self._sock)
+        return self.receive_nowait()
+
+    def receive_nowait(self) -> list[Packet]:
+        """Return the packets that are there, at most a burst of them."""
+        found: list[Packet] = []
+        while len(found) < _BURST:
+            try:
+                packet = _receive(self._sock)
+            except BlockingIOError:
+                break
+            except OSError:  # the other end is gone, and had not read all
+                packet = None
+            if packet is None:
+                self.closed = True
+                break
+            found.append(packet)
+        return found
+
+    def unsent(self) -> list[Packet]:
+        """Take back what waits for the socket."""
+        waiting, self._waiting = self._waiting, deque()
+        return [Packet(packet[0], packet[1:], sock) for packet, sock in waiting]
+
+    def _send(self, packet: bytes, sock: socket.socket | None) -> bool:
+        """Whether the socket has taken it."""
+        try:
+            if sock is None:
+                self._sock.send(packet)
+            else:
+                passed = array("i", [sock.fileno()])
+                self._sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+                sock.close()
+        except (BrokenPipeError, ConnectionResetError):
+            self.closed = True
+            return False
+        except OSError:  # no room; or too many descriptors are under way (ETOOMANYREFS)
+            return False
+        return True
+
+
+def unread(sock: socket.socket) -> list[Packet]:
+    """Take back the packets that the process with this end of the channel has not read."""
+    sock.setblocking(False)
+    found: list[Packet] = []
+    while True:
+        try:
+            packet = _receive(sock)
+        except OSError:
+            return found
+        if packet is None:
+            return found
+        found.append(packet)
+
+
+def first(sock: socket.socket) -> Packet | None:
+    """Wait, in this thread, for the first packet; None: the other end is gone."""
+    sock.setblocking(True)
+    return _receive(sock)
+
+
+def _receive(sock: socket.socket) -> Packet | None:
+    data, ancillary, _, _ = sock.recvmsg(
+        MAX_PACKET + 1, socket.CMSG_SPACE(array("i").itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    passed = None
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            (fileno,) = array("i", content)
+            # Family and type are of no consequence for what sessions do, and asking costs calls.
+            passed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fileno)
+            passed.setblocking(False)
+    return Packet(data[0], data[1:], passed) if data else None
+
+
+def pack(kind: Kind, payload: bytes = b"") -> bytes:
+    """Return a packet."""
+    return bytes((kind,)) + payload
+
+
+def pack_json(kind: Kind, value: object) -> bytes:
+    """Return a packet whose payload is JSON."""
+    return pack(kind, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def pack_session(id_: int, address: Any) -> bytes:
+    """Return the packet of a connection: its id, and its peer's socket address."""
+    return pack(Kind.SESSION, _ID.pack(id_) + json.dumps(address).encode())
+
+
+def session(payload: bytes) -> tuple[int, Any]:
+    """Read what `pack_session` wrote."""
+    return _ID.unpack_from(payload)[0], tuple(json.loads(payload[_ID.size :]))
+
+
+def pack_ids(kind: Kind, ids: Iterable[int]) -> bytes:
+    """Return a packet that names sessions."""
+    return pack(kind, array("Q", ids).tobytes())
+
+
+def ids(payload: bytes) -> array[int]:
+    """Read what `pack_ids` wrote."""
+    found = array("Q")
+    found.frombytes(payload)
+    return found
+
+
+def pack_idle(rows: Iterable[tuple[int, float | None]]) -> bytes:
+    """Return a packet with (id, seconds for which it has kept us waiting) of sessions; None: it
+    does not."""
+    return pack(
+        Kind.IDLE, b"".join(_IDLE.pack(id_, math.nan if s is None else s) for id_, s in rows)
+    )
+
+
+def idle(payload: bytes) -> list[tuple[int, float | None]]:
+    """Read what `pack_idle` wrote."""
+    return [(id_, None if math.isnan(s) else s) for id_, s in _IDLE.iter_unpack(payload)]
+
+
+IDLE_ROWS = MAX_PACKET // _IDLE.size
+"""How many sessions fit into one packet of `pack_idle` …"""
+ID_ROWS = MAX_PACKET // _ID.size
+"""… and of `pack_ids`."""
