@@ -8,11 +8,12 @@ Promises
 - Nobody's summary waits for a slow message of somebody else's: a group is cut when it has taken
   `slice_for`, what is done of it is stored at once, and while one group keeps the parser busy for
   over `help_after`, or something has waited for so long, a second parser goes on with the mail of
-  other mailboxes.
+  other mailboxes; after twice as long a third, and so on, up to one a core but one (`parsers_on`).
 - Parsing happens in child processes that can be killed (`relay.mailboxes.parser`), niced, and
-  rests while mail keeps arriving, for accepting comes first.  While this process itself is busy
-  (`BUSY`: a flood; parsing cannot keep up with it) three quarters of the time are rest; else it
-  never rests while anything waits that has waited for `_PATIENCE`.
+  rests only for mail that is arriving: until something has waited for `_PATIENCE`, since larger
+  groups cost less; a fifth of the time whatever waits, for accepting comes first; and three
+  quarters of it while accepting lacks the CPU (`relay.load`: this thread has no moment to itself,
+  or waits for a core nearly as long as it runs).
 - When nothing waits to be parsed, large mailboxes get the chunks that make searches fast
   (`relay.mailboxes.search`).
 - A message that cannot be parsed gets a summary from its headers, with the reason; nothing is
@@ -31,10 +32,12 @@ claimed and read in one statement, parsed, and stored in one.
 from __future__ import annotations
 
 import math
+import os
 import struct
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -47,6 +50,7 @@ from actors.periodic import wait_for_messages
 from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
+from relay.load import Load
 from relay.log import get_logger
 from relay.mailboxes import search, summaries
 from relay.mailboxes.fair_order import GROUP, FairOrder, Waiting
@@ -61,20 +65,20 @@ _SUMMARISED = Counter(
     "relay_messages_summarised", "Messages parsed by this node.", registry=registry
 )
 
-BUSY = 0.4
-"""Share of a core that this process uses, from which on it is taken for busy accepting mail."""
-
-_BUSY_FOR = 0.1  # s, at least, over which that is measured
 _LOOKED_AT = 256  # messages of either end
-_SMALL = 64 * 1024  # bytes; the second parser is for messages up to this,
-_MEDIUM = 4 * 2**20  # and up to this for those smaller than what the first has in hand
+_MOST_PARSERS = 8  # one thread reads and stores for all of them: more would wait for it
+_HARMLESS = 8 * 1024  # bytes; what is so small cannot be slow
+_SMALL = 64 * 1024  # bytes; a helping parser is for messages up to this,
+_MEDIUM = 4 * 2**20  # and up to this for those smaller than what others have in hand
 _LOOK_EVERY = 0.1  # s; how long what was seen of either end is good, under a backlog
 _DEEP_EVERY = 0.2  # s; how often it looks for mail that is at neither end of a long backlog,
 _DEEP_SHARE = 0.05  # and how much of the time that may take: of a long one it takes long
 _ELSEWHERE = 1.0  # s; how long a message that somebody else has claimed is left out
-_LOOK_AGAIN = 0.03  # s; the second parser's pause when there is nothing that it may take
-_LET_GO = 60.0  # s; an idle second parser ends after this
-_REST = 3.0  # pause after a round in which more mail arrived, as a multiple of what it took
+_LOOK_AGAIN = 0.03  # s; a helping parser's pause when there is nothing that it may take
+_LET_GO = 60.0  # s; a helping parser that is idle ends after this
+_REST = 3.0  # pause after a round in which more mail arrived, as a multiple of what it took,
+_LEAST_REST = 0.25  # and at least,
+_GIVE_WAY = 3.0  # and while accepting lacks the CPU
 _LONGEST_REST = 0.25  # s
 _PATIENCE = 0.1  # s; nothing that is known to wait does so longer because of a rest
 _KNOWN = 4096  # messages of which it is remembered since when they wait
@@ -123,6 +127,7 @@ async def run(
     slice_for: float = 0.05,
     help_after: float = 0.2,
     lease_for: float = 2.0,
+    parsers: int | None = None,
 ) -> None:
     """Summarise until drained.
 
@@ -130,74 +135,65 @@ async def run(
     that one message may take; `slice_for`: seconds after which a group is cut; `help_after`:
     seconds of one group, or of waiting, after which a second parser goes on with the others;
     `lease_for`: seconds for which other nodes leave alone what is in hand here, more than a group
-    takes as a rule (one that takes longer may be parsed there too).
+    takes as a rule (one that takes longer may be parsed there too); `parsers`: how many parse at
+    most (None: by the cores of this machine).
     """
-    async with (
-        Parser(deadline=parse_timeout) as parser,
-        Parser(deadline=parse_timeout) as second,
-        trio.open_nursery() as nursery,
-    ):
-        summariser = Summariser(pool, parser, second, slice_for, help_after, lease_for)
-        nursery.start_soon(summariser.assist)
-        ctx.ready()
-        seconds = 0.0
-        try:
-            while True:
-                summariser.heed(await wait_for_messages(ctx, seconds))
-                seconds = await summariser.turn(ctx) or sweep_every
-        except Drained:
-            nursery.cancel_scope.cancel()
+    count = parsers_on(len(os.sched_getaffinity(0))) if parsers is None else parsers
+    made = [Parser(deadline=parse_timeout) for _ in range(count)]
+    with ExitStack() as stack:
+        for one in made:
+            stack.callback(one.close)
+        async with trio.open_nursery() as nursery:
+            summariser = Summariser(pool, made[0], made[1:], slice_for, help_after, lease_for)
+            for number in range(1, count):
+                nursery.start_soon(summariser.assist, number)
+            ctx.ready()
+            seconds = 0.0
+            try:
+                while True:
+                    summariser.heed(await wait_for_messages(ctx, seconds))
+                    seconds = await summariser.turn(ctx) or sweep_every
+            except Drained:
+                nursery.cancel_scope.cancel()
 
 
-def rest(began: float, ended: float, oldest: float = math.inf, *, busy: bool = False) -> float:
+def parsers_on(cores: int) -> int:
+    """How many parse at once at most: as many as there are cores besides the one that accepts.
+
+    Two at least, or what is slow to parse would hold up everybody.
+    """
+    return max(2, min(cores - 1, _MOST_PARSERS))
+
+
+def rest(began: float, ended: float, oldest: float = math.inf, *, lacking: bool = False) -> float:
     """Seconds to rest after a round, for mail is arriving.
 
     `oldest`: since when what has waited longest is known to wait.  What came during the round may
-    be as old as that.  `busy`: whether accepting needs this process and this machine.
+    be as old as that.  `lacking`: whether accepting lacks the CPU.
     """
-    if busy:
-        return min((ended - began) * _REST, _LONGEST_REST)
+    if lacking:
+        return min((ended - began) * _GIVE_WAY, _LONGEST_REST)
+    took = ended - began
     patience = min(oldest, began) + _PATIENCE - ended
-    return max(0.0, min(patience, (ended - began) * _REST))
+    return max(took * _LEAST_REST, min(patience, took * _REST))
 
 
-def helps_since(began: float, oldest: float, *, busy: bool = False) -> float:
+def helps_since(began: float, oldest: float, *, lacking: bool = False) -> float:
     """Since when a second parser is wanted.
 
     Since one group `began`; or since what has waited longest does, behind many short groups.  The
-    latter not while accepting needs the machine (`busy`): it is what a flood does.
+    latter not while accepting lacks the CPU (`lacking`): that is what a flood does.
     """
-    return began if busy else min(began, oldest)
-
-
-class Load:
-    """Whether this process is busy, by the CPU time that it used lately.
-
-    `cpu`: seconds of CPU of this process; the parsers are others.
-    """
-
-    def __init__(self, cpu: Callable[[], float] = time.process_time) -> None:
-        self._cpu = cpu
-        self._since, self._used = -math.inf, 0.0
-        self._busy = False
-
-    def busy(self, now: float) -> bool:
-        """Asked again and again; each answer is about at least the last `_BUSY_FOR` seconds."""
-        if now < self._since + _BUSY_FOR:
-            return self._busy
-        used = self._cpu()
-        self._busy = used - self._used >= BUSY * (now - self._since)
-        self._since, self._used = now, used
-        return self._busy
+    return began if lacking else min(began, oldest)
 
 
 @dataclass
 class Summariser:
-    """What one node's summariser knows from turn to turn; `second` parses to help out."""
+    """What one node's summariser knows from turn to turn; `helpers` parse to help out."""
 
     pool: Pool
     parser: Parser
-    second: Parser | None = None
+    helpers: Sequence[Parser] = ()
     slice_for: float = math.inf
     help_after: float = 0.2
     lease_for: float = 2.0
@@ -208,7 +204,8 @@ class Summariser:
     _deep_at: float = field(default=-math.inf)
     _chunks_at: float = field(default=-math.inf)
     _elsewhere: dict[bytes, float] = field(default_factory=dict)  # message -> until when
-    _since: dict[bytes, float] = field(default_factory=dict)  # message -> first seen waiting
+    # Message -> first seen waiting; the earliest first, so that nobody looks through all of them.
+    _since: dict[bytes, float] = field(default_factory=dict)
     _looked: dict[bool, tuple[list[Waiting], float]] = field(default_factory=dict)  # by end
     _node: UUID = field(default_factory=uuid4)  # as leases name it
     _in_hand: dict[Parser, list[Waiting]] = field(default_factory=dict)
@@ -229,8 +226,8 @@ class Summariser:
                     more, empty = True, 0
                     # Mail is coming in right now: accepting it goes first.
                     now = trio.current_time()
-                    busy = self.load.busy(now)
-                    await trio.sleep(rest(began, now, self._waits_since(), busy=busy))
+                    lacking = self.load.lacking(now)
+                    await trio.sleep(rest(began, now, self._waits_since(), lacking=lacking))
                 newest = not newest
             if trio.current_time() >= self._orphans_at:
                 self._orphans_at = trio.current_time() + _ORPHANS_EVERY
@@ -281,46 +278,53 @@ class Summariser:
         if any(isinstance(message, SweepNow) for message in messages):
             self._orphans_at = self._chunks_at = self._deep_at = -math.inf
 
-    async def assist(self) -> None:
-        """Parse the small mail of others whenever one group keeps the first parser for long."""
-        second, used, newest = self.second, 0.0, False
-        while second is not None:
+    async def assist(self, number: int = 1) -> None:
+        """Have the helper `number` (from 1) parse whenever others keep mail waiting for long.
+
+        Each begins when there is something to help with for as much longer as the one before.
+        """
+        helper, used, newest = self.helpers[number - 1], 0.0, False
+        while True:
             with trio.move_on_after(_LET_GO):
                 await self._working.wait()
                 await trio.sleep(self.help_after)  # so a burst of short groups costs few looks
             try:
-                while self._is_late(trio.current_time()):
-                    chosen, _ = await self.round(newest=newest, helping=True)
+                while self._is_late(trio.current_time(), number):
+                    chosen, _ = await self.round(newest=newest, helper=helper)
                     used, newest = trio.current_time(), not newest
                     if not chosen:
                         await trio.sleep(_LOOK_AGAIN)
             except TemporaryFailure:
                 pass  # the first will say so, and wait
             if trio.current_time() - used >= _LET_GO:
-                second.close()
+                helper.close()
 
-    def _is_late(self, now: float) -> bool:
-        busy = self.load.busy(now)
-        since = helps_since(self._began, self._waits_since(), busy=busy)
-        return now - since >= self.help_after
+    def _is_late(self, now: float, number: int) -> bool:
+        lacking = self.load.lacking(now)
+        since = helps_since(self._began, self._waits_since(), lacking=lacking)
+        return now - since >= number * self.help_after
 
     def _waits_since(self) -> float:
         """Since when what has waited longest is known to wait; what is in hand does not wait."""
         taken = self._taken().union(self._elsewhere)
-        return min((at for one, at in self._since.items() if one not in taken), default=math.inf)
+        return next((at for one, at in self._since.items() if one not in taken), math.inf)
 
     def _taken(self) -> set[bytes]:
         return {one.message_id for group in self._in_hand.values() for one in group}
 
-    async def round(self, *, newest: bool = False, helping: bool = False) -> tuple[int, bool]:
+    async def round(
+        self, *, newest: bool = False, helper: Parser | None = None
+    ) -> tuple[int, bool]:
         """Summarise one group; return how many messages it has, and whether more may wait.
 
-        `newest`: from the newest end; `helping`: with the second parser, small messages of
-        mailboxes that the first has none of in hand.
+        `newest`: from the newest end; `helper`: with this parser, only what cannot be as slow as
+        what others have in hand.
         """
-        parser = self.second if helping and self.second is not None else self.parser
+        parser = helper or self.parser
         waiting, full = await self._look(newest=newest)
-        free = self._free(waiting, helping=helping)
+        free = self._free(waiting)
+        if helper:
+            free = self._harmless(free, many=full)
         group = self._order.choose(free, trio.current_time(), newest=newest)
         if not group:
             self._looked.clear()
@@ -332,13 +336,13 @@ class Summariser:
                 for end, (left, until) in self._looked.items()
             }
         self._in_hand[parser] = group
-        if not helping:
+        if not helper:
             self._began = trio.current_time()
         try:
             done = await self._summarise(parser, group)
         finally:
             del self._in_hand[parser]
-            if not helping:
+            if not helper:
                 self._began = math.inf
         return len(group), full or done < len(group) or len(group) < len(free)
 
@@ -357,8 +361,10 @@ class Summariser:
         else:
             self._looked.clear()
         seen = {one.message_id: known.get(one.message_id, now) for one in found}
-        # Of a long backlog both ends are remembered; what is neither done nor seen has gone.
-        self._since = known | seen if more and len(known) < _KNOWN else seen
+        if more and len(known) < _KNOWN:  # of a long backlog both ends are remembered,
+            known |= seen
+        else:  # else what is neither done nor seen has gone
+            self._since = dict(sorted(seen.items(), key=itemgetter(1)))
         return found, more
 
     async def _see(self, *, newest: bool) -> tuple[list[Waiting], bool]:
@@ -375,20 +381,27 @@ class Summariser:
             found = sorted({*found, *(Waiting(row[0].bytes, row[1].bytes, row[2]) for row in rows)})
         return found, True
 
-    def _free(self, waiting: list[Waiting], *, helping: bool) -> list[Waiting]:
+    def _free(self, waiting: list[Waiting]) -> list[Waiting]:
         """Those that nobody has in hand."""
         if self._elsewhere:
             now = trio.current_time()
             self._elsewhere = {m: until for m, until in self._elsewhere.items() if until > now}
         taken = self._taken().union(self._elsewhere)
-        free = [one for one in waiting if one.message_id not in taken] if taken else waiting
-        if helping:
-            in_hand = [one for group in self._in_hand.values() for one in group]
-            busy = {one.mailbox_id for one in in_hand}
-            largest = max((one.size for one in in_hand), default=0)
-            most = max(_SMALL, min(_MEDIUM, largest - 1))
-            free = [one for one in free if one.size <= most and one.mailbox_id not in busy]
-        return free
+        return [one for one in waiting if one.message_id not in taken] if taken else waiting
+
+    def _harmless(self, free: list[Waiting], *, many: bool) -> list[Waiting]:
+        """Those for a helper: small ones, of mailboxes of which nobody has anything in hand.
+
+        When `many` wait they may be of one mailbox: then what is too small to be slow, too.
+        """
+        in_hand = [one for group in self._in_hand.values() for one in group]
+        mailboxes = {one.mailbox_id for one in in_hand}
+        largest = max((one.size for one in in_hand), default=0)
+        most = max(_SMALL, min(_MEDIUM, largest - 1))
+        anyway = _HARMLESS if many else -1
+        return [
+            one for one in free if one.size <= (anyway if one.mailbox_id in mailboxes else most)
+        ]
 
     async def _summarise(self, parser: Parser, group: list[Waiting]) -> int:
         """Claim a group, parse it and store what was parsed; return how many were or are gone."""
@@ -397,7 +410,7 @@ class Summariser:
             self.pool,
             list(order),
             node=self._node,
-            parser=int(parser is self.second),
+            parser=(self.parser, *self.helpers).index(parser),
             seconds=self.lease_for,
         )
         claimed.sort(key=lambda message: order[message.message_id])

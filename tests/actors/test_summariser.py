@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import AsyncExitStack
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -11,6 +12,7 @@ import trio
 from actors import summariser
 from actors.messages import SweepNow, Wake
 from relay.db.pool import Pool
+from relay.load import Load, Scheduled
 from relay.mailboxes import search, summaries
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.parser import Parser
@@ -210,7 +212,7 @@ async def test_a_second_parser_goes_on_when_one_is_busy(pool):
         await parser.summarise([b""])
         assert parser.pid is not None
         os.kill(parser.pid, signal.SIGSTOP)
-        one = summariser.Summariser(pool, parser, second, help_after=0.05)
+        one = summariser.Summariser(pool, parser, [second], help_after=0.05)
         nursery.start_soon(one.assist)
         await _accept(pool, stuck, MESSAGE % 1)
         nursery.start_soon(one.turn, _context())
@@ -236,7 +238,7 @@ async def test_a_second_parser_takes_what_is_smaller_than_what_holds_the_first(p
         await parser.summarise([b""])
         assert parser.pid is not None
         os.kill(parser.pid, signal.SIGSTOP)
-        one = summariser.Summariser(pool, parser, second, help_after=0.05)
+        one = summariser.Summariser(pool, parser, [second], help_after=0.05)
         nursery.start_soon(one.assist)
         await _accept(pool, stuck, MESSAGE % 1 + b"x" * 300_000)
         nursery.start_soon(one.turn, _context())
@@ -253,9 +255,9 @@ async def test_a_second_parser_helps_with_what_waits_behind_many_short_groups(po
         await _accept(pool, mailbox, *[HOSTILE] * 8)
     async with Parser() as parser, Parser() as second, trio.open_nursery() as nursery:
         await parser.summarise([b""])  # its start is not part of a group
-        idle = summariser.Load(lambda: 0.0)
+        idle = Load(lambda: Scheduled(0.0, 0.0))
         one = summariser.Summariser(
-            pool, parser, second, slice_for=0.001, help_after=0.2, load=idle
+            pool, parser, [second], slice_for=0.001, help_after=0.2, load=idle
         )
         nursery.start_soon(one.assist)
         await one.turn(_context())
@@ -264,37 +266,52 @@ async def test_a_second_parser_helps_with_what_waits_behind_many_short_groups(po
 
 
 def test_rests_no_longer_than_what_waits_can_bear():
-    """A rest is for what arrives, and ends before anything has waited for a tenth of a second."""
+    """A rest is for what arrives, and ends before anything has waited for a tenth of a second; only
+    a fifth of the time belongs to accepting, whatever waits."""
     assert summariser.rest(10.0, 10.01) == pytest.approx(0.03)
     assert summariser.rest(10.0, 10.05) == pytest.approx(0.05)
     assert summariser.rest(10.0, 10.01, oldest=9.92) == pytest.approx(0.01)
-    assert summariser.rest(10.0, 10.01, oldest=9.0) == 0.0
-    assert summariser.rest(10.0, 10.2) == 0.0
+    assert summariser.rest(10.0, 10.01, oldest=9.0) == pytest.approx(0.0025)
+    assert summariser.rest(10.0, 10.2) == pytest.approx(0.05)
 
 
-def test_rests_three_quarters_of_the_time_while_accepting_keeps_the_process_busy():
-    """Whatever waits then: a flood cannot be kept up with, and accepting comes first."""
-    assert summariser.rest(10.0, 10.01, oldest=5.0, busy=True) == pytest.approx(0.03)
-    assert summariser.rest(10.0, 11.0, oldest=5.0, busy=True) == 0.25
+def test_rests_three_quarters_of_the_time_while_accepting_lacks_the_cpu():
+    """Whatever waits then: accepting comes first."""
+    assert summariser.rest(10.0, 10.01, oldest=5.0, lacking=True) == pytest.approx(0.03)
+    assert summariser.rest(10.0, 11.0, oldest=5.0, lacking=True) == 0.25
 
 
-def test_a_process_is_busy_by_the_cpu_that_it_used_lately():
-    """The first look begins to measure; each answer holds for a tenth of a second."""
-    used = 7.0
-    load = summariser.Load(lambda: used)
-    assert not load.busy(100.0)
-    used += summariser.BUSY * 0.21
-    assert not load.busy(100.05)
-    assert load.busy(100.2)
-    used += 0.01
-    assert load.busy(100.25)
-    assert not load.busy(100.35)
-
-
-def test_no_second_parser_helps_in_a_flood():
+def test_no_second_parser_helps_while_accepting_lacks_the_cpu():
     """Unless a group holds the first: what waits behind short ones is what floods do."""
     assert summariser.helps_since(began=9.0, oldest=5.0) == 5.0
-    assert summariser.helps_since(began=9.0, oldest=5.0, busy=True) == 9.0
+    assert summariser.helps_since(began=9.0, oldest=5.0, lacking=True) == 9.0
+
+
+def test_parsers_leave_a_core_to_accepting():
+    """One a core but one; two at least, as one may be kept busy for long, and no crowd."""
+    found = {cores: summariser.parsers_on(cores) for cores in (1, 2, 3, 4, 9, 64)}
+    assert found == {1: 2, 2: 2, 3: 2, 4: 3, 9: 8, 64: 8}
+
+
+async def test_a_third_parser_goes_on_when_two_are_busy(pool):
+    """As many as there are help while something waits, the mail of one mailbox too if it is small
+    and long."""
+    mailbox = await make_mailbox(pool)
+    async with AsyncExitStack() as stack:
+        parsers = [await stack.enter_async_context(Parser()) for _ in range(3)]
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        for parser in parsers[:2]:
+            await parser.summarise([b""])
+            assert parser.pid is not None
+            os.kill(parser.pid, signal.SIGSTOP)
+        await _accept(pool, mailbox, *[MESSAGE % n for n in range(300)])
+        one = summariser.Summariser(pool, parsers[0], parsers[1:], help_after=0.05)
+        nursery.start_soon(one.assist, 1)
+        nursery.start_soon(one.assist, 2)
+        nursery.start_soon(one.turn, _context())
+        await becomes(pool, "SELECT count(*) > 0 FROM relay.summaries", True)
+        assert await pool.fetch_value("SELECT count(*) FROM relay.parse_leases") == 3
+        nursery.cancel_scope.cancel()
 
 
 async def test_large_mailboxes_get_chunks_when_nothing_waits(pool):

@@ -1,0 +1,89 @@
+"""Whether this thread lacks the CPU, so that work which can wait gives way to it.
+
+Everything that Relay promises at once (a session's next line, 250, an event) runs on one thread.
+Work beside it, in processes of its own, is welcome as long as that thread has what it needs: an
+idle core helps nobody.
+
+The rule: a thread lacks the CPU when it spends its time with nothing but running and waiting for a
+core (`SATURATED`), or when it waits for a core for `SHORT` of the time that it wants one.  Then
+whatever else runs makes it slower.  Waiting less is usual on a machine whose cores are all in use
+and suffice: measured on two, with everything on them that sends, stores and parses 3,000 messages
+a second, a third; with one core taken away by others half and more.  Linux tells both to the
+nanosecond in `/proc/thread-self/schedstat` (Documentation/scheduler/sched-stats.rst): on a core,
+and runnable without one.
+
+Where that file is missing nobody knows how long a thread waited.  There a process that used
+`UNKNOWN_SHORT` of a core is taken to lack it: on a machine that others use as well it might.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+SATURATED = 0.97
+"""Share of the time that a thread runs or waits for a core, from which on it lacks the CPU."""
+SHORT = 0.42
+"""Share of that which it waits, from which on it lacks the CPU,"""
+HARDLY = 0.25
+"""unless it ran or waited for so small a share of the time: a moment's wait is long beside it."""
+UNKNOWN_SHORT = 0.4
+"""Share of a core from which on it is taken to lack the CPU, where its waiting is not known."""
+
+_OVER = 0.1  # s, at least, over which that is measured
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+class Scheduled(NamedTuple):
+    """What a thread had of the CPU since it began, in seconds."""
+
+    ran: float
+    waited: float | None
+    """Runnable, but without a core; None where that is not known."""
+
+
+def scheduled(schedstat: Path = _SCHEDSTAT) -> Scheduled:
+    """What the thread that calls this had; where nothing tells that, its process."""
+    try:
+        ran, waited, _ = schedstat.read_bytes().split()
+        return Scheduled(int(ran) / 1e9, int(waited) / 1e9)
+    except (OSError, ValueError):
+        return Scheduled(time.process_time(), None)
+
+
+def lacks(before: Scheduled, after: Scheduled, seconds: float) -> bool:
+    """Whether a thread lacked the CPU between two looks that are so many seconds apart."""
+    ran = after.ran - before.ran
+    if before.waited is None or after.waited is None:
+        return ran >= UNKNOWN_SHORT * seconds
+    waited = after.waited - before.waited
+    wanted = ran + waited
+    return wanted >= SATURATED * seconds or (
+        wanted >= HARDLY * seconds and waited >= SHORT * wanted
+    )
+
+
+class Load:
+    """Says whether the thread that asks lacked the CPU lately."""
+
+    def __init__(self, look: Callable[[], Scheduled] = scheduled) -> None:
+        """`look`: what the thread had so far."""
+        self._look = look
+        self._since = -math.inf
+        self._had = Scheduled(0.0, None)
+        self._lacking = False
+
+    def lacking(self, now: float) -> bool:
+        """Asked again and again; each answer is about at least the last tenth of a second.
+
+        `now` in seconds, of a clock that only goes forward.
+        """
+        if now < self._since + _OVER:
+            return self._lacking
+        had, seconds = self._look(), now - self._since
+        self._lacking = seconds < math.inf and lacks(self._had, had, seconds)
+        self._since, self._had = now, had
+        return self._lacking

@@ -1,0 +1,87 @@
+"""Whether a thread lacks the CPU."""
+
+import threading
+import time
+
+import pytest
+
+from relay.load import UNKNOWN_SHORT, Load, Scheduled, lacks, scheduled
+from tests.eventually import eventually
+
+
+@pytest.mark.parametrize(
+    ("ran", "waited", "lacking"),
+    [
+        (0.0, 0.0, False),
+        (0.62, 0.3, False),  # of a second: the cores are all in use, and suffice
+        (0.98, 0.0, True),  # one thread has no more than a core
+        (0.7, 0.28, True),  # and it waits for it, too
+        (0.4, 0.4, True),  # others have the cores
+        (0.02, 0.1, False),  # what hardly runs lacks nothing
+    ],
+)
+def test_a_thread_lacks_the_cpu_that_hardly_sleeps_or_waits_long(ran, waited, lacking):
+    """Waiting counts with running towards a whole core, and beside it for being short."""
+    before = Scheduled(7.0, 3.0)
+    assert lacks(before, Scheduled(7.0 + ran, 3.0 + waited), 1.0) is lacking
+
+
+def test_where_waiting_is_not_known_less_is_taken_for_it():
+    """Of either look: what is not known is not guessed."""
+    before, used = Scheduled(7.0, None), Scheduled(7.0 + UNKNOWN_SHORT + 0.01, None)
+    assert lacks(before, used, 1.0)
+    assert not lacks(before, used, 1.1)
+    assert lacks(Scheduled(7.0, 3.0), used, 1.0)
+
+
+def test_an_answer_is_about_a_tenth_of_a_second():
+    """The first look begins to measure, and each answer holds for a tenth of a second."""
+    had = Scheduled(7.0, 3.0)
+    one = Load(lambda: had)
+    assert not one.lacking(100.0)
+    had = Scheduled(7.1, 3.1)
+    assert not one.lacking(100.05)
+    assert one.lacking(100.2)
+    assert one.lacking(100.25)
+    assert not one.lacking(100.35)
+
+
+def test_a_wait_for_others_is_none_for_the_cpu():
+    """A thread that only sleeps has used nothing, whatever another thread does meanwhile."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        before, began = scheduled(), time.monotonic()
+        over.wait(0.2)
+        assert not lacks(before, scheduled(), time.monotonic() - began)
+    finally:
+        over.set()
+        worker.join()
+
+
+async def test_work_without_a_pause_is_seen():
+    """Of the kernel's own figures."""
+    one = Load()
+
+    def worked() -> bool:
+        until = time.monotonic() + 0.12
+        while time.monotonic() < until:
+            pass
+        return one.lacking(time.monotonic())
+
+    await eventually(worked, "the thread lacks the CPU")
+
+
+def test_a_kernel_that_does_not_tell(tmp_path):
+    """The process's own time is what is left, for a file that is missing or says something else."""
+    schedstat = tmp_path / "schedstat"
+    assert scheduled(schedstat).waited is None
+    assert scheduled(schedstat).ran == pytest.approx(time.process_time(), abs=1.0)
+    schedstat.write_text("nothing\n")
+    assert scheduled(schedstat).waited is None
