@@ -448,11 +448,20 @@ class Connection(psycopg.AsyncConnection[Any]):
             _forget_values(error)
             raise
         fileno = self.pgconn.socket
+        read = False
         try:
             while True:
                 if wanted == _R:
-                    await wait_readable(fileno)
-                    self._turn_began = monotonic()
+                    # The rest of a long answer mostly is there, or comes as fast as it is read: a
+                    # round through a busy loop for each piece took longer than the statement.
+                    if not (
+                        read
+                        and monotonic() - self._turn_began <= _BUSY_FOR
+                        and _ready_now(fileno, _R)
+                    ):
+                        await wait_readable(fileno)
+                        self._turn_began = monotonic()
+                        read = True
                     ready: int = _READY_R
                 else:
                     # A socket is nearly always writable, and a poll is much cheaper than a

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -74,6 +75,29 @@ class TestStatements:
     async def test_an_answer_of_many_megabytes_arrives_whole(self, conn):
         """A row far larger than any socket buffer is read to its end."""
         assert await value(conn, "SELECT repeat('x', 30000000)") == "x" * 30_000_000
+
+    async def test_a_long_answer_is_not_read_one_turn_of_a_busy_loop_a_piece(self, conn):
+        """What is there is read at once, and still others get their turns meanwhile."""
+        turns = 0
+        begun = trio.Event()
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                begun.set()
+                turns += 1
+                time.sleep(0.003)  # noqa: ASYNC251 - what a busy loop does
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(others)
+            await begun.wait()
+            cursor = await conn.execute(
+                "SELECT repeat('x', 1000) FROM generate_series(1, 20000)", binary=True
+            )
+            nursery.cancel_scope.cancel()
+        assert cursor.rowcount == 20000
+        assert 1 < turns < 100
 
     async def test_a_statement_of_many_megabytes_is_sent_whole(self, conn):
         """A parameter far larger than the send buffer waits for the socket and arrives."""
