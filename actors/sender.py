@@ -84,6 +84,7 @@ GRACE = 4.0
 """Seconds to record reports in when the sender is cancelled, or drained during an outage."""
 
 _TICK = 0.1  # s; how often room is granted anew
+_FIRST_TICK = 0.02  # s; the same from when there was nothing: how fast mail goes is soon known
 _RESTING_TICK = 0.5  # s; the same while nothing is under way
 _IDLE_TICKS = 10  # between two looks at gates
 _TIDY_EVERY = 2.0  # s; between two looks at idle connections
@@ -181,6 +182,7 @@ class _Sender:
         self._recording = trio.CancelScope(shield=True)
         self._said: list[Credit | Due] = []
         self._to_say = trio.lowlevel.ParkingLot()
+        self._come = trio.lowlevel.ParkingLot()  # of `keep`, while there is nothing to deliver
         places, unit = settings.concurrency, settings.retry_unit
         self._demand = Demand(places)
         self._finaliser = Finaliser(queue, self._recorded)
@@ -251,6 +253,8 @@ class _Sender:
         now = trio.current_time()
         self._custody.epoch = epoch
         self._demand.claimed(len(batch.messages))
+        if batch.messages:
+            self._come.unpark_all()
         for message in batch.messages:
             self._gates.arrived(message.lane)
             job = self._custody.take(message, batch.leased_until, now)
@@ -322,10 +326,10 @@ class _Sender:
         renewed_at = trio.current_time()
         custody = self._custody
         while True:
-            await trio.sleep(_TICK if len(custody) or custody.ended else _RESTING_TICK)
+            seconds = await self._tick()
             ticks += 1
             still = not custody.ended
-            self._demand.note(custody.ended, _TICK)
+            self._demand.note(custody.ended, seconds)
             custody.ended = 0
             self._grant(still=still)
             now = trio.current_time()
@@ -336,6 +340,19 @@ class _Sender:
             if ticks % _IDLE_TICKS == 0:
                 _HELD.set(len(custody))
                 self._gates.forget(now)
+
+    async def _tick(self) -> float:
+        """Wait for the next tick; how many seconds there was something to deliver until then."""
+        began = trio.current_time()
+        if len(self._custody) or self._custody.ended:
+            await trio.sleep(_TICK)
+        else:
+            with trio.move_on_after(_RESTING_TICK) as resting:
+                await self._come.park()
+            if not resting.cancelled_caught:
+                began = trio.current_time()
+                await trio.sleep(_FIRST_TICK)
+        return trio.current_time() - began
 
     async def tidy(self) -> None:
         """Close idle connections now and then: a peer may take its time to say goodbye."""
