@@ -33,6 +33,7 @@ _SIXTEEN = struct.pack(">i", 16)
 
 TEXT, BYTEA, ONE_UUID, BOOLEAN, SMALLINT, DOUBLE = 25, 17, 2950, 16, 21, 701
 UUIDS, BIGINTS, TEXTS, BYTEAS, BOOLEANS = 2951, 1016, 1009, 1001, 1000
+SMALLINTS, DOUBLES, REALS = 1005, 1022, 1021
 """Types of parameters (OIDs), for a `relay.db.connection.Statement`."""
 
 

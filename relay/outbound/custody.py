@@ -146,6 +146,19 @@ class Custody:
         """Whether a job may have passed its deadline since it was claimed."""
         return job.stale(now, self.epoch)
 
+    def ready(self, job: Job, now: float) -> bool:
+        """Whether a job may be begun without another look at its lease or its message.
+
+        Neither lost, `late` nor `stale`, and nothing is to be recorded before its dot.
+        """
+        message = job.message
+        return not (
+            job.lost
+            or message.hold_unknown
+            or now > job.leased_until - self._lease / 2
+            or (message.not_after is not None and job.stale(now, self.epoch))
+        )
+
     def aging(self, now: float) -> list[tuple[Job, int]]:
         """Leases of which less than two thirds are left, each with the fence to renew it by."""
         return [

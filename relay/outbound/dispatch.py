@@ -199,7 +199,11 @@ class Line(Generic[J, W]):
             queues.move_to_end(job.domain, last=False)
         else:
             queue.append(job)
-        self._count_waiting(job.owner, 1)
+        owner = job.owner
+        self.waits += 1
+        self._wait_for[owner] = self._wait_for.get(owner, 0) + 1
+        of_all = self._all.waiting
+        of_all[owner] = of_all.get(owner, 0) + 1
 
     def _remove(self, domain: str | None, owner: Hashable) -> list[J]:
         """Take out what waits: all, what is for one destination, what is one owner's."""
@@ -212,7 +216,7 @@ class Line(Generic[J, W]):
                 else:
                     del queues[name]
         for job in found:
-            self._count_waiting(job.owner, -1)
+            self._waits_no_more(job.owner)
         return found
 
     def _others_wait(self, domain: str) -> bool:
@@ -255,7 +259,7 @@ class Line(Generic[J, W]):
                 queues.move_to_end(domain)
             else:
                 del queues[domain]
-            self._count_waiting(job.owner, -1)
+            self._waits_no_more(job.owner)
             passed = self._passed
             passed[priority] = 0
             for lower in range(priority + 1, len(passed)):
@@ -264,13 +268,21 @@ class Line(Generic[J, W]):
             return job
         return None
 
-    def _count_waiting(self, owner: Hashable, by: int) -> None:
-        self.waits += by
-        _add(self._wait_for, owner, by)
-        _add(self._all.waiting, owner, by)
-
     # `_add` of one and of minus one, written out: each delivery comes here twice.  Held by
     # tests/outbound/test_dispatch.py; pays in `python -m tests.bench outbound`.
+
+    def _waits_no_more(self, owner: Hashable) -> None:
+        """One job less of an owner waits."""
+        self.waits -= 1
+        waiting, of_all = self._wait_for, self._all.waiting
+        if (left := waiting[owner] - 1) > 0:
+            waiting[owner] = left
+        else:
+            del waiting[owner]
+        if (left := of_all[owner] - 1) > 0:
+            of_all[owner] = left
+        else:
+            del of_all[owner]
 
     def _enter(self, domain: str, owner: Hashable, *, high: bool) -> None:
         """One more place is for this."""
@@ -561,7 +573,7 @@ class Dispatch(Generic[J, W]):
         full = self.full if bound is None else min(self.full, bound)
         if self.workers >= self.places or line.workers >= full:
             return None
-        urgent = urgent or self.right_of_way.held(now)
+        urgent = urgent or now < self.right_of_way.until  # as `RightOfWay.held`
         for priority in (_HIGH,) if urgent else line._order():
             if not line._waiting[priority]:
                 continue

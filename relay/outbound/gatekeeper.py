@@ -83,7 +83,7 @@ class Gatekeeper:
         """Learn of the route and of the destination from an outcome; True if the line is wider."""
         if outcome.verdict is Verdict.DELIVERED:
             line.took(now - began_at)
-        if _is_trouble(outcome):
+        elif _is_trouble(outcome):
             self._trouble(line, job, outcome, now)
             return False
         # It answered, whatever it said.

@@ -38,15 +38,17 @@ Why SQL functions for claim and finalise: see migration 0002 (plans made while t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import trio
 
 from relay.db import arrays
+from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.outbound.claimed import BODY, Batch, Claimed
@@ -146,16 +148,18 @@ class Queue:
             self._disown(claim)
             raise
         batch = Batch([], {}, leased_until, claim)
+        if rows and len(rows[0]) != len(Claimed._fields):
+            raise TypeError("relay.outbound_claim has not the columns of a Claimed")
         skipped: list[Settled] = []
         bodies: dict[UUID, tuple[Any, ...]] = {}
         for row in rows:
-            message = Claimed._make(row)
+            message = _claimed(row)
             # A body comes once, with the first of those that share it, for what a claim brings to
             # be bounded: tests/outbound/test_queue.py.
             if message.has_body:
                 bodies[message.content_id] = row[BODY]
             elif body := bodies.get(message.content_id):
-                message = Claimed._make((*row[: BODY.start], *body, *row[BODY.stop :]))
+                message = _claimed((*row[: BODY.start], *body, *row[BODY.stop :]))
             lane = (message.lane, message.priority)
             count, _ = batch.claimed.get(lane, (0, None))
             batch.claimed[lane] = (count + 1, message.due_at)
@@ -322,25 +326,26 @@ class Queue:
             None if at is None or end is None else end - at
             for at, end in zip(began, ended, strict=True)
         ]
-        rows = await self._pool.fetch(
-            _FINALISE_AGAIN if again else _FINALISE,
-            (
-                arrays.uuids(ids),
-                arrays.bigints(fences),
-                arrays.texts([REPORTS[cause] for cause in causes]),
-                arrays.doubles(delays),
-                arrays.booleans([cause not in NOT_BEGUN for cause in causes]),
-                arrays.doubles(ages),
-                arrays.reals(durations),
-                arrays.texts(phases),
-                arrays.smallints(codes),
-                arrays.texts(enhanced),
-                arrays.texts(errors),
-                arrays.byteas(steps),
-            ),
-            binary=True,
+        columns = (
+            arrays.uuids(ids),
+            arrays.bigints(fences),
+            arrays.texts([REPORTS[cause] for cause in causes]),
+            arrays.doubles(delays),
+            arrays.booleans([cause not in NOT_BEGUN for cause in causes]),
+            arrays.doubles(ages),
+            arrays.reals(durations),
+            arrays.texts(phases),
+            arrays.smallints(codes),
+            arrays.texts(enhanced),
+            arrays.texts(errors),
+            arrays.byteas(steps),
         )
-        return {row[0] for row in rows}
+        found = await self._pool.run(
+            _FINALISE_AGAIN if again else _FINALISE, [column.data for column in columns]
+        )
+        if found.ntuples == len(ids):
+            return set(ids)
+        return {UUID(bytes=found.get_value(row, 0)) for row in range(found.ntuples)}
 
     async def reap(self, *, grace: float = 10.0) -> Reaped:
         """Set right what workers that vanished left behind, and nobody has claimed since.
@@ -417,19 +422,28 @@ class Queue:
         return dropped
 
 
-_FINALISE = """
+_claimed: Callable[[tuple[Any, ...]], Claimed] = partial(tuple.__new__, Claimed)
+"""`Claimed._make` without its frame and its look at the length, which is the same for all rows."""
+
+_RECORD = """
     SELECT id
-    FROM relay.outbound_finalise(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b)
+    FROM relay.outbound_finalise($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
     """
+_COLUMNS = (
+    *(arrays.UUIDS, arrays.BIGINTS, arrays.TEXTS, arrays.DOUBLES, arrays.BOOLEANS, arrays.DOUBLES),
+    *(arrays.REALS, arrays.TEXTS, arrays.SMALLINTS, arrays.TEXTS, arrays.TEXTS, arrays.BYTEAS),
+)
+_FINALISE = Statement(_RECORD, _COLUMNS)
 # What the first try recorded is only found: this commit must be one of its own, though it may have
 # nothing to record.
-_FINALISE_AGAIN = (
-    _FINALISE
+_FINALISE_AGAIN = Statement(
+    _RECORD
     + """
     UNION ALL
     SELECT NULL
     WHERE pg_logical_emit_message(true, 'relay', '') IS NULL
-    """
+    """,
+    _COLUMNS,
 )
 
 

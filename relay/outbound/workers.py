@@ -285,8 +285,7 @@ class Workers:
             return self._next(place)
         began_at = await self._give_way(job, trio.current_time())
         custody = self._custody
-        careful = job.lost or job.message.hold_unknown
-        if careful or custody.late(job, began_at) or custody.stale(job, began_at):
+        if not custody.ready(job, began_at):
             if not await self._may_begin(job):
                 return self._next(place)
             began_at = trio.current_time()
@@ -390,10 +389,7 @@ class Workers:
             or outcome.verdict is not Verdict.DELIVERED
             or job.withdrawn
             or (following.priority and now < self._right_of_way.until)
-            or following.lost
-            or following.message.hold_unknown
-            or self._custody.late(following, now)
-            or self._custody.stale(following, now)
+            or not self._custody.ready(following, now)
         ):
             return None
         self._settle(job, outcome, job.began_at, hand.first, place.line, now)
@@ -415,8 +411,7 @@ class Workers:
         if following.mail is None:
             self._dispatch.counts_for(place, job)
             return None
-        asks = following.message.hold_unknown or self._custody.stale(following, now)
-        if following.lost or self._custody.late(following, now) or asks:
+        if not self._custody.ready(following, now):
             self._dispatch.put_back(place, following, job)
             return None
         job.following = following

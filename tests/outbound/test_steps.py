@@ -5,6 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from hypothesis import example, given
+from hypothesis import strategies as st
+
 from relay.db.pool import Pool
 from relay.outbound.steps import PHASES, pack
 
@@ -31,6 +34,18 @@ async def test_every_phase_is_read_as_it_was_packed(any_pool: Pool):
         }
         for number, (phase, code, _, took) in enumerate(steps)
     ]
+
+
+STEP = st.tuples(
+    st.sampled_from(PHASES), st.integers(0, 599), st.floats(-1e9, 1e9), st.floats(0.0, 1e9)
+)
+
+
+@given(steps=st.lists(STEP, min_size=4, max_size=4), began_at=st.floats(-1e9, 1e9))
+@example(steps=[("mail", 250, 1.0, 0.5)] * 3 + [("dot", 250, 2.0, 1.0)], began_at=0.5)
+def test_four_steps_are_packed_as_each_of_them_is(steps, began_at):
+    """The short cut of an ordinary delivery, with what fits and what is cut."""
+    assert pack(steps, began_at) == b"".join(pack([step], began_at) for step in steps)
 
 
 async def test_what_does_not_fit_is_cut_to_what_does(any_pool: Pool):
