@@ -597,6 +597,18 @@ class SmtpClient:
                 self._take_group(codes, now)
                 if not self._reader.pending:
                     return
+        elif flight and flight[0][0] is Phase.DOT and not self._voiding:
+            # So is this, and held to the same.
+            transaction = flight[0][1]
+            if (
+                transaction is not None
+                and transaction.delivering
+                and len(transaction.outcomes) == 1
+            ):
+                taken = self._reader.next_taken()
+                if taken is not None:
+                    self._take_dot(transaction, *taken, now)
+                    return
         while self.result is None and self.usable:
             try:
                 reply = take()
@@ -632,6 +644,18 @@ class SmtpClient:
         )
         transaction.accepted = 1
         self._send_body(transaction, now)
+
+    def _take_dot(self, transaction: _Transaction, enhanced: str, text: str, now: float) -> None:
+        """What `_take` does for a 250 to the final dot of a mail to one recipient."""
+        written = self._flight.popleft()[3]
+        self.replies += 1
+        transaction.delivering = False
+        trace = (*transaction.trace, (Phase.DOT, 250, now, now - written))
+        self.result = (
+            Outcome(Verdict.DELIVERED, Phase.DOT, 250, enhanced, text, False, True, False, trace),
+        )
+        self._following = None
+        self._carried += 1
 
     def _take(self, reply: Reply, now: float) -> None:
         """The answer to the oldest command in flight."""
@@ -676,21 +700,6 @@ class SmtpClient:
                     self._break(Seen.NONSENSE, "the peer answered the dot before it was sent", now)
                     return
                 transaction.delivering = False
-                # What the two below would do, as for several recipients: tests/smtp/test_client.py;
-                # it pays in `python -m tests.bench outbound`.
-                if len(transaction.outcomes) == 1:
-                    enhanced, text = reply.parsed()
-                    trace = tuple(transaction.trace)
-                    verdict, trouble, usable = ruling
-                    assert verdict is not None  # no answer to the dot leaves it open
-                    self.result = (
-                        Outcome(
-                            verdict, phase, code, enhanced, text, trouble, usable, False, trace
-                        ),
-                    )
-                    self._following = None
-                    self._carried += 1
-                    return
                 self._settle(_outcome(ruling, phase, reply))
             self._finish()
             return

@@ -33,7 +33,9 @@ _GROUP = re.compile(
     rb"(25[0-9])(?: [^\r\n]{0,500})?\r\n"
     rb"(354)(?: [^\r\n]{0,500})?\r\n"
 )
-_ORDINARY = re.compile(rb"([245]\.[0-9]{1,3}\.[0-9]{1,3}) ([!-~](?:[ -~]{0,500}[!-~])?)")
+_TAKEN = re.compile(
+    rb"250 (2\.[0-9]{1,3}\.[0-9]{1,3}) ([!-~](?:[ -~]{0,500}[!-~])?)\r?\n",
+)
 _ENHANCED = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s+|$)")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
@@ -70,12 +72,6 @@ class Reply:
         """Return the enhanced status code, if the first line has one of the reply's own class,
         and the text of all lines without codes, in one line of at most `MAX_TEXT` characters.
         """
-        if len(self._lines) == 1:
-            # What the below would make of it (tests/smtp/test_client.py), read at each delivery
-            # (`python -m tests.bench outbound`).
-            found = _ORDINARY.fullmatch(self._lines[0])
-            if found is not None and found[1][0] == 48 + self.code // 100:
-                return found[1].decode(), found[2].decode()
         enhanced = None
         parts: list[str] = []
         length = 0
@@ -154,6 +150,17 @@ class ReplyReader:
             return None
         self._position = found.end()
         return int(found[1]), int(found[2]), int(found[3])
+
+    def next_taken(self) -> tuple[str, str] | None:
+        """Return enhanced code and text if the next reply is an ordinary 250.
+
+        None takes nothing: then `next` reads what is there.
+        """
+        found = _TAKEN.match(self._buffer, self._position)
+        if found is None or self._lines:
+            return None
+        self._position = found.end()
+        return found[1].decode(), found[2].decode()
 
     def next(self) -> Reply | None:
         """Return the next whole reply, None when more bytes are needed, or raise NotAReply."""
