@@ -99,6 +99,7 @@ class Dialogue:
         "_held",
         "_line_at",
         "_longest",
+        "_most",
         "_share",
         "_shared",
         "_size",
@@ -124,6 +125,7 @@ class Dialogue:
         self._greeted = greeted
         self._stored = stored
         self._longest = shared.limits.max_line_bytes + 2
+        self._most = shared.limits.max_recipients
         self.replies = replies
         self.transaction = Transaction()
         self._data = b""
@@ -173,26 +175,27 @@ class Dialogue:
         data = self._data
         shared = self._shared
         transaction = self.transaction
+        size = len(data)
         while not shared.draining:
             at = self._at
-            if at == len(data):
+            if at == size:
                 return True
             if transaction.mail_from is not None:
                 recipients = transaction.recipients
                 if recipients and data[at : at + 6].upper() == _DATA:
                     self._at = at + 6
                     self.begin(now)
-                    return self._text(now) if at + 6 < len(data) else True
+                    return self._text(now) if at + 6 < size else True
                 found = RCPT_LINE.match(data, at)
                 if (
                     found is None
-                    or found.end() - at > self._longest
-                    or len(recipients) >= shared.limits.max_recipients
+                    or (end := found.end()) - at > self._longest
+                    or len(recipients) >= self._most
                 ):
                     return False
                 address = found[1].decode()
                 self._line_at = at
-                self._at = found.end()  # whatever is raised now, that was read
+                self._at = end  # whatever is raised now, that was read
                 try:
                     canonical = shared.canonical(address)
                 except ValueError:
@@ -206,12 +209,12 @@ class Dialogue:
             found = MAIL_LINE.match(data, at)
             if (
                 found is None
-                or found.end() - at > self._longest
+                or (end := found.end()) - at > self._longest
                 or not self._greeted.host_name
                 or not self._mail(found, now)
             ):
                 return False
-            self._at = found.end()
+            self._at = end
         return False
 
     def _mail(self, found: re.Match[bytes], now: float) -> bool:
@@ -270,16 +273,15 @@ class Dialogue:
         shared = self._shared
         if self.message is None and not shared.space.short():
             found = whole_message(data, at)
-            if (
-                found is not None
-                and len(found[0]) <= shared.limits.max_message_bytes
-                and shared.budget.hold(len(found[0]))
-            ):
-                raw, self._at = found
-                self._held = len(raw)
-                self.receiving = False
-                self.complete = True
-                return self.store(raw)
+            if found is not None:
+                raw, end = found
+                size = len(raw)
+                if size <= shared.limits.max_message_bytes and shared.budget.hold(size):
+                    self._at = end
+                    self._held = size
+                    self.receiving = False
+                    self.complete = True
+                    return self.store(raw)
         self.feed(data[at:] if at else data, now)
         if self.receiving:
             return not self.endless

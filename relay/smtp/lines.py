@@ -53,6 +53,7 @@ class Lines:
 
     __slots__ = (
         "_at",
+        "_command_timeout",
         "_input",
         "_limits",
         "_sock",
@@ -68,6 +69,7 @@ class Lines:
         self._sock = sock
         self._waits = waits
         self._limits = limits
+        self._command_timeout = limits.command_timeout
         self._input = b""
         self._at = 0  # how much of it was read
         self.replies: list[bytes] = []
@@ -116,7 +118,8 @@ class Lines:
         """From now on the peer must say a command, and has as long for it as `line` gives."""
         self.waiting = True
         self.waiting_since = now
-        self.due = min(now + self._limits.command_timeout, until)
+        due = now + self._command_timeout
+        self.due = due if due < until else until
 
     async def chunk(self, until: float) -> bytes:
         """Return what has come of a message, or what comes next.
@@ -133,7 +136,8 @@ class Lines:
     def await_text(self, now: float, until: float) -> None:
         """From now on the peer must go on with its message, and has as long as `chunk` gives."""
         self.waiting = False
-        self.due = min(now + self._limits.data_timeout, until)
+        due = now + self._limits.data_timeout
+        self.due = due if due < until else until
 
     def all_unread(self) -> bytes:
         """Return what has come and was not read, and have it read."""
@@ -204,7 +208,7 @@ class Lines:
         replies = self.replies
         if not replies:
             return True
-        data = b"".join(replies)
+        data = replies[0] if len(replies) == 1 else b"".join(replies)
         try:
             sent = self._sock.send(data)
         except BlockingIOError:

@@ -285,7 +285,7 @@ class Session(SMTP):
         lines = self.lines
         try:
             if lines.unread:
-                step = self.take(lines.all_unread())
+                step = self.take(lines.all_unread(), self._waits.now())
             else:
                 step = self._await(True, self._waits.now())
                 if not step:
@@ -295,16 +295,14 @@ class Session(SMTP):
         finally:
             lines.give_back(self.dialogue.unread())
 
-    def take(self, chunk: bytes) -> Answer[Any] | bool:
+    def take(self, chunk: bytes, now: float) -> Answer[Any] | bool:
         """Have the dialogue take what has come (`relay.smtp.waits.Talk`)."""
         if not chunk:
             raise SessionOver("closed")
-        now = self._waits.now()
         return self._await(self.dialogue.receive(chunk, now), now)
 
-    def answered(self) -> Answer[Any] | bool:
+    def answered(self, now: float) -> Answer[Any] | bool:
         """Have the dialogue go on with its answer."""
-        now = self._waits.now()
         return self._await(self.dialogue.answered(now), now)
 
     def _await(self, step: Answer[Any] | bool, now: float) -> Answer[Any] | bool:
@@ -318,11 +316,13 @@ class Session(SMTP):
                 self.size = COMMANDS
                 lines.await_command(now, dialogue.transaction.until)
             return lines.flush_nowait()
-        if step is not False or not dialogue.untouched:
+        if step is not False:
             lines.waiting = False
-        if step is not False and dialogue.complete:
-            # Past it the session ends: a reply then could be taken for that of the next dot.
-            lines.due = now + self.limits.store_timeout
+            if dialogue.complete:
+                # Past it the session ends: a reply then could be taken for that of the next dot.
+                lines.due = now + self.limits.store_timeout
+        elif not dialogue.untouched:
+            lines.waiting = False
         return step
 
     def _kept(self, size: int) -> None:

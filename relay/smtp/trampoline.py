@@ -92,6 +92,8 @@ class Trampoline:
         self._soon: list[Callable[[], None]] = []
         self._idle: trio.lowlevel.Task | None = None
         self.now: Callable[[], float] = trio.current_time
+        self.moment = 0.0
+        """The instant at which bytes were looked for last."""
 
     def waits(self, sock: socket.socket) -> TrampolineWaits:
         """Return what a session waits through; `sock` is connected and does not block."""
@@ -113,6 +115,7 @@ class Trampoline:
         fileno, poll, sessions = self._epoll.fileno(), self._epoll.poll, self._sessions
         while True:
             await wait_readable(fileno)
+            self.moment = self.now()
             for fd, events in poll(0, _BURST):
                 session = sessions.get(fd)
                 if session is not None:
@@ -126,8 +129,9 @@ class Trampoline:
             else:
                 self._idle = current_task()
                 await wait_task_rescheduled(self._stop_idling)
-            now, self._soon = self._soon, []
-            for call in now:
+            calls, self._soon = self._soon, []
+            self.moment = self.now()
+            for call in calls:
                 call()
 
     def _stop_idling(self, _: Any) -> Abort:
@@ -319,11 +323,12 @@ class TrampolineWaits:
     @coroutine
     def converse(self, talk: Talk, step: Answer[Any] | bool = True) -> Generator[Any, Any, None]:
         """Leave it to `talk` until it says False."""
-        step = _unsettled(talk, step)
+        while step is not True and step is not False and step.settled:
+            step = talk.answered(self.now())
         if step is not False:
             self._talk = talk
             self._parked = True
-            self._wait_for(step)
+            self._go_on(talk, step)
             (yield self._trap).unwrap()
 
     def pinned(self) -> _Pin:
@@ -372,7 +377,7 @@ class TrampolineWaits:
             chunk = self._sock.recv(size)
             self._more = len(chunk) == size or self._gone  # as in `read`
             self._reading = False
-            step = talk.take(chunk)
+            step = talk.take(chunk, self._trampoline.moment)
         except BlockingIOError as error:
             if self._reading:
                 self._more = False  # nothing had come
@@ -381,46 +386,45 @@ class TrampolineWaits:
         except BaseException as error:
             self._interrupt(error)
         else:
-            self._go_on(talk, step)
+            if step is True and not self._more:
+                self._reading = True  # as it is nearly always
+            else:
+                self._go_on(talk, step)
 
     def _answered(self) -> None:
         answer = self._answer
-        if answer is not None and answer.settled:
-            self._answer = None
-            talk = self._talk
-            if talk is None:
-                self._resume()
-                return
-            try:
-                step = talk.answered()
-            except BaseException as error:
-                self._interrupt(error)
+        if answer is None or not answer.settled:
+            return
+        self._answer = None
+        talk = self._talk
+        if talk is None:
+            self._resume()
+            return
+        try:
+            step = talk.answered(self.now())
+        except BaseException as error:
+            self._interrupt(error)
+        else:
+            if step is True and not self._more:
+                self._reading = True
             else:
                 self._go_on(talk, step)
 
     def _go_on(self, talk: Talk, step: Answer[Any] | bool) -> None:
         """Wait for what `talk` needs next, or resume the session."""
+        try:
+            while step is not True and step is not False and step.settled:
+                step = talk.answered(self.now())
+        except BaseException as error:
+            self._interrupt(error)
+            return
         if step is True:
             self._reading = True
             if self._more:
                 self._trampoline._call_soon(self._read_on)
-            return
-        try:
-            step = _unsettled(talk, step)
-        except BaseException as error:
-            self._interrupt(error)
-            return
-        if step is False:
+        elif step is False:
             self._talk = None
             self._resume()
-        else:
-            self._wait_for(step)
-
-    def _wait_for(self, step: Answer[Any] | bool) -> None:
-        if isinstance(step, bool):
-            self._reading = True
-            if self._more:
-                self._trampoline._call_soon(self._read_on)
         else:
             self._answer = step
             step.then(self._answered)
@@ -459,10 +463,3 @@ class TrampolineWaits:
             self._finished, self._value = True, done.value
         except BaseException as error:
             self._finished, self._failure = True, error
-
-
-def _unsettled(talk: Talk, step: Answer[Any] | bool) -> Answer[Any] | bool:
-    """Go on with answers that are there already."""
-    while not isinstance(step, bool) and step.settled:
-        step = talk.answered()
-    return step

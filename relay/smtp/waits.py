@@ -37,17 +37,18 @@ class Talk(Protocol):
     """What goes on between a session and its peer without resuming the session.
 
     Each call says what is next: True: more bytes; False: the session is resumed; an answer: once
-    it is there, `answered`.  What a call raises is raised in the session.
+    it is there, `answered`.  What a call raises is raised in the session.  `now` is the time of
+    Trio's clock, as of when bytes were noticed, of many sessions at once perhaps.
     """
 
     @property
     def size(self) -> int:
         """How many bytes it takes at most the next time."""
 
-    def take(self, chunk: bytes) -> Answer[Any] | bool:
+    def take(self, chunk: bytes, now: float) -> Answer[Any] | bool:
         """Take bytes; none: the stream has ended."""
 
-    def answered(self) -> Answer[Any] | bool:
+    def answered(self, now: float) -> Answer[Any] | bool:
         """Go on with the answer that was waited for."""
 
 

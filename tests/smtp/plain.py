@@ -69,11 +69,11 @@ class PlainWaits:
         """Read for it and wait for it, as the session would."""
         while step is not False:
             if step is True:
-                step = talk.take(await self.read(talk.size))
+                step = talk.take(await self.read(talk.size), trio.current_time())
             else:
                 with contextlib.suppress(Exception):  # `talk` looks at the answer itself
                     await self.wait(step)
-                step = talk.answered()
+                step = talk.answered(trio.current_time())
 
     @asynccontextmanager
     async def pinned(self) -> AsyncIterator[PlainWaits]:
