@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from relay.cli.lazy import LazyGroup
+
 TIMEOUT = 60.0
 RELAY = [sys.executable, "-m", "relay"]
 
@@ -26,9 +28,9 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def leaves(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield each command under a group, with its name as it is typed."""
+    """Yield each command under a group as they are declared, with its name as it is typed."""
     context = click.Context(group)
-    for name in group.list_commands(context):
+    for name in group.list_commands(context) if isinstance(group, LazyGroup) else group.commands:
         command = group.get_command(context, name)
         assert command is not None, name
         if isinstance(command, click.Group):
