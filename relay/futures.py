@@ -4,11 +4,15 @@ A `Future` is given its value (`settle`) or its error (`fail`) once.
 
 Promises
   * The first answer counts and later ones do nothing, so work may be done twice.
-  * Cancelling a wait leaves the future as it is: it may be settled afterwards.
+  * Cancelling a wait leaves the future as it is: it may be settled, and waited for, afterwards.
 
 Fails: `result` and `wait` raise what `fail` was given.
 
 Not for threads: they settle it by way of Trio's token.
+
+Why no `trio.Event`: it is for any number of waiting tasks, and takes ten calls where one task needs
+none of them; a blob that is stored cost a seventh more with it (`python -m tests.bench
+device_sessions`, `tests/test_futures.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ T = TypeVar("T")
 class Future(Generic[T]):
     """One answer, and where it is waited for."""
 
-    __slots__ = ("_error", "_event", "_then", "_value", "settled")
+    __slots__ = ("_error", "_task", "_then", "_value", "settled")
 
     def __init__(self) -> None:
         self.settled = False
@@ -32,7 +36,7 @@ class Future(Generic[T]):
         self._value: T | None = None
         self._error: Exception | None = None
         self._then: Callable[[], object] | None = None
-        self._event: trio.Event | None = None  # made by the first who waits
+        self._task: trio.lowlevel.Task | None = None  # that waits
 
     def settle(self, value: T) -> None:
         """Give the value; of no effect if there is an answer already."""
@@ -48,8 +52,9 @@ class Future(Generic[T]):
 
     def _answer(self) -> None:
         self.settled = True
-        if self._event is not None:
-            self._event.set()
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+            self._task = None
         if self._then is not None:
             self._then()
             self._then = None
@@ -68,10 +73,16 @@ class Future(Generic[T]):
         return self._value  # type: ignore[return-value]  # given when settled, always
 
     async def wait(self) -> T:
-        """Wait for the answer: return the value, or raise the error."""
-        if self._event is None:
-            self._event = trio.Event()
-            if self.settled:
-                self._event.set()
-        await self._event.wait()
+        """Wait for the answer: return the value, or raise the error.  One task at a time."""
+        if self.settled:
+            await trio.lowlevel.checkpoint()
+        else:
+            if self._task is not None:
+                raise RuntimeError("another task waits for this future")
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._stop_waiting)
         return self.result()
+
+    def _stop_waiting(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED

@@ -54,8 +54,23 @@ async def test_a_wait_that_was_cancelled_leaves_the_future_to_be_settled():
     with trio.move_on_after(0) as scope:
         await future.wait()
     assert scope.cancelled_caught
-    future.settle(3)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(future.wait)  # another may wait now
+        await trio.testing.wait_all_tasks_blocked()
+        future.settle(3)
     assert future.result() == 3
+
+
+async def test_one_task_waits_at_a_time():
+    """A second would never be woken, and is told so; the first goes on waiting."""
+    future: Future[int] = Future()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(future.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(RuntimeError, match="another task"):
+            await future.wait()
+        future.settle(4)
+    assert await future.wait() == 4
 
 
 async def test_who_cannot_wait_is_called():
