@@ -11,9 +11,9 @@ Promises
   other mailboxes; after twice as long a third, and so on, up to one a core but one (`parsers_on`).
 - Parsing happens in child processes that can be killed (`relay.mailboxes.parser`), niced, and
   rests only for mail that is arriving: until something has waited for `_PATIENCE`, since larger
-  groups cost less; a fifth of the time whatever waits, for accepting comes first; and three
-  quarters of it while accepting lacks the CPU (`relay.load`: this thread has no moment to itself,
-  or waits for a core nearly as long as it runs).
+  groups cost less; a third of the time whatever waits, for accepting comes first; and three
+  quarters of it, without help, while accepting lacks the CPU (`relay.load`: this thread does
+  nothing but run and wait for a core; parsing could not keep up).
 - When nothing waits to be parsed, large mailboxes get the chunks that make searches fast
   (`relay.mailboxes.search`).
 - A message that cannot be parsed gets a summary from its headers, with the reason; nothing is
@@ -77,7 +77,7 @@ _ELSEWHERE = 1.0  # s; how long a message that somebody else has claimed is left
 _LOOK_AGAIN = 0.03  # s; a helping parser's pause when there is nothing that it may take
 _LET_GO = 60.0  # s; a helping parser that is idle ends after this
 _REST = 3.0  # pause after a round in which more mail arrived, as a multiple of what it took,
-_LEAST_REST = 0.25  # and at least,
+_LEAST_REST = 0.5  # and at least,
 _GIVE_WAY = 3.0  # and while accepting lacks the CPU
 _LONGEST_REST = 0.25  # s
 _PATIENCE = 0.1  # s; nothing that is known to wait does so longer because of a rest

@@ -4,16 +4,15 @@ Everything that Relay promises at once (a session's next line, 250, an event) ru
 Work beside it, in processes of its own, is welcome as long as that thread has what it needs: an
 idle core helps nobody.
 
-The rule: a thread lacks the CPU when it spends its time with nothing but running and waiting for a
-core (`SATURATED`), or when it waits for a core for `SHORT` of the time that it wants one.  Then
-whatever else runs makes it slower.  Waiting less is usual on a machine whose cores are all in use
-and suffice: measured on two, with everything on them that sends, stores and parses 3,000 messages
-a second, a third; with one core taken away by others half and more.  Linux tells both to the
+The rule: a thread lacks the CPU when it did nothing lately but run and wait for a core
+(`SATURATED`).  Then whatever else runs makes it slower.  A thread that also sleeps keeps up, though
+others may have the cores for much of the time: measured on two, with everything on them that sends,
+stores and parses 3,000 messages a second, it slept for 8 % of it.  Linux tells both to the
 nanosecond in `/proc/thread-self/schedstat` (Documentation/scheduler/sched-stats.rst): on a core,
 and runnable without one.
 
 Where that file is missing nobody knows how long a thread waited.  There a process that used
-`UNKNOWN_SHORT` of a core is taken to lack it: on a machine that others use as well it might.
+`UNKNOWN_SATURATED` of a core is taken to lack it: on a machine that others use as well it might.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ from typing import NamedTuple
 
 SATURATED = 0.97
 """Share of the time that a thread runs or waits for a core, from which on it lacks the CPU."""
-SHORT = 0.42
-"""Share of that which it waits, from which on it lacks the CPU,"""
-HARDLY = 0.25
-"""unless it ran or waited for so small a share of the time: a moment's wait is long beside it."""
-UNKNOWN_SHORT = 0.4
+UNKNOWN_SATURATED = 0.4
 """Share of a core from which on it is taken to lack the CPU, where its waiting is not known."""
 
 _OVER = 0.1  # s, at least, over which that is measured
@@ -58,12 +53,8 @@ def lacks(before: Scheduled, after: Scheduled, seconds: float) -> bool:
     """Whether a thread lacked the CPU between two looks that are so many seconds apart."""
     ran = after.ran - before.ran
     if before.waited is None or after.waited is None:
-        return ran >= UNKNOWN_SHORT * seconds
-    waited = after.waited - before.waited
-    wanted = ran + waited
-    return wanted >= SATURATED * seconds or (
-        wanted >= HARDLY * seconds and waited >= SHORT * wanted
-    )
+        return ran >= UNKNOWN_SATURATED * seconds
+    return ran + after.waited - before.waited >= SATURATED * seconds
 
 
 class Load:

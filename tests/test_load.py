@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from relay.load import UNKNOWN_SHORT, Load, Scheduled, lacks, scheduled
+from relay.load import UNKNOWN_SATURATED, Load, Scheduled, lacks, scheduled
 from tests.eventually import eventually
 
 
@@ -14,21 +14,21 @@ from tests.eventually import eventually
     [
         (0.0, 0.0, False),
         (0.62, 0.3, False),  # of a second: the cores are all in use, and suffice
+        (0.4, 0.5, False),  # others have them, and it has enough
         (0.98, 0.0, True),  # one thread has no more than a core
         (0.7, 0.28, True),  # and it waits for it, too
-        (0.4, 0.4, True),  # others have the cores
-        (0.02, 0.1, False),  # what hardly runs lacks nothing
+        (0.4, 0.58, True),  # others have the cores
     ],
 )
-def test_a_thread_lacks_the_cpu_that_hardly_sleeps_or_waits_long(ran, waited, lacking):
-    """Waiting counts with running towards a whole core, and beside it for being short."""
+def test_a_thread_lacks_the_cpu_that_never_sleeps(ran, waited, lacking):
+    """Running and waiting for a core count alike."""
     before = Scheduled(7.0, 3.0)
     assert lacks(before, Scheduled(7.0 + ran, 3.0 + waited), 1.0) is lacking
 
 
 def test_where_waiting_is_not_known_less_is_taken_for_it():
     """Of either look: what is not known is not guessed."""
-    before, used = Scheduled(7.0, None), Scheduled(7.0 + UNKNOWN_SHORT + 0.01, None)
+    before, used = Scheduled(7.0, None), Scheduled(7.0 + UNKNOWN_SATURATED + 0.01, None)
     assert lacks(before, used, 1.0)
     assert not lacks(before, used, 1.1)
     assert lacks(Scheduled(7.0, 3.0), used, 1.0)
