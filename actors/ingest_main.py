@@ -86,7 +86,7 @@ STATUS_FAILED = 70
 
 _EVERY = 1.0  # s
 _LOG_EVERY = 0.1  # s
-_WAKE_EVERY = 0.002  # s; how long what is said many times a second gathers
+_WAKE_EVERY = 0.02  # s; between two hints that there is something to summarise
 _LINES = 10_000  # of the log, kept while the relay does not read them
 _LONG = 30_000  # bytes of a line of the log, from which it is shortened: to so many …
 _FIELDS, _VALUE, _TRACE = 20, 200, 4000  # … fields, and characters of one and of a traceback
@@ -128,7 +128,8 @@ async def _run(sock: socket.socket, setup: Setup, board: Board) -> int:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run)
         nursery.start_soon(process.listen)
-        nursery.start_soon(process.speak)
+        nursery.start_soon(process.say_ended)
+        nursery.start_soon(process.say_stored)
         nursery.start_soon(process.send_log)
         nursery.start_soon(process.show_life)
         nursery.start_soon(process.narrate)
@@ -209,8 +210,8 @@ class _Process:
         self._arrived: deque[Packet] = deque()  # while it takes none
         self._moved = Moved()
         self._ended: list[int] = []
-        self._to_wake = False
-        self._something = trio.Event()
+        self._over_now = trio.Event()
+        self._stored = trio.Event()
         self._lines: deque[Line] = deque(maxlen=_LINES)
         self._line = trio.Event()
         self._ready = False
@@ -240,7 +241,7 @@ class _Process:
     def _over(self, seat: _Seat) -> None:
         del self._seats[seat.id]
         self._ended.append(seat.id)
-        self._something.set()
+        self._over_now.set()
 
     def _yield(self, id_: int) -> None:
         """Give a session's place away, if it still keeps us waiting as it did."""
@@ -301,29 +302,32 @@ class _Process:
 
     def wake(self) -> None:
         """There is something to summarise."""
-        self._to_wake = True
-        self._something.set()
+        self._stored.set()
 
     def log(self, line: Line) -> None:
         """Take a line of the log."""
         self._lines.append(line)
         self._line.set()
 
-    async def speak(self) -> NoReturn:
-        """Say which sessions have ended, and that there is something to summarise."""
+    async def say_ended(self) -> NoReturn:
+        """Say which sessions have ended: at once, for others may wait for their places."""
         while True:
-            await self._something.wait()
-            self._something = trio.Event()
+            await self._over_now.wait()
+            self._over_now = trio.Event()
             self._say_ended()
-            await trio.sleep(_WAKE_EVERY)
 
     def _say_ended(self) -> None:
         while self._ended:
             self._channel.put(pack_ids(Kind.ENDED, self._ended[:ID_ROWS]))
             del self._ended[:ID_ROWS]
-        if self._to_wake:
-            self._to_wake = False
+
+    async def say_stored(self) -> NoReturn:
+        """Say that there is something to summarise, after the first commit and now and then."""
+        while True:
+            await self._stored.wait()
+            self._stored = trio.Event()
             self._channel.put(pack(Kind.WAKE))
+            await trio.sleep(_WAKE_EVERY)
 
     async def send_log(self) -> NoReturn:
         """Send the lines of the log on, as long as the relay reads them."""
@@ -377,6 +381,8 @@ class _Process:
     def say_all(self) -> None:
         """Say all that was not said yet, at the end."""
         self._say_ended()
+        if self._stored.is_set():
+            self._channel.put(pack(Kind.WAKE))
         self._say_lines()
         self._say_moved()
 
