@@ -141,6 +141,9 @@ def test_each_group_fails_by_itself_and_a_device_store_for_ever():
     budgets = {name: group.max_restarts for name, group in groups.items()}  # type: ignore[union-attr]  # just asserted
     assert {name for name, most in budgets.items() if most == math.inf} == {"devices-store"}
     assert [group.name for group in tree.children if not group.awaited] == ["devices-store"]
+    (processes,) = [g for g in built(load(environ=PROCESSES)).children if g.name == "processes"]
+    assert isinstance(processes, SupervisorSpec)
+    assert processes.max_restarts == 7, "each may fail once for what all suffer"
     core = groups["core"]
     assert isinstance(core, SupervisorSpec)
     assert core.strategy is Strategy.REST_FOR_ONE

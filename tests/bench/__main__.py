@@ -26,6 +26,7 @@ from rich.table import Table
 BENCHES = (
     "db",
     "ingest",
+    "processes",
     "summary",
     "readable",
     "inbox",
