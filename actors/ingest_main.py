@@ -106,6 +106,7 @@ def main() -> NoReturn:
     if packet is None:
         os._exit(STATUS_FAILED)
     setup = Setup.unpack(packet.payload)
+    os.environ.update(setup.environment)
     return_large_blocks()
     shared = Board(board)
     os.close(board)

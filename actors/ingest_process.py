@@ -81,7 +81,7 @@ async def run(
     channel = Channel(ours)
     link = Link(channel, lambda: ctx.paused)
     try:
-        setup = replace(setup, level=logging.level())
+        setup = replace(setup, level=logging.level(), environment=_of_libpq())
         channel.put(setup.pack())
         process = await _start(theirs.fileno(), front.board_file)
         ours_of = _Parent(ctx, process, channel, link, front, hosts, space, wake_summariser)
@@ -110,6 +110,15 @@ async def _start(channel: int, board: int) -> trio.Process:
         pass_fds=(channel, board),
         start_new_session=True,  # the terminal's signals are for the parent
     )
+
+
+def _of_libpq() -> dict[str, str]:
+    """What our connections to the database go by, besides their URL; there may be a password."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("PG", "SSL_CERT_", "KRB5"))
+    }
 
 
 class _Parent:

@@ -127,11 +127,13 @@ class Hosts:
         return None if self._system is None else (self._system, self._timeline)
 
     def learn(self, system: int, timeline: int) -> None:
-        """Note what another process of this relay has met."""
-        if system != self._system:
-            self._system, self._timeline = system, timeline
-            self._keep()
-        elif timeline > self._timeline:
+        """Note what another process of this relay has met.
+
+        Of another system than the one met here nothing is noted: who has moved is met soon.
+        """
+        if self._system is None:
+            self._system = system
+        if system == self._system and timeline > self._timeline:
             self._rise(timeline)
 
     def _rise(self, timeline: int) -> None:

@@ -33,8 +33,8 @@ import socket
 import struct
 from array import array
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import trio
@@ -82,7 +82,10 @@ class Packet(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process runs with.  `place` is its own on the board."""
+    """What a process runs with.
+
+    `place` is its own on the board; `environment`: variables that are not for all to read.
+    """
 
     place: int
     level: str
@@ -92,6 +95,7 @@ class Setup:
     call_timeout: float
     domains: tuple[str, ...]
     limits: SmtpLimits
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def pack(self) -> bytes:
         """Return it as a packet."""

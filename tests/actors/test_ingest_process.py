@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 import trio
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from actors.messages import Report
 from relay import log as logging
@@ -62,6 +63,12 @@ def alive(pid: int) -> bool:
         return False
 
 
+def shown(pid: int) -> bytes:
+    """What anybody of this account may read of a process: its arguments and its environment."""
+    process = Path(f"/proc/{pid}")
+    return (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+
+
 async def back(service: Service, name: str) -> None:
     """Wait until an actor runs again after its first life."""
 
@@ -109,11 +116,21 @@ async def test_mail_through_all_processes_is_stored(pool, lines):
 async def test_a_process_is_told_its_secrets_by_the_channel(pool, lines):
     """Neither its arguments nor its environment name the database."""
     async with serving_by_processes(pool, count=1):
-        process = Path(f"/proc/{pid_of(lines, 'ingest-1')}")
-        shown = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-        assert b"actors.ingest_main" in shown
-        assert pool.dsn.encode() not in shown
-        assert not [name for name in shown.split(b"\0") if name.startswith(b"RELAY_")]
+        said = shown(pid_of(lines, "ingest-1"))
+        assert b"actors.ingest_main" in said
+        assert pool.dsn.encode() not in said
+        assert not [name for name in said.split(b"\0") if name.startswith(b"RELAY_")]
+
+
+async def test_libpqs_own_variables_are_for_the_processes_too(pool, lines, monkeypatch):
+    """A password may be among them: they go by the channel."""
+    parts = conninfo_to_dict(pool.dsn)
+    monkeypatch.setenv("PGDATABASE", str(parts.pop("dbname")))
+    async with serving_by_processes(pool, count=1, dsn=make_conninfo("", **parts)) as service:
+        bob = await service.mailbox()
+        async with service.client() as client:
+            assert (await client.deliver(b"x\r\n", bob))[:3] == "250"
+        assert b"PGDATABASE" not in shown(pid_of(lines, "ingest-1"))
 
 
 async def test_a_process_that_is_killed_costs_its_own_sessions(pool, lines):

@@ -64,4 +64,9 @@ def test_what_another_process_has_met_counts_here_too(tmp_path: Path):
     assert hosts.known == (7, 4)
     assert connection.abandoned
     assert Hosts(kept).known == (7, 4)
+    hosts.learn(8, 9)
+    assert hosts.known == (7, 4), "it was a database that the operator has moved from, or to"
+    told = Hosts()
+    told.learn(7, 4)
+    assert told.known == (7, 4)
     assert "timeline 3" in hosts.met(Met("two"), 7, 3)
