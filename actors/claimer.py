@@ -305,7 +305,7 @@ class _Claimer:
             if self._gates:
                 for message in batch.messages:
                     self._gates.claimed(message.lane)
-            if any(not message.priority for message in batch.messages):
+            if 0 in [message.priority for message in batch.messages]:
                 self._high_due = False  # the sender sees that it has come
             await self._hand_over(batch)
         return True

@@ -255,8 +255,8 @@ class _Sender:
         self._demand.claimed(len(batch.messages))
         if batch.messages:
             self._come.unpark_all()
+        self._gates.arrived(message.lane for message in batch.messages)
         for message in batch.messages:
-            self._gates.arrived(message.lane)
             job = self._custody.take(message, batch.leased_until, now)
             if job is not None:
                 self.workers.put(job, now)

@@ -228,7 +228,7 @@ class Custody:
 
     def drop(self, job: Job, now: float) -> bool:
         """Answer for a job no more, and report nothing.  False if it was not in custody."""
-        if job.leave_gates() and not self.leaving:
+        if job.gates and job.leave_gates() and not self.leaving:
             self._listener.freed()
         if not job.priority and self._right_of_way.ended(job.message.id, now):
             self._listener.way_is_free()

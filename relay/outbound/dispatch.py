@@ -239,13 +239,17 @@ class Line(Generic[J, W]):
             return (1, 0, 2)
         return (0, 1, 2)
 
-    def _pop(
-        self, priority: int, may: Callable[[str], bool], barred: Collection[Hashable]
-    ) -> J | None:
-        """Take the next job of a priority whose destination and owner may have a place."""
+    def _pop(self, priority: int, half: int, most: float, barred: Collection[Hashable]) -> J | None:
+        """Take the next job of a priority whose destination and owner may have a place.
+
+        A destination may have `half` while others wait, and `most` in any case.
+        """
         queues = self._waiting[priority]
         for domain, queue in queues.items():
-            if not may(domain):
+            busy = self._busy.get(domain, 0)
+            kept_from_destination = busy >= most
+            has_its_half = busy >= half and self._others_wait(domain)
+            if kept_from_destination or has_its_half:
                 continue
             if not barred:
                 job = queue.popleft()
@@ -587,24 +591,13 @@ class Dispatch(Generic[J, W]):
                 width = line.width
                 taken = line.workers >= width or self._kept_from_line(line)
             if not taken:
-                job = line._pop(priority, self._may(line, min(width, full)), barred)
+                half = max(min(width, full) // 2, 1)
+                last_ones = line.workers >= self.full - self._of_destination
+                most = _half_of(self.full) if last_ones else math.inf
+                job = line._pop(priority, half, most, barred)
                 if job is not None:
                     return job
         return None
-
-    def _may(self, line: Line[J, W], width: int) -> Callable[[str], bool]:
-        """Whether a destination may have one more of so many connections of a line."""
-        half = max(width // 2, 1)
-        last_ones = line.workers >= self.full - self._of_destination
-        busy_there = line._busy
-
-        def may(domain: str) -> bool:
-            busy = busy_there.get(domain, 0)
-            kept_from_destination = last_ones and 2 * busy >= self.full
-            has_its_half = busy >= half and line._others_wait(domain)
-            return not (kept_from_destination or has_its_half)
-
-        return may
 
     def _barred(self, line: Line[J, W], full: int, now: float, priority: int) -> set[Hashable]:
         """The owners who get no more of a line's connections for mail of a priority now."""

@@ -221,11 +221,15 @@ class Gates:
         """One of a lane's messages was claimed, and has not come to any gate yet."""
         self._under_way[lane] = self._under_way.get(lane, 0) + 1
 
-    def arrived(self, lane: int) -> None:
-        """One of a lane's messages that were claimed has come to its gates."""
-        count = self._under_way.pop(lane, 1) - 1
-        if count:
-            self._under_way[lane] = count
+    def arrived(self, lanes: Iterable[int]) -> None:
+        """Messages that were claimed have come to their gates, one of each of these lanes."""
+        under_way = self._under_way
+        if not under_way:
+            return
+        for lane in lanes:
+            count = under_way.pop(lane, 1) - 1
+            if count:
+                under_way[lane] = count
 
     def start_afresh(self) -> None:
         """Note that nothing is under way: the sender has started anew."""

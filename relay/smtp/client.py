@@ -332,6 +332,10 @@ class SmtpClient:
         self._carried = 0
         self.features: dict[str, str] = {}
         """What EHLO offered last, by keyword in capitals."""
+        self._pipelining = False
+        self._says_size = False
+        self._most: int | None = None
+        """How much the peer takes, where it says that."""
         self.ready = False
         """Whether mails may be begun."""
         self.wants_tls = False
@@ -417,7 +421,7 @@ class SmtpClient:
             raise Bug("TLS was established when nobody had asked for it")
         self.wants_tls = False
         self._secure = True
-        self.features = {}
+        self._offers({})
         self.trace.append((Phase.TLS, 220, now, now - began))
         self._command(Phase.EHLO, b"EHLO " + self._greeting, now)
 
@@ -434,7 +438,7 @@ class SmtpClient:
             self._command(Phase.EHLO, b"EHLO " + self._greeting, now)
         elif phase is Phase.EHLO:
             if self._greeted_with == b"EHLO":
-                self.features = _features(reply)
+                self._offers(_features(reply))
             self._after_greeting(now)
         elif phase is Phase.TLS:
             if self._reader.pending:
@@ -443,6 +447,14 @@ class SmtpClient:
                 self.wants_tls = True
         else:
             self._authenticate(reply, now)
+
+    def _offers(self, features: dict[str, str]) -> None:
+        """Take what EHLO offered; what every mail asks for is looked up now."""
+        self.features = features
+        self._pipelining = "PIPELINING" in features
+        limit = features.get("SIZE")
+        self._says_size = limit is not None
+        self._most = (limit is not None and limit.isdecimal() and int(limit)) or None
 
     def _after_greeting(self, now: float) -> None:
         if self._starttls and not self._secure:
@@ -528,7 +540,7 @@ class SmtpClient:
             return
         if self._needs_reset:
             self._needs_reset = False
-            if "PIPELINING" in self.features:
+            if self._pipelining:
                 self._out.append(_RSET)
                 self._flight.append((Phase.RSET, current, 0, now))
             else:
@@ -537,14 +549,13 @@ class SmtpClient:
 
     def _refusal(self, mail: Mail) -> Outcome | None:
         """Return the outcome of a mail that this peer cannot take, without asking it."""
-        features = self.features
-        if mail.smtputf8 and "SMTPUTF8" not in features:
+        if mail.smtputf8 and "SMTPUTF8" not in self.features:
             text = "the mail needs SMTPUTF8, which the peer does not offer"
-        elif mail.eight_bit and "8BITMIME" not in features:
+        elif mail.eight_bit and "8BITMIME" not in self.features:
             text = "the message has 8-bit bytes, and the peer does not offer 8BITMIME"
-        elif (limit := features.get("SIZE", "")).isdecimal() and 0 < int(limit) < mail.size:
+        elif (most := self._most) is not None and most < mail.size:
             # In groups of digits: seven in a row would be redacted, as a telephone number.
-            text = f"the message has {mail.size:,} bytes, the peer takes at most {int(limit):,}"
+            text = f"the message has {mail.size:,} bytes, the peer takes at most {most:,}"
         else:
             return None
         return _outcome(LAW[Phase.MAIL][Seen.PERMANENT], Phase.MAIL, text)
@@ -552,16 +563,15 @@ class SmtpClient:
     def _write_group(self, transaction: _Transaction, now: float) -> int:
         """Write MAIL, RCPT and DATA (or queue what must wait); return how many bytes."""
         mail = transaction.mail
-        features = self.features
         line = mail.mail_from
-        if "SIZE" in features:
+        if self._says_size:
             line += b" SIZE=%d" % mail.size
         if mail.eight_bit:
             line += b" BODY=8BITMIME"
         if mail.smtputf8:
             line += b" SMTPUTF8"
         flight = self._flight
-        if "PIPELINING" in features:
+        if self._pipelining:
             group = b"".join((line, b"\r\n", *mail.rcpt_to, b"DATA\r\n"))
             self._out.append(group)
             flight.append((Phase.MAIL, transaction, 0, now))
@@ -594,9 +604,8 @@ class SmtpClient:
             # one by one by tests/smtp/test_client.py; pays in `python -m tests.bench outbound`.
             codes = self._reader.next_group()
             if codes is not None:
-                self._take_group(codes, now)
-                if not self._reader.pending:
-                    return
+                self._take_group(codes, now)  # which breaks off where anything is behind them
+                return
         elif flight and flight[0][0] is Phase.DOT and not self._voiding:
             # So is this, and held to the same.
             transaction = flight[0][1]
@@ -749,7 +758,7 @@ class SmtpClient:
             transaction.delivering = True
             self._tail = 0
             following = self._following
-            if following is None or "PIPELINING" not in self.features:
+            if following is None or not self._pipelining:
                 return
             if not isinstance(following, Mail):
                 following = following(now)
