@@ -28,7 +28,9 @@ SATURATED = 0.97
 UNKNOWN_SATURATED = 0.4
 """Share of a core from which on it is taken to lack the CPU, where its waiting is not known."""
 
-_OVER = 0.1  # s, at least, over which that is measured
+# s, at least, over which that is measured: a thread that runs is charged by the kernel's tick, so
+# that a look may be some milliseconds off.
+_OVER = 0.25
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -68,7 +70,7 @@ class Load:
         self._lacking = False
 
     def lacking(self, now: float) -> bool:
-        """Asked again and again; each answer is about at least the last tenth of a second.
+        """Asked again and again; each answer is about at least the last quarter of a second.
 
         `now` in seconds, of a clock that only goes forward.
         """
