@@ -7,9 +7,10 @@ stay here; so does the `Board` on which the processes note how much memory their
 Promises
   * The limits hold for all processes together: of connections in all and of one peer here, of
     bytes by the board (`relay.smtp.limits.PooledBudget`).
-  * Silent connections give way to newcomers, as in one process.  Here that takes an answer: the
-    newcomer waits for its process until the other's has ended, and if that has something in hand
-    after all it goes on, and the newcomer looks for another (`TRIES` times) or hears 421.
+  * Silent connections give way to newcomers, as in one process, by what their processes said of
+    them last, every second.  That takes an answer, too: the newcomer waits for its process until
+    the other connection has ended.  If that has something in hand after all it goes on, and the
+    newcomer looks for another (`TRIES` times) or hears 421.
   * A connection that its process has not read when that dies is passed to another; one that was
     read dies with it.
   * While no process serves, nobody is accepted: connections wait in the port's own queue.

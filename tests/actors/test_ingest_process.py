@@ -189,6 +189,28 @@ async def test_limits_are_those_of_all_processes(pool):
                     assert (await client.ask(b"x\r\n."))[:3] == "250"
 
 
+async def test_sessions_that_wait_for_what_they_guessed_keep_no_place(pool):
+    """They give way without any patience, once their process has said what they wait for."""
+    limits = SmtpLimits(
+        max_connections_per_peer=2, free_misses=0, miss_delay=30.0, longest_miss=30.0
+    )
+    async with serving_by_processes(pool, limits=limits) as service:
+        bob = await service.mailbox()
+        async with clients(service, 2) as guessers:
+            for client in guessers:
+                await client.ask("MAIL FROM:<a@b.example>")
+                await client.send(b"RCPT TO:<never@relay.localhost>\r\n")
+
+            async def greeted() -> bool:
+                async with service.raw_client() as newcomer:
+                    return (await newcomer.reply())[:3] == "220"
+
+            await eventually(greeted, "a newcomer is let in")
+            assert [reply[:3] for reply in await guessers[0].replies()] == ["421"]
+            async with service.client() as newcomer:
+                assert (await newcomer.deliver(b"x\r\n", bob))[:3] == "250"
+
+
 async def test_what_is_buffered_is_that_of_all_processes(pool):
     """What one process holds the other has not; when it is stored there is room again."""
     limits = SmtpLimits(max_message_bytes=2 * MIB, max_buffered_bytes=3 * MIB)

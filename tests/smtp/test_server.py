@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -30,14 +31,25 @@ async def _in_time():
         yield
 
 
-@pytest.fixture(params=[Trampoline, Plain])
-def serving(request):
-    """Serves on the trampoline, and as plain tasks: both behave alike."""
-
+def _served(how: Any) -> Callable[..., AbstractAsyncContextManager[services.Service]]:
     def made(pool: Pool, **options: Any) -> AbstractAsyncContextManager[services.Service]:
-        return services.serving(pool, scheduling=request.param(), **options)
+        if how is services.serving_by_processes:
+            return how(pool, count=1, **options)
+        return services.serving(pool, scheduling=how(), **options)
 
     return made
+
+
+@pytest.fixture(params=[Trampoline, Plain, services.serving_by_processes])
+def serving(request):
+    """Serves on the trampoline, as plain tasks, and in another process: all behave alike."""
+    return _served(request.param)
+
+
+@pytest.fixture(params=[Trampoline, Plain])
+def serving_here(request):
+    """The same in this process, whose clock, code, log or knowledge of sessions a test needs."""
+    return _served(request.param)
 
 
 async def send_until_cut_off(client: Client, data: bytes, every: float = 0.0) -> None:
@@ -347,7 +359,7 @@ async def test_no_room_for_more_mail_in_flight(pool, serving):
             assert (await second.deliver(b"y" * 40_000 + b"\r\n", bob))[:3] == "250"
 
 
-async def test_a_message_that_drips_makes_room(pool, serving, virtual):
+async def test_a_message_that_drips_makes_room(pool, serving_here, virtual):
     """When there is none, it is forgotten and deferred at its dot; the other one is stored."""
     limits = SmtpLimits(
         max_message_bytes=50_000,
@@ -355,7 +367,7 @@ async def test_a_message_that_drips_makes_room(pool, serving, virtual):
         slow_after=0.2,
         command_timeout=2.0,  # a quarter of it is how often the server looks at its clock
     )
-    async with serving(pool, limits=limits) as service:
+    async with serving_here(pool, limits=limits) as service:
         bob = await service.mailbox()
         async with service.client() as slow:
             await slow.begin(bob)
@@ -481,12 +493,12 @@ async def test_who_guesses_recipients_waits_and_nobody_else_does(pool, serving):
                 assert [reply[:3] for reply in await first.replies()] == ["421"]
 
 
-async def test_sessions_that_wait_for_what_they_guessed_keep_no_place(pool, serving):
+async def test_sessions_that_wait_for_what_they_guessed_keep_no_place(pool, serving_here):
     """Those of one address, which has no place left, give way at once, without any patience."""
     limits = SmtpLimits(
         max_connections_per_peer=2, free_misses=0, miss_delay=30.0, longest_miss=30.0
     )
-    async with serving(pool, limits=limits) as service:
+    async with serving_here(pool, limits=limits) as service:
         bob = await service.mailbox()
         async with service.client() as first, service.client() as second:
             for client in (first, second):
@@ -499,7 +511,7 @@ async def test_sessions_that_wait_for_what_they_guessed_keep_no_place(pool, serv
                     assert (await newcomer.deliver(b"x\r\n", bob))[:3] == "250"
 
 
-async def test_why_recipients_were_refused_is_logged_and_counted_without_them(pool, serving):
+async def test_why_recipients_were_refused_is_logged_and_counted_without_them(pool, serving_here):
     """One line a session, however many; replies tell unknown from expired as little as before."""
 
     def counted(why: str) -> float:
@@ -508,7 +520,7 @@ async def test_why_recipients_were_refused_is_logged_and_counted_without_them(po
 
     before = {why: counted(why) for why in ("unknown", "expired", "over_quota")}
     await pool.execute("UPDATE relay.plans SET max_messages = 1 WHERE name = 'free'")
-    async with serving(pool) as service:
+    async with serving_here(pool) as service:
         full = await service.mailbox()
         gone = await service.mailbox("gone@relay.localhost", -1.0)
         async with service.client() as client:
@@ -565,14 +577,14 @@ async def test_connection_caps(pool, serving):
                         break
 
 
-async def test_an_internal_error_is_a_451_without_its_text(pool, serving, monkeypatch):
+async def test_an_internal_error_is_a_451_without_its_text(pool, serving_here, monkeypatch):
     """Nothing of the exception reaches the peer, and the session goes on."""
 
     def broken(address):
         raise RuntimeError("secret of the house")
 
     monkeypatch.setattr("actors.ingest.canonical", broken)
-    async with serving(pool) as service, service.client() as client:
+    async with serving_here(pool) as service, service.client() as client:
         await client.ask("MAIL FROM:<a@b>")
         reply = await client.ask("RCPT TO:<bob@relay.localhost>")
         assert reply == "451 4.3.0 Internal error, try again later"
