@@ -13,7 +13,7 @@ Promises:
   acknowledged, and goes with it.
 - A 250 is sent after COMMIT, as ever: the writer here is the writer there.
 - Every `_EVERY` seconds it says that it is alive, which sessions have kept it waiting for how long,
-  and what its metrics have grown by.
+  and what its metrics have grown by; when it begins or ceases to lack the CPU, at once.
 
 Fails: its actors are started again by its tree.  If that gives up, or anything else goes wrong, it
 says why and ends with status 70; sessions end, and its relay starts another.
@@ -24,6 +24,7 @@ Why a tree: a crash of the writer costs no session where there is one process, a
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -41,6 +42,7 @@ from relay import log as logging
 from relay.db.hosts import Hosts
 from relay.db.pool import Pool
 from relay.errors import innermost
+from relay.load import Load
 from relay.log import Line, get_logger, render_json
 from relay.memory import return_large_blocks, settle_garbage
 from relay.metrics import Moved
@@ -85,6 +87,7 @@ DRAIN = 30.0
 STATUS_FAILED = 70
 
 _EVERY = 1.0  # s
+_LOOK_EVERY = 0.26  # s; whether it lacks the CPU, which is measured over a little less
 _LOG_EVERY = 0.1  # s
 _WAKE_EVERY = 0.02  # s; between two hints that there is something to summarise
 _LINES = 10_000  # of the log, kept while the relay does not read them
@@ -356,13 +359,20 @@ class _Process:
 
     async def show_life(self) -> NoReturn:
         """Say again and again that we live, and what has changed."""
+        load, was_lacking, due = Load(), False, -math.inf
         while True:
-            self._channel.put(pack_json(Kind.BEAT, self._hosts.known))
-            if not self._channel.backlog:
-                self._say_idle()
-                self._say_moved()
-            self.budget.relieve(trio.current_time())
-            await trio.sleep(_EVERY)
+            now = trio.current_time()
+            lacking = load.lacking(now)
+            if now >= due or lacking != was_lacking:
+                self._channel.put(pack_json(Kind.BEAT, (self._hosts.known, lacking)))
+                was_lacking = lacking
+            if now >= due:
+                due = now + _EVERY
+                if not self._channel.backlog:
+                    self._say_idle()
+                    self._say_moved()
+                self.budget.relieve(now)
+            await trio.sleep(_LOOK_EVERY)
 
     def _say_idle(self) -> None:
         now = trio.current_time()

@@ -217,7 +217,7 @@ class _Parent:
         elif kind == Kind.METRICS:
             registry.add(json.loads(payload))
         elif kind == Kind.BEAT:
-            known: tuple[int, int] | None = json.loads(payload)
+            known, self._link.lacking = json.loads(payload)
             if known is not None:
                 self._hosts.learn(*known)
         elif kind == Kind.READY:

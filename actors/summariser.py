@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -128,6 +128,7 @@ async def run(
     help_after: float = 0.2,
     lease_for: float = 2.0,
     parsers: int | None = None,
+    others_lack: Callable[[], bool] = lambda: False,
 ) -> None:
     """Summarise until drained.
 
@@ -136,7 +137,8 @@ async def run(
     seconds of one group, or of waiting, after which a second parser goes on with the others;
     `lease_for`: seconds for which other nodes leave alone what is in hand here, more than a group
     takes as a rule (one that takes longer may be parsed there too); `parsers`: how many parse at
-    most (None: by the cores of this machine).
+    most (None: by the cores of this machine); `others_lack`: whether a process of this relay that
+    accepts mail lacks the CPU.
     """
     count = parsers_on(len(os.sched_getaffinity(0))) if parsers is None else parsers
     made = [Parser(deadline=parse_timeout) for _ in range(count)]
@@ -144,7 +146,8 @@ async def run(
         for one in made:
             stack.callback(one.close)
         async with trio.open_nursery() as nursery:
-            summariser = Summariser(pool, made[0], made[1:], slice_for, help_after, lease_for)
+            load = Load(others=others_lack)
+            summariser = Summariser(pool, made[0], made[1:], slice_for, help_after, lease_for, load)
             for number in range(1, count):
                 nursery.start_soon(summariser.assist, number)
             ctx.ready()

@@ -480,7 +480,11 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             },
         ),
         writer=partial(writer.run, pool=pool, wake_summariser=_nudge(boxes.summariser)),
-        summariser=partial(summariser.run, pool=pool),
+        summariser=partial(
+            summariser.run,
+            pool=pool,
+            others_lack=(lambda: False) if front is None else front.lacking,
+        ),
         ticker=partial(ticker.run, pool=pool, sweep_every=settings.expiry.sweep_every),
         reaper=partial(
             reaper.run,

@@ -62,9 +62,14 @@ def lacks(before: Scheduled, after: Scheduled, seconds: float) -> bool:
 class Load:
     """Says whether the thread that asks lacked the CPU lately."""
 
-    def __init__(self, look: Callable[[], Scheduled] = scheduled) -> None:
-        """`look`: what the thread had so far."""
+    def __init__(
+        self,
+        look: Callable[[], Scheduled] = scheduled,
+        others: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`look`: what the thread had so far; `others`: whether one like it elsewhere lacks it."""
         self._look = look
+        self._others = others
         self._since = -math.inf
         self._had = Scheduled(0.0, None)
         self._lacking = False
@@ -75,8 +80,8 @@ class Load:
         `now` in seconds, of a clock that only goes forward.
         """
         if now < self._since + _OVER:
-            return self._lacking
+            return self._lacking or self._others()
         had, seconds = self._look(), now - self._since
         self._lacking = seconds < math.inf and lacks(self._had, had, seconds)
         self._since, self._had = now, had
-        return self._lacking
+        return self._lacking or self._others()

@@ -46,6 +46,18 @@ def test_an_answer_is_about_a_quarter_of_a_second():
     assert not one.lacking(100.7)
 
 
+def test_a_thread_elsewhere_that_lacks_it_counts_too():
+    """At once, and as long as it does."""
+    elsewhere = False
+    one = Load(lambda: Scheduled(7.0, 3.0), lambda: elsewhere)
+    assert not one.lacking(100.0)
+    elsewhere = True
+    assert one.lacking(100.1)
+    assert one.lacking(100.4)
+    elsewhere = False
+    assert not one.lacking(100.5)
+
+
 def test_a_wait_for_others_is_none_for_the_cpu():
     """A thread that only sleeps has used nothing, whatever another thread does meanwhile."""
     over = threading.Event()

@@ -11,7 +11,7 @@ that says its kind and a payload, and with a connection its file descriptor.
     YIELD     id: give its place away       BUSY     id: it has something in hand, and goes on
     TICK      disk, log level, timeline     IDLE     ids, and for how long each has waited
     CLEAR     end all sessions, as a drain  WAKE     there is something to summarise
-    CUT       end them all now              BEAT     it is alive; the database's timeline
+    CUT       end them all now              BEAT     it is alive; timeline; if it lacks the CPU
     DRAIN     as CLEAR, then end            LOG, METRICS, FAILED   lines, what moved, a last word
 
 Promises

@@ -116,6 +116,8 @@ class Link:
         self.paused = paused
         self.guests: dict[int, Guest] = {}
         """Its connections, by id."""
+        self.lacking = False
+        """Whether it lacks the CPU (`relay.load`), as it said last."""
 
     @property
     def full(self) -> bool:
@@ -316,6 +318,10 @@ class Front:
     def figures(self) -> dict[str, int]:
         """Return what is under way in all processes: sessions, bytes of messages that arrive."""
         return self._door.figures()
+
+    def lacking(self) -> bool:
+        """Whether a process lacks the CPU: accepting is theirs, so others give way for it."""
+        return any(link.lacking for link in self._links)
 
     def _tell_all(self, kind: Kind) -> None:
         for link in self._links:

@@ -316,3 +316,15 @@ async def test_at_the_end_all_are_told_and_waited_for():
         for process in (one, two):
             process.look()
             assert process.told == [Kind.CLEAR, Kind.CUT]
+
+
+async def test_it_is_known_whether_one_of_them_lacks_the_cpu():
+    """As long as it serves."""
+    async with opened() as port:
+        one, two = port.process(), port.process()
+        assert not port.front.lacking()
+        two.link.lacking = True
+        assert port.front.lacking()
+        two.die()
+        assert not port.front.lacking()
+        assert not one.link.guests
