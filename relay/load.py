@@ -11,6 +11,9 @@ stores and parses 3,000 messages a second, it slept for 8 % of it.  Linux tells 
 nanosecond in `/proc/thread-self/schedstat` (Documentation/scheduler/sched-stats.rst): on a core,
 and runnable without one.
 
+Where SMTP sessions run in processes of their own (`RELAY_SMTP__PROCESSES`) that is not the thread
+that accepts: they have the parsers' niceness to rely on.
+
 Where that file is missing nobody knows how long a thread waited.  There a process that used
 `UNKNOWN_SATURATED` of a core is taken to lack it: on a machine that others use as well it might.
 """
