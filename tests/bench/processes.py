@@ -5,8 +5,8 @@ processes` is two, with `RELAY_SMTP__PROCESSES` as actors/tree.py wires it; roun
 
 What two processes gain is what the machine has cores for, beside the generator and PostgreSQL.
 They share fewer commits and look-ups, which costs both sides CPU, the more so the fewer connections
-there are to share them: with 20 connections a message takes twice as much, which is more than two
-cores have.  So what is required is only that this price does not grow.
+there are to share them: over 20 connections a message takes almost twice as much, more than
+two cores have.  So what is required is only that this price does not grow.
 """
 
 from __future__ import annotations
