@@ -36,6 +36,7 @@ from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
 from relay.futures import Future
 from relay.ids import new_id
+from relay.load import Senders
 from relay.log import get_logger
 from relay.mailboxes.accept import Lookups
 from relay.smtp.front import Front
@@ -97,13 +98,15 @@ async def run(
     scheduling: Scheduling | None = None,
     budget: MemoryBudget | None = None,
     arrivals: Arrivals | None = None,
+    senders: Senders | None = None,
 ) -> None:
     """Serve SMTP on `sockets`, which listen already and stay open, until drained.
 
     `filter_` is the mailbox of the operator's filter, `filter_hooks` what that filter has;
     without `space` on the disk no mail is taken; `scheduling`: how sessions wait, where it is not
     on a trampoline; `budget`: of the bytes of messages, where others share it; `arrivals` serves
-    connections that come another way than by sockets, until cancelled.
+    connections that come another way than by sockets, until cancelled; `senders` is told how many
+    connections there are.
     """
     lookups = Lookups(pool)
     server = Server(
@@ -116,6 +119,8 @@ async def run(
         scheduling=scheduling,
         budget=budget,
     )
+    if senders is not None:
+        senders.count_by(lambda: server.gate.open)
     copies = [one.dup() for one in sockets]
     try:
         async with trio.open_nursery() as service:

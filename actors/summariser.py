@@ -11,9 +11,10 @@ Promises
   other mailboxes; after twice as long a third, and so on, up to one a core but one (`parsers_on`).
 - Parsing happens in child processes that can be killed (`relay.mailboxes.parser`), niced, and
   rests only for mail that is arriving: until something has waited for `_PATIENCE`, since larger
-  groups cost less; a third of the time whatever waits, for accepting comes first; and three
-  quarters of it, without help, while accepting lacks the CPU (`relay.load`: this thread does
-  nothing but run and wait for a core; parsing could not keep up).
+  groups cost less; a third of the time whatever waits, for accepting comes first; half of it,
+  without help, while those who send wait for their answers, so that they send as fast as they are
+  let (`relay.load.Senders`); and three quarters of it, without help, while accepting lacks the CPU
+  (`relay.load.Load`: a thread that accepts does nothing but run and wait for a core).
 - When nothing waits to be parsed, large mailboxes get the chunks that make searches fast
   (`relay.mailboxes.search`).
 - A message that cannot be parsed gets a summary from its headers, with the reason; nothing is
@@ -50,7 +51,7 @@ from actors.periodic import wait_for_messages
 from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
-from relay.load import Load
+from relay.load import Load, Senders
 from relay.log import get_logger
 from relay.mailboxes import search, summaries
 from relay.mailboxes.fair_order import GROUP, FairOrder, Waiting
@@ -78,6 +79,7 @@ _LOOK_AGAIN = 0.03  # s; a helping parser's pause when there is nothing that it 
 _LET_GO = 60.0  # s; a helping parser that is idle ends after this
 _REST = 3.0  # pause after a round in which more mail arrived, as a multiple of what it took,
 _LEAST_REST = 0.5  # and at least,
+_HELD_UP_REST = 1.0  # at least while those who send wait for their answers,
 _GIVE_WAY = 3.0  # and while accepting lacks the CPU
 _LONGEST_REST = 0.25  # s
 _PATIENCE = 0.1  # s; nothing that is known to wait does so longer because of a rest
@@ -129,6 +131,7 @@ async def run(
     lease_for: float = 2.0,
     parsers: int | None = None,
     others_lack: Callable[[], bool] = lambda: False,
+    senders: Senders | None = None,
 ) -> None:
     """Summarise until drained.
 
@@ -138,7 +141,7 @@ async def run(
     `lease_for`: seconds for which other nodes leave alone what is in hand here, more than a group
     takes as a rule (one that takes longer may be parsed there too); `parsers`: how many parse at
     most (None: by the cores of this machine); `others_lack`: whether a process of this relay that
-    accepts mail lacks the CPU.
+    accepts mail lacks the CPU; `senders`: those who send mail to this process (None: nobody knows).
     """
     count = parsers_on(len(os.sched_getaffinity(0))) if parsers is None else parsers
     made = [Parser(deadline=parse_timeout) for _ in range(count)]
@@ -148,6 +151,7 @@ async def run(
         async with trio.open_nursery() as nursery:
             load = Load(others=others_lack)
             summariser = Summariser(pool, made[0], made[1:], slice_for, help_after, lease_for, load)
+            summariser.senders = senders
             for number in range(1, count):
                 nursery.start_soon(summariser.assist, number)
             ctx.ready()
@@ -168,17 +172,26 @@ def parsers_on(cores: int) -> int:
     return max(2, min(cores - 1, _MOST_PARSERS))
 
 
-def rest(began: float, ended: float, oldest: float = math.inf, *, lacking: bool = False) -> float:
+def rest(
+    began: float,
+    ended: float,
+    oldest: float = math.inf,
+    *,
+    lacking: bool = False,
+    held_up: bool = False,
+) -> float:
     """Seconds to rest after a round, for mail is arriving.
 
     `oldest`: since when what has waited longest is known to wait.  What came during the round may
-    be as old as that.  `lacking`: whether accepting lacks the CPU.
+    be as old as that.  `lacking`: whether accepting lacks the CPU; `held_up`: whether those who
+    send wait for it.
     """
     if lacking:
         return min((ended - began) * _GIVE_WAY, _LONGEST_REST)
     took = ended - began
     patience = min(oldest, began) + _PATIENCE - ended
-    return max(took * _LEAST_REST, min(patience, took * _REST))
+    least = took * (_HELD_UP_REST if held_up else _LEAST_REST)
+    return max(least, min(patience, took * _REST))
 
 
 def helps_since(began: float, oldest: float, *, lacking: bool = False) -> float:
@@ -201,6 +214,8 @@ class Summariser:
     help_after: float = 0.2
     lease_for: float = 2.0
     load: Load = field(default_factory=Load)
+    senders: Senders | None = None
+    _held_up: bool = False  # those who send were, when the last round ended
     _order: FairOrder = field(default_factory=FairOrder)
     _outage: Outage = field(default_factory=Outage)
     _orphans_at: float = field(default=-math.inf)
@@ -225,12 +240,16 @@ class Summariser:
                 found, more = await self.round(newest=newest)
                 empty = 0 if found else empty + 1  # in vain from both ends: others are at it
                 ctx.beat()
+                self._held_up = False
                 if await self._arrived(ctx):
                     more, empty = True, 0
                     # Mail is coming in right now: accepting it goes first.
                     now = trio.current_time()
-                    lacking = self.load.lacking(now)
-                    await trio.sleep(rest(began, now, self._waits_since(), lacking=lacking))
+                    lacking, oldest = self.load.lacking(now), self._waits_since()
+                    self._held_up = self.senders is not None and self.senders.wait()
+                    await trio.sleep(
+                        rest(began, now, oldest, lacking=lacking, held_up=self._held_up)
+                    )
                 newest = not newest
             if trio.current_time() >= self._orphans_at:
                 self._orphans_at = trio.current_time() + _ORPHANS_EVERY
@@ -303,7 +322,7 @@ class Summariser:
                 helper.close()
 
     def _is_late(self, now: float, number: int) -> bool:
-        lacking = self.load.lacking(now)
+        lacking = self.load.lacking(now) or self._held_up
         since = helps_since(self._began, self._waits_since(), lacking=lacking)
         return now - since >= number * self.help_after
 

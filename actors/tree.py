@@ -43,7 +43,8 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
     claimer                  Deliver, Claiming, NothingHigh  sender
 
 Shared in memory, besides the database's pool and the disk's free space: the gates (sender, claimer,
-control); the right of way of high mail (sender; told by the listener, control and collector); the
+control); the right of way of high mail (sender; told by the listener, control and collector); how
+many of those who send mail wait (summariser; told by ingest and by the writer's mailbox); the
 hub of the database's news (listener, control, devices); the store of the device inboxes and the way
 into it (device_store, devices, control); the front of the SMTP processes (ingest, ingest-1 and so
 on); the keyring (sender, webhooks, collector, control).
@@ -116,6 +117,7 @@ from relay.lifecycle.batching import Adaptive, Fixed
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.letters import letters_of, sender_of
 from relay.lifecycle.token_mailer import TokenMailer
+from relay.load import Senders
 from relay.mailboxes.store import Store
 from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
@@ -435,6 +437,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     right_of_way = RightOfWay()
     wake_outbound = _local_wake(boxes.claimer, right_of_way) if "claimer" in wanted else None
 
+    senders = Senders(partial(_unanswered, boxes.writer))
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
     processes = settings.smtp_processes
@@ -484,6 +487,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             summariser.run,
             pool=pool,
             others_lack=(lambda: False) if front is None else front.lacking,
+            senders=senders,
         ),
         ticker=partial(ticker.run, pool=pool, sweep_every=settings.expiry.sweep_every),
         reaper=partial(
@@ -596,6 +600,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             filter_=boxes.filter if filter_class else None,
             filter_hooks=filter_class.hooks if filter_class else frozenset(),
             space=resources.space,
+            senders=senders,
         ),
         devices=partial(
             devices.run,
@@ -766,6 +771,12 @@ def _put(mailbox: Mailbox[Any], message: object) -> None:
     """
     with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):
         mailbox.send_nowait(message)
+
+
+def _unanswered(box: Mailbox[Any]) -> int:
+    """How many messages wait for what an actor makes of them."""
+    found = box.statistics()
+    return found.depth + found.in_hand
 
 
 def _nudge(mailbox: Mailbox[Wake]) -> Callable[[], None]:

@@ -11,9 +11,6 @@ stores and parses 3,000 messages a second, it slept for 8 % of it.  Linux tells 
 nanosecond in `/proc/thread-self/schedstat` (Documentation/scheduler/sched-stats.rst): on a core,
 and runnable without one.
 
-Where SMTP sessions run in processes of their own (`RELAY_SMTP__PROCESSES`) that is not the thread
-that accepts: they have the parsers' niceness to rely on.
-
 Where that file is missing nobody knows how long a thread waited.  There a process that used
 `UNKNOWN_SATURATED` of a core is taken to lack it: on a machine that others use as well it might.
 """
@@ -34,6 +31,12 @@ UNKNOWN_SATURATED = 0.4
 # s, at least, over which that is measured: a thread that runs is charged by the kernel's tick, so
 # that a look may be some milliseconds off.
 _OVER = 0.25
+
+WAITING = 0.3
+"""Share of the connections whose message waits, from which on they send as fast as they are let.
+
+One that sends without a pause waits for its 250 about half of the time."""
+_A_LOOK = 0.2  # of the figure is the last look; one of them is chance
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -60,6 +63,30 @@ def lacks(before: Scheduled, after: Scheduled, seconds: float) -> bool:
     if before.waited is None or after.waited is None:
         return ran >= UNKNOWN_SATURATED * seconds
     return ran + after.waited - before.waited >= SATURATED * seconds
+
+
+class Senders:
+    """Whether those who send wait for us: then they send as fast as they are let.
+
+    Whoever lets connections in says how to count them (`count_by`); before that nobody waits.
+    """
+
+    def __init__(self, waiting: Callable[[], int]) -> None:
+        """`waiting`: how many messages that were sent wait to be answered."""
+        self._waiting = waiting
+        self._connections: Callable[[], int] = lambda: 0
+        self._share = 0.0
+
+    def count_by(self, connections: Callable[[], int]) -> None:
+        """Have `connections` say how many there are."""
+        self._connections = connections
+
+    def wait(self) -> bool:
+        """Whether a good part of them did lately; asked again and again, a look each time."""
+        connections = self._connections()
+        share = min(1.0, self._waiting() / connections) if connections > 1 else 0.0
+        self._share += (share - self._share) * _A_LOOK
+        return self._share >= WAITING
 
 
 class Load:

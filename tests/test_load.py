@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from relay.load import UNKNOWN_SATURATED, Load, Scheduled, lacks, scheduled
+from relay.load import UNKNOWN_SATURATED, Load, Scheduled, Senders, lacks, scheduled
 from tests.eventually import eventually
 
 
@@ -97,3 +97,22 @@ def test_a_kernel_that_does_not_tell(tmp_path):
     assert scheduled(schedstat).ran == pytest.approx(time.process_time(), abs=1.0)
     schedstat.write_text("nothing\n")
     assert scheduled(schedstat).waited is None
+
+
+def test_senders_wait_when_a_good_part_of_the_connections_has_mail_that_waits():
+    """Seen again and again: one look is chance, and of many open connections few are not many."""
+    waiting, connections = 12, 20
+    senders = Senders(lambda: waiting)
+    assert not senders.wait(), "nobody has said who is connected"
+    senders.count_by(lambda: connections)
+    assert not senders.wait()
+    assert [senders.wait() for _ in range(5)][-1]
+    connections = 250
+    assert [senders.wait() for _ in range(10)][-1] is False
+
+
+def test_one_connection_is_no_flood():
+    """Whoever sends one message after the other always waits, and harms nobody."""
+    senders = Senders(lambda: 1)
+    senders.count_by(lambda: 1)
+    assert not any(senders.wait() for _ in range(100))

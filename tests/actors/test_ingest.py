@@ -13,6 +13,7 @@ import trio
 from actors.messages import Report
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
+from relay.load import Senders
 from relay.metrics import registry
 from relay.smtp.limits import SmtpLimits
 from tests.actors.running import blocked, logged
@@ -50,6 +51,13 @@ async def test_it_reports_how_many_sessions_are_open(pool):
         (line,) = [line for line in lines if line["event"] == "actor.report"]
         assert line["sessions"] >= 1, "the client's; the one before it may be on its way out"
         assert line["buffered_bytes"] == 0
+
+
+async def test_it_tells_those_who_ask_how_many_are_connected(pool):
+    """Two of two that are connected have mail that waits: they are held up."""
+    senders = Senders(lambda: 2)
+    async with serving(pool, senders=senders) as service, service.client(), service.client():
+        await eventually(senders.wait, "those who send wait")
 
 
 async def test_draining_ends_the_idle_and_lets_the_busy_finish(pool):

@@ -281,6 +281,12 @@ def test_rests_three_quarters_of_the_time_while_accepting_lacks_the_cpu():
     assert summariser.rest(10.0, 11.0, oldest=5.0, lacking=True) == 0.25
 
 
+def test_rests_half_of_the_time_while_those_who_send_wait():
+    """They send as fast as they are let; whatever waits to be parsed."""
+    assert summariser.rest(10.0, 10.01, oldest=5.0, held_up=True) == pytest.approx(0.01)
+    assert summariser.rest(10.0, 10.01, held_up=True) == pytest.approx(0.03)
+
+
 def test_no_second_parser_helps_while_accepting_lacks_the_cpu():
     """Unless a group holds the first: what waits behind short ones is what floods do."""
     assert summariser.helps_since(began=9.0, oldest=5.0) == 5.0

@@ -27,7 +27,6 @@ BENCHES = (
     "db",
     "ingest",
     "processes",
-    "large_slow",
     "summary",
     "readable",
     "inbox",

@@ -18,6 +18,7 @@ from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.errors import ConfigError
 from relay.futures import Future
+from relay.load import Senders
 from relay.settings import CONNECTIONS_A_PROCESS
 from relay.smtp.channel import Setup
 from relay.smtp.filtering import FilterClass
@@ -163,6 +164,7 @@ async def serving(
     writer_pool: Pool | None = None,
     drain_timeout: float = 15.0,
     scheduling: Scheduling | None = None,
+    senders: Senders | None = None,
     **supervisor: Any,
 ) -> AsyncIterator[Service]:
     """Run writer and ingest on a free port until the block ends."""
@@ -201,6 +203,7 @@ async def serving(
                     filter_=questions if filter_ else None,
                     filter_hooks=filter_.hooks if filter_ else frozenset(),
                     scheduling=scheduling,
+                    senders=senders,
                 ),
                 hears=(Report,),
                 drain_timeout=drain_timeout,
