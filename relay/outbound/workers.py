@@ -306,7 +306,7 @@ class Workers:
                     return self._next(place)
         hand.first = connection.trace if connection.delivered == 0 else ()
         announce = partial(self._announce, place, hand)
-        go_on = partial(self._go_on, place, hand, connection, announce)
+        go_on = partial(self._go_on, place, hand, connection, announce) if line.waits else None
         _, follows, deadline = self._begin(place, job, mail, connection, announce, began_at)
         try:
             outcomes: Sequence[Outcome] | None = await connection.deliver(

@@ -384,7 +384,9 @@ class Connection:
         core = self._core
         self._begin(mail, following, deadline, trio.current_time())
         if core.result is None:
-            done = await self._wire.host(self._carry(go_on))
+            # To be hosted costs more than it gains for a single mail.
+            carried = self._carry(go_on)
+            done = await (carried if go_on is None else self._wire.host(carried))
             self.due = math.inf
             if done is None and not self._expired:
                 raise trio.ClosedResourceError("the connection was closed by `abort`")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import select
 import shutil
@@ -24,8 +25,8 @@ from typing import Any
 
 import trio
 
-from relay.smtp.client import Mail
-from relay.smtp.connection import Connection, Route, TlsMode
+from relay.smtp.client import Following, Mail, Outcome
+from relay.smtp.connection import Connection, GoOn, Route, TlsMode
 
 CONNECTIONS = 20
 MESSAGES = 20_000
@@ -132,14 +133,29 @@ async def ours(port: int, count: int, *, announced: bool) -> None:
         left -= 1
         return Mail("a@example.org", ("b@example.net",), BODY) if left >= 0 else None
 
+    def goes_on(following: Mail | None) -> GoOn:
+        def go_on(
+            outcomes: tuple[Outcome, ...], now: float
+        ) -> tuple[Mail, Following, float] | None:
+            nonlocal following
+            assert outcomes[0].verdict == "delivered", outcomes
+            if following is None:
+                return None
+            mail, following = following, take()
+            return mail, following, math.inf
+
+        return go_on
+
     async def work() -> None:
         connection = await Connection.open(route)
         mail = take()
         while mail is not None:
             following = take() if announced else None
-            (outcome,) = await connection.deliver(mail, following)
+            (outcome,) = await connection.deliver(
+                mail, following, go_on=goes_on(following) if following else None
+            )
             assert outcome.verdict == "delivered", outcome
-            mail = following if announced else take()
+            mail = None if announced else take()
         await connection.quit()
 
     async with trio.open_nursery() as nursery:
