@@ -343,16 +343,15 @@ class _Sender:
 
     async def _tick(self) -> float:
         """Wait for the next tick; how many seconds there was something to deliver until then."""
-        began = trio.current_time()
         if len(self._custody) or self._custody.ended:
             await trio.sleep(_TICK)
-        else:
-            with trio.move_on_after(_RESTING_TICK) as resting:
-                await self._come.park()
-            if not resting.cancelled_caught:
-                began = trio.current_time()
-                await trio.sleep(_FIRST_TICK)
-        return trio.current_time() - began
+            return _TICK
+        with trio.move_on_after(_RESTING_TICK) as resting:
+            await self._come.park()
+        if resting.cancelled_caught:
+            return _TICK
+        await trio.sleep(_FIRST_TICK)
+        return _FIRST_TICK
 
     async def tidy(self) -> None:
         """Close idle connections now and then: a peer may take its time to say goodbye."""

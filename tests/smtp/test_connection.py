@@ -216,14 +216,14 @@ async def test_announced_mails_follow_each_other_in_one_call(tmp_path: Path, sec
             await session.say(b"250 2.0.0 ok\r\n")
 
     mails = [Mail("a@x.org", ("b@y.org",), b"n%d\r\n" % number) for number in range(6)]
-    mails[3:3] = [Mail("a@x.org", ("b@y.org",), (b"y" * 998 + b"\r\n") * 5000)]
+    mails[3:3] = [Mail("a@x.org", ("b@y.org",), (b"y" * 998 + b"\r\n") * 500)]
     told, go_on = one_call(mails)
     script = tls_script(server, heard, implicit=True) if secured else plain
     async with peer(script) as (port, sessions):
         mode = TlsMode.IMPLICIT if secured else TlsMode.NONE
         route = Route("127.0.0.1", port, mode, SECRET if secured else None)
         context = client_tls(authority) if secured else None
-        connection = await Connection.open(route, QUICK, context=context)
+        connection = await Connection.open(route, context=context)
         outcomes = await connection.deliver(mails[0], mails[1], go_on=go_on)
         assert connection.delivered == len(mails)
         assert connection.reusable()
