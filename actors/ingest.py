@@ -1,8 +1,8 @@
 """Ingest: takes mail by SMTP and hands it to the writer.
 
-`run` accepts and runs the sessions.  With `RELAY_SMTP__PROCESSES` above 1 it is two: `hand_on`
-accepts here and passes connections on, and `run` is in each process (`actors/ingest_main.py`) with
-what arrives there in place of sockets.
+`run` listens and serves.  With `RELAY_SMTP__PROCESSES` above 1, this process runs `hand_on`, which
+accepts and passes on, and each SMTP process (`actors/ingest_main.py`) runs `run` without sockets,
+on the connections that its channel brings.
 
 Promises:
 - It serves on copies of the sockets it was given, so the port and the queue of connections

@@ -4,7 +4,8 @@ Each module defines its counters beside the code that counts, with `registry=reg
 somebody's state anyway (the tree, a pool) is not counted again but read at each scrape: `gather`.
 
 What other processes of this relay count comes in steps (`Moved` finds them there, `registry.add`
-takes them here) and is shown as part of the same metrics: whoever scrapes sees one relay.
+takes them here) and is shown as part of the same metrics: whoever scrapes sees one relay.  Only
+what is said of the Python process (`process_…`) is said of this one alone.
 
 Labels are small closed sets (an outcome, an actor): never an address, a subject or any other
 personal data, because a scrape is not a confidential channel.
@@ -35,6 +36,7 @@ Steps = list[tuple[str, list[tuple[str, dict[str, str], float]]]]
 """By metric: name, labels and growth of each of its samples.  JSON can hold it."""
 
 _GROWS = {"counter", "histogram"}
+_OF_ONE = "process_"  # how the metrics of a Python process begin: of each its own, and no sum
 
 
 class Registry(CollectorRegistry):
@@ -90,7 +92,7 @@ class Moved:
         """
         found: Steps = []
         for metric in self._of.collect():
-            if metric.type not in _GROWS:
+            if metric.type not in _GROWS or metric.name.startswith(_OF_ONE):
                 continue
             samples = []
             for sample in metric.samples:

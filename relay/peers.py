@@ -177,10 +177,13 @@ class PortGate:
         """Entries about open connections and their peers; 0 when nobody is there."""
         return len(self._peers) + len(self._by_size) + len(self._places)
 
-    def enter(self, host: str, now: float, *, privileged: bool = False) -> Place | TurnedAway:
+    def enter(
+        self, host: str, now: float | None, *, privileged: bool = False
+    ) -> Place | TurnedAway:
         """Let a connection of `host` (an address, or a `peer_key`) in, or say why not.
 
-        `privileged`: it is the administrator's, for whom every place is good.
+        `now`: None: nobody gives way for it.  `privileged`: it is the administrator's, for whom
+        every place is good.
         """
         key = peer_key(host)
         peer = self._peers.get(key)
@@ -194,12 +197,12 @@ class PortGate:
             cap = self.local_per_peer if peer.local else self.per_peer
             strange = not peer.local
         if mine >= cap:
-            if not self._make_room_of(peer, _LOOKS, now, self._patience):
+            if now is None or not self._make_room_of(peer, _LOOKS, now, self._patience):
                 self._away["peer"].inc()
                 return TurnedAway.PEER
         elif self.open >= self.total or (strange and self._strangers >= self.total - self.kept):
             only_strangers = self.open < self.total
-            if not self._make_room(mine, now, only_strangers=only_strangers):
+            if now is None or not self._make_room(mine, now, only_strangers=only_strangers):
                 self._away["full"].inc()
                 return TurnedAway.FULL
         place = Place(self, peer)

@@ -7,6 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.process_collector import ProcessCollector
 
 from relay.metrics import Collector, Counts, Moved, Registry, Tally, registry
 
@@ -99,3 +100,11 @@ def test_what_another_process_counts_is_part_of_the_same_metric():
     assert value("sizes_sum", {"of": "x"}) == 5
     mine[0].labels("a").inc()
     assert value("things_total", {"kind": "a"}) == 10
+
+
+def test_what_a_python_process_takes_is_no_part_of_another():
+    """Its CPU seconds are a counter, too: no sum, and no step whenever the clock has ticked."""
+    theirs = Registry()
+    ProcessCollector(registry=theirs)
+    assert theirs.get_sample_value("process_cpu_seconds_total") is not None
+    assert Moved(theirs).steps() == []

@@ -165,6 +165,17 @@ def test_among_equals_a_connection_gives_way_after_its_patience():
     assert sum(one.ended for one in few) == 1
 
 
+def test_one_that_comes_back_has_nobody_give_way():
+    """No peer has more than it may, and not even who gives way at once has to."""
+    port = Port(total=2, per_peer=1)
+    silent = port.open("192.0.2.1", idle=-math.inf)
+    assert port.gate.enter("192.0.2.1", None) is TurnedAway.PEER
+    assert isinstance(port.gate.enter("192.0.2.2", None), Place)
+    assert port.gate.enter("192.0.2.3", None) is TurnedAway.FULL
+    assert isinstance(silent, Connection)
+    assert not silent.ended
+
+
 def test_places_are_kept_for_this_machine_and_the_administrator():
     """Strangers, together, never have the last; neither has one address of this machine."""
     port = Port(160, 160, trusted=["10.0.0.1"])

@@ -9,11 +9,13 @@ Promises
     bytes by the board (`relay.smtp.limits.PooledBudget`).
   * Silent connections give way to newcomers, as in one process, by what their processes said of
     them last, every second.  That takes an answer, too: the newcomer waits for its process until
-    the other connection has ended.  If that has something in hand after all it goes on, and the
-    newcomer looks for another (`TRIES` times) or hears 421.
+    the other connection has ended.  If that has something in hand after all it goes on, unless its
+    place was taken meanwhile: then it is cut off.  The newcomer looks for another (`TRIES` times)
+    or hears 421.
   * A connection that its process has not read when that dies is passed to another; one that was
     read dies with it.
   * While no process serves, nobody is accepted: connections wait in the port's own queue.
+  * From `clear` until somebody accepts again no connection is passed on, whoever waited for a turn.
 
 Fails: never by itself.  A process that takes nothing more (`FULL` packets wait for it) gets no
 more; when none takes any, newcomers hear 421.
@@ -35,7 +37,6 @@ hold for each process instead of for all.  Passing one on takes 22 µs of both p
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import socket
@@ -147,6 +148,7 @@ class Front:
         self._parked: deque[_Newcomer] = deque()  # no process serves
         self._yielding: Guest | None = None  # asked by the gate, for who comes next
         self._last_id = 0
+        self._closing = False  # nobody is served any more
         self._served = trio.Event()  # there is a link
         self._emptied = trio.Event()
         self._accepting: set[trio.CancelScope] = set()
@@ -167,6 +169,7 @@ class Front:
         def closed() -> bool:
             return paused() or (bool(self._links) and all(link.paused() for link in self._links))
 
+        self._closing = False
         while True:
             await self._served.wait()
             with trio.CancelScope() as scope:
@@ -185,6 +188,9 @@ class Front:
             asked.newcomer = newcomer
 
     def _pass_on(self, newcomer: _Newcomer) -> None:
+        if self._closing:
+            self._refuse(newcomer, TurnedAway.PAUSED)
+            return
         if not self._links:
             self._parked.append(newcomer)
             return
@@ -234,7 +240,7 @@ class Front:
             newcomer, guest.newcomer = guest.newcomer, None
             if newcomer is not None:
                 newcomer.place.leave()
-            place = self.gate.enter(guest.host, -math.inf)  # nobody has to go for it
+            place = self.gate.enter(guest.host, None)
             self._yielding = None
             if isinstance(place, Place):
                 guest.place, place.guest, guest.yields = place, guest, False
@@ -244,8 +250,8 @@ class Front:
                 self._try_again(newcomer)
 
     def _try_again(self, newcomer: _Newcomer) -> None:
-        place: Place | TurnedAway = TurnedAway.FULL
-        if newcomer.tries < TRIES:
+        place: Place | TurnedAway = TurnedAway.PAUSED if self._closing else TurnedAway.FULL
+        if newcomer.tries < TRIES and not self._closing:
             place = self.gate.enter(str(newcomer.address[0]), trio.current_time())
         if isinstance(place, Place):
             self._welcome(newcomer.sock, newcomer.address, place, newcomer.tries + 1)
@@ -301,6 +307,7 @@ class Front:
 
     def clear(self) -> None:
         """Have all sessions end: now, or when the message in hand is done; `emptied` waits."""
+        self._closing = True
         while self._parked:
             self._refuse(self._parked.popleft(), TurnedAway.PAUSED)
         self._tell_all(Kind.CLEAR)

@@ -4,8 +4,8 @@ Each connection is a `Session` in a task of its own: those that `accept` lets in
 the port (`relay.smtp.door`), and those that somebody else has let in and hands over (`serve`).
 `watch` looks at their deadlines.
 
-Promises: no more sessions than the limits say, of one peer and in all; one session's fault ends
-nobody else's.
+Promises: `accept` lets in no more sessions than the limits say, of one peer and in all; one
+session's fault ends nobody else's.
 
 Fails: with the error of a listening socket, for supervision.
 """
@@ -129,7 +129,7 @@ class Server:
 
     def figures(self) -> dict[str, int]:
         """Return what is under way: sessions, and bytes of messages that arrive."""
-        return self._door.figures()
+        return {**self._door.figures(), "sessions": len(self.sessions)}
 
     async def watch(self) -> NoReturn:
         """End the sessions whose peers are out of time, until cancelled.

@@ -328,3 +328,72 @@ async def test_it_is_known_whether_one_of_them_lacks_the_cpu():
         two.die()
         assert not port.front.lacking()
         assert not one.link.guests
+
+
+@pytest.mark.parametrize("how", ["ended", "died", "busy"])
+async def test_nobody_is_served_after_the_end_was_told(how: str):
+    """Not even who waited for another's turn: a session would undo the drain of its process."""
+    async with opened(max_connections_per_peer=2, idle_patience=0) as port:
+        one = port.process()
+        await port.connect()
+        await one.has(1)
+        two = port.process()
+        await port.connect()
+        await two.has(1)
+        newcomer = await port.connect()
+        one.look()
+        assert one.asked == list(one.sessions), "the newcomer waits for it"
+        port.front.clear()
+        if how == "ended":
+            one.end(*one.asked)
+        elif how == "died":
+            one.die()
+        else:
+            port.front.busy(one.link, one.asked)
+        assert refusal(newcomer).startswith(b"421 4.3.2 Paused")
+        one.look()
+        two.look()
+        assert two.asked == []
+        assert len(two.sessions) == 1
+        assert port.front.gate.open == (2 if how == "busy" else 1)
+        two.end(*two.sessions)
+
+
+async def test_who_accepts_again_after_the_end_serves():
+    """`ingest` is restarted, and the processes stay."""
+    async with opened() as port, trio.open_nursery() as nursery:
+        one = port.process()
+        port.front.clear()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+
+            async def accept() -> None:
+                await port.front.accept(listener, paused=lambda: False)
+
+            nursery.start_soon(accept)
+            await wait_all_tasks_blocked()
+            port.address = listener.getsockname()
+            await port.connect()
+            await one.has(1)
+            nursery.cancel_scope.cancel()
+
+
+async def test_one_that_goes_on_has_nobody_evicted_for_it():
+    """Its place was taken meanwhile: it is cut off, and a guesser who is made to wait stays."""
+    async with opened(max_connections_per_peer=2, idle_patience=0) as port:
+        one = port.process()
+        await port.connect(2)
+        await one.has(2)
+        await port.connect()
+        one.look()
+        (busy,) = one.asked
+        (other,) = set(one.sessions) - {busy}
+        one.front.idle(one.link, [(other, float("inf"))])
+        taken = one.link.guests[busy]
+        assert taken.newcomer is not None
+        newcomer, taken.newcomer = taken.newcomer, None  # its turn came by another way
+        one.front.busy(one.link, (busy,))
+        one.look()
+        assert one.asked == [busy], "nobody else is"
+        assert one.told == [Kind.CUT]
+        newcomer.sock.close()
