@@ -598,8 +598,8 @@ class ChildSpec:
     ready; waiting for a message or a tick is not silence.  `fatal`: exceptions that end the tree.
     `awaited`: later siblings wait until it is ready; if not, they wait only until its first attempt
     has ended, in whatever way.  `hears`: the kinds of message that `Supervisor.tell` may give
-    it; what else its mailbox takes is between it and who holds the mailbox.  `pausable`: whether it
-    has less to do while its inbox hands nothing out; one that has not refuses to be paused.
+    it; what else its mailbox takes is between it and who holds the mailbox.  `pausable`: whether a
+    pause holds any of its work back; one that has none refuses it.
     """
 
     name: str

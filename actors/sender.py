@@ -342,7 +342,7 @@ class _Sender:
                 self._gates.forget(now)
 
     async def _tick(self) -> float:
-        """Wait for the next tick; how many seconds there was something to deliver until then."""
+        """Wait for the next tick; over how many seconds what ended in it is to be counted."""
         if len(self._custody) or self._custody.ended:
             await trio.sleep(_TICK)
             return _TICK

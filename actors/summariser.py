@@ -77,12 +77,12 @@ _DEEP_SHARE = 0.05  # and how much of the time that may take: of a long one it t
 _ELSEWHERE = 1.0  # s; how long a message that somebody else has claimed is left out
 _LOOK_AGAIN = 0.03  # s; a helping parser's pause when there is nothing that it may take
 _LET_GO = 60.0  # s; a helping parser that is idle ends after this
-_REST = 3.0  # pause after a round in which more mail arrived, as a multiple of what it took,
-_LEAST_REST = 0.5  # and at least,
-_HELD_UP_REST = 1.0  # at least while those who send wait for their answers,
+_REST = 3.0  # multiple of a round's time to rest after it where more mail arrived, as a rule,
+_LEAST_REST = 0.5  # at least, whatever waits,
+_HELD_UP_REST = 1.0  # at least, while those who send wait for their answers,
 _GIVE_WAY = 3.0  # and while accepting lacks the CPU
 _LONGEST_REST = 0.25  # s
-_PATIENCE = 0.1  # s; nothing that is known to wait does so longer because of a rest
+_PATIENCE = 0.1  # s; nothing waits longer because of a rest, but for the least one
 _KNOWN = 4096  # messages of which it is remembered since when they wait
 _HINTS = 4096  # taken at once; more are only more of the same
 _ORPHANS_EVERY = 60.0  # s
@@ -191,7 +191,7 @@ def rest(
     took = ended - began
     patience = min(oldest, began) + _PATIENCE - ended
     least = took * (_HELD_UP_REST if held_up else _LEAST_REST)
-    return max(least, min(patience, took * _REST))
+    return min(max(least, min(patience, took * _REST)), _LONGEST_REST)
 
 
 def helps_since(began: float, oldest: float, *, lacking: bool = False) -> float:

@@ -10,9 +10,8 @@ Fails: `result` and `wait` raise what `fail` was given.
 
 Not for threads: they settle it by way of Trio's token.
 
-Why no `trio.Event`: it is for any number of waiting tasks, and takes ten calls where one task needs
-none of them; a blob that is stored cost a seventh more with it (`python -m tests.bench
-device_sessions`, `tests/test_futures.py`).
+Why no `trio.Event`: it serves many waiters, at ten calls; here one task waits (`python -m
+tests.bench device_sessions`, `tests/test_futures.py`).
 """
 
 from __future__ import annotations
@@ -60,7 +59,10 @@ class Future(Generic[T]):
             self._then = None
 
     def then(self, call: Callable[[], object]) -> None:
-        """Have `call`, which raises nothing, called once there is an answer.  One a future."""
+        """Have `call`, which raises nothing, called once there is an answer.
+
+        One a future: a later one takes its place.
+        """
         if self.settled:
             call()
         else:

@@ -1,7 +1,7 @@
 """The keys that a relay signs and encrypts with, and their rotation while it runs.
 
-Apart from the data directory that keeps them, for loading the cryptography takes longer than most
-commands do.
+A file apart from `relay/datadir.py`, which keeps them: importing cryptography takes longer than
+most commands do.
 
 Fails with `ConfigError` where the data directory does.
 """

@@ -1,18 +1,19 @@
 """Whether this thread lacks the CPU, so that work which can wait gives way to it.
 
-Everything that Relay promises at once (a session's next line, 250, an event) runs on one thread.
-Work beside it, in processes of its own, is welcome as long as that thread has what it needs: an
-idle core helps nobody.
+Everything that somebody waits for (a session's next line, 250, an event) runs on one thread.  Work
+beside it, in processes of its own, is welcome as long as that thread has what it needs: an idle
+core helps nobody.
 
 The rule: a thread lacks the CPU when it did nothing lately but run and wait for a core
-(`SATURATED`).  Then whatever else runs makes it slower.  A thread that also sleeps keeps up, though
-others may have the cores for much of the time: measured on two, with everything on them that sends,
-stores and parses 3,000 messages a second, it slept for 8 % of it.  Linux tells both to the
-nanosecond in `/proc/thread-self/schedstat` (Documentation/scheduler/sched-stats.rst): on a core,
-and runnable without one.
+(`SATURATED`).  Then whatever else runs makes it slower.  A thread that also sleeps keeps up.  Linux
+tells both to the nanosecond in `/proc/thread-self/schedstat`
+(Documentation/scheduler/sched-stats.rst): on a core, and runnable without one.
+
+Where SMTP sessions run in processes of their own (`RELAY_SMTP__PROCESSES`) each measures itself and
+says so to the relay (`relay.smtp.channel`); `others` asks whether one of them lacks the CPU.
 
 Where that file is missing nobody knows how long a thread waited.  There a process that used
-`UNKNOWN_SATURATED` of a core is taken to lack it: on a machine that others use as well it might.
+`UNKNOWN_SATURATED` of a core is taken to lack it: it might, where others use the machine too.
 """
 
 from __future__ import annotations

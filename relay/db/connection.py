@@ -453,7 +453,7 @@ class Connection(psycopg.AsyncConnection[Any]):
             while True:
                 if wanted == _R:
                     # The rest of a long answer mostly is there, or comes as fast as it is read: a
-                    # round through a busy loop for each piece took longer than the statement.
+                    # round through a busy loop for each piece takes longer than the statement.
                     if not (
                         read
                         and monotonic() - self._turn_began <= _BUSY_FOR

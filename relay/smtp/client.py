@@ -604,10 +604,10 @@ class SmtpClient:
             # one by one by tests/smtp/test_client.py; pays in `python -m tests.bench outbound`.
             codes = self._reader.next_group()
             if codes is not None:
-                self._take_group(codes, now)  # which breaks off where anything is behind them
+                self._take_group(codes, now)  # breaks the connection if bytes follow
                 return
         elif flight and flight[0][0] is Phase.DOT and not self._voiding:
-            # So is this, and held to the same.
+            # The final dot for one recipient: a fast path as above, held to `_take` likewise.
             transaction = flight[0][1]
             if (
                 transaction is not None

@@ -8,12 +8,13 @@ for all that is rare.  Both work on one `Transaction`.
 Promises:
 - What is answered here is answered as the session would: tests/smtp/test_dialogue.py holds the one
   to the other.
-- Nothing is refused here but by the session: a command that is not obeyed is left unread.
+- Nothing is refused here: a command that is not obeyed is left unread, for the session.
 - No reply to the final dot but after `Mailboxes.store` was answered.
 - The memory of a message counts against the budget from its first byte until it is stored, also
   when the session ends meanwhile.
 
-Fails: with what `canonical` or `Mailboxes` raise that nobody expects; the command is read then.
+Fails: with what `canonical` or `Mailboxes` raise that nobody expects; that command then counts as
+read.
 
 Pure: no I/O, no clock; times are seconds of any clock that only rises.
 
@@ -132,7 +133,7 @@ class Dialogue:
         self._at = 0  # how much of it was read
         self._line_at = 0  # where the RCPT began that is being asked for
         self._asked: tuple[str, str] = "", ""  # its address, and that in canonical form
-        self._answer: Answer[Any] | None = None  # what is waited for, or was not to our taste
+        self._answer: Answer[Any] | None = None  # awaited, or no welcome, and the session's
         self.receiving = False
         """Whether a message is arriving: between 354 and the final dot."""
         self.complete = False

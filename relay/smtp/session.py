@@ -319,7 +319,8 @@ class Session(SMTP):
         if step is not False:
             lines.waiting = False
             if dialogue.complete:
-                # Past it the session ends: a reply then could be taken for that of the next dot.
+                # Past it the session ends without a reply: a peer that has given up waiting could
+                # take a late 250 for the answer to its next message.
                 lines.due = now + self.limits.store_timeout
         elif not dialogue.untouched:
             lines.waiting = False
@@ -657,7 +658,7 @@ class Session(SMTP):
             else:
                 self._defer(refusal.encode() + b"\r\n")
             return
-        # As in `_await`.
+        # For the same reason as in `_await`: no late 250.
         self.lines.due = self._waits.now() + self.limits.store_timeout
         self._conclude(await self._waits.wait(self.dialogue.store(raw)))
 

@@ -8,8 +8,8 @@ and no system call that arms the socket.
 Promises: a send that the kernel takes at once is one system call; a TLS connection is used only
 after its `handshake`, which verifies what the context says.
 
-Fails with `OSError`, of which `ssl.SSLError` is one.  No deadlines here: the caller's scopes end a
-wait.
+Fails with `OSError`, of which `ssl.SSLError` is one.  No deadlines here: the caller
+ends a wait, by `close`, or by cancelling the task that `host`s it.
 
 Why not Trio's streams: each of their sends and receives is a checkpoint, and TLS is two.
 """

@@ -21,8 +21,8 @@ coroutine on to its next wait, while its own task sleeps.
             raises ◀────────────┘
 
 To resume a coroutine is a walk through all its frames, down and up again.  A session that leaves
-it to a `Talk` (`converse`) is not resumed at all, but when that has had enough: bytes and answers
-are given to the `Talk`, by whoever has them.
+it to a `Talk` (`converse`) is resumed only when the `Talk` returns False or raises: bytes and
+answers are given to the `Talk`, by whoever has them.
 
 What it gains, against a switch of tasks at each wait (`tests/smtp/plain.py`): 1,174 messages a
 second instead of 825, and 0.300 CPU seconds for a thousand instead of 0.364.  Median of five
@@ -35,8 +35,9 @@ Promises:
   are as anywhere in Trio.  Outside of one it cannot have them: see `relay.smtp.waits`.
 - Cancelling a session's task ends its wait wherever it waits, as always in Trio.
 - What a session raises is raised in its own task, never in the one that resumed it; what it
-  logs carries its own context.
+  logs carries its own context; a `Talk` runs in the context of whoever calls it.
 - Fair: a session gets one read a turn, and `_BURST` sessions a turn before other tasks have one.
+  What one commit answers resumes all who wait for it, in the task that commits.
 
 Fails with `RuntimeError`, in the session, if it waits for anything of Trio's unpinned after all.
 

@@ -27,7 +27,7 @@ class Answer(Protocol[T_co]):
         """Whether it is there."""
 
     def then(self, call: Callable[[], object]) -> None:
-        """Have `call`, which raises nothing, called once when it is there."""
+        """Have `call`, which raises nothing, called once when it is there; the last one given."""
 
     def result(self) -> T_co:
         """Return it, or raise what prevented it; once settled."""

@@ -273,6 +273,7 @@ def test_rests_no_longer_than_what_waits_can_bear():
     assert summariser.rest(10.0, 10.01, oldest=9.92) == pytest.approx(0.01)
     assert summariser.rest(10.0, 10.01, oldest=9.0) == pytest.approx(0.005)
     assert summariser.rest(10.0, 10.2) == pytest.approx(0.1)
+    assert summariser.rest(10.0, 15.0) == 0.25  # one slow message makes no long rest
 
 
 def test_rests_three_quarters_of_the_time_while_accepting_lacks_the_cpu():
