@@ -12,6 +12,7 @@ Promises:
   every wait has a deadline, every buffer a cap, all messages together a budget.
 - Trouble of ours is 4xx and says nothing about its cause, but for a disk that is nearly full
   (452 4.3.1): at MAIL, by the announced size too, and at the dot.
+- Others have a turn between commands of one read, however long they are to parse (`_TURN`).
 - Replies to a pipelined group leave in one segment, and carry enhanced status codes.
 
 Fails: a peer that breaks the connection ends its session, nobody else's.  A message that was
@@ -29,6 +30,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any, cast
 
 from aiosmtpd.smtp import MISSING, SMTP, Envelope, syntax
@@ -60,8 +62,12 @@ from relay.storage import REFUSED
 log = get_logger()
 
 _BETWEEN_COMMANDS = 2.0  # s; for which a session that has begun a transaction is not idle
+_TURN = 0.002  # s; what parsing addresses may take before others have a turn, and how many
+_COMMANDS_A_TURN = 64  # commands that are not ordinary may be obeyed
+_LONGEST_PATH = 330  # bytes with brackets; 64 and 254 are the most of an address (RFC 5321, 4.5.3)
 
 _UNKNOWN = "550 5.1.1 No such mailbox here"
+_TOO_MANY_RECIPIENTS = "452 4.5.3 Too many recipients"
 
 _NO_SPACE = "452 4.3.1 Too little disk space is left here, try again later"
 _no_space = REFUSED.labels("mail")
@@ -130,6 +136,7 @@ class Session(SMTP):
         self._farewell = "421 4.3.2 Shutting down"
         self._path_code = "5.1.3"  # of a malformed address: sender's or recipient's
         self._errors = self._unknown = self._idle_commands = 0
+        self._in_turn, self._parsing = 0, 0.0  # commands and seconds since others had a turn
         self._stored = self._refused = 0
         self._turned_down: dict[str, int] = {}  # recipients, by why
         self._shown_session: Conversation | None = None  # the filter's own, made when it is asked
@@ -264,6 +271,11 @@ class Session(SMTP):
                 raise SessionOver("errors", "421 4.7.0 Too many errors; good-bye", linger=True)
             if self._idle_commands > limits.max_idle_commands:
                 raise SessionOver("idle commands", "421 4.7.0 Too many commands without a message")
+            self._in_turn += 1
+            if self._in_turn >= _COMMANDS_A_TURN or self._parsing >= _TURN:
+                self._in_turn, self._parsing = 0, 0.0
+                async with self._waits.pinned() as pinned:
+                    await pinned.sleep(0)
 
     async def _go_on(self) -> None:
         """Obey the next command, and all ordinary ones before it."""
@@ -392,12 +404,20 @@ class Session(SMTP):
         self._shown = None
 
     def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
-        """aiosmtpd's parser, which is the email package's: it forgives and it has faults."""
+        """aiosmtpd's parser, which is the email package's: it forgives and it has faults.
+
+        It takes a millisecond for some addresses, and more than in proportion for longer ones.
+        """
+        if len(arg) > _LONGEST_PATH and not -1 < arg.rfind(">") <= _LONGEST_PATH:
+            return None, None
+        began = perf_counter()
         try:
             address, rest = super()._getaddr(arg)
         except Exception:
             # RecursionError, IndexError: whatever it trips over, it is no address.
             return None, None
+        finally:
+            self._parsing += perf_counter() - began
         if address and rest is not None:
             # It decodes encoded words: to control characters, to surrogates that nothing can store.
             if not address.isprintable():
@@ -516,6 +536,9 @@ class Session(SMTP):
     async def smtp_RCPT(self, arg: str | None) -> None:
         """Name one recipient."""
         if arg and self.envelope.mail_from is not None:
+            if len(self.dialogue.transaction.recipients) >= self.limits.max_recipients:
+                self._reply(_TOO_MANY_RECIPIENTS)  # before it is parsed, which may take long
+                return
             if POSTMASTER.fullmatch(arg):
                 await self.push(await self._rcpt(f"postmaster@{self.shared.hostname}", []))
                 return
@@ -549,7 +572,7 @@ class Session(SMTP):
     async def _rcpt(self, address: str, options: list[str]) -> str:
         recipients = self.dialogue.transaction.recipients
         if len(recipients) >= self.limits.max_recipients:
-            return "452 4.5.3 Too many recipients"
+            return _TOO_MANY_RECIPIENTS
         try:
             canonical = self.shared.canonical(address)
         except ValueError:
