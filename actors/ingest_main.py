@@ -8,7 +8,7 @@ In it runs a small tree of its own, of the same actors that serve where there is
     └── sessions  SMTP sessions (`actors/ingest.py`), of the connections that the channel brings
 
 Promises:
-- It listens on nothing and takes no signal but SIGKILL: its relay decides when it ends.
+- It listens on nothing and ignores SIGINT, SIGTERM and SIGHUP: its relay decides when it ends.
 - When the channel ends its relay is dead, and it ends at once: what was not committed was not
   acknowledged, and goes with it.
 - A 250 is sent after COMMIT, as ever: the writer here is the writer there.
@@ -16,13 +16,15 @@ Promises:
   and what its metrics have grown by; when it begins or ceases to lack the CPU, at once.
 
 Fails: its actors are started again by its tree.  If that gives up, or anything else goes wrong, it
-says why and ends with status 70; sessions end, and its relay starts another.
+says why and ends with status 70; sessions end, and its relay starts another.  Without a file
+descriptor for it a connection is lost, and the others go on.
 
 Why a tree: a crash of the writer costs no session where there is one process, and none here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -30,7 +32,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -51,22 +53,25 @@ from relay.smtp.channel import (
     ID_ROWS,
     IDLE_ROWS,
     MAX_PACKET,
+    MAX_PAYLOAD,
     Channel,
     Kind,
     Packet,
     Setup,
-    first,
     ids,
     pack,
     pack_idle,
     pack_ids,
     pack_json,
+    pack_metrics,
     session,
 )
 from relay.smtp.front import Board
 from relay.smtp.limits import PooledBudget
 from relay.smtp.server import Server
+from relay.smtp.session import Session
 from relay.storage import Space
+from relay.throttle import Throttle
 from supervisor import (
     ChildSpec,
     Event,
@@ -105,18 +110,18 @@ def main() -> NoReturn:
     channel, board = (int(argument) for argument in sys.argv[1:])
     sock = socket.socket(fileno=channel)
     sock.set_inheritable(False)
-    packet = first(sock)
-    if packet is None:
+    setup = Setup.receive(sock)
+    if setup is None:
         os._exit(STATUS_FAILED)
-    setup = Setup.unpack(packet.payload)
     os.environ.update(setup.environment)
     return_large_blocks()
     shared = Board(board)
     os.close(board)
-    sys.exit(trio.run(_run, sock, setup, shared))
+    trio.run(_run, sock, setup, shared)
+    sys.exit()
 
 
-async def _run(sock: socket.socket, setup: Setup, board: Board) -> int:
+async def _run(sock: socket.socket, setup: Setup, board: Board) -> None:
     channel = Channel(sock)
     hosts = Hosts()
     process = _Process(channel, hosts, PooledBudget(setup.limits, board.numbers, setup.place))
@@ -128,29 +133,46 @@ async def _run(sock: socket.socket, setup: Setup, board: Board) -> int:
         hosts=hosts,
         call_timeout=setup.call_timeout,
     )
-    status = 0
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(channel.run)
-        nursery.start_soon(process.listen)
-        nursery.start_soon(process.say_ended)
-        nursery.start_soon(process.say_stored)
-        nursery.start_soon(process.send_log)
-        nursery.start_soon(process.show_life)
-        nursery.start_soon(process.narrate)
-        try:
-            await process.supervisor.run(_tree(setup, process, pool))
-        except Exception as error:
-            reason = error.__cause__ if isinstance(error, GaveUp) and error.__cause__ else error
-            channel.put(pack(Kind.FAILED, _text(reason).encode()[:MAX_PACKET]))
-            status = STATUS_FAILED
+
+    async def serve() -> None:
+        await process.supervisor.run(_tree(setup, process, pool))
         process.say_all()
         with trio.move_on_after(_LAST_WORDS):
             await channel.flushed()
-        if status:
-            os._exit(status)  # an actor may be stuck
+
+    async def guarded(part: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await part()
+        except Exception as error:
+            await _fail(process, channel, error)
+
+    async with trio.open_nursery() as nursery:
+        for part in (
+            channel.run,
+            process.listen,
+            process.say_ended,
+            process.say_stored,
+            process.send_log,
+            process.show_life,
+            process.narrate,
+        ):
+            nursery.start_soon(guarded, part)
+        await guarded(serve)
         nursery.cancel_scope.cancel()
     await pool.close()
-    return status
+
+
+async def _fail(process: _Process, channel: Channel, error: Exception) -> NoReturn:
+    """Say why, and end at once: an actor may be stuck, and the channel may be what failed."""
+    reason = innermost(error)
+    if isinstance(reason, GaveUp) and reason.__cause__ is not None:
+        reason = reason.__cause__
+    with contextlib.suppress(Exception):
+        channel.put(pack(Kind.FAILED, _text(reason).encode(errors="replace")[:MAX_PAYLOAD]))
+        process.say_all()
+    with trio.move_on_after(_LAST_WORDS):
+        await channel.flushed()
+    os._exit(STATUS_FAILED)
 
 
 def _tree(setup: Setup, process: _Process, pool: Pool) -> SupervisorSpec:
@@ -211,7 +233,8 @@ class _Process:
         self._seats: dict[int, _Seat] = {}
         self._server: Server | None = None
         self._nursery: trio.Nursery | None = None  # where its sessions run, while it takes any
-        self._arrived: deque[Packet] = deque()  # while it takes none
+        self._arrived: dict[int, tuple[socket.socket, Any]] = {}  # while it takes none: with peer
+        self._complaints = Throttle(10.0)
         self._moved = Moved()
         self._ended: list[int] = []
         self._over_now = trio.Event()
@@ -226,29 +249,49 @@ class _Process:
         """Have a server serve what the channel brings, until cancelled."""
         self._server, self._nursery = server, nursery
         try:
-            while self._arrived:
-                self._serve(self._arrived.popleft())
+            for id_ in tuple(self._arrived):
+                self._serve(id_, *self._arrived.pop(id_), server, nursery)
             await trio.sleep_forever()
         finally:
             self._nursery = None
 
-    def _serve(self, packet: Packet) -> None:
-        assert packet.sock is not None
-        if self._nursery is None or self._server is None:
-            self._arrived.append(packet)
-            return
+    def _take(self, packet: Packet) -> None:
         id_, peer = session(packet.payload)
+        if packet.sock is None:
+            if self._complaints.ready():
+                log.error("ingest.connection_lost", error="no file descriptor is left for it")
+            self._is_over(id_)
+        elif self._nursery is None or self._server is None:
+            self._arrived[id_] = packet.sock, peer
+        else:
+            self._serve(id_, packet.sock, peer, self._server, self._nursery)
+
+    def _serve(
+        self, id_: int, sock: socket.socket, peer: Any, server: Server, nursery: trio.Nursery
+    ) -> None:
         seat = self._seats[id_] = _Seat(id_, self._over)
-        self._server.resume()
-        self._server.serve(packet.sock, peer, seat, self._nursery)
+        server.resume()
+        server.serve(sock, peer, seat, nursery)
 
     def _over(self, seat: _Seat) -> None:
         del self._seats[seat.id]
-        self._ended.append(seat.id)
+        self._is_over(seat.id)
+
+    def _is_over(self, id_: int) -> None:
+        self._ended.append(id_)
         self._over_now.set()
+
+    def _drop(self, *which: int) -> None:
+        """Close what has arrived and was not served yet."""
+        for id_ in which:
+            sock, _ = self._arrived.pop(id_, (None, None))
+            if sock is not None:
+                sock.close()
+                self._is_over(id_)
 
     def _yield(self, id_: int) -> None:
         """Give a session's place away, if it still keeps us waiting as it did."""
+        self._drop(id_)
         seat = self._seats.get(id_)
         if seat is None or seat.guest is None:
             return  # it has ended, and that is said
@@ -259,11 +302,17 @@ class _Process:
         else:
             seat.guest.give_way()
 
+    def _clear(self) -> None:
+        self._drop(*self._arrived)
+        if self._server is not None:
+            self._server.drain()
+
     def _cut(self, which: bytes) -> None:
-        for id_ in ids(which):
+        for id_ in ids(which) if which else tuple(self._arrived):
+            self._drop(id_)
             seat = self._seats.get(id_)
-            if seat is not None and seat.guest is not None:
-                seat.guest.give_way()
+            if seat is not None and isinstance(seat.guest, Session):
+                seat.guest.cut()
         if not which and self._server is not None:
             self._server.cut()
 
@@ -281,15 +330,14 @@ class _Process:
     def _obey(self, packet: Packet) -> None:
         kind, payload = packet.kind, packet.payload
         if kind == Kind.SESSION:
-            self._serve(packet)
+            self._take(packet)
         elif kind == Kind.YIELD:
             for id_ in ids(payload):
                 self._yield(id_)
         elif kind == Kind.TICK:
             self._heed(*json.loads(payload))
         elif kind == Kind.CLEAR:
-            if self._server is not None:
-                self._server.drain()
+            self._clear()
         elif kind == Kind.CUT:
             self._cut(payload)
         elif kind == Kind.DRAIN:
@@ -386,8 +434,8 @@ class _Process:
             self._channel.put(pack_idle(rows[at : at + IDLE_ROWS]))
 
     def _say_moved(self) -> None:
-        for step in self._moved.steps():
-            self._channel.put(pack_json(Kind.METRICS, [step]))
+        for packet in pack_metrics(self._moved.steps()):
+            self._channel.put(packet)
 
     def say_all(self) -> None:
         """Say all that was not said yet, at the end."""

@@ -82,7 +82,8 @@ async def run(
     link = Link(channel, lambda: ctx.paused)
     try:
         setup = replace(setup, level=logging.level(), environment=_of_libpq())
-        channel.put(setup.pack())
+        for packet in setup.packets():
+            channel.put(packet)
         process = await _start(theirs.fileno(), front.board_file)
         ours_of = _Parent(ctx, process, channel, link, front, hosts, space, wake_summariser)
         await ours_of.run(patience)
@@ -223,7 +224,7 @@ class _Parent:
         elif kind == Kind.READY:
             self._serve()
         elif kind == Kind.FAILED:
-            self._last_word = payload.decode()
+            self._last_word = payload.decode(errors="replace")  # it may have been cut
 
     def _serve(self) -> None:
         if not self._ctx.draining.is_set():

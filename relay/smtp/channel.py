@@ -1,4 +1,4 @@
-"""The channel between a relay and an SMTP process of its: packets on a Unix socket.
+"""The channel between a relay and one of its SMTP processes: packets on a Unix socket.
 
 The relay accepts connections and passes each to a process (`relay.smtp.front` says to which);
 sessions run there.  Both ends speak in packets (`SOCK_SEQPACKET`): whole, in order, each a byte
@@ -6,7 +6,7 @@ that says its kind and a payload, and with a connection its file descriptor.
 
     from the relay                          from the process
     --------------------------------------  ------------------------------------------------------
-    SETUP     what it is to run with        READY    it serves
+    SETUP     what to run with, in parts    READY    it serves
     SESSION   id, peer; and the connection  ENDED    ids of sessions that are over
     YIELD     id: give its place away       BUSY     id: it has something in hand, and goes on
     TICK      disk, log level, timeline     IDLE     ids, and for how long each has waited
@@ -15,11 +15,13 @@ that says its kind and a payload, and with a connection its file descriptor.
     DRAIN     as CLEAR, then end            LOG, METRICS, FAILED   lines, what moved, a last word
 
 Promises
-  * `put` never waits and never fails: what the socket does not take is sent by `run`, in order.
+  * `put` never waits: what the socket does not take is sent by `run`, in order.
   * A connection is closed here when it has been passed on, and not before.
   * What was not passed on, or passed on and not read, can be taken back (`unsent`, `unread`).
 
-Fails: `receive` says by `closed` that the other end is gone.  What is put afterwards is kept.
+Fails: `receive` says by `closed` that the other end is gone.  What is put afterwards is kept.  A
+packet above `MAX_PACKET` is a ValueError, where it is packed and where it is read.  Any error of
+the socket but that it is full is raised by `put` or `run`: to try again would hold up the rest.
 
 Secrets (the database's URL) go this way, since arguments and environments can be read by others.
 """
@@ -27,26 +29,32 @@ Secrets (the database's URL) go this way, since arguments and environments can b
 from __future__ import annotations
 
 import enum
+import errno
 import json
 import math
 import socket
 import struct
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import trio
 from trio.lowlevel import wait_readable, wait_writable
 
+from relay.metrics import Steps
 from relay.smtp.limits import SmtpLimits
 
 MAX_PACKET = 60_000
 """Bytes of the largest packet; a socket's buffer takes several."""
+MAX_PAYLOAD = MAX_PACKET - 1
+"""Without the byte that says its kind."""
 
 _BURST = 64  # packets read before others have a turn
 _PAUSE = 0.05  # s; when the system has too many descriptors under way
+_FULL = {errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
+_MORE, _LAST = b"+", b"."  # begin a part of what comes in several packets
 _ID = struct.Struct("=Q")
 _IDLE = struct.Struct("=Qd")
 
@@ -73,7 +81,11 @@ class Kind(enum.IntEnum):
 
 
 class Packet(NamedTuple):
-    """One packet as it came; `sock` is the connection that came along, and the reader's now."""
+    """One packet as it came; `sock` is the connection that came along, and the reader's now.
+
+    None where there is one in `SESSION`: this process has no file descriptor left, and the
+    connection is gone.
+    """
 
     kind: int
     payload: bytes
@@ -97,14 +109,25 @@ class Setup:
     limits: SmtpLimits
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def pack(self) -> bytes:
-        """Return it as a packet."""
-        return pack_json(Kind.SETUP, asdict(self))
+    def packets(self) -> list[bytes]:
+        """Return it as packets, to be sent in order; it may name thousands of domains."""
+        text, size = _json(asdict(self)), MAX_PAYLOAD - len(_MORE)
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        marks = [_MORE] * (len(parts) - 1) + [_LAST]
+        return [pack(Kind.SETUP, mark + part) for mark, part in zip(marks, parts, strict=True)]
 
     @classmethod
-    def unpack(cls, payload: bytes) -> Setup:
-        """Read what `pack` wrote."""
-        said = json.loads(payload)
+    def receive(cls, sock: socket.socket) -> Setup | None:
+        """Wait, in this thread, for what `packets` returned; None: the other end is gone."""
+        sock.setblocking(True)
+        text, mark = b"", _MORE
+        while mark == _MORE:
+            packet = _receive(sock)
+            if packet is None:
+                return None
+            mark = packet.payload[:1]
+            text += packet.payload[1:]
+        said = json.loads(text)
         limits, domains = SmtpLimits(**said.pop("limits")), tuple(said.pop("domains"))
         return cls(limits=limits, domains=domains, **said)
 
@@ -188,10 +211,12 @@ class Channel:
                 passed = array("i", [sock.fileno()])
                 self._sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
                 sock.close()
-        except (BrokenPipeError, ConnectionResetError):
+        except ConnectionError:
             self.closed = True
             return False
-        except OSError:  # no room; or too many descriptors are under way (ETOOMANYREFS)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
             return False
         return True
 
@@ -210,15 +235,9 @@ def unread(sock: socket.socket) -> list[Packet]:
         found.append(packet)
 
 
-def first(sock: socket.socket) -> Packet | None:
-    """Wait, in this thread, for the first packet; None: the other end is gone."""
-    sock.setblocking(True)
-    return _receive(sock)
-
-
 def _receive(sock: socket.socket) -> Packet | None:
-    data, ancillary, _, _ = sock.recvmsg(
-        MAX_PACKET + 1, socket.CMSG_SPACE(array("i").itemsize), socket.MSG_CMSG_CLOEXEC
+    data, ancillary, flags, _ = sock.recvmsg(
+        MAX_PACKET, socket.CMSG_SPACE(array("i").itemsize), socket.MSG_CMSG_CLOEXEC
     )
     passed = None
     for level, kind, content in ancillary:
@@ -227,17 +246,38 @@ def _receive(sock: socket.socket) -> Packet | None:
             # Family and type are of no consequence for what sessions do, and asking costs calls.
             passed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fileno)
             passed.setblocking(False)
+    if flags & socket.MSG_TRUNC:
+        if passed is not None:
+            passed.close()
+        raise ValueError(f"a packet of more than {MAX_PACKET} bytes")
     return Packet(data[0], data[1:], passed) if data else None
 
 
 def pack(kind: Kind, payload: bytes = b"") -> bytes:
-    """Return a packet."""
+    """Return a packet; ValueError: it is too large."""
+    if len(payload) > MAX_PAYLOAD:
+        raise ValueError(f"{len(payload)} bytes in one packet ({kind.name}), over {MAX_PAYLOAD}")
     return bytes((kind,)) + payload
 
 
 def pack_json(kind: Kind, value: object) -> bytes:
     """Return a packet whose payload is JSON."""
-    return pack(kind, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    return pack(kind, _json(value))
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def pack_metrics(steps: Steps) -> Iterator[bytes]:
+    """Return packets with what metrics have grown by: of one that is too large, parts of it."""
+    for name, samples in steps:
+        text = _json([[name, samples]])
+        if len(text) <= MAX_PAYLOAD or len(samples) < 2:
+            yield pack(Kind.METRICS, text)
+        else:
+            half = len(samples) // 2
+            yield from pack_metrics([(name, samples[:half]), (name, samples[half:])])
 
 
 def pack_session(id_: int, address: Any) -> bytes:
@@ -275,7 +315,7 @@ def idle(payload: bytes) -> list[tuple[int, float | None]]:
     return [(id_, None if math.isnan(s) else s) for id_, s in _IDLE.iter_unpack(payload)]
 
 
-IDLE_ROWS = MAX_PACKET // _IDLE.size
+IDLE_ROWS = MAX_PAYLOAD // _IDLE.size
 """How many sessions fit into one packet of `pack_idle` …"""
-ID_ROWS = MAX_PACKET // _ID.size
+ID_ROWS = MAX_PAYLOAD // _ID.size
 """… and of `pack_ids`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +18,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from actors.messages import Report
 from relay import log as logging
 from relay.metrics import registry
+from relay.smtp.channel import MAX_PACKET, Kind, pack
+from relay.smtp.front import Front, Link
 from relay.smtp.limits import SmtpLimits
 from relay.storage import Disk, Space
 from tests.actors.running import logged
@@ -385,3 +388,26 @@ async def test_a_process_that_cannot_start_says_why(pool, lines):
             return str(node.last_event) + repr(node.last_error)
 
         await eventually(error, "it is said", until=lambda text: "SIGKILL" in text, every=0.0005)
+
+
+@pytest.mark.parametrize("level", ["rubbish", "x" + "\x85" * 60 + "ü" * (MAX_PACKET // 2 - 100)])
+async def test_a_process_in_which_anything_goes_wrong_says_why(pool, lines, monkeypatch, level):
+    """Not only what its tree runs; too many words are cut, if in the middle of a letter."""
+    links: list[Link] = []
+    join = Front.join
+
+    def noted(front: Front, link: Link) -> None:
+        links.append(link)
+        join(front, link)
+
+    monkeypatch.setattr(Front, "join", noted)
+    async with serving_by_processes(pool, count=1) as service:
+        said = json.dumps(([10, 1, False], None, level), ensure_ascii=False)
+        links[0].channel.put(pack(Kind.TICK, said.encode()))
+
+        def error() -> str:
+            (node, _) = service.supervisor.tree().children
+            return str(node.last_error)
+
+        why = await eventually(error, "it is said", until=lambda text: "status" in text)
+        assert f"status 70: KeyError: '{level[:1]}" in why

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -9,7 +11,7 @@ import pytest
 import trio
 
 from relay.smtp import channel
-from relay.smtp.channel import Channel, Kind, Setup, pack, pack_json, unread
+from relay.smtp.channel import MAX_PACKET, Channel, Kind, Setup, pack, pack_json, unread
 from relay.smtp.limits import SmtpLimits
 
 Ends = tuple[socket.socket, socket.socket]
@@ -40,10 +42,6 @@ def test_what_is_packed_is_read_as_it_was():
     assert list(channel.ids(channel.pack_ids(Kind.ENDED, (1, 2**63))[1:])) == [1, 2**63]
     rows = [(1, 2.5), (2, None), (3, float("inf"))]
     assert channel.idle(channel.pack_idle(rows)[1:]) == rows
-    setup = Setup(
-        3, "info", "postgresql:///x", 4, True, 1.5, ("a.example",), SmtpLimits(free_misses=7)
-    )
-    assert Setup.unpack(setup.pack()[1:]) == setup
 
 
 async def test_a_connection_goes_along_with_its_packet(ends, connection):
@@ -111,3 +109,82 @@ async def test_what_nobody_has_read_can_be_taken_back(ends, connection):
         ours.put(pack(Kind.WAKE))
     assert [packet.kind for packet in ours.unsent()] == [Kind.WAKE]
     assert not ours.backlog
+
+
+@pytest.mark.parametrize("count", [1, 20_000])
+async def test_what_a_process_runs_with_may_be_large(ends, count):
+    """Thousands of domains are more than one packet holds, and than the socket takes at once."""
+    domains = tuple(f"{number}.some-domain.example" for number in range(count))
+    setup = Setup(3, "info", "postgresql:///x", 4, True, 1.5, domains, SmtpLimits(free_misses=7))
+    ours = Channel(ends[0])
+    for packet in setup.packets():
+        ours.put(packet)
+    ours.put(pack(Kind.TICK))
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.run)
+            assert await trio.to_thread.run_sync(Setup.receive, ends[1]) == setup
+            (after,) = await Channel(ends[1]).receive()
+            assert after.kind == Kind.TICK
+            nursery.cancel_scope.cancel()
+
+
+def test_a_process_whose_relay_is_gone_is_told_nothing(ends):
+    """Nor does it wait."""
+    ends[0].send(Setup(0, "info", "", 1, True, 1.0, ("x" * MAX_PACKET,), SmtpLimits()).packets()[0])
+    ends[0].close()
+    assert Setup.receive(ends[1]) is None
+
+
+def test_no_packet_is_larger_than_it_may_be():
+    """Neither by what it says nor by how many it names; the largest is packed."""
+    assert len(pack(Kind.LOG, bytes(MAX_PACKET - 1))) == MAX_PACKET
+    with pytest.raises(ValueError, match="LOG"):
+        pack(Kind.LOG, bytes(MAX_PACKET))
+    assert len(channel.pack_ids(Kind.ENDED, range(channel.ID_ROWS))) <= MAX_PACKET
+    assert len(channel.pack_idle([(1, None)] * channel.IDLE_ROWS)) <= MAX_PACKET
+
+
+def test_a_metric_with_many_samples_goes_in_parts():
+    """All that has moved arrives, once."""
+    samples = [("things_total", {"kind": f"{number:0100}"}, 1.0) for number in range(2000)]
+    steps = [("things", samples), ("others", samples[:1])]
+    packets = list(channel.pack_metrics(steps))
+    assert len(packets) > 2
+    found: dict[str, list[object]] = {"things": [], "others": []}
+    for packet in packets:
+        assert len(packet) <= MAX_PACKET
+        for name, some in json.loads(packet[1:]):
+            found[name] += [(one, labels, growth) for one, labels, growth in some]
+    assert found == dict(steps)
+
+
+async def test_what_no_socket_takes_is_an_error(ends, connection):
+    """Too large, or no socket at all: to try again would hold up all that follows."""
+    ours, theirs = map(Channel, ends)
+    with pytest.raises(OSError, match="too long"):
+        ours.put(bytes(10_000_000))
+    ends[0].send(bytes(MAX_PACKET + 1))
+    with pytest.raises(ValueError, match="more than"):
+        await theirs.receive()
+    connection[0].close()
+    with pytest.raises(OSError, match="descriptor"):
+        ours.put(channel.pack_session(5, ("127.0.0.1", 1)), connection[0])
+    ours.put(pack(Kind.WAKE))
+    assert [packet.kind for packet in await theirs.receive()] == [Kind.WAKE]
+
+
+async def test_without_a_descriptor_left_the_packet_comes_alone(ends, connection):
+    """The connection is gone, and its id is known."""
+    ours, theirs = map(Channel, ends)
+    server, client = connection
+    ours.put(channel.pack_session(5, ("127.0.0.1", 1)), server)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        (packet,) = theirs.receive_nowait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert packet.sock is None
+    assert channel.session(packet.payload)[0] == 5
+    assert client.recv(10) == b""
