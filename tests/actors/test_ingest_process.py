@@ -204,14 +204,15 @@ async def test_sessions_that_wait_for_what_they_guessed_keep_no_place(pool):
                 await client.ask("MAIL FROM:<a@b.example>")
                 await client.send(b"RCPT TO:<never@relay.localhost>\r\n")
 
-            async def greeted() -> bool:
+            async def served() -> bool:
                 async with service.raw_client() as newcomer:
-                    return (await newcomer.reply())[:3] == "220"
+                    if (await newcomer.reply())[:3] != "220":
+                        return False
+                    assert (await newcomer.ask("EHLO client.example"))[:3] == "250"
+                    return (await newcomer.deliver(b"x\r\n", bob))[:3] == "250"
 
-            await eventually(greeted, "a newcomer is let in")
+            await eventually(served, "a newcomer is let in, and delivers")
             assert [reply[:3] for reply in await guessers[0].replies()] == ["421"]
-            async with service.client() as newcomer:
-                assert (await newcomer.deliver(b"x\r\n", bob))[:3] == "250"
 
 
 async def test_what_is_buffered_is_that_of_all_processes(pool):
