@@ -164,7 +164,7 @@ def run(rounds: int) -> dict[str, Any]:
             "start on existing data (s)": statistics.median(starts),
             "relay status (ms)": status * 1e3,
             "idle, whole program (share of a core)": idle,
-            "idle, without PostgreSQL (MB of RSS)": resident / 1e6,
+            "idle, without PostgreSQL, the parser with it (MB of RSS)": resident / 1e6,
             f"{IDLE_SESSIONS} idle SMTP sessions (MB)": grown,
         },
         "ratios": {
@@ -175,7 +175,7 @@ def run(rounds: int) -> dict[str, Any]:
             "idle, share of a core": {"value": idle, "at_most": 0.01, "aim": 0.003},
             "idle, without PostgreSQL, MB": {
                 "value": resident / 1e6,
-                "at_most": 95.0,
+                "at_most": 130.0,
                 "aim": 75.0,
             },
             "1000 idle sessions, MB": {"value": grown, "at_most": 100.0},
