@@ -47,6 +47,9 @@ from supervisor import Context, Mailbox
 
 log = get_logger()
 
+DRAIN = 30.0
+"""Seconds that a message which is arriving may take to finish after SIGTERM."""
+
 Arrivals = Callable[[Server, trio.Nursery], Awaitable[object]]
 """Has a server serve what arrives, each session in a nursery."""
 

@@ -86,9 +86,6 @@ from supervisor import (
 
 log = get_logger()
 
-DRAIN = 30.0
-"""Seconds that a message which is arriving may take to finish."""
-
 STATUS_FAILED = 70
 
 _EVERY = 1.0  # s
@@ -176,7 +173,7 @@ async def _fail(process: _Process, channel: Channel, error: Exception) -> NoRetu
 
 
 def _tree(setup: Setup, process: _Process, pool: Pool) -> SupervisorSpec:
-    box: Mailbox[Accept] = Mailbox("writer", capacity=4096, on_dead=writer.dead)
+    box: Mailbox[Accept] = writer.mailbox()
     return SupervisorSpec(
         "ingest",
         (
@@ -184,7 +181,7 @@ def _tree(setup: Setup, process: _Process, pool: Pool) -> SupervisorSpec:
                 "writer",
                 partial(writer.run, pool=pool, wake_summariser=process.wake),
                 mailbox=box,
-                liveness=90.0,
+                liveness=writer.LIVENESS,
             ),
             ChildSpec(
                 "sessions",
@@ -199,7 +196,7 @@ def _tree(setup: Setup, process: _Process, pool: Pool) -> SupervisorSpec:
                     budget=process.budget,
                     arrivals=process.arrivals,
                 ),
-                drain_timeout=DRAIN,
+                drain_timeout=ingest.DRAIN,
             ),
         ),
     )

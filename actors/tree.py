@@ -170,9 +170,6 @@ _NEEDS = {
     "devices": {"device_store"},
 }
 
-_INGEST_DRAIN = 30.0
-"""Seconds that a message which is arriving may take to finish after SIGTERM."""
-
 _OTHER_FILES = 96
 """Files that are open besides connections: listeners, logs, stores, pipes, libraries."""
 
@@ -194,9 +191,7 @@ Row = ChildSpec | SupervisorSpec | None
 class Mailboxes:
     """The mailboxes that others than an operator write to."""
 
-    writer: Mailbox[Accept] = field(
-        default_factory=lambda: Mailbox("writer", capacity=4096, on_dead=writer.dead)
-    )
+    writer: Mailbox[Accept] = field(default_factory=writer.mailbox)
     filter: Mailbox[Consult] = field(
         default_factory=lambda: Mailbox("filter", capacity=1024, attempts=1, on_dead=filter.dead)
     )
@@ -299,7 +294,7 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
         group(
             "mail",
             pace.urgent,
-            actor("writer", parts.writer, mailbox=boxes.writer, liveness=90.0),
+            actor("writer", parts.writer, mailbox=boxes.writer, liveness=writer.LIVENESS),
             actor(
                 "summariser",
                 parts.summariser,
@@ -375,7 +370,7 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                     run,
                     role="ingest",
                     hears=(Report,),
-                    drain_timeout=_INGEST_DRAIN + 5.0,
+                    drain_timeout=ingest.DRAIN + 5.0,
                     stop_timeout=_PROCESS_STOP,
                 )
                 for number, run in enumerate(parts.processes, 1)
@@ -396,7 +391,7 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 "ingest",
                 parts.ingest,
                 hears=(Report,),
-                drain_timeout=_INGEST_DRAIN,
+                drain_timeout=ingest.DRAIN,
             ),
             actor(
                 "devices",

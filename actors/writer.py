@@ -55,9 +55,12 @@ from relay.mailboxes.accept import (
     stored_among,
 )
 from relay.metrics import registry
-from supervisor import Context, Drained, Held
+from supervisor import Context, Drained, Held, Mailbox
 
 log = get_logger()
+
+LIVENESS = 90.0
+"""Seconds in which it must be seen to go on (`ChildSpec.liveness`): a commit may take thirty."""
 
 GRACE = 4.0
 """Seconds that a commit under way is given when the writer is cancelled."""
@@ -100,6 +103,11 @@ async def run(
             ctx.ready()
             await writer.commit_all(storing)
         nursery.cancel_scope.cancel()
+
+
+def mailbox() -> Mailbox[Accept]:
+    """Return a mailbox for a writer: what it gives up is answered."""
+    return Mailbox("writer", capacity=4096, on_dead=dead)
 
 
 def dead(message: Accept, attempts: int) -> None:

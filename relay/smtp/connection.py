@@ -44,6 +44,7 @@ from relay.smtp.client import Following, Mail, Outcome, Phase, SmtpClient, Step,
 from relay.smtp.replies import ReplyLimits
 from relay.smtp.streams import PlainStream, TlsStream
 from relay.ssrf_guard import NotPublic, addresses_of
+from relay.system_tasks import OfThisRun
 
 log = get_logger()
 
@@ -186,18 +187,8 @@ class _Watch:
                     log.exception("smtp.deadline_failed")
 
 
-_watches: trio.lowlevel.RunVar[_Watch] = trio.lowlevel.RunVar("watch")
-
-
-def _watch() -> _Watch:
-    """The watch of this run, started when it is first wanted."""
-    try:
-        return _watches.get()
-    except LookupError:
-        watch = _Watch()
-        _watches.set(watch)
-        trio.lowlevel.spawn_system_task(watch.run, name="relay.smtp.connection.watch")
-        return watch
+_watch = OfThisRun(_Watch, "relay.smtp.connection.watch")
+"""The watch of this run's connections."""
 
 
 class Connection:
@@ -213,7 +204,7 @@ class Connection:
         self._core = core
         self._closed = False
         self._expired = False
-        self._watch = _watch()
+        self._watch = _watch.get()
         self._watch.add(self)
         self._clock = trio.lowlevel.current_clock().current_time
         self._ends = math.inf

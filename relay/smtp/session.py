@@ -66,6 +66,7 @@ _TURN = 0.002  # s; what parsing addresses may take before others have a turn, a
 _COMMANDS_A_TURN = 64  # commands that are not ordinary may be obeyed
 _LONGEST_PATH = 330  # bytes with brackets; 64 and 254 are the most of an address (RFC 5321, 4.5.3)
 
+_SHUTTING_DOWN = "421 4.3.2 Shutting down"
 _UNKNOWN = "550 5.1.1 No such mailbox here"
 _TOO_MANY_RECIPIENTS = "452 4.5.3 Too many recipients"
 
@@ -133,7 +134,7 @@ class Session(SMTP):
         self._waits = waits
         self._delayed = False  # it is we who keep the peer waiting, for what it guessed
         self._suspect = False  # see _refuse_bare
-        self._farewell = "421 4.3.2 Shutting down"
+        self._farewell = _SHUTTING_DOWN
         self._path_code = "5.1.3"  # of a malformed address: sender's or recipient's
         self._errors = self._unknown = self._idle_commands = 0
         self._in_turn, self._parsing = 0, 0.0  # commands and seconds since others had a turn
@@ -187,11 +188,11 @@ class Session(SMTP):
     def drain(self) -> None:
         """The relay stops: end now, unless a message is arriving, or a command being obeyed."""
         if self.lines.waiting or self._delayed:
-            self._end("draining", "421 4.3.2 Shutting down")
+            self._end("draining", _SHUTTING_DOWN)
 
     def cut(self) -> None:
         """The relay stops, and waits no longer."""
-        self._end("draining", "421 4.3.2 Shutting down")
+        self._end("draining", _SHUTTING_DOWN)
 
     def idle_since(self) -> float | None:
         """Since when it waits for its peer's next command; None while one is being obeyed.
@@ -253,7 +254,7 @@ class Session(SMTP):
         limits = self.limits
         while True:
             if self.shared.draining and not self.dialogue.receiving:
-                raise SessionOver("draining", "421 4.3.2 Shutting down")
+                raise SessionOver("draining", _SHUTTING_DOWN)
             try:
                 await self._go_on()
             except (SessionOver, OSError):

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import trio
 
 from relay.smtp.trampoline import Trampoline, TrampolineWaits
+from relay.system_tasks import OfThisRun
 
 T = TypeVar("T")
 
@@ -32,18 +33,8 @@ CHUNK = 8192
 """Bytes read at once; replies are short."""
 
 
-_trampolines: trio.lowlevel.RunVar[Trampoline] = trio.lowlevel.RunVar("trampoline")
-
-
-def _trampoline() -> Trampoline:
-    """The trampoline of this run's clients, started when it is first wanted."""
-    try:
-        return _trampolines.get()
-    except LookupError:
-        trampoline = Trampoline()
-        _trampolines.set(trampoline)
-        trio.lowlevel.spawn_system_task(trampoline.run, name="relay.smtp.streams.trampoline")
-        return trampoline
+_trampoline = OfThisRun(Trampoline, "relay.smtp.streams.trampoline")
+"""The trampoline of this run's clients."""
 
 
 class PlainStream:
@@ -82,7 +73,7 @@ class PlainStream:
 
         It may wait for nothing but `send` and `receive`; what it raises is raised here.
         """
-        self._waits = _trampoline().waits(self._sock)
+        self._waits = _trampoline.get().waits(self._sock)
         try:
             return await self._waits.host(coro)
         finally:

@@ -43,6 +43,13 @@ class Relay:
         self.channel.put(pack_session(id_, PEER), theirs)
         return trio.SocketStream(trio.socket.from_stdlib_socket(ours))
 
+    def serve(self, process: _Process) -> Server:
+        """Have the process serve what is passed on."""
+        server = Server(Nobody(), str)
+        self.nursery.start_soon(server.scheduling.run)
+        self.nursery.start_soon(process.arrivals, server, self.nursery)
+        return server
+
     def close(self) -> None:
         """Leave nothing open."""
         for client in self._clients:
@@ -93,9 +100,7 @@ async def test_a_connection_that_is_told_to_end_leaves_the_others():
         other = relay.connect(8)
         relay.channel.put(pack_ids(Kind.YIELD, (7,)))
         assert await relay.ended() == [7]
-        server = Server(Nobody(), str)
-        relay.nursery.start_soon(server.scheduling.run)
-        relay.nursery.start_soon(process.arrivals, server, relay.nursery)
+        server = relay.serve(process)
         assert (await other.receive_some())[:4] == b"220 "
         assert len(server.sessions) == 1
         assert server.figures()["sessions"] == 1, "whoever let them in"
@@ -104,9 +109,7 @@ async def test_a_connection_that_is_told_to_end_leaves_the_others():
 async def test_one_without_a_descriptor_for_it_costs_no_other():
     """It is over before it began, and the log says so, not for each."""
     async with listening() as (relay, process):
-        server = Server(Nobody(), str)
-        relay.nursery.start_soon(server.scheduling.run)
-        relay.nursery.start_soon(process.arrivals, server, relay.nursery)
+        relay.serve(process)
         client = relay.connect(1)
         assert (await client.receive_some())[:4] == b"220 "
         with structlog.testing.capture_logs() as lines:
@@ -121,9 +124,7 @@ async def test_one_without_a_descriptor_for_it_costs_no_other():
 async def test_one_that_is_cut_off_is_not_called_idle():
     """It may be busy: its place was taken while it was."""
     async with listening() as (relay, process):
-        server = Server(Nobody(), str)
-        relay.nursery.start_soon(server.scheduling.run)
-        relay.nursery.start_soon(process.arrivals, server, relay.nursery)
+        relay.serve(process)
         client = relay.connect(1)
         assert (await client.receive_some())[:4] == b"220 "
         relay.channel.put(pack_ids(Kind.CUT, (1,)))
