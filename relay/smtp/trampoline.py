@@ -36,7 +36,8 @@ Promises:
 - Cancelling a session's task ends its wait wherever it waits, as always in Trio.
 - What a session raises is raised in its own task, never in the one that resumed it; what it
   logs carries its own context; a `Talk` runs in the context of whoever calls it.
-- Fair: a session gets one read a turn, and `_BURST` sessions a turn before other tasks have one.
+- Fair: a session gets one read a turn, and `_BURST` sessions a turn before other tasks have one;
+  sessions that have more to read than a turn gives share `_TURN`, in their order, however many.
   What one commit answers resumes all who wait for it, in the task that commits.
 
 Fails with `RuntimeError`, in the session, if it waits for anything of Trio's unpinned after all.
@@ -49,6 +50,7 @@ from __future__ import annotations
 
 import select
 import socket
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType, coroutine
 from typing import Any, NoReturn, TypeVar
@@ -68,6 +70,7 @@ from relay.smtp.waits import Answer, Talk
 T = TypeVar("T")
 
 _BURST = 64
+_TURN = 0.002  # s; a chunk of a large message takes a tenth of it
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _IN = select.EPOLLIN
 
@@ -90,7 +93,7 @@ class Trampoline:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._sessions: dict[int, TrampolineWaits] = {}
-        self._soon: list[Callable[[], None]] = []
+        self._soon: deque[Callable[[], None]] = deque()
         self._idle: trio.lowlevel.Task | None = None
         self.now: Callable[[], float] = trio.current_time
         self.moment = 0.0
@@ -130,10 +133,12 @@ class Trampoline:
             else:
                 self._idle = current_task()
                 await wait_task_rescheduled(self._stop_idling)
-            calls, self._soon = self._soon, []
-            self.moment = self.now()
-            for call in calls:
-                call()
+            self.moment = now = self.now()
+            soon, ends = self._soon, now + _TURN
+            for _ in range(len(soon)):  # what is added meanwhile is for the next turn
+                soon.popleft()()
+                if self.now() > ends:
+                    break
 
     def _stop_idling(self, _: Any) -> Abort:
         self._idle = None

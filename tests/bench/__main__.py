@@ -27,6 +27,7 @@ BENCHES = (
     "db",
     "ingest",
     "processes",
+    "large_slow",
     "summary",
     "readable",
     "inbox",

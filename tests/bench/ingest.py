@@ -38,6 +38,7 @@ from typing import Any
 import psycopg
 import trio
 
+from relay.smtp.limits import SmtpLimits
 from tests.bench import postfix
 from tests.db.cluster import Cluster, binaries
 
@@ -59,7 +60,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 # ---------------------------------------------------------------------------- the peers
 
 
-def serve_relay(dsn: str, *, plain: bool = False) -> None:
+def serve_relay(dsn: str, *, plain: bool = False, limits: SmtpLimits | None = None) -> None:
     """Run writer and ingest, as actors/tree.py wires them, until killed."""
     from actors import ingest, writer
     from actors.messages import Accept
@@ -84,6 +85,7 @@ def serve_relay(dsn: str, *, plain: bool = False) -> None:
                     sockets=[listener],
                     pool=pool,
                     writer=messages,
+                    limits=limits,
                     scheduling=Plain() if plain else None,
                 ),
             ),
@@ -330,7 +332,7 @@ def run(
             server = cluster.process.pid
             # Its own: the whole program summarises whatever is stored in its database.
             databases = {name: "whole" if name == "relay up" else "bench" for name in variants}
-            dsns = {name: _prepare(cluster, name) for name in set(databases.values())}
+            dsns = {name: prepare(cluster, name) for name in set(databases.values())}
             peers: dict[str, Any] = {}
             try:
                 for name in variants:
@@ -367,7 +369,8 @@ def run(
     return _report(figures, connections)
 
 
-def _prepare(cluster: Cluster, database: str) -> str:
+def prepare(cluster: Cluster, database: str) -> str:
+    """Make a migrated database with the mailbox of the benches; return its DSN."""
     from relay.db.migrate import migrate
 
     cluster.admin(f"CREATE DATABASE {database}")

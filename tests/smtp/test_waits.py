@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import socket
 from functools import partial
 from typing import Any
@@ -374,3 +376,59 @@ async def test_a_peer_that_floods_leaves_the_others_their_turns(scheduling, pair
         await waits.host(session())
         nursery.cancel_scope.cancel()
     assert passes >= 500
+
+
+class _Heavy:
+    """Takes ten bytes at a time and a millisecond for each ten, a hundred bytes in all."""
+
+    size = 10
+
+    def __init__(self, order: list[str], clock: trio.testing.MockClock) -> None:
+        self._order = order
+        self._clock = clock
+        self._left = 10
+
+    def take(self, chunk: bytes, now: float) -> bool:
+        """Work."""
+        self._order.append("heavy")
+        self._clock.jump(0.001)
+        self._left -= 1
+        return self._left > 0
+
+    def answered(self, now: float) -> bool:
+        """Nothing was asked."""
+        raise AssertionError
+
+
+async def test_those_that_have_much_to_read_share_a_turn(mock_clock):
+    """However many they are, others run every few milliseconds; and each comes to its end."""
+    order: list[str] = []
+    trampoline = Trampoline()
+    count = 20
+
+    async def session(ours: socket.socket) -> None:
+        waits = trampoline.waits(ours)
+        await waits.host(waits.converse(_Heavy(order, mock_clock)))
+
+    async def other() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+            order.append("other")
+
+    with contextlib.ExitStack() as stack:
+        async with trio.open_nursery() as service:
+            service.start_soon(trampoline.run)
+            service.start_soon(other)
+            async with trio.open_nursery() as sessions:
+                for _ in range(count):
+                    ours, theirs = socket.socketpair()
+                    stack.enter_context(ours)
+                    stack.enter_context(theirs)
+                    ours.setblocking(False)
+                    theirs.send(b"x" * 100)
+                    sessions.start_soon(session, ours)
+            service.cancel_scope.cancel()
+    assert order.count("heavy") == 10 * count
+    turns = [len(list(group)) for kind, group in itertools.groupby(order) if kind == "heavy"]
+    assert all(turn <= 6 for turn in turns if turn < count)
+    assert sum(turn >= count for turn in turns) <= 1  # of those that have just begun
