@@ -258,6 +258,19 @@ HERITAGE = (
         """,
         (1, '{"headers":[["Subject","kept"]]}', None, None),
     ),
+    Heritage(
+        19,
+        """
+        INSERT INTO relay.mailboxes (address, owner_type, expires_at, captured_at)
+        VALUES ('captured@shop.example', 'capture', '2099-01-01T00:00:00Z', '2098-12-31T00:00:00Z')
+        """,
+        """
+        SELECT count(*), min(owner_type::text), min(captured_at)::date::text
+        FROM relay.mailboxes
+        WHERE captured_at IS NOT NULL
+        """,
+        (1, "capture", "2098-12-31"),
+    ),
 )
 
 
