@@ -1,0 +1,1 @@
+"""What the world would think of a message: SPF, DKIM, DMARC, and what its markup promises."""

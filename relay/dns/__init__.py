@@ -1,0 +1,1 @@
+"""Questions to the DNS, and who answers them."""
