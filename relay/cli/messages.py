@@ -88,7 +88,7 @@ def raw(address: str, message_id: str, token: str | None, data_dir: Path) -> Non
     """
     api = Api.find(data_dir, token=token_from(token))
     with api.stream(f"{path_of(address)}/{segment(message_id)}/raw", quiet=30.0) as chunks:
-        _pour(chunks)
+        pour(chunks)
 
 
 @messages.command()
@@ -114,7 +114,7 @@ def attachment(
     path = f"{path_of(address)}/{segment(message_id)}/attachments/{index}"
     with api.stream(path, quiet=30.0) as chunks:
         if out is None:
-            _pour(chunks)
+            pour(chunks)
             return
         try:
             with out.open("xb") as file:
@@ -209,7 +209,7 @@ def token_from(token: str | None) -> str | None:
     return sys.stdin.readline().strip() if token == "-" else token  # noqa: S105 - not a secret
 
 
-def _pour(chunks: Iterator[bytes]) -> None:
+def pour(chunks: Iterator[bytes]) -> None:
     """Write a body to standard output; to a terminal, with escapes for what could drive it."""
     if output.is_terminal(sys.stdout):
         for text in output.safe_chunks(chunks):

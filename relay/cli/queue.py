@@ -15,7 +15,7 @@ import click
 
 from relay.cli import options, output
 from relay.cli.client import Api, segment
-from relay.cli.messages import token_from
+from relay.cli.messages import pour, token_from
 
 BASE = "/api/v1/outbound"
 
@@ -86,13 +86,23 @@ def list_(
 
 @queue.command()
 @click.argument("message_id", metavar="ID")
+@click.option("--raw", is_flag=True, help="Write its bytes to stdout, as they are sent.")
 @options.token
 @options.data_dir
 @options.as_json
-def show(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
-    """Show a message and what happened in each delivery."""
+def show(message_id: str, raw: bool, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Show a message and what happened in each delivery, or its bytes.
+
+    On a terminal, what could drive it is shown as escapes.
+    """
+    if raw and as_json:
+        raise click.UsageError("--raw and --json cannot go together.")
     api = Api.find(data_dir, token=token_from(token))
     path = f"{BASE}/{segment(message_id)}"
+    if raw:
+        with api.stream(f"{path}/raw", quiet=90.0) as chunks:
+            pour(chunks)
+        return
     item, events = api.get(path), api.get(f"{path}/events")
     if as_json:
         output.document({**item, "events": events})

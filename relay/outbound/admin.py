@@ -9,6 +9,7 @@ Promises
 - Lists are read by keyset from whichever table has few rows of the kind, so a page costs the same
   with five million finished messages behind it.
 - A refusal rests on a state that is durable, as a change does.
+- What was sent can be looked at as it went out: it is composed anew, by what composes deliveries.
 
 Fails with `Forbidden` (409) for what the law forbids and `DatabaseUnavailable` from the pool.
 
@@ -21,11 +22,16 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import trio
+
 from relay.db.pool import Pool
 from relay.errors import Bug
+from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import FLUSH, announce
 from relay.outbound.lanes import PRIORITIES
+from relay.outbound.render import mail_of
 from relay.outbound.states import FINISHED, Cause, Forbidden, State, next_state
+from relay.smtp.client import Mail
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ FLUSHED_AT_ONCE = 5000
 """Messages that one statement of a flush makes due."""
 
 _FLUSH_TIMEOUT = 60.0  # s; it looks through all that waits
+_RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
 
 COUNTED = 10_000
 """Messages of the last hour that are counted, at most; those that failed or bounced first."""
@@ -354,6 +361,46 @@ class QueueAdmin:
         found = [dict(zip(_NAMES, row, strict=True)) for row in rows]
         return Listing(found, ids[limit - 1] if len(ids) > limit else further)
 
+    async def size(self, message_id: UUID, owner: UUID | None = None) -> int | None:
+        """Bytes of what was said in a message, all parts together; None as in `show`."""
+        size: int | None = await self._pool.fetch_value(
+            """
+            SELECT c.size
+            FROM relay.outbound_letters l
+            JOIN relay.outbound_contents c ON c.id = l.content_id
+            WHERE l.id = %(id)s
+              AND (%(owner)s::uuid IS NULL OR l.owner = %(owner)s)
+            """,
+            {"id": message_id, "owner": owner},
+        )
+        return size
+
+    async def mail(self, message_id: UUID, owner: UUID | None = None) -> Mail | None:
+        """The mail that was or will be sent, as each attempt composes it; None as in `show`.
+
+        `PermanentFailure` for what can never be sent: whoever queued by SQL may have stored such a
+        thing.
+        """
+        row = await self._pool.fetch_row(
+            """
+            SELECT l.id, l.owner, l.recipient, l.recipient_name, l.priority, l.hold_unknown,
+                   l.created_at, l.content_id, c.sender, c.sender_name, c.subject, c.size,
+                   c.text_body, c.html_body, c.headers, c.attachments, c.blob
+            FROM relay.outbound_letters l
+            JOIN relay.outbound_contents c ON c.id = l.content_id
+            WHERE l.id = %(id)s
+              AND (%(owner)s::uuid IS NULL OR l.owner = %(owner)s)
+            """,
+            {"id": message_id, "owner": owner},
+            timeout=_RAW_TIMEOUT,
+        )
+        if row is None:
+            return None
+        said = dict.fromkeys(Claimed._fields) | dict(zip(_SAID, row, strict=True))
+        claimed = Claimed(**said | {"has_body": True})  # type: ignore[arg-type]  # by name
+        # In a thread, as a large one takes as long as a thousand ordinary ones.
+        return await trio.to_thread.run_sync(mail_of, claimed)
+
     async def events(
         self, message_id: UUID, owner: UUID | None = None
     ) -> list[dict[str, Any]] | None:
@@ -388,6 +435,12 @@ _STATE = """
     WHERE id = %(id)s
       AND (%(owner)s::uuid IS NULL OR owner = %(owner)s)
     """
+
+_SAID = (
+    *("id", "owner", "recipient", "recipient_name", "priority", "hold_unknown"),
+    *("created_at", "content_id", "sender", "sender_name", "subject", "size"),
+    *("text_body", "html_body", "headers", "attachments", "blob"),
+)
 
 _NAMES = (
     "id",

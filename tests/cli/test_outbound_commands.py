@@ -64,6 +64,23 @@ def test_a_message_is_sent_shown_listed_and_cancelled(relay: RelayProcess) -> No
     assert again.stderr == b"relay: A message that is cancelled cannot be cancelled.\n"
 
 
+def test_show_raw_writes_what_goes_out(relay: RelayProcess) -> None:
+    """What a mailbox got is what it shows, byte for byte, behind the fields of its arrival."""
+    address = document(relay, "mailbox", "create")["address"]
+    sent = text(
+        relay, "send", "--from", "me@example.org", "--to", address, "--subject", "Grüße",
+        "--text", "Zeile\n.\n", "--html", "<p>x</p>",
+    ).strip()  # fmt: skip
+    got = document(relay, "messages", "wait", address)
+    arrived = run(relay, "messages", "raw", address, got["id"]).stdout
+    shown = run(relay, "queue", "show", "--raw", sent)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(b"From: me@example.org\r\n")
+    assert arrived.endswith(shown.stdout)
+    assert run(relay, "queue", "show", "--raw", "--json", sent).returncode == 2
+    assert run(relay, "queue", "show", "--raw", MISSING).returncode == 1
+
+
 def test_each_recipient_and_each_file_goes_along(relay: RelayProcess, tmp_path: Path) -> None:
     """Two recipients are two ids; the body comes from standard input, a file from the disk."""
     file = tmp_path / "naïve.txt"

@@ -9,6 +9,9 @@ import pytest
 from relay.db.pool import Pool
 from relay.ids import new_id
 from relay.outbound.admin import QueueAdmin
+from relay.outbound.enqueue import enqueue
+from relay.outbound.message import Address, Attachment, Message
+from relay.outbound.render import mail_of
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause, Forbidden, State
 from relay.outbound.steps import pack
@@ -202,3 +205,34 @@ async def test_the_figures_count_every_state(node: Node, admin: QueueAdmin):
     assert stats.oldest_due is not None
     assert stats.oldest_due >= 60
     assert stats.as_json()["paused"] is False
+
+
+async def test_what_was_sent_can_be_looked_at_as_each_attempt_composes_it(
+    node: Node, admin: QueueAdmin
+):
+    """Before, during and after; each recipient's own; parts and files too; its owner's alone."""
+    owner = uuid4()
+    rich = Message(
+        Address("s@x.example", "Sh\u00f6p"), [Address("a@x.example", "A"), Address("b@x.example")],
+        "Gr\u00fc\u00dfe", text="t\u00e4xt", html="<p>x</p>", headers={"Reply-To": "r@x.example"},
+        attachments=[Attachment("a.bin", "application/x-a", bytes(range(256)) * 9)], owner=owner,
+    )  # fmt: skip
+    queued = (await enqueue(node.pool, [rich])).messages
+    queued += await put(node.pool, "c@x.example", owner=owner)
+    before = {one.id: await admin.mail(one.id, owner) for one in queued}
+    claimed = await node.claim()
+    assert len(claimed) == len(queued)
+    for message in claimed:
+        found = before[message.id]
+        assert found is not None
+        assert found.data == mail_of(message).data
+        assert str(message.id).encode() in found.data
+        assert await admin.size(message.id, owner) == message.size
+    await node.finish(claimed, Cause.DELIVERED, phase="dot", code=250)
+    for one in queued:
+        after = await admin.mail(one.id)
+        assert after is not None
+        assert (after.data, after.recipients) == (before[one.id].data, (one.recipient,))  # type: ignore[union-attr]  # looked at above
+        assert await admin.mail(one.id, uuid4()) is None
+        assert await admin.size(one.id, uuid4()) is None
+    assert await admin.mail(uuid4()) is None

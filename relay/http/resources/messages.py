@@ -328,7 +328,7 @@ def register(api: Api) -> None:
             raise
         held.shrink(len(found[2]))
         return downloads.response(
-            _once(found[2]),
+            once(found[2]),
             len(found[2]),
             held,
             "application/octet-stream",
@@ -342,7 +342,8 @@ def register(api: Api) -> None:
 _BUSY = "Too many large messages are being read; try again."
 
 
-async def _once(content: bytes) -> AsyncGenerator[bytes, None]:
+async def once(content: bytes) -> AsyncGenerator[bytes, None]:
+    """Yield all of it."""
     yield content
 
 

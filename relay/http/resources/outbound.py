@@ -2,13 +2,15 @@
 
 A message is its owner's: the holder of the key that sent it, and nobody else but the
 administrator, finds it.  The administrator sees the state of every message, but recipient and
-subject only of their own (those sent with their token, and by `relay.send` in SQL).
+subject only of their own (those sent with their token, and by `relay.send` in SQL); only `raw`
+shows them any.
 
 Promises
   * What is done by hand is what the law has (`relay.outbound.states`); what it has not is 409
     `wrong-state`, with the state that stands in the way.
   * A change is durable when its answer comes, on all nodes; the answer shows the message after it.
   * What cannot be an id is a message that is not there (404), not a malformed request.
+  * `raw` is what goes out, byte for byte (dots unstuffed); few are in memory at once.
 
 Fails with `DatabaseUnavailable`, a 503.  The change may have happened then; asked for again, a
 retry, cancel or hold that did is 409.
@@ -25,10 +27,12 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 from quart import Response
 
+from relay.errors import PermanentFailure
 from relay.http.callers import Caller
 from relay.http.operations import Access, Answer, Call, Operation, Query, json_response
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
+from relay.http.resources.messages import Downloads, once
 from relay.http.routing import Api
 from relay.outbound.message import MalformedMessage
 from relay.outbound.states import Forbidden, State
@@ -124,6 +128,7 @@ class Destination(BaseModel):
     opens_in: float
 
 
+_HEADERS = 16 * 1024  # bytes of a message that its size does not count, at most, nearly always
 _NONE = Answer(404, "there is no such message, or it is not the caller's")
 
 
@@ -204,6 +209,52 @@ def register(api: Api) -> None:
         if found is None:
             raise _not_found()
         return json_response([_event(event) for event in found])
+
+    downloads = Downloads(api.deps.limits.download_bytes // 4)
+
+    @api.add(
+        "GET",
+        "/api/v1/outbound/<message_id>/raw",
+        Operation(
+            "Fetch a message byte for byte as it was or will be sent",
+            "outbound",
+            Access.SCOPE,
+            (
+                Answer(200, "the message", media_type="message/rfc822"),
+                _NONE,
+                Answer(409, "it can never be sent: what was queued by SQL is no message"),
+                Answer(503, "too many large messages are being read; try again"),
+            ),
+            scope="send",
+            details="The same bytes at every attempt, with the Date and the Message-ID that go "
+            "out. Its owner and the administrator see it.",
+        ),
+    )
+    async def raw(call: Call, message_id: str) -> Response:
+        wanted, owner = _uuid(message_id), _owner(call.caller)
+        size = None if wanted is None else await admin.size(wanted, owner)
+        if wanted is None or size is None:
+            raise _not_found()
+        # Stored, encoded, and joined: three times what was said, and its headers.
+        held = downloads.hold(call.caller.owner_id, 3 * size + _HEADERS)
+        try:
+            mail = await admin.mail(wanted, owner)
+            if mail is None:
+                raise _not_found()  # noqa: TRY301 - what is held goes back below
+        except PermanentFailure as error:
+            held.release()
+            raise Problem(409, "cannot-be-sent", f"The message cannot be sent: {error}.") from error
+        except BaseException:
+            held.release()
+            raise
+        held.shrink(mail.size)
+        return downloads.response(
+            once(mail.data),
+            mail.size,
+            held,
+            "message/rfc822",
+            {"Content-Disposition": f'attachment; filename="{wanted}.eml"'},
+        )
 
     async def _by_hand(
         act: Callable[[UUID, UUID | None], Awaitable[State | None]], call: Call, message_id: str

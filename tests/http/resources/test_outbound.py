@@ -21,6 +21,7 @@ from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.http.operations import MAX_BODY
 from relay.keyring import Keyring
+from relay.outbound.render import mail_of
 from relay.outbound.senders import Senders
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
@@ -682,3 +683,30 @@ async def test_an_operator_may_flush_the_queue(house: House) -> None:
         "count": 1
     }
     assert [claimed.id for claimed in await node.claim()] == [UUID(message)]
+
+
+async def test_what_is_sent_can_be_fetched_by_its_owner_and_the_administrator(house: House):
+    """As message/rfc822, byte for byte as the delivery composes it; 404 for everybody else."""
+    mine = await house.key("read", "send")
+    other = await house.key("read", "send")
+    sent = await queued(house, mine, html="<p>Hello</p>")
+    (message,) = await Node(house.pool).claim()
+    for by in (mine, house.admin):
+        answer = await get(house, f"outbound/{sent}/raw", by)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "message/rfc822"
+        assert answer.content == mail_of(message).data
+    for path, by in ((sent, other), (MISSING, mine), ("x", mine)):
+        answer = await get(house, f"outbound/{path}/raw", by)
+        assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (
+            404, "outbound-not-found",
+        )  # fmt: skip
+
+
+async def test_what_was_queued_by_sql_and_is_no_message_has_no_bytes(house: House):
+    """409 and a reason, which holds nothing of the message."""
+    sent = await queued(house)
+    await house.pool.execute("UPDATE relay.outbound_contents SET subject = E'a\\nBcc: x@y.example'")
+    answer = await get(house, f"outbound/{sent}/raw")
+    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (409, "cannot-be-sent")
+    assert "y.example" not in answer.text
