@@ -457,6 +457,7 @@ _NAMES = (
     "error_log",
     "owner",
     "not_after",
+    "tag",
 )
 _COLUMNS = ", ".join(_NAMES)
 

@@ -71,8 +71,14 @@ class Claimed(NamedTuple):
         return DueLane(self.lane, self.priority, due_at, self.domain)
 
     @property
+    def raw(self) -> bytes | None:
+        """The message itself, where its author wrote it whole: a blob that is not attachments'."""
+        return None if self.attachments is not None else self.blob
+
+    @property
     def message(self) -> Message:
         """The message as its author meant it, to this one recipient (only where `has_body`)."""
+        raw = self.raw
         files, start = [], 0
         for part in self.attachments or ():
             end = start + int(part["size"])
@@ -92,6 +98,7 @@ class Claimed(NamedTuple):
             letter_of=self.letter_of,
             hold_unknown=self.hold_unknown,
             owner=self.owner,
+            raw=raw,
         )
 
 

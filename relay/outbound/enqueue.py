@@ -103,7 +103,8 @@ def body_hash(body: Any) -> bytes:
 _UNNEST_CONTENTS = """unnest(
         %(c_id)b::uuid[], %(c_owner)b::uuid[], %(c_sender)s::text[], %(c_sender_name)s::text[],
         %(c_subject)s::text[], %(c_text)s::text[], %(c_html)s::text[], %(c_headers)s::text[],
-        %(c_attachments)s::text[], %(c_blob)b::bytea[], %(c_size)s::integer[])"""
+        %(c_attachments)s::text[], %(c_blob)b::bytea[], %(c_size)s::integer[],
+        %(c_tag)s::text[])"""
 
 # Data-modifying parts run whether or not anything reads them; each reads `go`, which is empty when
 # the key has been used or a recipient is suppressed, and then nothing is written but the key, which
@@ -130,11 +131,11 @@ _ENQUEUE = f"""
           AND (%(key)s::text IS NULL OR EXISTS (SELECT FROM key))
     ), contents AS (
         INSERT INTO relay.outbound_contents (id, owner, sender, sender_name, subject, text_body,
-            html_body, headers, attachments, blob, size, created_at)
+            html_body, headers, attachments, blob, size, tag, created_at)
         SELECT c.id, c.owner, c.sender, c.sender_name, c.subject, c.text_body, c.html_body,
-               c.headers::jsonb, c.attachments::jsonb, c.blob, c.size, go.at
+               c.headers::jsonb, c.attachments::jsonb, c.blob, c.size, c.tag, go.at
         FROM go, {_UNNEST_CONTENTS} AS c (id, owner, sender, sender_name, subject, text_body,
-            html_body, headers, attachments, blob, size)
+            html_body, headers, attachments, blob, size, tag)
         ON CONFLICT (id) DO NOTHING
     ), given AS MATERIALIZED (
         -- A microsecond apart, the first earliest and none in the future: first come, first sent,
@@ -343,6 +344,7 @@ _CONTENT_COLUMNS = (
     "attachments",
     "blob",
     "size",
+    "tag",
 )
 _LETTER_COLUMNS = (
     "id",
@@ -372,6 +374,9 @@ def _content(message: Message) -> tuple[Any, ...]:
     texts = (message.sender.address, message.subject, message.text or "", message.html or "")
     if any("\0" in text for text in texts):
         raise Invalid("a message cannot contain the character NUL")
+    if message.raw is not None:
+        head = message.owner, message.sender.address, None, message.subject
+        return (*head, None, None, None, None, message.raw, len(message.raw), message.tag)
     headers = json.dumps(dict(message.headers)) if message.headers else None
     attachments = blob = None
     if message.attachments:
@@ -395,4 +400,5 @@ def _content(message: Message) -> tuple[Any, ...]:
         attachments,
         blob,
         size,
+        message.tag,
     )

@@ -83,6 +83,8 @@ class Message:
     letter_of: int | None = None
     hold_unknown: bool = False
     owner: UUID = ADMINISTRATOR_ID
+    raw: bytes | None = field(default=None, repr=False)
+    tag: str | None = None
 
 
 def check_text(text: str, name: str, *, limit: int | None = MAX_FIELD_CHARS) -> str:

@@ -1,7 +1,7 @@
 """From a claimed message to the bytes and the envelope that go out.
 
 Promises: the same message gives the same bytes at every attempt (its id makes the Message-ID, its
-creation the Date).
+creation the Date).  One that its author wrote whole goes out as it is.
 
 Fails with `MalformedMessage` (permanent) for what can never be sent; whoever queued by SQL may have
 stored such a thing.
@@ -33,6 +33,10 @@ def mail_of(claimed: Claimed) -> Mail:
     mail = _plain(claimed)
     if mail is not None:
         return mail
+    raw = claimed.raw
+    if raw is not None:
+        head = raw[: raw.find(b"\r\n\r\n") + 1]
+        return Mail(claimed.sender, (claimed.recipient,), raw, utf8_fields=not head.isascii())
     # In one zone, whatever the session's is: an instant is written in many ways.
     date = claimed.created_at.astimezone(UTC)
     return compose(claimed.message, id=str(claimed.id), date=date)

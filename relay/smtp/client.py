@@ -178,7 +178,10 @@ class Mail:
     CRLF.  Raises `UnfitMail`.
     """
 
-    __slots__ = ("_data", "eight_bit", "mail_from", "rcpt_to", "recipients", "sender", "smtputf8")
+    __slots__ = (
+        *("_data", "eight_bit", "mail_from", "rcpt_to", "recipients", "sender"),
+        *("smtputf8", "utf8_fields"),
+    )
 
     def __init__(
         self,
@@ -187,10 +190,12 @@ class Mail:
         data: bytes,
         *,
         smtputf8: bool = False,
+        utf8_fields: bool = False,
         crlf: bool = False,
     ) -> None:
         """`smtputf8`: the headers need it; an address outside ASCII needs it by itself.
 
+        `utf8_fields`: the headers would have it, and go as 8-bit text to a peer without.
         `crlf`: every line end of `data` is known to be CRLF, the last line's included.
         """
         if not recipients:
@@ -203,6 +208,7 @@ class Mail:
         )
         self.smtputf8 = smtputf8 or not (sender + "".join(recipients)).isascii()
         self.eight_bit = not data.isascii()
+        self.utf8_fields = utf8_fields and not self.smtputf8
         self._data = data if crlf else with_crlf(data)
 
     @classmethod
@@ -218,7 +224,7 @@ class Mail:
         self.recipients = (recipient,)
         self.mail_from = b"MAIL FROM:<%b>" % sender.encode()
         self.rcpt_to = (b"RCPT TO:<%b>\r\n" % recipient.encode(),)
-        self.smtputf8 = self.eight_bit = False
+        self.smtputf8 = self.utf8_fields = self.eight_bit = False
         self._data = data
         return self
 
@@ -568,6 +574,8 @@ class SmtpClient:
             line += b" SIZE=%d" % mail.size
         if mail.eight_bit:
             line += b" BODY=8BITMIME"
+            if mail.utf8_fields and "SMTPUTF8" in self.features:
+                line += b" SMTPUTF8"
         if mail.smtputf8:
             line += b" SMTPUTF8"
         flight = self._flight

@@ -11,6 +11,7 @@ import trio
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.metrics import registry
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.dispatch import Dispatch
 from relay.outbound.enqueue import enqueue
 from relay.outbound.message import Address, Attachment, Message
@@ -60,6 +61,33 @@ async def test_delivers_and_records(pool):
         ("dot", 250),
     ]
     assert sink.sessions[0].said[-1] == "QUIT"
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20], ids=["small", "fetched by itself"])
+async def test_what_its_author_wrote_whole_goes_out_byte_for_byte(pool, size):
+    """8-bit bytes, long lines, dots; to each recipient, with the reverse-path that it has."""
+    raw = (
+        b"Subject: \xc3\xb6 \xff\r\nX-Long: " + b"y" * 2000 + b"\r\n\r\n.\r\n..dots\r\n\x00\xff\r\n"
+        + b"z" * size + b"\r\n"
+    )  # fmt: skip
+    async with running_sink() as sink, running_outbound(pool, sink.url) as outbound:
+        for sender in ("a@example.org", ""):
+            to = [Address("bob@example.net"), Address("eve@example.net")]
+            message = Message(Address(sender), to, "for lists", raw=raw, tag="shop")
+            queued = await enqueue(pool, [message])
+            outbound.wake()
+            for one in queued.messages:
+                await outbound.becomes(one.id, "sent")
+                mail = await QueueAdmin(pool).mail(one.id)
+                assert mail is not None
+                assert mail.data == raw
+    assert {(got.sender, got.recipient) for got in sink.received} == {
+        (sender, to) for sender in ("a@example.org", "")
+        for to in ("bob@example.net", "eve@example.net")
+    }  # fmt: skip
+    assert [got.data for got in sink.received] == [raw] * 4
+    shared = await pool.fetch("SELECT size, tag FROM relay.outbound_contents")
+    assert shared == [(len(raw), "shop")] * 2
 
 
 async def test_an_outcome_that_the_database_refuses_is_counted_and_holds_up_no_other(pool):

@@ -271,6 +271,19 @@ HERITAGE = (
         """,
         (1, "capture", "2098-12-31"),
     ),
+    Heritage(
+        20,
+        """
+        INSERT INTO relay.outbound_contents (id, sender, subject, blob, size, tag)
+        VALUES ('00000000-0000-7000-8000-000000000020', '', 'Whole', 'Subject: Whole', 14, 'shop')
+        """,
+        """
+        SELECT count(*), min(convert_from(blob, 'UTF8')), min(tag)
+        FROM relay.outbound_contents
+        WHERE tag IS NOT NULL
+        """,
+        (1, "Subject: Whole", "shop"),
+    ),
 )
 
 

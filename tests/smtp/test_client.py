@@ -349,6 +349,16 @@ def test_eight_bit_and_utf8_are_declared_where_offered():
     assert sent.startswith("MAIL FROM:<ö@x> SIZE=4 BODY=8BITMIME SMTPUTF8\r\n".encode())
 
 
+def test_fields_outside_ascii_are_declared_where_that_is_known_and_8_bit_text_elsewhere():
+    """A message that its author wrote whole fails for them nowhere that takes 8-bit text."""
+    mail = Mail("a@x", ("b@y",), b"Subject: \xc3\xb6\r\n\r\n", utf8_fields=True)
+    assert Talk().begin(mail).startswith(b"MAIL FROM:<a@x> SIZE=15 BODY=8BITMIME SMTPUTF8\r\n")
+    lacking = Talk(b"250-mx\r\n250 8BITMIME\r\n")
+    assert lacking.begin(mail) == b"MAIL FROM:<a@x> BODY=8BITMIME\r\n"
+    both = Mail("\u00f6@x", ("b@y",), mail.data, utf8_fields=True)
+    assert Talk().begin(both).count(b"SMTPUTF8") == 1
+
+
 def test_a_message_is_not_begun_without_time_for_its_answer():
     """Past `body_by` the connection is given up before the message, so nothing is in doubt."""
     talk = Talk()

@@ -56,7 +56,7 @@ class OutboundQuery(PageQuery):
 
 
 class OutboundMessage(BaseModel):
-    """One message to one recipient; recipient and subject are null to all but its owner."""
+    """One message to one recipient; recipient, subject and tag are null to all but its owner."""
 
     id: str
     recipient: str | None
@@ -69,6 +69,7 @@ class OutboundMessage(BaseModel):
     error: str | None
     created_at: str
     not_after: str | None
+    tag: str | None
 
 
 class DeliveryEvent(BaseModel):
@@ -409,6 +410,7 @@ def _shown(row: dict[str, Any], caller: Caller) -> dict[str, Any]:
         "error": row["error_log"],
         "created_at": _instant(row["created_at"]),
         "not_after": _instant(row["not_after"]),
+        "tag": row["tag"] if own else None,
     }
 
 
