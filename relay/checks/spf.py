@@ -31,6 +31,7 @@ from typing import NamedTuple, NoReturn
 from urllib.parse import quote
 
 from relay.addresses import a_labels
+from relay.checks.details import in_one_line, quoted
 from relay.dns.questions import MAX_NAME, Answer, Asking, Question, RecordType, Status, is_name
 
 MAX_TERMS = 10
@@ -41,9 +42,6 @@ MAX_HOSTS = 10
 """Hosts of an MX, and names of an address, that are looked at."""
 MAX_EXPLANATION = 500
 """Characters kept of what a domain says about a refusal."""
-
-_SHOWN = 100  # characters of a term that a detail shows
-_SAID = 500  # of a detail
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -66,9 +64,9 @@ _ESCAPES = {"%": "%", "_": " ", "-": "%20"}
 class Spf(NamedTuple):
     """What SPF says.
 
-    `result`: none, neutral, pass, fail, softfail, temperror or permerror; `domain`: whose record
-    it is about; `detail`: the reason in a sentence; `explanation`: what the domain says itself
-    about a `fail`, or empty.
+    `result`: none, neutral, pass, fail, softfail, temperror or permerror; `domain`: the sender's,
+    empty where it is no name; `detail`: the reason in a sentence; `explanation`: what the domain
+    says itself about a `fail`, or empty.
     """
 
     result: str
@@ -144,14 +142,19 @@ def check(
         try:
             domain = a_labels(domain)
         except ValueError as error:
-            return Spf("none", domain, f"the domain {error}")
+            return Spf("none", "", f"the domain {error}")
     if "." not in domain or not is_name(domain):
-        return Spf("none", domain, "there is no domain name to ask for")
+        return Spf("none", "", "there is no domain name to ask for")
     evaluation = _Evaluation(address, helo, local or "postmaster", domain, receiver, now)
     try:
-        return (yield from evaluation.check_host(domain))
+        outcome = yield from evaluation.check_host(domain)
     except _Ended as ended:
-        return Spf(ended.result, domain, ended.detail[:_SAID])
+        outcome = Spf(ended.result, domain, ended.detail)
+    return outcome._replace(
+        domain=domain,
+        detail=in_one_line(outcome.detail),
+        explanation=in_one_line(outcome.explanation, MAX_EXPLANATION),
+    )
 
 
 class _Evaluation:
@@ -187,14 +190,14 @@ class _Evaluation:
                 explanation = ""
                 if mechanism.result == "fail" and explains and record.explain is not None:
                     explanation = yield from self._explanation(record.explain, domain)
-                said = f"{mechanism.text[:_SHOWN]!r} of {domain} matches {self._client}"
+                said = f"{quoted(mechanism.text)} of {domain} matches {self._client}"
                 return Spf(mechanism.result, domain, said, explanation)
         if record.redirect is None:
             return Spf("neutral", domain, f"nothing in the record of {domain} matches")
         self._count()
         target = yield from self._expand(record.redirect, domain)
         if not is_name(target):
-            _permerror(f"{domain} redirects to {target!r}, which is no name")
+            _permerror(f"{domain} redirects to {quoted(target)}, which is no name")
         result = yield from self.check_host(target, explains=explains)
         if result.result == "none":
             _permerror(f"{domain} redirects to {target}, which publishes no SPF record")
@@ -258,7 +261,7 @@ class _Evaluation:
 
     def _includes(self, target: str) -> Asking[bool]:
         if not is_name(target):
-            _permerror(f"{target!r}, which is included, is no name")
+            _permerror(f"{quoted(target)}, which is included, is no name")
         result = yield from self.check_host(target, explains=False)
         if result.result == "none":
             _permerror(f"{target}, which is included, publishes no SPF record")
@@ -322,7 +325,7 @@ class _Evaluation:
             said = yield from self._expand(text, domain, counted=False, shorten=False)
         except _Ended:
             return ""
-        return said[:MAX_EXPLANATION]
+        return said
 
     def _expand(
         self, text: _Text, domain: str, *, counted: bool = True, shorten: bool = True

@@ -1,0 +1,28 @@
+"""Drives what asks the DNS by a dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from relay.dns.questions import NXDOMAIN, Answer, Asking, Question, found
+
+T = TypeVar("T")
+
+
+def answered(asking: Asking[T], zone: Mapping[tuple[str, str], Answer | str | list[str]]) -> T:
+    """The result, where the DNS holds no more than `zone`: (name, type) to records or an answer."""
+    try:
+        question = next(asking)
+        while True:
+            question = asking.send(_answer(question, zone))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def _answer(question: Question, zone: Mapping[tuple[str, str], Answer | str | list[str]]) -> Answer:
+    held = zone.get((question.name.lower(), question.type), NXDOMAIN)
+    if isinstance(held, Answer):
+        return held
+    return found(held) if isinstance(held, str) else found(*held)
