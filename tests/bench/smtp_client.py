@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import select
 import shutil
@@ -18,8 +19,10 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -163,36 +166,55 @@ async def ours(port: int, count: int, *, announced: bool) -> None:
             nursery.start_soon(work)
 
 
+@dataclass(frozen=True)
+class Sink:
+    """A sink that runs; `counts` is the file that smtp-sink counts in."""
+
+    name: str
+    port: int
+    pid: int
+    counts: int | None
+
+    def taken(self) -> int | None:
+        """How many messages it has taken so far; None: this one does not count."""
+        if self.counts is None:
+            return None
+        size = os.fstat(self.counts).st_size
+        found = re.findall(rb"mesg=(\d+)\r", os.pread(self.counts, 200, max(size - 200, 0)))
+        return int(found[-1]) if found else 0
+
+
 @contextlib.contextmanager
-def running_sink() -> Iterator[tuple[str, int]]:
-    """Start the sink; yields its name and port."""
+def running_sink() -> Iterator[Sink]:
+    """Start the sink."""
     program = shutil.which("smtp-sink")
-    if program is None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.smtp_client", "sink"],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        assert process.stdout is not None
-        name, port = "own", int(process.stdout.readline())
-    else:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        name = "smtp-sink"
-        process = subprocess.Popen([program, "-u", "nobody", f"127.0.0.1:{port}", "256"], text=True)
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.05)
-    try:
-        yield name, port
-    finally:
-        process.terminate()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+    with contextlib.ExitStack() as stack:
+        if program is None:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.bench.smtp_client", "sink"],
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            assert process.stdout is not None
+            stack.callback(process.stdout.close)
+            sink = Sink("own", int(process.stdout.readline()), process.pid, None)
+        else:
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                port = probe.getsockname()[1]
+            file = stack.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                [program, "-c", "-u", "nobody", f"127.0.0.1:{port}", "256"], stdout=file, text=True
+            )
+            sink = Sink("smtp-sink", port, process.pid, file.fileno())
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.05)
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        yield sink
 
 
 def measure(variant: str, port: int, count: int) -> dict[str, float]:
@@ -215,10 +237,10 @@ VARIANTS = ("bare", "ours", "ours, next announced")
 def run(rounds: int) -> dict[str, Any]:
     """Measure all variants, interleaved."""
     samples: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
-    with running_sink() as (name, port):
+    with running_sink() as sink:
         for _ in range(rounds):
             for variant in VARIANTS:
-                samples[variant].append(measure(variant, port, MESSAGES))
+                samples[variant].append(measure(variant, sink.port, MESSAGES))
     results = {
         variant: {
             column: statistics.median(sample[column] for sample in taken)
@@ -228,7 +250,7 @@ def run(rounds: int) -> dict[str, Any]:
     }
     speed = {variant: figures["messages/s"] for variant, figures in results.items()}
     return {
-        "name": f"SMTP client, {CONNECTIONS} connections, 2 kB, sink: {name}",
+        "name": f"SMTP client, {CONNECTIONS} connections, 2 kB, sink: {sink.name}",
         "unit": "messages/s",
         "results": results,
         "ratios": {
