@@ -62,6 +62,7 @@ _MOST = 500  # messages a claim; more only makes its transaction long
 _ANNOUNCE_EVERY = 0.03  # s
 _HIGH = slice(1)  # of the priorities
 _NEAR = timedelta(seconds=0.2)
+_SETTLES = 1.0  # s; until the pool hands out the same connection again and again
 _REST = 3  # a survey is followed by so many times its duration without one
 _SHORT_REST = 1  # the same where high mail was announced
 
@@ -170,6 +171,7 @@ class _Claimer:
         self._high_due = False  # somebody said so, and what was claimed since had none
         self._look = True  # a survey is wanted
         self._recover = True  # what an incarnation before this one claimed in vain, too
+        self._warm_up_at = trio.current_time() + _SETTLES
         self._survey_ended_at = -math.inf
         self._survey_took = 0.0
         self._sweep_at = -math.inf
@@ -194,6 +196,7 @@ class _Claimer:
                     log.warning("claimer.waits_for_database", reason=str(error))
                 self._look = True
                 self._recover = True
+                self._warm_up_at = trio.current_time() + _SETTLES
                 seconds = self._outage.lost()
             else:
                 if self._outage.over():
@@ -240,6 +243,10 @@ class _Claimer:
             await self._survey()
         if await self._claim_if_may():
             return 0.0  # there may be more; but messages first, which may be of higher priority
+        if now >= self._warm_up_at:
+            self._warm_up_at = math.inf
+            await self._queue.warm_up()  # else the first message would wait for that
+            return 0.0
         if not self._high_is_near():
             await self._nothing_high()
         return self._until_next_turn()
@@ -486,7 +493,7 @@ class _Claimer:
 
     def _until_next_turn(self) -> float:
         now = trio.current_time()
-        instants = [self._sweep_at]
+        instants = [self._sweep_at, self._warm_up_at]
         if self._room > 0:
             if self._look:
                 instants.append(self._rests_until)

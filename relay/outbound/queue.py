@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -111,6 +111,16 @@ class Queue:
         )
         return [DueLane(*row[:4]) for row in rows if row[0] is not None], rows[0][4]
 
+    async def warm_up(self) -> None:
+        """Have a connection plan what claims and finalises, by doing either with nothing.
+
+        Else the first message pays for that.
+        """
+        nothing = Ask(0, 0, datetime.now(UTC), 0, "")
+        async with self._pool.connection() as conn:
+            await conn.execute(_CLAIM, self._claim_of(self.node, [nothing]), binary=True)
+            await conn.run(_FINALISE, _columns(()))
+
     async def claim(self, asks: Sequence[Ask]) -> Batch:
         """Lease what `asks` name, committed, and return all that delivering it needs.
 
@@ -120,30 +130,11 @@ class Queue:
         leased_until = trio.current_time() + self.lease_timeout
         if not asks:
             return Batch([], {}, leased_until)
-        lanes, priorities, floors, limits, _ = zip(*asks, strict=True)
         # Each claim has a name of its own, so that one whose answer is lost can be told apart.
         self._claims += 1
         claim = UUID(int=self.node.int ^ self._claims)
         try:
-            rows = await self._pool.fetch(
-                """
-                SELECT *
-                FROM relay.outbound_claim(%b, %s, %b::bigint[], %b::smallint[], %b::timestamptz[],
-                                          %b::integer[], %s, %s, %s)
-                """,
-                (
-                    claim,
-                    self.lease_timeout,
-                    list(lanes),
-                    list(priorities),
-                    list(floors),
-                    list(limits),
-                    self.max_attempts,
-                    self.max_losses,
-                    _INLINE,
-                ),
-                binary=True,
-            )
+            rows = await self._pool.fetch(_CLAIM, self._claim_of(claim, asks), binary=True)
         except BaseException:
             self._disown(claim)
             raise
@@ -186,6 +177,14 @@ class Queue:
             elif each.id in recorded and each.cause is Cause.EXPIRED:
                 batch.expired.append(each.id)
         return batch
+
+    def _claim_of(self, claim: UUID, asks: Sequence[Ask]) -> tuple[Any, ...]:
+        """What `_CLAIM` takes."""
+        lanes, priorities, floors, limits, _ = map(list, zip(*asks, strict=True))
+        return (
+            *(claim, self.lease_timeout, lanes, priorities, floors, limits),
+            *(self.max_attempts, self.max_losses, _INLINE),
+        )
 
     async def expire(self) -> int:
         """Cancel what waits past its deadline and no claim meets; returns how many there were."""
@@ -317,34 +316,9 @@ class Queue:
         """
         if not settled:
             return set()
-        ids, fences, causes, delays, began, ended, phases, codes, enhanced, errors, steps = zip(
-            *settled, strict=True
-        )
-        now = trio.current_time()
-        ages = [None if at is None else now - at for at in began]
-        durations = [
-            None if at is None or end is None else end - at
-            for at, end in zip(began, ended, strict=True)
-        ]
-        columns = (
-            arrays.uuids(ids),
-            arrays.bigints(fences),
-            arrays.texts([REPORTS[cause] for cause in causes]),
-            arrays.doubles(delays),
-            arrays.booleans([cause not in NOT_BEGUN for cause in causes]),
-            arrays.doubles(ages),
-            arrays.reals(durations),
-            arrays.texts(phases),
-            arrays.smallints(codes),
-            arrays.texts(enhanced),
-            arrays.texts(errors),
-            arrays.byteas(steps),
-        )
-        found = await self._pool.run(
-            _FINALISE_AGAIN if again else _FINALISE, [column.data for column in columns]
-        )
-        if found.ntuples == len(ids):
-            return set(ids)
+        found = await self._pool.run(_FINALISE_AGAIN if again else _FINALISE, _columns(settled))
+        if found.ntuples == len(settled):
+            return {done.id for done in settled}
         return {UUID(bytes=found.get_value(row, 0)) for row in range(found.ntuples)}
 
     async def reap(self, *, grace: float = 10.0) -> Reaped:
@@ -425,6 +399,11 @@ class Queue:
 _claimed: Callable[[tuple[Any, ...]], Claimed] = partial(tuple.__new__, Claimed)
 """`Claimed._make` without its frame and its look at the length, which is the same for all rows."""
 
+_CLAIM = """
+    SELECT *
+    FROM relay.outbound_claim(%b, %s, %b::bigint[], %b::smallint[], %b::timestamptz[],
+                              %b::integer[], %s, %s, %s)
+    """
 _RECORD = """
     SELECT id
     FROM relay.outbound_finalise($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
@@ -445,6 +424,34 @@ _FINALISE_AGAIN = Statement(
     """,
     _COLUMNS,
 )
+
+
+def _columns(settled: Sequence[Settled]) -> list[bytes]:
+    """What `_FINALISE` takes of reports."""
+    ids, fences, causes, delays, began, ended, phases, codes, enhanced, errors, steps = (
+        zip(*settled, strict=True) if settled else ((),) * len(Settled._fields)
+    )
+    now = trio.current_time()
+    ages = [None if at is None else now - at for at in began]
+    durations = [
+        None if at is None or end is None else end - at
+        for at, end in zip(began, ended, strict=True)
+    ]
+    columns = (
+        arrays.uuids(ids),
+        arrays.bigints(fences),
+        arrays.texts([REPORTS[cause] for cause in causes]),
+        arrays.doubles(delays),
+        arrays.booleans([cause not in NOT_BEGUN for cause in causes]),
+        arrays.doubles(ages),
+        arrays.reals(durations),
+        arrays.texts(phases),
+        arrays.smallints(codes),
+        arrays.texts(enhanced),
+        arrays.texts(errors),
+        arrays.byteas(steps),
+    )
+    return [column.data for column in columns]
 
 
 def _settled(message: Claimed, cause: Cause, **values: Any) -> Settled:

@@ -131,6 +131,19 @@ async def test_nothing_is_claimed_without_room(pool, virtual):
     assert len({message.id for message in claims.claimed}) == 6
 
 
+async def test_what_the_first_message_needs_is_planned_before_it_comes(pool, virtual):
+    """Soon after its start, with nothing to do, the claimer has a connection plan it."""
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Credit(1))
+        await claims.rest(virtual)
+        await eventually(
+            lambda: pool.fetch(
+                "SELECT FROM pg_prepared_statements WHERE statement LIKE '%outbound_finalise%'"
+            ),
+            "the statement that finalises is prepared",
+        )
+
+
 async def test_room_kept_for_high_mail_is_there_when_it_comes(pool, virtual):
     """Bulk has taken all the other room; the code is claimed at once all the same."""
     await put(pool, *(f"u{number}@a.example" for number in range(20)), priority="bulk")

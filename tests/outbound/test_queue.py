@@ -50,6 +50,18 @@ async def test_a_claim_brings_all_that_delivery_needs_and_shows_processing(node:
     assert await status(node.pool, queued.id) == "processing"
 
 
+async def test_warming_up_plans_and_takes_nothing(node: Node):
+    """A connection knows the statements afterwards; what is due is as it was."""
+    (queued,) = await put(node.pool, "a@x.example")
+    await node.queue.warm_up()
+    assert await node.pool.fetch(
+        "SELECT FROM pg_prepared_statements WHERE statement LIKE '%outbound_finalise%'"
+    )
+    assert await status(node.pool, queued.id) == "queued"
+    (claimed,) = await node.claim()
+    assert (claimed.fence, claimed.attempt, claimed.lost) == (1, 1, False)
+
+
 async def test_recipients_of_one_message_share_its_body_in_storage_and_in_a_claim(node: Node):
     """Three recipients are three messages, one body."""
     await put(node.pool, "a@x.example", "b@x.example", "c@y.example")
