@@ -65,13 +65,18 @@ _INSERT = """
         INSERT INTO relay.messages (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
         SELECT o.id, m.id, clock_timestamp(), o.reverse_path, o.address, o.raw
         FROM {source}
-        JOIN relay.mailboxes m ON m.address = o.address
+        CROSS JOIN LATERAL (
+            SELECT b.id
+            FROM relay.mailboxes b
+            WHERE b.address = o.address  -- mailboxes_address_key
+              AND b.is_active
+              AND b.expires_at > clock_timestamp()
+            LIMIT 1  -- or all mailboxes are read and hashed, for a batch of ten
+        ) m
         CROSS JOIN (
             SELECT set_config('relay.quiet', 'on', true),  -- until the commit
                    set_config('relay.counted', 'on', true)
         ) said
-        WHERE m.is_active
-          AND m.expires_at > clock_timestamp()
         {conflict}
         RETURNING id, mailbox_id, size
     ), queued AS (
@@ -86,7 +91,11 @@ _INSERT = """
     )
     SELECT id FROM stored
 """
-_MANY = "unnest($1, $2, $3, $4) AS o (id, address, reverse_path, raw)"
+# Sub-selects: of arrays whose lengths nobody knows it is planned once.  By their lengths PostgreSQL
+# plans it anew each time where the first few were short: longer than it takes to store a message.
+_MANY = """unnest(
+            (SELECT $1)::uuid[], (SELECT $2)::text[], (SELECT $3)::text[], (SELECT $4)::bytea[]
+        ) AS o (id, address, reverse_path, raw)"""
 _TYPES = (UUIDS, TEXTS, TEXTS, BYTEAS)
 _IGNORE = "ON CONFLICT (id) DO NOTHING"
 _REQUEUE = "ON CONFLICT (message_id) DO NOTHING"  # of a message of this id that was deleted
@@ -97,7 +106,7 @@ _AGAIN = Statement(_INSERT.format(source=_MANY, conflict=_IGNORE, requeue=_REQUE
 _ONE = Statement(
     _INSERT.format(
         source="(SELECT r.id, r.address, $1 AS reverse_path, $2 AS raw"
-        " FROM unnest($3, $4) AS r (id, address)) AS o",
+        " FROM unnest((SELECT $3)::uuid[], (SELECT $4)::text[]) AS r (id, address)) AS o",
         conflict=_IGNORE,
         requeue=_REQUEUE,
     ),
@@ -199,21 +208,7 @@ class Question(Future[str | None]):
 
 # The second column: whether it holds what its plan allows; null for an expired mailbox, of which
 # nothing is counted: neither the answer nor its time may tell an expired mailbox from none.
-_FOUND = Statement(
-    f"""
-    SELECT b.address,
-           CASE WHEN b.is_active AND b.expires_at > clock_timestamp() THEN
-               {LIMITED} AND (
-                   SELECT used.messages >= p.max_messages OR used.bytes >= p.max_bytes
-                   FROM ({USED}) used
-               ) IS TRUE
-           END
-    FROM relay.mailboxes b
-    LEFT JOIN relay.plans p ON p.name = b.plan
-    WHERE b.address = ANY((SELECT $1)::text[])  -- of a length nobody can plan for: planned once
-    """,  # noqa: S608 - constants of our own
-    (TEXTS,),
-)
+_FOUND = Statement("SELECT address, is_full FROM relay.find_mailboxes($1)", (TEXTS,))
 
 
 async def _found(pool: Pool, addresses: Iterable[str]) -> dict[bytes, bool | None]:

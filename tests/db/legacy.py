@@ -284,6 +284,18 @@ HERITAGE = (
         """,
         (1, "Subject: Whole", "shop"),
     ),
+    Heritage(
+        21,
+        """
+        INSERT INTO relay.mailboxes (address, plan, expires_at)
+        VALUES ('found@relay.localhost', 'pro', '2099-01-01T00:00:00Z')
+        """,
+        """
+        SELECT address, is_full
+        FROM relay.find_mailboxes('{found@relay.localhost,nobody@relay.localhost}')
+        """,
+        ("found@relay.localhost", False),
+    ),
 )
 
 

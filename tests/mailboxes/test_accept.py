@@ -107,3 +107,56 @@ async def test_rows_are_stored_as_they_are_and_once(pool, raws):
     assert await insert_one(pool, "", pairs, b"both") == set()
     assert await stored_among(pool, [*ids, lost.id]) == set(ids[:2])
     assert pool.call_timeout < math.inf
+
+
+async def test_an_address_is_looked_up_whatever_the_statistics_say(any_pool):
+    """Planned while nothing was counted, asked when very much is: still a few blocks each."""
+    await any_pool.execute("VACUUM ANALYZE relay.usage_changes")
+    async with any_pool.connection() as conn:
+        for _ in range(8):  # planned, and kept
+            await conn.execute("SELECT * FROM relay.find_mailboxes('{b1@x}')")
+        await conn.execute(
+            "INSERT INTO relay.mailboxes (address) "
+            "SELECT 'b' || n || '@x' FROM generate_series(1, 500) n"
+        )
+        await conn.execute(
+            "INSERT INTO relay.usage_changes (mailbox_id, messages, bytes) "
+            "SELECT id, 1, 1 FROM relay.mailboxes, generate_series(1, 40)"
+        )
+        cursor = await conn.execute(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
+            "SELECT * FROM relay.find_mailboxes('{b1@x,b250@x,b500@x,none@x}')"
+        )
+        ((explained,),) = await cursor.fetchall()
+        # Forty rows of changes each, scattered.  All of the changes are more.
+        assert explained[0]["Plan"]["Actual Rows"] == 3
+        pages = await conn.execute("SELECT pg_relation_size('relay.usage_changes') / 8192")
+        ((all_of_it,),) = await pages.fetchall()
+        assert explained[0]["Plan"]["Shared Hit Blocks"] < all_of_it
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+async def test_storing_is_planned_once(database_url, rows):
+    """Whatever length the first batches have, and mailboxes are looked up by their addresses."""
+    pool = Pool(database_url, size=1)
+    await pool.execute(
+        "INSERT INTO relay.mailboxes (address) "
+        "SELECT 'b' || n || '@x' FROM generate_series(1, 2000) n"
+    )
+    await pool.execute("ANALYZE relay.mailboxes")
+    for _ in range(8):
+        batch = [Row(new_id(), f"b{number}@x", "", b"raw") for number in range(1, rows + 1)]
+        assert len(await insert_many(pool, batch)) == rows
+    async with pool.connection() as conn:
+        cursor = await conn.execute(
+            "SELECT name, generic_plans FROM pg_prepared_statements "
+            "WHERE statement LIKE '%INSERT INTO relay.messages%'"
+        )
+        ((name, generic),) = await cursor.fetchall()
+        assert generic == 3
+        await conn.execute("SET plan_cache_mode = force_generic_plan")
+        cursor = await conn.execute(f"EXPLAIN EXECUTE {name} (NULL, NULL, NULL, NULL)")
+        plan = "\n".join(row[0] for row in await cursor.fetchall())
+    assert "Index Scan using mailboxes_address_key" in plan
+    assert "Seq Scan on mailboxes" not in plan
+    await pool.close()
