@@ -38,6 +38,8 @@ $(RUNNABLE): requirements.run.lock pyproject.toml
 	@awk '/^setuptools==/ { take = 1 } take { print } take && !/\\$$/ { exit }' requirements.lock >.venv/build.lock
 	@$(PIP) install --quiet --require-hashes -r .venv/build.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+	@# Or the first start would, a quarter of a second late.
+	@$(BIN)/python -m compileall -q relay actors supervisor.py
 	@touch $@
 
 # What is there already is left alone, so that after `run` only the rest is fetched.

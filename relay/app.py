@@ -37,6 +37,7 @@ from relay import log as logging
 from relay import metrics
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir
+from relay.db.cluster import Cluster
 from relay.db.embedded import Embedded
 from relay.db.hosts import Hosts
 from relay.db.listen import Hub
@@ -95,11 +96,13 @@ def up(
     config: Path | None = None,
     greet: Greet | None = None,
     build: Callable[[Parts], SupervisorSpec] = build_tree,
+    cluster: Cluster | None = None,
 ) -> int:
     """Run the relay in the foreground until a signal, and return the exit code.
 
     `data` is held by this process (`DataDir.prepare`), and released at the end.  `greet` is called
-    once, in a thread, when the relay is ready.  `build` places the parts.
+    once, in a thread, when the relay is ready.  `build` places the parts.  `cluster`: the embedded
+    database's, if making it was begun already.
     """
     raise_open_files()
     return_large_blocks()
@@ -132,9 +135,21 @@ def up(
                 log.info("relay.ignored_variables", names=names, why="a Kubernetes Service's")
             ports = Ports(smtp.sockets, http.sockets, push.sockets, receive.sockets)
             return trio.run(
-                _run, settings, data, keyring, device_key, only, config, ports, greet, build
+                _run,
+                settings,
+                data,
+                keyring,
+                device_key,
+                only,
+                config,
+                ports,
+                greet,
+                build,
+                cluster,
             )
     finally:
+        if cluster is not None:
+            cluster.abandon()  # if it was never waited for
         data.release()
 
 
@@ -231,12 +246,13 @@ async def _run(
     ports: Ports,
     greet: Greet | None,
     build: Callable[[Parts], SupervisorSpec],
+    cluster: Cluster | None,
 ) -> int:
     admin_token = new_admin_token()
     server = None
     if not settings.database.url:
         connections = settings.database_connections
-        server = Embedded(data.path / "postgres", connections=connections)
+        server = Embedded(cluster or Cluster(data.postgres), connections=connections)
     dsn = settings.database.url if server is None else server.dsn
     pool = Pool(
         dsn,

@@ -38,6 +38,7 @@ class DataDir:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.run_file = self.path / "run" / "relay.json"
+        self.postgres = self.path / "postgres"
         self.timeline_file = self.path / "timeline"
         self._lock: int | None = None
 

@@ -5,6 +5,9 @@ glibc's malloc takes large blocks from the system one by one, but moves its idea
 objects that stay keep them from being returned: measured, 20 such messages at once left a relay
 135 MB larger; with `return_large_blocks`, 0.
 
+Loading the program makes a hundred thousand objects that stay: collected meanwhile and once more
+when all has started, they cost a start 0.2 s, for a few thousand that went (`loading`).
+
 A session or a claim makes thousands of short-lived objects and hardly a cycle; walking the whole
 heap for them again and again cost several microseconds a message (`settle_garbage`; `python -m
 tests.bench ingest`; it changes no result, so no test holds it to anything).
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+from collections.abc import Iterator
 
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _LARGE = 256 * 1024
@@ -26,6 +30,17 @@ def return_large_blocks() -> None:
     """Have every block of 256 KiB or more returned to the system when it is freed, from now on."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Collect nothing in the block, and never walk over what it has made."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def settle_garbage() -> None:

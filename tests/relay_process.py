@@ -36,7 +36,7 @@ def embedded_server() -> Path | None:
     directory = Path(tempfile.mkdtemp(prefix="relay-test-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     server = Embedded(directory / "postgres")
-    if server.prepare()["base"] != str(server.directory):
+    if server.cluster.base != server.cluster.directory:
         return None
 
     async def make() -> None:
@@ -51,7 +51,7 @@ def embedded_server() -> Path | None:
     # In a thread, because Trio may run here already.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(trio.run, make).result()
-    return server.directory / "data"
+    return server.cluster.data
 
 
 class RelayProcess:

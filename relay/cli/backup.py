@@ -234,7 +234,7 @@ async def _run(program: str, dsn: str | None, *arguments: str) -> None:
     """Run one of PostgreSQL's programs; what it says when it fails is the failure's sentence."""
     import trio
 
-    from relay.db.embedded import binaries
+    from relay.db.cluster import binaries
 
     environment = child_environment.environment()
     if dsn is not None:  # not as an argument, where every user of the machine could read it

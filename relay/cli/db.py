@@ -125,14 +125,14 @@ def with_database(
     if dsn is not None:
         return trio.run(work, dsn)
     data = DataDir(data_dir)
-    if not make and not (data.path / "postgres").is_dir():
+    if not make and not data.postgres.is_dir():
         raise Failure(
             f"There is no database in {data.path} yet; `relay up` or `relay db migrate` makes it.",
             exits.UNAVAILABLE,
         )
     data.prepare()
     try:
-        return trio.run(_with_embedded, data.path / "postgres", work)
+        return trio.run(_with_embedded, data.postgres, work)
     finally:
         data.release()
 

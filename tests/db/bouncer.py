@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from relay.db import embedded
+from relay.db.cluster import namespace_command
 
 
 class Bouncer:
@@ -39,7 +39,7 @@ class Bouncer:
             f"auth_file = {self.directory / 'users'}\n"
             "pool_mode = transaction\n"
         )
-        prefix = (embedded.namespace_command() or []) if os.geteuid() == 0 else []
+        prefix = (namespace_command() or []) if os.geteuid() == 0 else []
         self.log = (self.directory / "log").open("wb")
         self.process = subprocess.Popen(
             [*prefix, program, str(self.directory / "ini")],

@@ -20,7 +20,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from relay.db import embedded
+from relay.db.cluster import binaries as embedded_binaries
+from relay.db.cluster import namespace_command
 
 _numbers = itertools.count(1)
 _ROOM = 4 * 2**30  # bytes, for two servers of two versions with a heap of databases each
@@ -29,7 +30,7 @@ _ROOM = 4 * 2**30  # bytes, for two servers of two versions with a heap of datab
 def binaries(version: int) -> Path | None:
     """The programs of a major version, or None where it is not installed."""
     if version == 18:
-        return embedded.binaries()
+        return embedded_binaries()
     path = Path(f"/usr/lib/postgresql/{version}/bin")
     return path if (path / "postgres").exists() else None
 
@@ -66,7 +67,7 @@ class Cluster:
         self.tcp_port = tcp_port
         self.settings = settings or {}
         self.process: subprocess.Popen[bytes] | None = None
-        self.prefix = (embedded.namespace_command() or []) if os.geteuid() == 0 else []
+        self.prefix = (namespace_command() or []) if os.geteuid() == 0 else []
         if standby_of is not None:
             copy = [str(bin_dir / "pg_basebackup"), "-d", standby_of.dsn(), "-D", str(self.data)]
             subprocess.run(

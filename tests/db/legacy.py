@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import trio
 
-from relay.db.embedded import binaries
+from relay.db.cluster import binaries
 from relay.db.migrate import migrate, migrations
 from tests.db.cluster import Cluster
 

@@ -19,10 +19,12 @@ import structlog
 import trio
 from psycopg.conninfo import conninfo_to_dict
 
-from relay.db import embedded
+from relay.db.cluster import Cluster, servers_of
 from relay.db.connection import connect
 from relay.db.embedded import Embedded
+from relay.db.migrate import check, migrate
 from relay.errors import ConfigError, DatabaseUnavailable
+from tests.eventually import eventually
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become somebody else")
 
@@ -61,6 +63,15 @@ async def ask(server: Embedded, query: str) -> object:
         return row[0]
 
 
+async def being_made(server: Embedded) -> Path:
+    """Where initdb works, once it does."""
+    found: list[Path] = await eventually(
+        lambda: [*server.cluster.base.glob("data.new-*")], "initdb works"
+    )
+    assert len(found) == 1
+    return found[0]
+
+
 async def test_a_directory_becomes_a_durable_private_server(server):
     """The first run makes the cluster: checksums, fsync, UTF-8, no TCP, mode 0700."""
     async with running(server):
@@ -75,7 +86,7 @@ async def test_a_directory_becomes_a_durable_private_server(server):
         }
         assert {name: await ask(server, f"SHOW {name}") for name in wanted} == wanted
         assert await ask(server, "SHOW server_version") == "18.4"
-        for path in (server.directory, conninfo_to_dict(server.dsn)["host"]):
+        for path in (server.cluster.directory, conninfo_to_dict(server.dsn)["host"]):
             assert stat.S_IMODE(Path(str(path)).stat().st_mode) == 0o700
     assert server.pid is None
 
@@ -121,10 +132,12 @@ async def test_an_orphan_is_stopped_first(server, tmp_path):
         "trio.run(server.run, die, trio.Event())\n"
     )
     done = await trio.run_process(
-        [sys.executable, "-c", program, str(server.directory)], check=False, capture_stdout=True
+        [sys.executable, "-c", program, str(server.cluster.directory)],
+        check=False,
+        capture_stdout=True,
     )
     assert done.returncode == -signal.SIGKILL
-    orphan = int((server.directory / "data/postmaster.pid").read_text().split()[0])
+    orphan = int((server.cluster.directory / "data/postmaster.pid").read_text().split()[0])
     os.kill(orphan, 0)
     async with running(server):
         assert server.pid != orphan
@@ -136,8 +149,8 @@ async def test_a_stale_lock_file_with_a_recycled_pid_is_ignored(server):
     async with running(server):
         pass
     with subprocess.Popen(["sleep", "60"]) as stranger:
-        lock_file = server.directory / "data/postmaster.pid"
-        lock_file.write_text(f"{stranger.pid}\n{server.directory / 'data'}\n0\n5432\n")
+        lock_file = server.cluster.directory / "data/postmaster.pid"
+        lock_file.write_text(f"{stranger.pid}\n{server.cluster.directory / 'data'}\n0\n5432\n")
         async with running(server):
             assert await ask(server, "SELECT 1") == 1
         assert stranger.poll() is None
@@ -146,26 +159,83 @@ async def test_a_stale_lock_file_with_a_recycled_pid_is_ignored(server):
 
 async def test_a_half_made_cluster_is_made_again(server):
     """What an interrupted initdb left behind does not stop the next start."""
-    server.prepare()
-    (server.directory / "data.new").mkdir(mode=0o700)
-    (server.directory / "data.new/PG_VERSION").write_text("18\n")
+    server.cluster.prepare()
+    (server.cluster.directory / "data.new").mkdir(mode=0o700)
+    (server.cluster.directory / "data.new/PG_VERSION").write_text("18\n")
     async with running(server):
         assert await ask(server, "SELECT 1") == 1
+
+
+async def test_a_cluster_may_be_begun_before_it_is_run(server):
+    """What was begun is used: not made a second time."""
+    server.cluster.begin()
+    scratch = await being_made(server)
+    async with running(server):
+        assert await ask(server, "SELECT 1") == 1
+    assert not scratch.exists()
+    assert not server.cluster.is_begun
+
+
+async def test_what_is_begun_in_vain_is_taken_back(server):
+    """Abandoned, it leaves neither a directory nor a process, and another can be begun."""
+    server.cluster.begin()
+    scratch = await being_made(server)
+    server.cluster.abandon()
+    assert servers_of(scratch) == set()
+    async with running(server):
+        assert await ask(server, "SELECT 1") == 1
+    assert not list(server.cluster.base.glob("data.new*"))
+
+
+async def test_an_initdb_that_fails_is_said_in_one_sentence(tmp_path):
+    """It is a mistake of the machine's, with PostgreSQL's own reason, and leaves no cluster."""
+    initdb = tmp_path / "initdb"
+    initdb.write_text("#!/bin/sh\necho first >&2\necho the disk is full >&2\nexit 1\n")
+    initdb.chmod(0o755)
+    (tmp_path / "place.json").write_text(json.dumps({"bin": str(tmp_path)}))
+    server = Embedded(tmp_path)
+    with pytest.raises(ConfigError, match=r"could not be set up in .*: the disk is full"):
+        await server.run(trio.lowlevel.checkpoint, trio.Event())
+    assert server.cluster.version is None
+
+
+def test_a_cluster_is_begun_without_what_takes_long_to_load():
+    """Neither Trio nor psycopg, so that initdb works while they are loaded."""
+    script = (
+        "import sys, relay.db.cluster;"
+        "print([m for m in ('trio', 'psycopg', 'structlog') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert done.stdout == b"[]\n"
+
+
+async def test_what_was_migrated_survives_a_kill(server):
+    """The whole schema is durable once `migrate` has returned, though not each commit waited."""
+    stopping = trio.Event()
+
+    async def crash() -> None:
+        await migrate(server.dsn)
+        os.kill(server.pid, signal.SIGKILL)
+
+    with pytest.raises(DatabaseUnavailable, match="ended by itself"):
+        await server.run(crash, stopping)
+    async with running(server):
+        assert (await check(server.dsn)).pending == ()
 
 
 async def test_a_second_relay_on_the_directory_is_refused(server):
     """Two relays on one directory: the second is told so in one sentence."""
     async with running(server):
         with pytest.raises(ConfigError, match="another relay is running"):
-            await Embedded(server.directory).run(trio.lowlevel.checkpoint, trio.Event())
+            await Embedded(server.cluster.directory).run(trio.lowlevel.checkpoint, trio.Event())
         assert await ask(server, "SELECT 1") == 1
 
 
 async def test_another_major_version_is_refused(server):
     """A directory of an older PostgreSQL is left alone, with a sentence that says what to do."""
-    server.prepare()
-    (server.directory / "data").mkdir(mode=0o700)
-    (server.directory / "data/PG_VERSION").write_text("16\n")
+    server.cluster.prepare()
+    (server.cluster.directory / "data").mkdir(mode=0o700)
+    (server.cluster.directory / "data/PG_VERSION").write_text("16\n")
     with pytest.raises(ConfigError, match="written by PostgreSQL 16"):
         await server.run(trio.lowlevel.checkpoint, trio.Event())
 
@@ -180,7 +250,7 @@ async def test_cancelling_ends_the_server(server):
 
         await server.run(cancel, trio.Event())
     assert scope.cancelled_caught
-    assert embedded.servers_of(server.directory / "data") == set()
+    assert servers_of(server.cluster.directory / "data") == set()
 
 
 async def test_a_deep_directory_gets_a_short_socket(tmp_path):
@@ -191,7 +261,7 @@ async def test_a_deep_directory_gets_a_short_socket(tmp_path):
     assert stat.S_IMODE(host.stat().st_mode) == 0o700
     async with running(server):
         assert await ask(server, "SELECT 1") == 1
-    assert Embedded(server.directory).dsn == server.dsn
+    assert Embedded(server.cluster.directory).dsn == server.dsn
     host.rmdir()
 
 
@@ -200,7 +270,7 @@ async def test_a_squatted_socket_directory_is_not_used(tmp_path):
     server = Embedded(tmp_path / ("x" * 100) / "postgres")
     host = Path(str(conninfo_to_dict(server.dsn)["host"]))
     host.chmod(0o755)
-    fresh = Path(str(conninfo_to_dict(Embedded(server.directory).dsn)["host"]))
+    fresh = Path(str(conninfo_to_dict(Embedded(server.cluster.directory).dsn)["host"]))
     assert fresh != host
     fresh.rmdir()
     host.rmdir()
@@ -227,14 +297,14 @@ async def test_root_falls_back_to_an_account(tmp_path):
         process = await trio.run_process(["mktemp", "-d"], capture_stdout=True)
         base = Path(process.stdout.decode().strip())
         base.chmod(0o755)
-        server = Embedded(tmp_path / "postgres", account="nobody", account_base=base)
+        server = Embedded(Cluster(tmp_path / "postgres", account="nobody", account_base=base))
         async with running(server):
             assert await ask(server, "SELECT 1") == 1
             assert server.pid is not None
             owner = Path(f"/proc/{server.pid}").stat().st_uid
             assert pwd.getpwuid(owner).pw_name == "nobody"
     assert [line["event"] for line in lines].count("postgres.account") == 1
-    assert json.loads((server.directory / "place.json").read_text())["account"] == "nobody"
+    assert json.loads((server.cluster.directory / "place.json").read_text())["account"] == "nobody"
     await trio.run_process(["rm", "-r", str(base)])
 
 

@@ -252,7 +252,7 @@ def check_embedded(patient: Patient) -> Iterator[Finding]:
     """See whether the embedded PostgreSQL can run here."""
     if patient.settings is None or patient.settings.database.url:
         return
-    from relay.db.embedded import binaries, namespace_command
+    from relay.db.cluster import binaries, namespace_command
 
     try:
         yield Finding("embedded PostgreSQL", OK, str(binaries()))
