@@ -39,9 +39,11 @@ from relay.ids import new_id
 from relay.load import Senders
 from relay.log import get_logger
 from relay.mailboxes.accept import Lookups
+from relay.mailboxes.capture import Capture
 from relay.smtp.front import Front
 from relay.smtp.limits import MemoryBudget, SmtpLimits
 from relay.smtp.server import Scheduling, Server
+from relay.smtp.shared import Anybody
 from relay.storage import AMPLE, Space
 from supervisor import Context, Mailbox
 
@@ -57,13 +59,26 @@ Arrivals = Callable[[Server, trio.Nursery], Awaitable[object]]
 class _Mailboxes:
     """What sessions see of the database: a shared look-up, and the writer's mailbox."""
 
-    def __init__(self, lookups: Lookups, writer: Mailbox[Accept]) -> None:
+    def __init__(self, lookups: Lookups, writer: Mailbox[Accept], capture: Capture | None) -> None:
         self.find = lookups.find
         self._writer = writer
+        self._capture = capture
 
-    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Future[Accepted]:
+    def store(
+        self, reverse_path: str, recipients: Sequence[str], raw: bytes, login: object
+    ) -> Future[Accepted]:
         named = tuple((new_id(), address) for address in recipients)
-        message = Accept(reverse_path, named, raw, admitted=True)
+        if self._capture is None:
+            message = Accept(reverse_path, named, raw, admitted=True)
+        else:
+            message = Accept(
+                reverse_path,
+                named,
+                raw,
+                admitted=True,
+                captured=self._capture.among(recipients),
+                login=str(login) if login else None,
+            )
         return hand_over_nowait(self._writer, message)
 
 
@@ -100,6 +115,7 @@ async def run(
     space: Space = AMPLE,
     scheduling: Scheduling | None = None,
     budget: MemoryBudget | None = None,
+    capture: Capture | None = None,
     arrivals: Arrivals | None = None,
     senders: Senders | None = None,
 ) -> None:
@@ -107,13 +123,14 @@ async def run(
 
     `filter_` is the mailbox of the operator's filter, `filter_hooks` what that filter has;
     without `space` on the disk no mail is taken; `scheduling`: how sessions wait, where it is not
-    on a trampoline; `budget`: of the bytes of messages, where others share it; `arrivals` serves
-    connections that come another way than by sockets, until cancelled; `senders` is told how many
-    connections there are.
+    on a trampoline; `budget`: of the bytes of messages, where others share it; `capture`: whether
+    mail for others' domains is taken, and anybody may sign in; `arrivals` serves connections that
+    come another way than by sockets, until cancelled; `senders` is told how many connections there
+    are.
     """
-    lookups = Lookups(pool)
+    lookups = Lookups(pool, captures=None if capture is None else capture.takes)
     server = Server(
-        _Mailboxes(lookups, writer),
+        _Mailboxes(lookups, writer, capture),
         canonical,
         limits=limits,
         domains=domains,
@@ -121,6 +138,7 @@ async def run(
         space=space,
         scheduling=scheduling,
         budget=budget,
+        sign_in=None if capture is None else Anybody(),
     )
     if senders is not None:
         senders.count_by(lambda: server.gate.open)

@@ -46,6 +46,7 @@ from relay.db.pool import Pool
 from relay.errors import innermost
 from relay.load import Load
 from relay.log import Line, get_logger, render_json
+from relay.mailboxes.capture import Capture
 from relay.memory import return_large_blocks, settle_garbage
 from relay.metrics import Moved
 from relay.peers import Guest
@@ -174,12 +175,13 @@ async def _fail(process: _Process, channel: Channel, error: Exception) -> NoRetu
 
 def _tree(setup: Setup, process: _Process, pool: Pool) -> SupervisorSpec:
     box: Mailbox[Accept] = writer.mailbox()
+    capture = None if setup.capture is None else Capture.beside(setup.domains, *setup.capture)
     return SupervisorSpec(
         "ingest",
         (
             ChildSpec(
                 "writer",
-                partial(writer.run, pool=pool, wake_summariser=process.wake),
+                partial(writer.run, pool=pool, wake_summariser=process.wake, capture=capture),
                 mailbox=box,
                 liveness=writer.LIVENESS,
             ),
@@ -192,6 +194,7 @@ def _tree(setup: Setup, process: _Process, pool: Pool) -> SupervisorSpec:
                     writer=box,
                     limits=setup.limits,
                     domains=setup.domains,
+                    capture=capture,
                     space=process.space,
                     budget=process.budget,
                     arrivals=process.arrivals,

@@ -54,7 +54,8 @@ class Accept:
     `recipients` are (message id, canonical address) pairs; the ids are made by the sender,
     so handing the same `Accept` over twice stores it once.  `admitted`: their mailboxes had room
     when they were named (RCPT), so that one is refused for its quota only together with all the
-    others.
+    others.  `captured`: addresses among them whose mailboxes are made if they are missing; `login`:
+    as whom its sender signed in.
     """
 
     reverse_path: str
@@ -62,6 +63,8 @@ class Accept:
     raw: bytes
     reply: Future[Accepted] = field(default_factory=Future, compare=False)
     admitted: bool = False
+    captured: tuple[str, ...] = ()
+    login: str | None = None
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.jitter import new_rng
 from relay.log import get_logger
+from relay.mailboxes.capture import Capture
 from relay.metrics import registry
 from relay.outbound.claimed import Batch
 from relay.outbound.custody import Custody
@@ -125,20 +126,26 @@ async def run(
     right_of_way: RightOfWay | None = None,
     rng: random.Random | None = None,
     space: Space = AMPLE,
+    capture: Capture | None = None,
 ) -> None:
     """Deliver until drained.
 
     `claimer`, `writer`: the mailboxes that `Credit` and `Due`, and the loop's `Accept`, go to;
     `right_of_way`: that of high mail, which whoever queues it asks for; without `space` on the disk
-    the loop, which stores mail here, waits.
+    the loop, which stores mail here, waits; `capture`: what the loop keeps besides.
     """
 
     async def store(reverse_path: str, message_id: UUID, address: str, raw: bytes) -> Accepted:
-        return await hand_over(writer, Accept(reverse_path, ((message_id, address),), raw))
+        captured = () if capture is None else capture.among([address])
+        named = ((message_id, address),)
+        return await hand_over(writer, Accept(reverse_path, named, raw, captured=captured))
 
     rng = rng or new_rng()
     unit = settings.retry_unit
-    loopback = Loopback(pool, settings.domains, store, retry_unit=unit, rng=rng, space=space)
+    captures = None if capture is None else capture.takes
+    loopback = Loopback(
+        pool, settings.domains, store, retry_unit=unit, rng=rng, space=space, captures=captures
+    )
     sender = _Sender(
         ctx, queue, claimer, gates, vault, settings, loopback, right_of_way or RightOfWay(), rng
     )

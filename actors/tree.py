@@ -118,6 +118,7 @@ from relay.lifecycle.budget import Budget
 from relay.lifecycle.letters import letters_of, sender_of
 from relay.lifecycle.token_mailer import TokenMailer
 from relay.load import Senders
+from relay.mailboxes.capture import Capture
 from relay.mailboxes.store import Store
 from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
@@ -416,6 +417,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     store = Store(pool, settings.smtp.domains, [sender_of(settings)])
     filter_class = load_filter(settings.smtp.filter) if settings.smtp.filter else None
     boxes = Mailboxes()
+    capture = _capture(settings, resources)
     wanted = _with_needs(only)
 
     outbound = settings.outbound
@@ -477,7 +479,9 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 channels.TOKENS: _wake(boxes.collector),
             },
         ),
-        writer=partial(writer.run, pool=pool, wake_summariser=_nudge(boxes.summariser)),
+        writer=partial(
+            writer.run, pool=pool, wake_summariser=_nudge(boxes.summariser), capture=capture
+        ),
         summariser=partial(
             summariser.run,
             pool=pool,
@@ -513,6 +517,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             ),
             space=resources.space,
             right_of_way=right_of_way,
+            capture=capture,
         ),
         claimer=partial(
             claimer.run,
@@ -576,7 +581,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             partial(
                 ingest_process.run,
                 front=front,
-                setup=_process_setup(settings, resources, smtp_limits, place, processes),
+                setup=_process_setup(settings, resources, smtp_limits, capture, place, processes),
                 hosts=pool.hosts,
                 space=resources.space,
                 wake_summariser=_nudge(boxes.summariser),
@@ -592,6 +597,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             writer=boxes.writer,
             limits=smtp_limits,
             domains=settings.smtp.domains,
+            capture=capture,
             filter_=boxes.filter if filter_class else None,
             filter_hooks=filter_class.hooks if filter_class else frozenset(),
             space=resources.space,
@@ -682,8 +688,21 @@ def _smtp_limits(settings: Settings, connections: int) -> SmtpLimits:
     )
 
 
+def _capture(settings: Settings, resources: Resources) -> Capture | None:
+    """What mail for others' domains is kept by, if it is."""
+    smtp = settings.smtp
+    if not smtp.captures(sock.getsockname()[0] for sock in resources.smtp_sockets):
+        return None
+    return Capture.beside(smtp.domains, smtp.capture_ttl, smtp.capture_mailboxes)
+
+
 def _process_setup(
-    settings: Settings, resources: Resources, limits: SmtpLimits, place: int, places: int
+    settings: Settings,
+    resources: Resources,
+    limits: SmtpLimits,
+    capture: Capture | None,
+    place: int,
+    places: int,
 ) -> Setup:
     """What one of several SMTP processes runs with."""
     return Setup(
@@ -695,6 +714,7 @@ def _process_setup(
         call_timeout=settings.database.call_timeout,
         domains=settings.smtp.domains,
         limits=part_of(limits, places),
+        capture=None if capture is None else (capture.ttl, capture.most),
     )
 
 

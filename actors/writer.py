@@ -44,6 +44,7 @@ from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
+from relay.mailboxes import capture as capturing
 from relay.mailboxes.accept import (
     LARGE,
     Room,
@@ -54,6 +55,7 @@ from relay.mailboxes.accept import (
     room_in,
     stored_among,
 )
+from relay.mailboxes.capture import Capture, Captured
 from relay.metrics import registry
 from supervisor import Context, Drained, Held, Mailbox
 
@@ -68,6 +70,7 @@ GRACE = 4.0
 _LONG = 32  # statements that added to a mailbox, after which its counts are folded
 _FOLD_EVERY = 0.25  # s, at most
 _WATCHED = 10_000  # mailboxes
+_EVICT_EVERY = 0.25  # s, at most
 
 _COMMIT_TIMEOUT = 30.0  # s; the pool's own deadlines come first
 _CHECK_TIMEOUT = 5.0  # s
@@ -88,17 +91,20 @@ async def run(
     *,
     pool: Pool,
     wake_summariser: Callable[[], None] = lambda: None,
+    capture: Capture | None = None,
     batch_rows: int = 256,
     batch_bytes: int = 1024 * 1024,
     aside: int = 2,
 ) -> None:
     """Store messages until drained, in commits of at most `batch_rows` messages and about
     `batch_bytes` bytes.  Large messages and those for several mailboxes are stored aside, so many
-    at once, and hold nobody up.  `wake_summariser` is called after each commit."""
-    writer = _Writer(ctx, pool, wake_summariser, batch_rows, batch_bytes, aside)
+    at once, and hold nobody up.  `wake_summariser` is called after each commit; `capture`: what
+    mail to others' domains is kept by."""
+    writer = _Writer(ctx, pool, wake_summariser, capture, batch_rows, batch_bytes, aside)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.hurry)
         nursery.start_soon(writer.fold)
+        nursery.start_soon(writer.evict)
         async with trio.open_nursery() as storing:
             ctx.ready()
             await writer.commit_all(storing)
@@ -123,6 +129,7 @@ class _Writer:
         ctx: Context,
         pool: Pool,
         wake_summariser: Callable[[], None],
+        capture: Capture | None,
         batch_rows: int,
         batch_bytes: int,
         aside: int,
@@ -130,6 +137,7 @@ class _Writer:
         self._ctx = ctx
         self._pool = pool
         self._wake_summariser = wake_summariser
+        self._capture = capture
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self._aside = trio.CapacityLimiter(aside)
@@ -138,6 +146,7 @@ class _Writer:
         self._appended: dict[str, int] = {}  # to a mailbox's counts, by its address
         self._long: set[str] = set()
         self._to_fold = trio.Event()
+        self._to_evict = trio.Event()
 
     async def hurry(self) -> None:
         """When the writer is cancelled, give the commits under way their last seconds."""
@@ -159,6 +168,22 @@ class _Writer:
             except (DatabaseUnavailable, psycopg.Error) as error:
                 log.info("writer.counts_not_folded", mailboxes=len(addresses), error=str(error))
             await trio.sleep(_FOLD_EVERY)
+
+    async def evict(self) -> None:
+        """Close the mailboxes of capture that are too many, until cancelled."""
+        if self._capture is None:
+            return
+        while True:
+            await self._to_evict.wait()
+            self._to_evict = trio.Event()
+            try:
+                closed = await capturing.evict(self._pool, self._capture.most)
+            except (DatabaseUnavailable, psycopg.Error) as error:
+                log.info("writer.captured_not_evicted", error=str(error))
+            else:
+                if closed:
+                    log.info("writer.captured_evicted", mailboxes=closed)
+            await trio.sleep(_EVICT_EVERY)
 
     def _note(self, batch: Sequence[Held[Accept]]) -> None:
         """Remember to whose counts a statement appended."""
@@ -192,8 +217,16 @@ class _Writer:
         for one in held:
             if _alone(one.message):
                 storing.start_soon(self._store_aside, one)
-        for batch in self._batches(small):
-            await self._store(batch)
+        if self._capture is None:
+            for batch in self._batches(small):
+                await self._store(batch)
+            return
+        for kind in (
+            [one for one in small if not _captured(one.message)],
+            [one for one in small if _captured(one.message)],
+        ):
+            for batch in self._batches(kind):
+                await self._store(batch)
 
     async def _store_aside(self, one: Held[Accept]) -> None:
         async with self._aside:
@@ -298,6 +331,8 @@ class _Writer:
             # Its first attempt may have been committed: ON CONFLICT would store nothing and
             # return nothing.
             before = await stored_among(self._pool, _ids(batch), timeout=_CHECK_TIMEOUT)
+        if self._capture is not None and _captured(message):
+            return before | await self._insert_captured(batch, self._capture)
         if _alone(message):
             return before | await insert_one(
                 self._pool, message.reverse_path, message.recipients, message.raw
@@ -308,6 +343,31 @@ class _Writer:
             identity, address = message.recipients[0]
             rows.append(Row(identity, address, message.reverse_path, message.raw))
         return before | await insert_many(self._pool, rows)
+
+    async def _insert_captured(self, batch: list[Held[Accept]], capture: Capture) -> set[UUID]:
+        messages = [
+            Captured(one.recipients, one.reverse_path, one.raw, one.login, one.captured)
+            for one in (held.message for held in batch)
+        ]
+        stored, made = await capturing.store(self._pool, messages, capture.ttl)
+        missing = [
+            (id_, address)
+            for one in messages
+            for id_, address in one.recipients
+            if id_ not in stored
+        ]
+        if missing:
+            over = {address for one in messages for address in one.captured}
+            over &= {address for _, address in missing}
+            if over and await capturing.set_aside(self._pool, sorted(over)):
+                again, more = await capturing.store(self._pool, messages, capture.ttl)
+                stored |= again
+                made |= more
+            # What is missing still was stored before, or is for a mailbox that is over.
+            await stored_among(self._pool, [id_ for id_, _ in missing if id_ not in stored])
+        if made:
+            self._to_evict.set()
+        return stored
 
     async def _look(self, batch: list[Held[Accept]], why: str) -> set[UUID] | None:
         """The commit is in doubt: what of the batch is durable?  None: unknown.
@@ -324,6 +384,11 @@ class _Writer:
 def _alone(message: Accept) -> bool:
     """Whether a message has a statement to itself."""
     return len(message.recipients) != 1 or len(message.raw) > LARGE
+
+
+def _captured(message: Accept) -> bool:
+    """Whether a message is stored in the way of capture."""
+    return bool(message.captured) or message.login is not None
 
 
 def _fits(room: Room, size: int) -> bool:
@@ -346,7 +411,10 @@ def _settle_stored(batch: Sequence[Held[Accept]], stored: set[UUID]) -> None:
     for one in batch:
         message = one.message
         message.reply.settle(
-            Accepted({address: id_ for id_, address in message.recipients if id_ in stored})
+            Accepted(
+                {address: id_ for id_, address in message.recipients if id_ in stored},
+                captured=bool(message.captured),
+            )
         )
         one.done()
         size += len(message.raw)

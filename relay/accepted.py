@@ -12,9 +12,11 @@ class Accepted:
 
     A recipient that is missing was unknown or expired when the row was to be written, or is among
     the `full`: its mailbox holds what its plan allows, and may take the message later.
+    `captured`: a mailbox was made for it, or had been, since it is for others' domains.
     `error` is set when nothing is known to be stored and the sender should try again.
     """
 
     stored: dict[str, UUID]
     error: str | None = None
     full: frozenset[str] = frozenset()
+    captured: bool = False

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -214,8 +214,17 @@ class Smtp(_Section):
     max_connections: Annotated[int, Field(ge=1, le=100_000)] = 1000
     max_connections_per_peer: Annotated[int, Field(ge=1, le=100_000)] = 100
     max_recipients: Annotated[int, Field(ge=1, le=10_000)] = 100
+    capture: Literal["auto", "on", "off"] = "auto"
+    capture_ttl: Annotated[Seconds, Field(gt=0)] = 86_400.0
+    capture_mailboxes: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     filter: str = ""
     filter_timeout: Seconds = 30.0
+
+    def captures(self, hosts: Iterable[str] = ()) -> bool:
+        """Whether mail for others' domains is captured, listening on `hosts` (none: on `bind`)."""
+        if self.capture == "auto":
+            return all(map(is_loopback, list(hosts) or [parse_endpoint(self.bind)[0]]))
+        return self.capture == "on"
 
     @field_validator("domains")
     @classmethod

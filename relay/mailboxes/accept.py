@@ -28,7 +28,7 @@ the executor each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 from uuid import UUID
 
@@ -48,7 +48,8 @@ log = get_logger()
 LARGE = 256 * 1024
 """Bytes from which a message has a statement to itself."""
 
-_SHED = 1024 * 1024  # bytes; libpq never shrinks a connection's buffer, so it is not used again
+SHED = 1024 * 1024
+"""Bytes of a statement above which its connection is closed: libpq never shrinks its buffer."""
 
 
 class Row(NamedTuple):
@@ -155,7 +156,7 @@ async def insert_one(
     )
     async with pool.connection() as conn:
         result = await conn.run(_ONE, columns)
-        if len(raw) > _SHED:
+        if len(raw) > SHED:
             await conn.close()
     stored = {result.get_value(number, 0) for number in range(result.ntuples)}
     missing = [identity for identity, _ in recipients if identity.bytes not in stored]
@@ -261,9 +262,13 @@ class Lookups:
     Someone must `run` it.  While one query is under way, questions gather for the next.
     """
 
-    def __init__(self, pool: Pool, *, batch: int = 256) -> None:
-        """`batch`: the most addresses asked for in one query."""
+    def __init__(
+        self, pool: Pool, *, captures: Callable[[str], bool] | None = None, batch: int = 256
+    ) -> None:
+        """`captures`: whether mail to an address without a live mailbox is taken all the same;
+        `batch`: the most addresses asked for in one query."""
         self._pool = pool
+        self._captures = captures
         self._batch = batch
         self._questions: list[Question] = []
         self._asked = trio.lowlevel.ParkingLot()
@@ -311,10 +316,13 @@ class Lookups:
         for question in asked:
             address = question.address.encode()
             if address not in found:
-                question.settle("unknown")
+                question.settle(None if self._captured(question.address) else "unknown")
             elif (full := found[address]) is None:
-                question.settle("expired")
+                question.settle(None if self._captured(question.address) else "expired")
             elif full:
                 question.fail(OverQuota("the mailbox is full"))
             else:
                 question.settle(None)
+
+    def _captured(self, address: str) -> bool:
+        return self._captures is not None and self._captures(address)

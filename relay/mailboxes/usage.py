@@ -15,8 +15,9 @@ USED = """
     ) folded_and_since"""
 """What the mailbox `b` holds, as a sub-select of one row; in one snapshot it is exact."""
 
-LIMITED = f"b.owner_id IS DISTINCT FROM '{ADMINISTRATOR_ID}'"
-"""Whether the quotas of its plan hold for the mailbox `b`: not for the administrator's."""
+LIMITED = f"(b.owner_id IS DISTINCT FROM '{ADMINISTRATOR_ID}' OR b.captured_at IS NOT NULL)"
+"""Whether the quotas of its plan hold for the mailbox `b`: not for the administrator's, but for
+those that capture made."""
 
 
 @dataclass(frozen=True)

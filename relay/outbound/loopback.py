@@ -47,9 +47,11 @@ class Loopback:
         retry_unit: float,
         rng: random.Random,
         space: Space = AMPLE,
+        captures: Callable[[str], bool] | None = None,
     ) -> None:
         self._pool = pool
         self._domains = frozenset(domains)
+        self._captures = captures
         self._store = store
         self._unit = retry_unit
         self._rng = rng
@@ -70,7 +72,8 @@ class Loopback:
             address = canonical(recipient)
         except ValueError:
             address = ""
-        if address.rpartition("@")[2] not in self._domains:
+        captured = bool(address) and self._captures is not None and self._captures(address)
+        if not captured and address.rpartition("@")[2] not in self._domains:
             text = "this relay delivers to its own domains only (its upstream is loop:)"
             return _said(Verdict.BOUNCED, Phase.RCPT, 550, "5.1.2", text)
         with trio.move_on_at(deadline):

@@ -96,7 +96,9 @@ class Packet(NamedTuple):
 class Setup:
     """What a process runs with.
 
-    `place` is its own on the board; `environment`: variables that are not for all to read.
+    `place` is its own on the board; `capture`: for how many seconds mail for others' domains is
+    kept, and in how many mailboxes at most, or None; `environment`: variables that are not for all
+    to read.
     """
 
     place: int
@@ -107,6 +109,7 @@ class Setup:
     call_timeout: float
     domains: tuple[str, ...]
     limits: SmtpLimits
+    capture: tuple[float, int] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def packets(self) -> list[bytes]:

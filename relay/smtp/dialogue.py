@@ -40,6 +40,7 @@ from relay.smtp.waits import Answer
 
 SENDER_OK = b"250 2.1.0 OK\r\n"
 RECIPIENT_OK = b"250 2.1.5 OK\r\n"
+STORED = b"250 2.6.0 Stored as %b\r\n"
 GO_AHEAD = b"354 End data with <CR><LF>.<CR><LF>\r\n"
 
 _DATA = b"DATA\r\n"
@@ -106,6 +107,7 @@ class Dialogue:
         "_size",
         "_stored",
         "complete",
+        "login",
         "message",
         "receiving",
         "replies",
@@ -134,6 +136,8 @@ class Dialogue:
         self._line_at = 0  # where the RCPT began that is being asked for
         self._asked: tuple[str, str] = "", ""  # its address, and that in canonical form
         self._answer: Answer[Any] | None = None  # awaited, or no welcome, and the session's
+        self.login: object = None
+        """As whom the peer has signed in (`relay.smtp.shared.SignIn`); None: it has not."""
         self.receiving = False
         """Whether a message is arriving: between 354 and the final dot."""
         self.complete = False
@@ -329,7 +333,10 @@ class Dialogue:
         sender = transaction.mail_from
         self._size = len(raw)
         answer = self.storing = self._shared.mailboxes.store(
-            sender if sender and sender != "<>" else "", tuple(transaction.recipients), raw
+            sender if sender and sender != "<>" else "",
+            tuple(transaction.recipients),
+            raw,
+            self.login,
         )
         return answer
 
@@ -346,7 +353,8 @@ class Dialogue:
     def welcome(self, accepted: Accepted) -> None:
         """Answer the final dot of a message that is durable."""
         name = str(next(iter(accepted.stored.values())))
-        self.replies.append(b"250 2.6.0 Stored as %b\r\n" % name.encode())
+        reply = b"250 2.0.0 captured as %b\r\n" if accepted.captured else STORED
+        self.replies.append(reply % name.encode())
         self._stored(self._size)
 
     def reset(self) -> None:

@@ -23,7 +23,7 @@ from relay.peers import Guest, PortGate
 from relay.smtp.door import Door, served
 from relay.smtp.limits import MemoryBudget, SmtpLimits
 from relay.smtp.session import Session
-from relay.smtp.shared import Canonical, Filter, Mailboxes, Shared
+from relay.smtp.shared import Canonical, Filter, Mailboxes, Shared, SignIn
 from relay.smtp.trampoline import Trampoline
 from relay.smtp.waits import Waits
 from relay.storage import AMPLE, Space
@@ -64,11 +64,12 @@ class Server:
         space: Space = AMPLE,
         scheduling: Scheduling | None = None,
         budget: MemoryBudget | None = None,
+        sign_in: SignIn | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `scheduling`: how sessions wait, where not on a `Trampoline`; `budget`: of the bytes of all
-        messages, where others than these sessions share it.
+        messages, where others than these sessions share it; `sign_in`: as `Shared` has it.
         """
         self.shared = Shared(
             mailboxes,
@@ -78,6 +79,7 @@ class Server:
             filter_=filter_,
             space=space,
             budget=budget,
+            sign_in=sign_in,
         )
         self.limits = self.shared.limits
         self._door = Door(self.limits, lambda: self.shared.budget.used)

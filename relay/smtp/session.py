@@ -41,11 +41,12 @@ from relay.accepted import Accepted
 from relay.errors import OverQuota, TemporaryFailure
 from relay.log import get_logger
 from relay.metrics import Counts, registry
-from relay.peers import peer_key
+from relay.peers import ip_address, peer_key
 from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
 from relay.smtp.lines import CHUNK, COMMANDS, Lines, SessionOver
-from relay.smtp.shared import Shared
+from relay.smtp.shared import Shared, SignIn
+from relay.smtp.sign_in import MECHANISMS, Exchange, challenge, decoded
 from relay.smtp.syntax import (
     FOREIGN_SIZE,
     HTTP_VERBS,
@@ -65,6 +66,9 @@ _BETWEEN_COMMANDS = 2.0  # s; for which a session that has begun a transaction i
 _TURN = 0.002  # s; what parsing addresses may take before others have a turn, and how many
 _COMMANDS_A_TURN = 64  # commands that are not ordinary may be obeyed
 _LONGEST_PATH = 330  # bytes with brackets; 64 and 254 are the most of an address (RFC 5321, 4.5.3)
+
+_GUESSES = 3  # wrong passwords in one session, each answered …
+_WRONG = 1.0  # s … so late at least
 
 _SHUTTING_DOWN = "421 4.3.2 Shutting down"
 _UNKNOWN = "550 5.1.1 No such mailbox here"
@@ -138,6 +142,7 @@ class Session(SMTP):
         self._path_code = "5.1.3"  # of a malformed address: sender's or recipient's
         self._errors = self._unknown = self._idle_commands = 0
         self._in_turn, self._parsing = 0, 0.0  # commands and seconds since others had a turn
+        self._guesses = 0  # wrong passwords
         self._stored = self._refused = 0
         self._turned_down: dict[str, int] = {}  # recipients, by why
         self._shown_session: Conversation | None = None  # the filter's own, made when it is asked
@@ -371,7 +376,9 @@ class Session(SMTP):
         verb, _, argument = text.partition(" ")
         verb = verb.upper()
         method = self._smtp_methods.get(verb)
-        if method is None:
+        if verb == "AUTH" and self._may_sign_in:
+            await self._auth(argument)
+        elif method is None:
             self._refuse_verb(verb)
         else:
             await method(self, argument.strip() or None)
@@ -443,12 +450,13 @@ class Session(SMTP):
             return
         self._set_post_data_state()
         self.session.extended_smtp = True
-        refusal = await self._consult("EHLO", hostname, list(self.shared.offers))
+        offers = self.shared.offers(sign_in=self._may_sign_in)
+        refusal = await self._consult("EHLO", hostname, offers)
         if refusal is not None:
             await self.push(refusal)
             return
         self.session.host_name = hostname
-        self.lines.say(self.shared.ehlo)
+        self.lines.say("".join(f"{line}\r\n" for line in offers).encode())
 
     @syntax("HELO hostname")
     async def smtp_HELO(self, hostname: str | None) -> None:
@@ -465,6 +473,77 @@ class Session(SMTP):
         self.session.extended_smtp = False
         self.session.host_name = hostname
         self.lines.say(b"250 %b\r\n" % self.shared.hostname.encode())
+
+    @property
+    def loopback(self) -> bool:
+        """Whether its peer is on this machine."""
+        return ip_address(self._host).is_loopback
+
+    @property
+    def _may_sign_in(self) -> bool:
+        """Whether AUTH is offered: not in clear beyond this machine."""
+        return self.shared.sign_in is not None and self.loopback
+
+    async def _auth(self, argument: str) -> None:
+        """Sign the peer in (RFC 4954)."""
+        self._idle_commands += 1
+        sign_in = self.shared.sign_in
+        assert sign_in is not None
+        name, _, initial = argument.strip().partition(" ")
+        mechanism = MECHANISMS.get(name.upper())
+        if mechanism is None:
+            await self.push("504 5.5.4 Mechanisms are PLAIN and LOGIN")
+        elif not self.session.extended_smtp:
+            await self.push("503 5.5.1 Error: send EHLO first")
+        elif self.dialogue.login is not None or self.envelope.mail_from is not None:
+            await self.push("503 5.5.1 Error: signed in already, or in a transaction")
+        else:
+            try:
+                user, password = await self._exchange(mechanism(), initial.strip())
+            except ValueError as error:
+                self._reply(str(error))
+                return
+            await self._admit(sign_in, user, password)
+
+    async def _exchange(self, exchange: Exchange, initial: str) -> tuple[str, str]:
+        """Ask for what a mechanism asks for."""
+        question = next(exchange)
+        answer = initial.encode() if initial else None
+        while True:
+            if answer is None:
+                self.lines.say(challenge(question))
+                answer = await self.lines.line(self.dialogue.transaction.until)
+                if answer is None:
+                    raise ValueError("500 5.5.6 Line too long")
+            try:
+                question = exchange.send(decoded(answer))
+            except StopIteration as done:
+                return cast("tuple[str, str]", done.value)
+            answer = None
+
+    async def _admit(self, sign_in: SignIn, user: str, password: str) -> None:
+        """Answer AUTH; a wrong password late, and not often."""
+        self.lines.due = math.inf
+        try:
+            async with self._waits.pinned() as pinned:
+                found = await pinned.run(lambda: sign_in.check(user, password))
+        except TemporaryFailure:
+            self._say(b"454 4.7.0 Try again later\r\n")
+            return
+        if found is not None:
+            self.dialogue.login = found
+            self.session.authenticated = True
+            self._say(b"235 2.7.0 Signed in\r\n")
+            return
+        self._guesses += 1
+        if self._guesses > _GUESSES:
+            raise SessionOver("guesses", "421 4.7.0 Too many wrong passwords; good-bye")
+        delay = self.shared.misses.note(peer_key(self._host), self._waits.now())
+        self._delayed = True
+        async with self._waits.pinned() as pinned:
+            await pinned.sleep(max(_WRONG, delay))
+        self._delayed = False
+        self._say(b"535 5.7.8 Wrong user name or password\r\n")
 
     @syntax("QUIT")
     async def smtp_QUIT(self, arg: str | None) -> None:

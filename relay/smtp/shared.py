@@ -27,8 +27,13 @@ class Mailboxes(Protocol):
         trouble of ours.
         """
 
-    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Answer[Accepted]:
-        """Make a message durable; raises nothing."""
+    def store(
+        self, reverse_path: str, recipients: Sequence[str], raw: bytes, login: object
+    ) -> Answer[Accepted]:
+        """Make a message durable; raises nothing.
+
+        `login`: what `SignIn` made of whoever sends it; None: nobody has signed in.
+        """
 
 
 Canonical = Callable[[str], str]
@@ -47,6 +52,28 @@ class Filter(Protocol):
         """Return what the hook returned; None or `TemporaryFailure` when it failed."""
 
 
+class SignIn(Protocol):
+    """Who may sign in (AUTH), and what is known of them then."""
+
+    async def check(self, user: str, password: str) -> object | None:
+        """Return what stands for whoever this is, from now on in this session; None: nobody.
+
+        Raises `TemporaryFailure` when that cannot be told now.
+        """
+
+
+LONGEST_LOGIN = 100
+"""Characters of a user name that are kept."""
+
+
+class Anybody:
+    """Signs everybody in, as whom they say; the password is not looked at."""
+
+    async def check(self, user: str, password: str) -> object | None:
+        """Return the name, as a tag may hold it."""
+        return "".join(filter(str.isprintable, user)).strip()[:LONGEST_LOGIN]
+
+
 class Shared:
     """What the sessions of one relay share."""
 
@@ -60,16 +87,19 @@ class Shared:
         filter_: Filter | None = None,
         space: Space = AMPLE,
         budget: MemoryBudget | None = None,
+        sign_in: SignIn | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
-        `budget`: of the bytes of all messages, where others than these sessions share it.
+        `budget`: of the bytes of all messages, where others than these sessions share it;
+        `sign_in`: who may sign in; None: nobody, AUTH is not known.
         """
         self.mailboxes = mailboxes
         self.canonical = canonical
         self.limits = SmtpLimits() if limits is None else limits
         self.hostname = domains[0]
         self.filter = filter_
+        self.sign_in = sign_in
         self.space = space
         self.budget = MemoryBudget(self.limits) if budget is None else budget
         self.misses = Misses(self.limits)
@@ -85,5 +115,9 @@ class Shared:
             "ENHANCEDSTATUSCODES",
             "HELP",
         ]
-        self.offers = [f"250-{offer}" for offer in offers[:-1]] + [f"250 {offers[-1]}"]
-        self.ehlo = "".join(f"{line}\r\n" for line in self.offers).encode()
+        self._offers = offers
+
+    def offers(self, *, sign_in: bool) -> list[str]:
+        """Return the lines of the reply to EHLO; `sign_in`: to one who may sign in."""
+        offers = [*self._offers[:-1], *(["AUTH PLAIN LOGIN"] if sign_in else []), self._offers[-1]]
+        return [f"250-{offer}" for offer in offers[:-1]] + [f"250 {offers[-1]}"]

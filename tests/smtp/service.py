@@ -19,6 +19,7 @@ from relay.db.pool import Pool
 from relay.errors import ConfigError
 from relay.futures import Future
 from relay.load import Senders
+from relay.mailboxes.capture import Capture
 from relay.settings import CONNECTIONS_A_PROCESS
 from relay.smtp.channel import Setup
 from relay.smtp.filtering import FilterClass
@@ -105,7 +106,9 @@ class Nobody:
         answer.settle("unknown")
         return answer
 
-    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Future[Accepted]:
+    def store(
+        self, reverse_path: str, recipients: Sequence[str], raw: bytes, login: object
+    ) -> Future[Accepted]:
         """Nothing is stored."""
         answer: Future[Accepted] = Future()
         answer.settle(Accepted({}))
@@ -165,6 +168,7 @@ async def serving(
     drain_timeout: float = 15.0,
     scheduling: Scheduling | None = None,
     senders: Senders | None = None,
+    capture: Capture | None = None,
     **supervisor: Any,
 ) -> AsyncIterator[Service]:
     """Run writer and ingest on a free port until the block ends."""
@@ -188,7 +192,7 @@ async def serving(
         children=(
             ChildSpec(
                 name="writer",
-                run=functools.partial(writer.run, pool=writer_pool or pool),
+                run=functools.partial(writer.run, pool=writer_pool or pool, capture=capture),
                 mailbox=messages,
             ),
             *children,
@@ -204,6 +208,7 @@ async def serving(
                     filter_hooks=filter_.hooks if filter_ else frozenset(),
                     scheduling=scheduling,
                     senders=senders,
+                    capture=capture,
                 ),
                 hears=(Report,),
                 drain_timeout=drain_timeout,

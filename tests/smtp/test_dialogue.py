@@ -68,7 +68,9 @@ class Someone:
         }
         return self._answer(known.get(address.partition("@")[0]))
 
-    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Future[Accepted]:
+    def store(
+        self, reverse_path: str, recipients: Sequence[str], raw: bytes, login: object
+    ) -> Future[Accepted]:
         """By the text."""
         self.seen.append(("store", reverse_path, tuple(recipients), raw))
         if raw.startswith(b"broken"):

@@ -38,7 +38,9 @@ class Everybody:
         answer.settle(None)
         return answer
 
-    def store(self, reverse_path: str, recipients: Sequence[str], raw: bytes) -> Future[Accepted]:
+    def store(
+        self, reverse_path: str, recipients: Sequence[str], raw: bytes, login: object
+    ) -> Future[Accepted]:
         """It is stored."""
         self._seen.append(("store", reverse_path, *recipients))
         answer: Future[Accepted] = Future()

@@ -59,6 +59,13 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
             f"SMTP listens on {settings.smtp.bind}, but every domain is local",
             "set RELAY_SMTP__DOMAINS to the domains whose MX points here",
         )
+    if settings.smtp.captures() and not is_loopback(parse_endpoint(settings.smtp.bind)[0]):
+        yield Finding(
+            "capture",
+            WARN,
+            f"SMTP listens on {settings.smtp.bind}, and mail for every domain is kept",
+            "set RELAY_SMTP__CAPTURE=auto, unless all who reach the port are your own applications",
+        )
     if not is_loopback(parse_endpoint(settings.http.bind)[0]) and not settings.http.link_base:
         yield Finding(
             "public URL",

@@ -1,0 +1,153 @@
+"""Capture from a client's side: mail for anybody is kept, and AUTH takes anything."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+import trio
+
+from relay.mailboxes.capture import Capture
+from tests.eventually import eventually
+from tests.smtp.service import serving
+
+CAPTURE = Capture.beside(["relay.localhost"], 3600.0, 100)
+NOBODY = "550 5.1.1 No such mailbox here"
+
+
+@pytest.fixture(autouse=True)
+async def _in_time():
+    with trio.fail_after(50):
+        yield
+
+
+def coded(*parts: str) -> str:
+    """Base64 of what is between NULs."""
+    return base64.b64encode("\0".join(parts).encode()).decode()
+
+
+async def logins(pool) -> list[str | None]:
+    """As whom each message was sent, oldest first."""
+    return [login for (login,) in await pool.fetch("SELECT login FROM relay.messages ORDER BY id")]
+
+
+async def test_mail_for_anybody_is_kept(pool):
+    """And says so; the relay's own domains keep their law, and so do addresses that are none."""
+    async with serving(pool, capture=CAPTURE) as service, service.client() as client:
+        said = await client.deliver(b"x\r\n", "ada@shop.example", "eve@other.example")
+        assert said.startswith("250 2.0.0 captured as ")
+        assert (await client.ask("MAIL FROM:<a@b.example>"))[:3] == "250"
+        for nobody in ("nobody@relay.localhost", '"a b"@shop.example', "a@-shop.example"):
+            assert await client.ask(f"RCPT TO:<{nobody}>") == NOBODY, nobody
+        assert (await client.ask("RSET"))[:3] == "250"
+        bob = await service.mailbox()
+        assert (await client.deliver(b"y\r\n", bob)).startswith("250 2.6.0 Stored as ")
+        assert sorted(await service.stored()) == [
+            ("ada@shop.example", "a@b.example", b"x\r\n"),
+            ("bob@relay.localhost", "a@b.example", b"y\r\n"),
+            ("eve@other.example", "a@b.example", b"x\r\n"),
+        ]
+
+
+async def test_nothing_is_made_before_the_mail_is_durable(pool):
+    """A recipient that was named, and a message that was too large, leave nothing."""
+    async with serving(pool, capture=CAPTURE) as service:
+        async with service.client() as client:
+            await client.begin("ada@shop.example")
+        async with service.client() as client:
+            assert (await client.ask("MAIL FROM:<a@b.example>"))[:3] == "250"
+            assert (await client.ask("RCPT TO:<ada@shop.example>"))[:3] == "250"
+        assert await pool.fetch("SELECT FROM relay.mailboxes") == []
+
+
+async def test_without_capture_nothing_is_taken(pool):
+    """Every foreign address is refused, and AUTH is not known."""
+    async with serving(pool) as service, service.client() as client:
+        assert "AUTH" not in await client.ask("EHLO client.example")
+        assert (await client.ask(f"AUTH PLAIN {coded('', 'a', 'b')}"))[:9] == "500 5.5.1"
+        assert (await client.ask("MAIL FROM:<a@b.example>"))[:3] == "250"
+        assert await client.ask("RCPT TO:<ada@shop.example>") == NOBODY
+
+
+async def test_an_address_whose_mailbox_is_over_is_captured_anew(pool):
+    """What it held does not come back, and two messages of one transaction's time are both kept."""
+    async with serving(pool, capture=CAPTURE) as service, service.client() as client:
+        await client.deliver(b"old\r\n", "ada@shop.example")
+        await pool.execute("UPDATE relay.mailboxes SET is_active = false")
+        assert (await client.deliver(b"new\r\n", "ada@shop.example"))[:3] == "250"
+        assert [
+            (address, raw) for address, _, raw in await service.stored() if "shop" in address
+        ] == [("ada@shop.example", b"new\r\n")]
+
+
+async def test_a_mailbox_that_is_full_takes_no_more(pool):
+    """The quotas of its plan hold, though it is the administrator's."""
+    async with serving(pool, capture=CAPTURE) as service, service.client() as client:
+        await client.deliver(b"x\r\n", "ada@shop.example")
+        await pool.execute("UPDATE relay.plans SET max_messages = 1 WHERE name = 'free'")
+        assert (await client.ask("MAIL FROM:<a@b.example>"))[:3] == "250"
+        assert (await client.ask("RCPT TO:<ada@shop.example>"))[:9] == "452 4.2.2"
+        assert (await client.ask("RCPT TO:<eve@shop.example>"))[:3] == "250"
+
+
+async def test_too_many_mailboxes_lose_the_oldest(pool):
+    """Soon after the one that is too many."""
+    capture = Capture.beside(["relay.localhost"], 3600.0, 2)
+    async with serving(pool, capture=capture) as service, service.client() as client:
+        for number in range(4):
+            await client.deliver(b"x\r\n", f"{number}@shop.example")
+
+        async def two() -> bool:
+            rows = await pool.fetch("SELECT address FROM relay.mailboxes WHERE is_active")
+            return sorted(rows) == [("2@shop.example",), ("3@shop.example",)]
+
+        await eventually(two, "the oldest are closed")
+
+
+@pytest.mark.parametrize(
+    ("said", "login"),
+    [
+        ([f"AUTH PLAIN {coded('', 'shop', 'x')}"], "shop"),
+        (["AUTH PLAIN", coded("", "shop", "x")], "shop"),
+        (["auth login", coded("shop"), coded("x")], "shop"),
+        ([f"AUTH LOGIN {coded('shop')}", coded("x")], "shop"),
+        (["AUTH PLAIN " + coded("as", "sh\u00f6p\r\n", "x")], "sh\u00f6p"),
+        (["AUTH LOGIN", "=", "="], None),
+    ],
+)
+async def test_anybody_may_sign_in(pool, said, login):
+    """By PLAIN and LOGIN, in one line or in several; the name goes along with the message."""
+    async with serving(pool, capture=CAPTURE) as service, service.client() as client:
+        assert "250-AUTH PLAIN LOGIN" in await client.ask("EHLO client.example")
+        *first, last = [await client.ask(line) for line in said]
+        assert all(reply[:4] == "334 " for reply in first)
+        assert last == "235 2.7.0 Signed in"
+        await client.deliver(b"x\r\n", "ada@shop.example")
+        bob = await service.mailbox()
+        await client.deliver(b"x\r\n", bob)
+        assert await logins(pool) == [login, login]
+
+
+async def test_what_is_no_sign_in(pool):
+    """Each is refused with its reason, and the session goes on."""
+    async with serving(pool, capture=CAPTURE) as service, service.client() as client:
+        assert (await client.ask("AUTH CRAM-MD5"))[:9] == "504 5.5.4"
+        assert (await client.ask("AUTH"))[:9] == "504 5.5.4"
+        assert (await client.ask("AUTH PLAIN !"))[:9] == "501 5.5.2"
+        assert (await client.ask(f"AUTH PLAIN {coded('', 'a')}"))[:9] == "501 5.5.2"
+        assert (await client.ask("AUTH PLAIN " + base64.b64encode(b"\0\xff\0x").decode()))[
+            :3
+        ] == "501"
+        assert (await client.ask("AUTH LOGIN"))[:4] == "334 "
+        assert (await client.ask("*"))[:3] == "501"
+        assert (await client.ask("AUTH LOGIN"))[:4] == "334 "
+        assert (await client.ask("x" * 5000))[:3] == "500"
+        assert (await client.ask("MAIL FROM:<a@b.example>"))[:3] == "250"
+        assert (await client.ask("AUTH LOGIN"))[:9] == "503 5.5.1"
+        assert (await client.ask("RSET"))[:3] == "250"
+        assert (await client.ask(f"AUTH PLAIN {coded('', 'a', 'b')}"))[:3] == "235"
+        assert (await client.ask(f"AUTH PLAIN {coded('', 'a', 'b')}"))[:9] == "503 5.5.1"
+    async with serving(pool, capture=CAPTURE) as service, service.raw_client() as client:
+        await client.reply()
+        assert (await client.ask("HELO client.example"))[:3] == "250"
+        assert (await client.ask("AUTH PLAIN"))[:9] == "503 5.5.1"

@@ -1,0 +1,138 @@
+"""Mailboxes that are made for others' domains, in the database."""
+
+from __future__ import annotations
+
+import trio
+
+from relay.ids import new_id
+from relay.mailboxes.capture import Capture, Captured, evict, set_aside, store
+
+ADA, BOB = "ada@shop.example", "bob@shop.example"
+
+
+def message(*addresses: str, raw: bytes = b"x\r\n", login: str | None = None) -> Captured:
+    """A message for these, all of which may be made."""
+    return Captured([(new_id(), each) for each in addresses], "a@b.example", raw, login, addresses)
+
+
+async def mailboxes(pool) -> dict[str, int]:
+    """How many messages each live mailbox has, by its address."""
+    rows = await pool.fetch(
+        "SELECT b.address, count(m.id) FROM relay.mailboxes b "
+        "LEFT JOIN relay.messages m ON m.mailbox_id = b.id "
+        "WHERE b.is_active AND b.expires_at > clock_timestamp() GROUP BY b.address"
+    )
+    return dict(rows)
+
+
+def test_what_is_captured():
+    """All but the relay's own domains, however those are written; their sub-domains are others'."""
+    capture = Capture.beside(["Relay.localhost", "b\u00fccher.example"], 60.0, 10)
+    assert not capture.takes("ada@relay.localhost")
+    assert not capture.takes("ada@xn--bcher-kva.example")
+    assert capture.takes("ada@mail.relay.localhost")
+    assert capture.among([ADA, "bob@relay.localhost"]) == (ADA,)
+
+
+async def test_a_mailbox_is_made_once(pool):
+    """With its first message; later ones keep it, and are in the order of arrival."""
+    first = message(ADA, BOB, login="shop")
+    stored, made = await store(pool, [first], 60.0)
+    assert stored == {id_ for id_, _ in first.recipients}
+    assert made
+    stored, made = await store(pool, [message(ADA), message(ADA)], 60.0)
+    assert (len(stored), made) == (2, False)
+    assert await mailboxes(pool) == {ADA: 3, BOB: 1}
+    rows = await pool.fetch(
+        "SELECT b.owner_type::text, b.owner_id::text, b.plan, "
+        "expires_at - captured_at = interval '1 minute', m.login FROM relay.mailboxes b "
+        "JOIN relay.messages m ON m.mailbox_id = b.id AND b.address = %s",
+        (BOB,),
+    )
+    assert rows == [("capture", "00000000-0000-0000-0000-000000000000", "free", True, "shop")]
+
+
+async def test_its_last_mail_keeps_it(pool):
+    """From then on it has its whole time again; a time that was longer stays."""
+    await store(pool, [message(ADA)], 60.0)
+    await store(pool, [message(ADA)], 3600.0)
+    await store(pool, [message(ADA)], 60.0)
+    ((left,),) = await pool.fetch(
+        "SELECT extract(epoch FROM expires_at - now())::float8 FROM relay.mailboxes"
+    )
+    assert 3000 < left <= 3600
+
+
+async def test_counts_and_the_queue_know_of_it(pool):
+    """As of any message."""
+    await store(pool, [message(ADA, raw=b"12345")], 60.0)
+    assert await pool.fetch("SELECT messages, bytes FROM relay.usage_changes") == [(1, 5)]
+    assert await pool.fetch("SELECT size FROM relay.unsummarised") == [(5,)]
+
+
+async def test_the_same_again_stores_nothing(pool):
+    """Handed over twice, as after a commit in doubt."""
+    one = message(ADA)
+    await store(pool, [one], 60.0)
+    assert await store(pool, [one], 60.0) == (set(), False)
+    assert await mailboxes(pool) == {ADA: 1}
+
+
+async def test_a_mailbox_that_is_over_gives_its_address(pool):
+    """And keeps its mail to itself."""
+    await store(pool, [message(ADA)], 60.0)
+    await pool.execute("UPDATE relay.mailboxes SET expires_at = now()")
+    assert await store(pool, [message(ADA)], 60.0) == (set(), False)
+    assert await set_aside(pool, [ADA]) == 1
+    assert await set_aside(pool, [ADA]) == 0
+    stored, made = await store(pool, [message(ADA)], 60.0)
+    assert (len(stored), made) == (1, True)
+    assert await mailboxes(pool) == {ADA: 1}
+
+
+async def test_a_live_mailbox_of_somebody_takes_it_as_ever(pool):
+    """Its owner, its time and its kind stay."""
+    await pool.execute(
+        "INSERT INTO relay.mailboxes (address, expires_at) VALUES (%s, '2099-01-01')", (ADA,)
+    )
+    stored, made = await store(pool, [message(ADA)], 60.0)
+    assert (len(stored), made) == (1, False)
+    assert await pool.fetch(
+        "SELECT owner_type::text, captured_at, expires_at = '2099-01-01' FROM relay.mailboxes"
+    ) == [("anonymous", None, True)]
+
+
+async def test_what_may_not_be_made_is_not(pool):
+    """An unknown address of the relay's own among the recipients."""
+    mixed = message(ADA, "nobody@relay.localhost")._replace(captured=[ADA])
+    stored, _ = await store(pool, [mixed], 60.0)
+    assert stored == {mixed.recipients[0][0]}
+
+
+async def test_two_at_once_make_one_mailbox(pool):
+    """Many that capture for the same addresses, named in any order."""
+    addresses = [f"{number}@shop.example" for number in range(20)]
+
+    async def one(number: int) -> None:
+        turned = addresses[number:] + addresses[:number]
+        stored, _ = await store(pool, [message(each) for each in turned], 60.0)
+        assert len(stored) == 20
+
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(one, number)
+    assert await mailboxes(pool) == dict.fromkeys(addresses, 8)
+
+
+async def test_the_oldest_go_first(pool):
+    """By their last mail; others' mailboxes do not count."""
+    await pool.execute("INSERT INTO relay.mailboxes (address) VALUES ('bob@relay.localhost')")
+    for each in ("one@x.example", "two@x.example", "one@x.example", "three@x.example"):
+        await store(pool, [message(each)], 60.0)
+    assert await evict(pool, 3) == 0
+    assert await evict(pool, 2) == 1
+    assert sorted(await mailboxes(pool)) == [
+        "bob@relay.localhost",
+        "one@x.example",
+        "three@x.example",
+    ]
