@@ -129,7 +129,7 @@ from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.peers import shares
-from relay.settings import CONNECTIONS_A_PROCESS, Settings
+from relay.settings import CONNECTIONS_A_PROCESS, Settings, captures
 from relay.smtp.channel import Setup
 from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
@@ -691,7 +691,7 @@ def _smtp_limits(settings: Settings, connections: int) -> SmtpLimits:
 def _capture(settings: Settings, resources: Resources) -> Capture | None:
     """What mail for others' domains is kept by, if it is."""
     smtp = settings.smtp
-    if not smtp.captures(sock.getsockname()[0] for sock in resources.smtp_sockets):
+    if not captures(smtp, (sock.getsockname()[0] for sock in resources.smtp_sockets)):
         return None
     return Capture.beside(smtp.domains, smtp.capture_ttl, smtp.capture_mailboxes)
 

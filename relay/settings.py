@@ -220,12 +220,6 @@ class Smtp(_Section):
     filter: str = ""
     filter_timeout: Seconds = 30.0
 
-    def captures(self, hosts: Iterable[str] = ()) -> bool:
-        """Whether mail for others' domains is captured, listening on `hosts` (none: on `bind`)."""
-        if self.capture == "auto":
-            return all(map(is_loopback, list(hosts) or [parse_endpoint(self.bind)[0]]))
-        return self.capture == "on"
-
     @field_validator("domains")
     @classmethod
     def _domains(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -242,6 +236,13 @@ class Smtp(_Section):
         if value and not (colon and module and name.isidentifier()):
             raise ValueError("it must be module:Class, for example myfilters:SpamFilter")
         return value
+
+
+def captures(smtp: Smtp, hosts: Iterable[str] = ()) -> bool:
+    """Whether mail for others' domains is captured, listening on `hosts` (none: on `bind`)."""
+    if smtp.capture == "auto":
+        return all(map(is_loopback, list(hosts) or [parse_endpoint(smtp.bind)[0]]))
+    return smtp.capture == "on"
 
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:@[a-z]{2}(?:-[a-z0-9]+){1,4})?", re.ASCII)

@@ -10,7 +10,9 @@ import pytest
 from relay.errors import ConfigError
 from relay.settings import (
     Settings,
+    Smtp,
     as_environment,
+    captures,
     ignored,
     is_loopback,
     known_names,
@@ -259,3 +261,19 @@ def test_what_is_no_floor(text):
     """The sentence names the variable and says what it may be."""
     with pytest.raises(ConfigError, match=r"RELAY_STORAGE__MIN_FREE.*percentage of the disk"):
         load(environ={"RELAY_STORAGE__MIN_FREE": text})
+
+
+@pytest.mark.parametrize(
+    ("capture", "hosts", "on"),
+    [
+        ("auto", ["127.0.0.1", "::1"], True),
+        ("auto", ["127.0.0.1", "0.0.0.0"], False),
+        ("auto", [], True),
+        ("on", ["0.0.0.0"], True),
+        ("off", ["127.0.0.1"], False),
+    ],
+)
+def test_capture_is_on_for_this_machine_alone(capture, hosts, on):
+    """Unless it is said otherwise; without sockets by the address that is to be listened on."""
+    assert captures(Smtp(capture=capture), hosts) is on
+    assert not captures(Smtp(bind="0.0.0.0:25"))

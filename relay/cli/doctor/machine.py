@@ -48,7 +48,7 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
         level,
         "debug is slow and verbose; use info unless you hunt something" if level == "debug" else "",
     )
-    from relay.settings import is_loopback, parse_endpoint
+    from relay.settings import captures, is_loopback, parse_endpoint
 
     if not is_loopback(parse_endpoint(settings.smtp.bind)[0]) and all(
         name == "localhost" or name.endswith(".localhost") for name in settings.smtp.domains
@@ -59,7 +59,7 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
             f"SMTP listens on {settings.smtp.bind}, but every domain is local",
             "set RELAY_SMTP__DOMAINS to the domains whose MX points here",
         )
-    if settings.smtp.captures() and not is_loopback(parse_endpoint(settings.smtp.bind)[0]):
+    if captures(settings.smtp) and not is_loopback(parse_endpoint(settings.smtp.bind)[0]):
         yield Finding(
             "capture",
             WARN,
