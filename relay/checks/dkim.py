@@ -45,7 +45,7 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 
 from relay.addresses import a_labels
 from relay.checks.details import in_one_line, quoted
-from relay.checks.fields import Field, Oversize, split
+from relay.checks.fields import Field
 from relay.dns.questions import Asking, Question, Status, is_name
 
 MAX_SIGNATURES = 10
@@ -103,12 +103,8 @@ def _unusable(detail: str) -> NoReturn:
 # ------------------------------------------------------------------ from the message
 
 
-def prepare(raw: bytes) -> tuple[Prepared, ...]:
-    """Read the signatures of a message, the first `MAX_SIGNATURES` from the top."""
-    try:
-        fields, body = split(raw)
-    except Oversize as error:
-        return (Prepared(error=str(error)),)
+def prepare(fields: Sequence[Field], body: bytes) -> tuple[Prepared, ...]:
+    """Read the signatures of a message (`fields.split`), the first `MAX_SIGNATURES` of them."""
     signed = [number for number, field in enumerate(fields) if field.name == b"dkim-signature"]
     bodies = _Bodies(body)
     return tuple(_prepare(fields, number, bodies) for number in signed[:MAX_SIGNATURES])

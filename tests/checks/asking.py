@@ -9,9 +9,12 @@ from relay.dns.questions import NXDOMAIN, Answer, Asking, Question, found
 
 T = TypeVar("T")
 
+Zone = Mapping[tuple[str, str], Answer | str | list[str]]
+"""What a DNS holds: (name in small letters, type) to one record, several, or an answer."""
 
-def answered(asking: Asking[T], zone: Mapping[tuple[str, str], Answer | str | list[str]]) -> T:
-    """The result, where the DNS holds no more than `zone`: (name, type) to records or an answer."""
+
+def answered(asking: Asking[T], zone: Zone) -> T:
+    """The result, where the DNS holds no more than `zone`."""
     try:
         question = next(asking)
         while True:
@@ -21,7 +24,7 @@ def answered(asking: Asking[T], zone: Mapping[tuple[str, str], Answer | str | li
         return result
 
 
-def _answer(question: Question, zone: Mapping[tuple[str, str], Answer | str | list[str]]) -> Answer:
+def _answer(question: Question, zone: Zone) -> Answer:
     held = zone.get((question.name.lower(), question.type), NXDOMAIN)
     if isinstance(held, Answer):
         return held

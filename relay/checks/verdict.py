@@ -1,0 +1,144 @@
+"""What the world would say to a message: SPF, DKIM and DMARC in one.
+
+Two halves, for two processes.
+
+    evidence = examine(raw)              in the parser, which may be killed: linear in the message
+    verdict = yield from judge(evidence, …)      in the relay, which asks the DNS: bounded by limits
+
+`examine` makes of a message of any length what `judge` needs of it: at most ten signatures (digests
+and names) and the domain of From.  `Evidence.as_json` takes it through a pipe.  Nothing of the
+message itself crosses, and nothing that `judge` does grows with it.
+
+Promises: a message is never refused, changed or even read again because of a verdict; neither half
+raises for what a message or the DNS holds.
+
+SPF is `none` for mail from this machine and for mail whose client is not known: nobody can say what
+the world would see.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from typing import NamedTuple
+
+from relay.checks import dkim, dmarc, spf
+from relay.checks.details import in_one_line
+from relay.checks.fields import Oversize, split
+from relay.dns.questions import Asking
+
+
+class Evidence(NamedTuple):
+    """What a message itself tells."""
+
+    signatures: tuple[dkim.Prepared, ...]
+    author: dmarc.Author
+
+    def as_json(self) -> bytes:
+        """The evidence as a JSON object, for another process."""
+        signatures = [
+            {**one._asdict(), "signature": one.signature.hex(), "digest": one.digest.hex()}
+            for one in self.signatures
+        ]
+        return json.dumps({"signatures": signatures, "author": self.author._asdict()}).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Evidence:
+        """Read what `as_json` wrote; ValueError, KeyError or TypeError for anything else."""
+        said = json.loads(text)
+        signatures = []
+        for one in said["signatures"]:
+            raw = {name: bytes.fromhex(one[name]) for name in ("signature", "digest")}
+            signatures.append(dkim.Prepared(**{**one, **raw}))
+        return cls(tuple(signatures), dmarc.Author(**said["author"]))
+
+
+class Check(NamedTuple):
+    """One of the three: a result in the words of RFC 8601, and the reason in a sentence."""
+
+    result: str
+    detail: str
+
+
+class Verdict(NamedTuple):
+    """All three."""
+
+    spf: Check
+    dkim: Check
+    dmarc: Check
+
+    def as_dict(self) -> dict[str, dict[str, str]]:
+        """`{spf, dkim, dmarc: {result, detail}}`."""
+        return {name: check._asdict() for name, check in self._asdict().items()}
+
+
+def examine(raw: bytes) -> Evidence:
+    """Read of a message what `judge` needs."""
+    try:
+        fields, body = split(raw)
+    except Oversize as error:
+        return Evidence((dkim.Prepared(error=str(error)),), dmarc.Author(error=str(error)))
+    return Evidence(dkim.prepare(fields, body), dmarc.author(fields))
+
+
+def judge(
+    evidence: Evidence,
+    *,
+    client: str | None,
+    helo: str,
+    mail_from: str,
+    at: float,
+    receiver: str = "unknown",
+) -> Asking[Verdict]:
+    """Ask the DNS and say what the world would.
+
+    `client`: the IP address that the mail came from (None: not known), `helo` and `mail_from` (no
+    angle brackets) what it said; `at`: when, in seconds since 1970; `receiver`: this host's name.
+    """
+    by_spf = yield from _spf(client, helo, mail_from, receiver, at)
+    signatures = []
+    for prepared in evidence.signatures:
+        signatures.append((yield from dkim.verify(prepared, at)))
+    by_dmarc = yield from dmarc.check(evidence.author, by_spf, signatures)
+    return Verdict(
+        Check(by_spf.result, _with_explanation(by_spf)),
+        _joined(signatures),
+        Check(by_dmarc.result, by_dmarc.detail),
+    )
+
+
+def _spf(
+    client: str | None, helo: str, mail_from: str, receiver: str, at: float
+) -> Asking[spf.Spf]:
+    if client is None:
+        return spf.Spf("none", "", "nothing tells which client the mail came from")
+    try:
+        address = ipaddress.ip_address(client.partition("%")[0])
+    except ValueError:
+        return spf.Spf("none", "", "the client has no IP address")
+    if (getattr(address, "ipv4_mapped", None) or address).is_loopback:
+        return spf.Spf("none", "", "the mail came from this machine")
+    return (yield from spf.check(client, helo, mail_from, receiver=receiver, now=lambda: at))
+
+
+def _with_explanation(by_spf: spf.Spf) -> str:
+    if not by_spf.explanation:
+        return by_spf.detail
+    return f"{by_spf.detail}; {by_spf.domain} says: {by_spf.explanation}"
+
+
+_BEST_FIRST = ("pass", "temperror", "fail", "neutral", "permerror")
+
+
+def _joined(signatures: list[dkim.Signature]) -> Check:
+    """One result for all signatures: the best; and what is to be said of each, that one first."""
+    if not signatures:
+        return Check("none", "the message has no DKIM signature")
+    ordered = sorted(signatures, key=lambda one: _BEST_FIRST.index(one.result))
+    said = "; ".join(
+        one.detail if one.result == "pass" else f"{one.domain or 'a signature'}: {one.detail}"
+        for one in ordered
+    )
+    return Check(ordered[0].result, in_one_line(said, 2000))
