@@ -272,6 +272,8 @@ class Mailbox(Generic[T]):
         self._senders: dict[trio.lowlevel.Task, T] = {}  # blocked because full; oldest first
         self._refused: dict[trio.lowlevel.Task, Exception] = {}  # were blocked when it closed
         self._receivers: dict[trio.lowlevel.Task, None] = {}
+        self._gatherer: trio.lowlevel.Task | None = None  # waits until there are …
+        self._enough: float = math.inf  # … so many
         self._closed: type[trio.ClosedResourceError | trio.BrokenResourceError] | None = None
         self._paused = False
         self._redelivered = 0
@@ -307,6 +309,8 @@ class Mailbox(Generic[T]):
         self._fresh.append(message)
         if self._receivers:
             self._wake_one()
+        elif len(self._fresh) >= self._enough:
+            self._wake_gatherer()
 
     async def send(self, message: T) -> None:
         """Put a message in, waiting while the mailbox is full.  Cancelled: it was not put in.
@@ -345,6 +349,13 @@ class Mailbox(Generic[T]):
         for task in self._receivers:
             trio.lowlevel.reschedule(task)
         self._receivers.clear()
+        self._wake_gatherer()
+
+    def _wake_gatherer(self) -> None:
+        self._enough = math.inf
+        if self._gatherer is not None:
+            trio.lowlevel.reschedule(self._gatherer)
+            self._gatherer = None
 
     def _admit(self) -> None:
         """Let blocked senders in, oldest first, as far as there is room."""
@@ -459,6 +470,37 @@ class Inbox(Generic[T]):
             held = self._next()
         self._current[task] = held
         return held.message
+
+    async def gather(self, count: int) -> None:
+        """Wait until about so many messages can be taken, or until there is a reason to take those
+        that are there: a full box, a drain, the end of a pause.  One task at a time.
+
+        Nothing is taken, so it can be given up at any time.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        mailbox = self._mailbox
+        enough = min(count, mailbox.capacity)
+        if (
+            self._closed
+            or self._final is not None
+            or mailbox._again
+            or len(mailbox._fresh) >= enough
+        ):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        if mailbox._gatherer is not None:
+            raise RuntimeError("another task gathers from this mailbox")
+
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            mailbox._gatherer, mailbox._enough = None, math.inf
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        mailbox._gatherer, mailbox._enough = trio.lowlevel.current_task(), enough
+        self._idle += 1
+        try:
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        finally:
+            self._idle -= 1
 
     async def take(self, limit: int) -> list[Held[T]]:
         """Wait for one message, then take up to `limit` of those that are there.

@@ -2,7 +2,8 @@
 
 Every way in (SMTP, SNS, the relay's own loop) sends it `Accept` messages and awaits their
 `reply`.  While a commit is under way messages gather in the mailbox; whoever commits next takes
-them all, so the price of a flush is shared by as many as are waiting.
+them all, so the price of a flush is shared by as many as are waiting.  Where many come it waits a
+moment for more (`relay.gathering`).
 
 Promises:
 - An `Accept` is settled as stored only after its COMMIT.  Message ids come with it: one
@@ -43,6 +44,7 @@ from actors.messages import Accept
 from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.gathering import PATIENCE, Gathering
 from relay.log import get_logger
 from relay.mailboxes import capture as capturing
 from relay.mailboxes.accept import (
@@ -203,11 +205,18 @@ class _Writer:
         One commit at a time: commits side by side would only queue for the log's flush and for
         the lock of NOTIFY, and share fewer messages each (measured: one made the most of it).
         """
+        inbox, gathering, most = self._ctx.inbox, Gathering(), self._batch_rows
         while True:
+            if gathering.least(trio.current_time()) > 1:
+                await inbox.gather(1)  # which may take long
+                least = gathering.least(trio.current_time())
+                with trio.move_on_after(PATIENCE):
+                    await inbox.gather(min(least, most))
             try:
-                held = await self._ctx.inbox.take(self._batch_rows)
+                held = await inbox.take(most)
             except Drained:
                 return
+            gathering.taken(len(held), trio.current_time())
             await self._dispatch(held, storing)
             del held  # or they would be in memory until the next message comes
             self._ctx.beat()

@@ -28,6 +28,7 @@ the executor each.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 from uuid import UUID
@@ -40,6 +41,7 @@ from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota, RelayError
 from relay.futures import Future
+from relay.gathering import PATIENCE, Gathering
 from relay.log import get_logger
 from relay.mailboxes.usage import LIMITED, USED
 
@@ -48,6 +50,7 @@ log = get_logger()
 LARGE = 256 * 1024
 """Bytes from which a message has a statement to itself."""
 
+_NEVER = sys.maxsize
 SHED = 1024 * 1024
 """Bytes of a statement above which its connection is closed: libpq never shrinks its buffer."""
 
@@ -259,7 +262,8 @@ async def room_in(pool: Pool, addresses: Iterable[str]) -> dict[str, Room]:
 class Lookups:
     """Asks the database which addresses are live, for everybody at once.
 
-    Someone must `run` it.  While one query is under way, questions gather for the next.
+    Someone must `run` it.  While one query is under way, questions gather for the next, and where
+    many are asked, a moment longer (`relay.gathering`).
     """
 
     def __init__(
@@ -272,7 +276,8 @@ class Lookups:
         self._batch = batch
         self._questions: list[Question] = []
         self._asked = trio.lowlevel.ParkingLot()
-        self._idle = False  # nothing is asked, and nothing under way
+        self._enough = _NEVER  # questions at which `run` goes on
+        self._gathering = Gathering()
 
     def find(self, address: str) -> Question:
         """Return why a canonical address takes no mail (unknown, expired), or None if it does.
@@ -280,9 +285,10 @@ class Lookups:
         A deleted mailbox is expired, too; of a full one the answer raises `OverQuota`.
         """
         question = Question(address)
-        self._questions.append(question)
-        if self._idle:
-            self._idle = False
+        questions = self._questions
+        questions.append(question)
+        if len(questions) >= self._enough:
+            self._enough = _NEVER
             self._asked.unpark()
         return question
 
@@ -292,17 +298,28 @@ class Lookups:
         try:
             while True:
                 while not self._questions:
-                    self._idle = True
-                    await self._asked.park()
+                    await self._wait_for(1)
+                least = min(self._gathering.least(trio.current_time()), self._batch)
+                if len(self._questions) < least:
+                    with trio.move_on_after(PATIENCE):
+                        await self._wait_for(least)
                 asked, self._questions = (
                     self._questions[: self._batch],
                     self._questions[self._batch :],
                 )
+                self._gathering.taken(len(asked), trio.current_time())
                 await self._answer(asked)
         finally:
             for question in asked + self._questions:
                 question.fail(DatabaseUnavailable("the relay is stopping"))
             self._questions = []
+
+    async def _wait_for(self, count: int) -> None:
+        self._enough = count
+        try:
+            await self._asked.park()
+        finally:
+            self._enough = _NEVER
 
     async def _answer(self, asked: list[Question]) -> None:
         addresses = list({question.address for question in asked})

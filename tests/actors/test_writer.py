@@ -99,6 +99,46 @@ async def test_what_gathers_shares_a_commit(pool):
     assert await commits(pool) - before < 250
 
 
+class _Slow:
+    """A pool whose statements take a tenth of a millisecond and store nothing."""
+
+    def __init__(self) -> None:
+        self.began: list[float] = []
+
+    async def run(self, _statement: object, _columns: object) -> _Slow:
+        self.began.append(trio.current_time())
+        await trio.sleep(0.0001)
+        return self
+
+    async def fetch_value(self, _statement: str, _arguments: object) -> None:
+        """Fold nothing."""
+
+    ntuples = 0
+    get_value = None
+
+
+async def test_those_who_send_again_and_again_are_waited_for(autojump_clock):
+    """Twenty senders share their commits, though their messages do not come at once."""
+    pool, answered = _Slow(), 0
+
+    async def send(number: int) -> None:
+        nonlocal answered
+        while trio.current_time() < ends:
+            one = Accept("", ((new_id(), BOB),), b"x\r\n", admitted=True)
+            messages.send_nowait(one)
+            await one.reply.wait()
+            answered += 1
+            await trio.sleep(0.0011 + number * 0.00003)
+
+    async with writing(pool) as (messages, _):  # type: ignore[arg-type]  # all that it uses of it
+        ends = trio.current_time() + 1.5
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(send, number)
+    assert answered >= 20 * 500
+    assert len([began for began in pool.began if began > ends - 1]) <= 0.13 * answered * 2 / 3
+
+
 async def commits(pool: Pool) -> int:
     """Transactions of this database so far."""
     await pool.execute("SELECT pg_stat_force_next_flush()")

@@ -51,6 +51,45 @@ async def test_many_questions_share_a_query(pool, monkeypatch):
     assert len(queries) == 1
 
 
+class _Nobody:
+    """A database in which there is no mailbox, and each answer takes a tenth of a millisecond."""
+
+    def __init__(self) -> None:
+        self.began: list[float] = []
+
+    async def run(self, _statement, _columns):
+        self.began.append(trio.current_time())
+        await trio.sleep(0.0001)
+        return self
+
+    ntuples = 0
+    get_value = None
+
+
+@pytest.mark.parametrize(("senders", "each", "queries"), [(20, 500, 0.13), (3, 1050, 1.0)])
+async def test_those_who_ask_again_and_again_are_waited_for(autojump_clock, senders, each, queries):
+    """Twenty share their queries, though they do not come at once; three wait for nobody."""
+    nobody, asked = _Nobody(), 0
+    lookups = Lookups(nobody)  # type: ignore[arg-type]  # all that it uses of a pool
+
+    async def ask(number):
+        nonlocal asked
+        while trio.current_time() < ends:
+            await lookups.find("a@x").wait()
+            asked += 1
+            await trio.sleep(0.0011 + number * 0.00003)
+
+    async with trio.open_nursery() as service:
+        service.start_soon(lookups.run)
+        ends = trio.current_time() + 1.5
+        async with trio.open_nursery() as nursery:
+            for number in range(senders):
+                nursery.start_soon(ask, number)
+        service.cancel_scope.cancel()
+    assert asked >= senders * each
+    assert len([began for began in nobody.began if began > ends - 1]) <= queries * asked * 2 / 3
+
+
 async def test_a_question_may_be_given_up(pool):
     """Its session was cancelled; the others are answered."""
     lookups = Lookups(pool)

@@ -213,6 +213,34 @@ async def test_take_gives_what_is_there_and_each_is_done_by_itself(autojump_cloc
         assert box.statistics().in_hand == 0
 
 
+async def test_gather_waits_for_so_many_and_takes_none(autojump_clock):
+    """It ends with the last of them, when its time is over, and when the actor drains."""
+    box, seen = Mailbox[int]("a", capacity=5), []
+
+    async def run(ctx: Context) -> None:
+        ctx.ready()
+        began = trio.current_time()
+        for count, patience in ((3, 9.0), (5, 0.5), (99, 9.0), (99, 9.0)):
+            with trio.move_on_after(patience):
+                await ctx.inbox.gather(count)
+            depth = box.statistics().depth
+            seen.append((round(trio.current_time() - began, 3), depth))
+            if depth == box.capacity:
+                for held in await ctx.inbox.take(99):
+                    held.done()
+        await ctx.draining.wait()
+
+    async with running(one(run, box)) as house:
+        for message in range(4):
+            await trio.sleep(1)
+            box.send_nowait(message)  # at 1, 2, 3 and 4
+        await trio.sleep(1)
+        box.send_nowait(4)  # at 5: no more go in
+        await trio.sleep(1)
+        house.supervisor.shutdown()  # at 6
+    assert seen == [(3.0, 3), (3.5, 3), (5.0, 5), (6.0, 0)]
+
+
 async def test_done_after_the_crash_still_counts(autojump_clock):
     """A late done() takes the message out of the box, or out of its new holder's hand."""
     box, held_by = Mailbox[int]("a"), {}
