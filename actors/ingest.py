@@ -45,6 +45,7 @@ from relay.smtp.limits import MemoryBudget, SmtpLimits
 from relay.smtp.server import Scheduling, Server
 from relay.smtp.shared import Anybody
 from relay.storage import AMPLE, Space
+from relay.tls import Certificate
 from supervisor import Context, Mailbox
 
 log = get_logger()
@@ -116,6 +117,7 @@ async def run(
     scheduling: Scheduling | None = None,
     budget: MemoryBudget | None = None,
     capture: Capture | None = None,
+    certificate: Certificate | None = None,
     arrivals: Arrivals | None = None,
     senders: Senders | None = None,
 ) -> None:
@@ -124,9 +126,9 @@ async def run(
     `filter_` is the mailbox of the operator's filter, `filter_hooks` what that filter has;
     without `space` on the disk no mail is taken; `scheduling`: how sessions wait, where it is not
     on a trampoline; `budget`: of the bytes of messages, where others share it; `capture`: whether
-    mail for others' domains is taken, and anybody may sign in; `arrivals` serves connections that
-    come another way than by sockets, until cancelled; `senders` is told how many connections there
-    are.
+    mail for others' domains is taken, and anybody may sign in; `certificate`: for STARTTLS;
+    `arrivals` serves connections that come another way than by sockets, until cancelled; `senders`
+    is told how many connections there are.
     """
     lookups = Lookups(pool, captures=None if capture is None else capture.takes)
     server = Server(
@@ -139,6 +141,7 @@ async def run(
         scheduling=scheduling,
         budget=budget,
         sign_in=None if capture is None else Anybody(),
+        certificate=certificate,
     )
     if senders is not None:
         senders.count_by(lambda: server.gate.open)
@@ -146,8 +149,7 @@ async def run(
     try:
         async with trio.open_nursery() as service:
             service.start_soon(lookups.run)
-            service.start_soon(server.scheduling.run)
-            service.start_soon(server.watch)
+            service.start_soon(server.run)
             service.start_soon(report_when_told, ctx, server.figures)
             async with trio.open_nursery() as sessions, trio.open_nursery() as listeners:
                 for copy in copies:

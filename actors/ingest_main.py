@@ -73,6 +73,7 @@ from relay.smtp.server import Server
 from relay.smtp.session import Session
 from relay.storage import Space
 from relay.throttle import Throttle
+from relay.tls import Certificate
 from supervisor import (
     ChildSpec,
     Event,
@@ -132,8 +133,14 @@ async def _run(sock: socket.socket, setup: Setup, board: Board) -> None:
         call_timeout=setup.call_timeout,
     )
 
+    certificate = None
+    if setup.certificate is not None:
+        # Where it is no good any more, STARTTLS is answered 454 until it is: nothing in clear.
+        certificate = Certificate(*setup.certificate)
+        certificate.reload()
+
     async def serve() -> None:
-        await process.supervisor.run(_tree(setup, process, pool))
+        await process.supervisor.run(_tree(setup, process, pool, certificate))
         process.say_all()
         with trio.move_on_after(_LAST_WORDS):
             await channel.flushed()
@@ -173,7 +180,9 @@ async def _fail(process: _Process, channel: Channel, error: Exception) -> NoRetu
     os._exit(STATUS_FAILED)
 
 
-def _tree(setup: Setup, process: _Process, pool: Pool) -> SupervisorSpec:
+def _tree(
+    setup: Setup, process: _Process, pool: Pool, certificate: Certificate | None
+) -> SupervisorSpec:
     box: Mailbox[Accept] = writer.mailbox()
     capture = None if setup.capture is None else Capture.beside(setup.domains, *setup.capture)
     return SupervisorSpec(
@@ -197,6 +206,7 @@ def _tree(setup: Setup, process: _Process, pool: Pool) -> SupervisorSpec:
                     capture=capture,
                     space=process.space,
                     budget=process.budget,
+                    certificate=certificate,
                     arrivals=process.arrivals,
                 ),
                 drain_timeout=ingest.DRAIN,

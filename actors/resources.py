@@ -13,6 +13,7 @@ from relay.devices.noise import KeyPair
 from relay.keyring import Keyring
 from relay.log import LogRing
 from relay.storage import AMPLE, Space
+from relay.tls import Certificate
 from supervisor import Supervisor
 
 
@@ -39,3 +40,5 @@ class Resources:
     """The address at which a letter's reader reaches this relay's pages; empty: it is unknown."""
     space: Space = AMPLE
     """Of the data directory's disk."""
+    certificate: Certificate | None = None
+    """For TLS on the ports that mail comes and is fetched by."""

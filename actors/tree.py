@@ -601,6 +601,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             filter_=boxes.filter if filter_class else None,
             filter_hooks=filter_class.hooks if filter_class else frozenset(),
             space=resources.space,
+            certificate=resources.certificate,
             senders=senders,
         ),
         devices=partial(
@@ -715,6 +716,7 @@ def _process_setup(
         domains=settings.smtp.domains,
         limits=part_of(limits, places),
         capture=None if capture is None else (capture.ttl, capture.most),
+        certificate=settings.smtp.certificate,
     )
 
 

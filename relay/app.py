@@ -9,7 +9,8 @@ Under systemd the relay says when it is ready, that its loop turns, and that it 
 (`relay.systemd`).
 
 Signals: the first SIGTERM or SIGINT drains, the second cuts every deadline to zero, the
-third exits at once; SIGHUP reads the settings again and applies the log level.
+third exits at once; SIGHUP reads the settings again and applies the log level, and takes up the
+certificate of the ports as it is now.
 
 Exit codes: 0 after a clean stop, 70 when supervision gave up or something was stuck, 78
 for a configuration error found while running (a schema newer than this program).
@@ -50,6 +51,7 @@ from relay.memory import return_large_blocks, settle_garbage
 from relay.settings import Settings, ignored, load, parse_endpoint, parse_floor
 from relay.storage import Space, measure, usual_floor
 from relay.systemd import ServiceManager
+from relay.tls import Certificate
 from supervisor import (
     BLOCKED_LONG,
     BackingOff,
@@ -109,6 +111,7 @@ def up(
     try:
         # Unset secrets are made before anything is accepted that would need them.
         keyring = Keyring(data, settings.secret_key, settings.encryption_keys)
+        certificate = settings.smtp.certificate and Certificate.load(*settings.smtp.certificate)
         serves_devices = only is None or "devices" in only
         device_key = None
         if serves_devices:
@@ -140,6 +143,7 @@ def up(
                 data,
                 keyring,
                 device_key,
+                certificate,
                 only,
                 config,
                 ports,
@@ -241,6 +245,7 @@ async def _run(
     data: DataDir,
     keyring: Keyring,
     device_key: KeyPair | None,
+    certificate: Certificate | None,
     only: frozenset[str] | None,
     config: Path | None,
     ports: Ports,
@@ -287,6 +292,7 @@ async def _run(
             logs=logging.ring,
             page_url=_page_url(settings, ports.http),
             space=space,
+            certificate=certificate,
         ),
         only=only,
     )
@@ -305,7 +311,7 @@ async def _run(
     manager = ServiceManager.from_environment()
     gathered = _gather_metrics(supervisor, pool)
     async with trio.open_nursery() as nursery:
-        await nursery.start(_obey_signals, supervisor, config, manager)
+        await nursery.start(_obey_signals, supervisor, config, certificate, manager)
         await nursery.start(_narrate, supervisor, data, entries, manager, greet)
         nursery.start_soon(space.watch)
         if manager.listens:
@@ -404,6 +410,7 @@ def _innermost(stack: str, frames: int = 3) -> str:
 async def _obey_signals(
     supervisor: Supervisor,
     config: Path | None,
+    certificate: Certificate | None,
     manager: ServiceManager,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -413,6 +420,8 @@ async def _obey_signals(
         async for number in signals:
             if number == signal.SIGHUP:
                 _reload(config)
+                if certificate is not None:
+                    certificate.reload()
                 continue
             stops += 1
             name = signal.Signals(number).name

@@ -219,6 +219,13 @@ class Smtp(_Section):
     capture_mailboxes: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     filter: str = ""
     filter_timeout: Seconds = 30.0
+    tls_cert: str = ""
+    tls_key: str = ""
+
+    @property
+    def certificate(self) -> tuple[str, str] | None:
+        """The files of certificate and key; None: no TLS."""
+        return (self.tls_cert, self.tls_key) if self.tls_cert else None
 
     @field_validator("domains")
     @classmethod
@@ -488,6 +495,11 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
         raise ConfigError(
             "RELAY_COLLECTOR__MONTHLY_BUDGET and RELAY_COLLECTOR__PRICE_PER_THOUSAND make a rate "
             "together: set both or neither."
+        )
+    if bool(settings.smtp.tls_cert) != bool(settings.smtp.tls_key):
+        raise ConfigError(
+            "RELAY_SMTP__TLS_CERT and RELAY_SMTP__TLS_KEY are a certificate and its key: set both "
+            "or neither."
         )
     if settings.smtp.filter and settings.smtp_processes > 1:
         raise ConfigError(

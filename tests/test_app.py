@@ -6,6 +6,7 @@ import os
 import signal
 import smtplib
 import socket
+import ssl
 import stat
 import traceback
 from pathlib import Path
@@ -13,10 +14,12 @@ from pathlib import Path
 import psycopg
 import pytest
 import structlog
+from cryptography import x509
 from cryptography.fernet import Fernet
 
 from relay.app import log_blocked
 from supervisor import LoopBlocked
+from tests.certificates import serial, write
 from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
@@ -175,6 +178,50 @@ def test_sighup_reads_the_log_level_again(tmp_path):
         relay.process.send_signal(signal.SIGHUP)
         eventually_sync(lambda: logged(relay, "relay.reload_refused"), "it is refused")
         assert relay.process.poll() is None
+
+
+def test_sighup_takes_up_a_new_certificate_at_once(tmp_path):
+    """The next session is shown it; one that is no good is refused, and the old one serves on."""
+    cert, key = write(tmp_path)
+    relay = RelayProcess(
+        tmp_path / "var", env={"RELAY_SMTP__TLS_CERT": cert, "RELAY_SMTP__TLS_KEY": key}
+    )
+
+    def shown() -> int:
+        anyone = ssl.create_default_context()
+        anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+        with greeted(relay) as client:
+            client.starttls(context=anyone)
+            assert isinstance(client.sock, ssl.SSLSocket)
+            der = client.sock.getpeercert(binary_form=True)
+            assert der is not None
+            return x509.load_der_x509_certificate(der).serial_number
+
+    with relay:
+        assert relay.process is not None
+        assert shown() == serial(cert)
+        write(tmp_path)
+        relay.process.send_signal(signal.SIGHUP)
+        eventually_sync(shown, "it is shown", until=lambda found: found == serial(cert))
+        good = serial(cert)
+        Path(cert).write_bytes(b"")
+        relay.process.send_signal(signal.SIGHUP)
+        eventually_sync(lambda: logged(relay, "tls.certificate_refused"), "it is refused")
+        assert shown() == good
+
+
+def test_a_bad_certificate_at_the_start_is_a_configuration_error(tmp_path):
+    """Exit 78 and a sentence, before anything is touched; so is half of the two settings."""
+    cert, key = write(tmp_path)
+    Path(cert).write_bytes(b"")
+    for env in (
+        {"RELAY_SMTP__TLS_CERT": cert, "RELAY_SMTP__TLS_KEY": key},
+        {"RELAY_SMTP__TLS_CERT": cert},
+    ):
+        relay = RelayProcess(tmp_path / "var", env=env)
+        assert relay.spawn().wait(30) == 78
+        assert "relay: RELAY_SMTP__TLS_CERT" in relay.log_tail()
+        assert "Traceback" not in relay.log_tail()
 
 
 def test_a_newer_schema_is_refused_in_one_sentence(tmp_path, database_url):

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "relay_outbound_unrecordable": "what the database refuses: tests/actors/test_sender.py",
     "relay_storage_floor_bytes": "a setting, while the disk has its size: tests/test_storage.py",
     "relay_storage_refused": "a full disk: tests/faults/test_disk_space.py",
+    "relay_tls_handshakes": "a certificate: tests/smtp/test_tls.py",
     "relay_writer_failed_messages": "mail that cannot be stored: tests/actors/test_writer.py",
 }
 """What truly needs a fault that another test makes."""

@@ -52,6 +52,7 @@ _COMMANDS = (
     "token",
     "key",
     "keys",
+    "tls",
     "db",
     "config",
     "collect",

@@ -16,7 +16,10 @@ from typing import Any, cast
 
 from aiosmtpd.smtp import SMTP
 
-VERBS = ("HELO", "EHLO", "MAIL", "RCPT", "DATA", "RSET", "NOOP", "QUIT", "VRFY", "EXPN", "HELP")
+VERBS = (
+    *("HELO", "EHLO", "STARTTLS", "MAIL", "RCPT", "DATA"),
+    *("RSET", "NOOP", "QUIT", "VRFY", "EXPN", "HELP"),
+)
 """The verbs that are served, in the order in which HELP lists them."""
 
 NO_LOOP = cast(asyncio.AbstractEventLoop, None)

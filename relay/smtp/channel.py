@@ -97,8 +97,9 @@ class Setup:
     """What a process runs with.
 
     `place` is its own on the board; `capture`: for how many seconds mail for others' domains is
-    kept, and in how many mailboxes at most, or None; `environment`: variables that are not for all
-    to read.
+    kept, and in how many mailboxes at most, or None; `certificate`: for STARTTLS, the paths of the
+    files (with the key) that it reads itself; `environment`: variables that are not for all to
+    read.
     """
 
     place: int
@@ -110,6 +111,7 @@ class Setup:
     domains: tuple[str, ...]
     limits: SmtpLimits
     capture: tuple[float, int] | None = None
+    certificate: tuple[str, str] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def packets(self) -> list[bytes]:
@@ -132,7 +134,13 @@ class Setup:
             text += packet.payload[1:]
         said = json.loads(text)
         limits, domains = SmtpLimits(**said.pop("limits")), tuple(said.pop("domains"))
-        return cls(limits=limits, domains=domains, **said)
+        certificate = said.pop("certificate")
+        return cls(
+            limits=limits,
+            domains=domains,
+            certificate=None if certificate is None else tuple(certificate),
+            **said,
+        )
 
 
 class Channel:

@@ -65,6 +65,8 @@ class SmtpLimits:
     """How long a session waits to hear that its message is durable."""
     filter_timeout: float = 30.0
     """How long a session waits for the operator's filter."""
+    handshake_timeout: float = 30.0
+    """From STARTTLS to the end of the TLS handshake, however steadily bytes drip in."""
     reply_timeout: float = 60.0
     """How long a peer may leave our replies unread."""
     linger_timeout: float = 2.0

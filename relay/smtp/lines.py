@@ -23,7 +23,7 @@ import math
 import socket
 
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.waits import Waits
+from relay.smtp.waits import ByteSocket, Waits
 
 CHUNK = 65536
 """The most bytes of a message read from a socket at once."""
@@ -56,17 +56,18 @@ class Lines:
         "_command_timeout",
         "_input",
         "_limits",
-        "_sock",
         "_waits",
         "due",
         "replies",
+        "sock",
         "waiting",
         "waiting_since",
     )
 
-    def __init__(self, sock: socket.socket, waits: Waits, limits: SmtpLimits) -> None:
+    def __init__(self, sock: ByteSocket, waits: Waits, limits: SmtpLimits) -> None:
         """`sock` is connected and does not block; `waits` waits for it."""
-        self._sock = sock
+        self.sock = sock
+        """What replies are sent to."""
         self._waits = waits
         self._limits = limits
         self._command_timeout = limits.command_timeout
@@ -210,7 +211,7 @@ class Lines:
             return True
         data = replies[0] if len(replies) == 1 else b"".join(replies)
         try:
-            sent = self._sock.send(data)
+            sent = self.sock.send(data)
         except BlockingIOError:
             sent = 0
         replies.clear()
@@ -223,18 +224,18 @@ class Lines:
         before, self.due = self.due, self._waits.now() + self._limits.reply_timeout
         async with self._waits.pinned() as pinned:
             while not self.flush_nowait():
-                await pinned.wait_writable(self._sock)
+                await pinned.wait_writable(self.sock)
         self.due = before
 
     def part(self, reply: bytes) -> None:
         """Say a last reply if the socket takes it at once: nobody waits for who is leaving."""
         self.replies.append(reply)
         with contextlib.suppress(OSError):  # it is gone, or reads nothing
-            self._sock.send(b"".join(self.replies))
+            self.sock.send(b"".join(self.replies))
 
     async def linger(self) -> None:
         """Read on for a moment: closing with unread input would take our last reply back (RST)."""
-        self._sock.shutdown(socket.SHUT_WR)
+        self.sock.shutdown(socket.SHUT_WR)
         async with self._waits.pinned() as pinned:
             with pinned.move_on_after(self._limits.linger_timeout):
                 while await self._waits.read(CHUNK):
@@ -242,4 +243,4 @@ class Lines:
 
     def close(self) -> None:
         """Close the socket."""
-        self._sock.close()
+        self.sock.close()

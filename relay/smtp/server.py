@@ -27,6 +27,7 @@ from relay.smtp.shared import Canonical, Filter, Mailboxes, Shared, SignIn
 from relay.smtp.trampoline import Trampoline
 from relay.smtp.waits import Waits
 from relay.storage import AMPLE, Space
+from relay.tls import LOOK_EVERY, Certificate
 
 log = get_logger()
 
@@ -65,11 +66,13 @@ class Server:
         scheduling: Scheduling | None = None,
         budget: MemoryBudget | None = None,
         sign_in: SignIn | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `scheduling`: how sessions wait, where not on a `Trampoline`; `budget`: of the bytes of all
-        messages, where others than these sessions share it; `sign_in`: as `Shared` has it.
+        messages, where others than these sessions share it; `sign_in`, `certificate`: as `Shared`
+        has them.
         """
         self.shared = Shared(
             mailboxes,
@@ -80,6 +83,7 @@ class Server:
             space=space,
             budget=budget,
             sign_in=sign_in,
+            certificate=certificate,
         )
         self.limits = self.shared.limits
         self._door = Door(self.limits, lambda: self.shared.budget.used)
@@ -114,6 +118,13 @@ class Server:
         self.sessions.add(session)
         nursery.start_soon(self._attend, session, seat)
 
+    async def run(self) -> None:
+        """Do the waiting for all sessions, until cancelled: for bytes, for time, for turns."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.scheduling.run)
+            nursery.start_soon(self.watch)
+            nursery.start_soon(self.shared.handshakes.run)
+
     def drain(self) -> None:
         """Say 421 now, and to those whose message is arriving when it is done."""
         self.shared.draining = True
@@ -134,19 +145,24 @@ class Server:
         return {**self._door.figures(), "sessions": len(self.sessions)}
 
     async def watch(self) -> NoReturn:
-        """End the sessions whose peers are out of time, until cancelled.
+        """End sessions whose peers are out of time, and take up a new certificate.
 
-        One look at all of them now and then is much cheaper than a deadline that is moved with
-        every command; it may be late by `tick` seconds.
+        Until cancelled.  One look at all sessions now and then is much cheaper than a deadline
+        that is moved with every command; it may be late by `tick` seconds.
         """
         limits = self.limits
         shortest = min(limits.command_timeout, limits.data_timeout, limits.transaction_timeout)
+        shortest = min(shortest, limits.handshake_timeout)
         tick = min(1.0, shortest / 4)
+        certificate, look_at = self.shared.certificate, trio.current_time()
         while True:
             await trio.sleep(tick)
             now = trio.current_time()
             for session in [session for session in self.sessions if session.due <= now]:
                 session.expire()
+            if certificate is not None and now >= look_at:
+                look_at = now + LOOK_EVERY
+                certificate.look()
 
     async def _attend(self, session: Session, seat: Seat) -> None:
         try:

@@ -57,6 +57,7 @@ from relay.smtp.syntax import (
     enhanced,
     foreign_reply,
 )
+from relay.smtp.tls import begin as begin_tls
 from relay.smtp.waits import Answer, Waits
 from relay.storage import REFUSED
 
@@ -129,6 +130,8 @@ class Session(SMTP):
         self.session.peer = peer
         self.ending = ""
         """Why the session ends once the command in hand is answered; empty: it goes on."""
+        self.tls = False
+        """Whether it goes on in TLS."""
         self._host = str(peer[0])
         self.lines = Lines(sock, waits, shared.limits)
         self.dialogue = Dialogue(shared, self.session, self.lines.replies, self._kept)
@@ -152,6 +155,14 @@ class Session(SMTP):
     def envelope(self) -> Envelope:  # type: ignore[override]  # an attribute there; nobody sets it
         """The transaction, with the attributes that aiosmtpd's code reads and writes."""
         return cast(Envelope, self.dialogue.transaction)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether its peer is on this machine, so that what it says in clear stays here."""
+        try:
+            return ip_address(self._host).is_loopback
+        except ValueError:
+            return False
 
     # ------------------------------------------------------------------------ its life
 
@@ -450,7 +461,7 @@ class Session(SMTP):
             return
         self._set_post_data_state()
         self.session.extended_smtp = True
-        offers = self.shared.offers(sign_in=self._may_sign_in)
+        offers = self.shared.offers(starttls=self._may_start_tls, sign_in=self._may_sign_in)
         refusal = await self._consult("EHLO", hostname, offers)
         if refusal is not None:
             await self.push(refusal)
@@ -475,14 +486,9 @@ class Session(SMTP):
         self.lines.say(b"250 %b\r\n" % self.shared.hostname.encode())
 
     @property
-    def loopback(self) -> bool:
-        """Whether its peer is on this machine."""
-        return ip_address(self._host).is_loopback
-
-    @property
     def _may_sign_in(self) -> bool:
         """Whether AUTH is offered: not in clear beyond this machine."""
-        return self.shared.sign_in is not None and self.loopback
+        return self.shared.sign_in is not None and (self.tls or self.loopback)
 
     async def _auth(self, argument: str) -> None:
         """Sign the peer in (RFC 4954)."""
@@ -544,6 +550,42 @@ class Session(SMTP):
             await pinned.sleep(max(_WRONG, delay))
         self._delayed = False
         self._say(b"535 5.7.8 Wrong user name or password\r\n")
+
+    @property
+    def _may_start_tls(self) -> bool:
+        return self.shared.certificate is not None and not self.tls
+
+    @syntax("STARTTLS")
+    async def smtp_STARTTLS(self, arg: str | None) -> None:
+        """Go on in TLS, as if nothing had been said before (RFC 3207)."""
+        self._idle_commands += 1
+        certificate = self.shared.certificate
+        if certificate is None:
+            self._say(b"502 5.5.1 STARTTLS is not offered\r\n")
+        elif arg:
+            await self.push("501 Syntax: STARTTLS")
+        elif self.tls:
+            self._say(b"503 5.5.1 Error: TLS has begun already\r\n")
+        elif not self.session.extended_smtp:
+            self._say(b"503 5.5.1 Error: send EHLO first\r\n")
+        elif self.envelope.mail_from is not None:
+            self._say(b"503 5.5.1 Error: within a transaction\r\n")
+        elif (context := certificate.context) is None:
+            self._say(b"454 4.7.0 TLS is not available now, try again later\r\n")
+        else:
+            self._say(b"220 2.0.0 Go ahead\r\n")
+            now = self._waits.now()
+            self.lines.await_command(now, now + self.limits.handshake_timeout)
+            key = peer_key(self._host)
+            turn = self.shared.handshakes.turn
+            await begin_tls(self.lines, self._waits, context, lambda: turn(key))
+            self.tls = True
+            self.session.host_name = None
+            self.session.extended_smtp = False
+            self.session.authenticated = False
+            self.dialogue.login = None
+            self._shown_session = None
+            self._set_post_data_state()
 
     @syntax("QUIT")
     async def smtp_QUIT(self, arg: str | None) -> None:

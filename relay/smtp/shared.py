@@ -12,9 +12,11 @@ from aiosmtpd.smtp import Envelope
 from aiosmtpd.smtp import Session as Conversation
 
 from relay.accepted import Accepted
+from relay.smtp.handshakes import Handshakes
 from relay.smtp.limits import MemoryBudget, Misses, SmtpLimits
 from relay.smtp.waits import Answer
 from relay.storage import AMPLE, Space
+from relay.tls import Certificate
 
 
 class Mailboxes(Protocol):
@@ -88,11 +90,13 @@ class Shared:
         space: Space = AMPLE,
         budget: MemoryBudget | None = None,
         sign_in: SignIn | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `budget`: of the bytes of all messages, where others than these sessions share it;
-        `sign_in`: who may sign in; None: nobody, AUTH is not known.
+        `sign_in`: who may sign in; None: nobody, AUTH is not known; `certificate`: for STARTTLS;
+        None: it is not offered.
         """
         self.mailboxes = mailboxes
         self.canonical = canonical
@@ -103,21 +107,26 @@ class Shared:
         self.space = space
         self.budget = MemoryBudget(self.limits) if budget is None else budget
         self.misses = Misses(self.limits)
+        self.certificate = certificate
+        self.handshakes = Handshakes()
         self.draining = False
         """Whether the relay stops: no further command is read."""
         self.greeting = f"220 {self.hostname} ESMTP Relay\r\n".encode()
-        offers = [
+        self._offers = (
             self.hostname,
             "PIPELINING",
             f"SIZE {self.limits.max_message_bytes}",
             "8BITMIME",
             "SMTPUTF8",
             "ENHANCEDSTATUSCODES",
-            "HELP",
-        ]
-        self._offers = offers
+        )
 
-    def offers(self, *, sign_in: bool) -> list[str]:
-        """Return the lines of the reply to EHLO; `sign_in`: to one who may sign in."""
-        offers = [*self._offers[:-1], *(["AUTH PLAIN LOGIN"] if sign_in else []), self._offers[-1]]
-        return [f"250-{offer}" for offer in offers[:-1]] + [f"250 {offers[-1]}"]
+    def offers(self, *, starttls: bool, sign_in: bool) -> list[str]:
+        """Return the lines of the reply to EHLO; `starttls`: to one who may begin TLS; `sign_in`:
+        to one who may sign in."""
+        offers = [*self._offers]
+        if starttls:
+            offers.append("STARTTLS")
+        if sign_in:
+            offers.append("AUTH PLAIN LOGIN")
+        return [*(f"250-{offer}" for offer in offers), "250 HELP"]

@@ -65,7 +65,7 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from relay.smtp.waits import Answer, Talk
+from relay.smtp.waits import Answer, ByteSocket, Talk
 
 T = TypeVar("T")
 
@@ -182,7 +182,7 @@ class _Pin:
         self._check()
         await trio.sleep(seconds)
 
-    async def wait_writable(self, sock: socket.socket) -> None:
+    async def wait_writable(self, sock: ByteSocket) -> None:
         self._check()
         await trio.lowlevel.wait_writable(sock)
 
@@ -222,7 +222,7 @@ class TrampolineWaits:
 
     def __init__(self, trampoline: Trampoline, sock: socket.socket) -> None:
         self._trampoline = trampoline
-        self._sock = sock
+        self._sock: ByteSocket = sock
         self.now = trampoline.now
         self._scope = trio.CancelScope()
         self._coro: Coroutine[Any, Any, Any] | None = None
@@ -315,6 +315,11 @@ class TrampolineWaits:
             # end of the stream is none if it came along with the last bytes.
             self._more = len(chunk) == size or self._gone
             return chunk
+
+    def go_through(self, sock: ByteSocket) -> None:
+        """Read from `sock` from now on, which is over the socket read from until now."""
+        self._sock = sock
+        self._more = True  # it may have read already what no event will tell of again
 
     @coroutine
     def wait(self, answer: Answer[T]) -> Generator[Any, Any, T]:

@@ -10,7 +10,6 @@ Why: the code of a session between two waits may be run by another task than its
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -52,6 +51,29 @@ class Talk(Protocol):
         """Go on with the answer that was waited for."""
 
 
+class ByteSocket(Protocol):
+    """What a session reads from and writes to, without blocking: a socket, or TLS on one."""
+
+    def fileno(self) -> int:
+        """The number of the socket."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Return at most `size` bytes, none at the end; fewer only if there is no more now.
+
+        BlockingIOError: nothing now.
+        """
+
+    def send(self, data: bytes, /) -> int:
+        """Return how many bytes left; BlockingIOError: not all could, and what is sent next must
+        begin with them again."""
+
+    def shutdown(self, how: int, /) -> None:
+        """As a socket's."""
+
+    def close(self) -> None:
+        """Close the socket."""
+
+
 class Deadline(Protocol):
     """What `Pinned.move_on_after` gives."""
 
@@ -68,7 +90,7 @@ class Pinned(Protocol):
     async def sleep(self, seconds: float) -> None:
         """Wait so long."""
 
-    async def wait_writable(self, sock: socket.socket) -> None:
+    async def wait_writable(self, sock: ByteSocket) -> None:
         """Wait until the socket takes bytes."""
 
     async def run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -89,6 +111,9 @@ class Waits(Protocol):
 
     async def read(self, size: int) -> bytes:
         """Wait for bytes and return at most `size`; none at the end of the stream.  OSError."""
+
+    def go_through(self, sock: ByteSocket) -> None:
+        """Read from `sock` from now on, which is over the socket read from until now."""
 
     async def wait(self, answer: Answer[T]) -> T:
         """Wait for an answer."""

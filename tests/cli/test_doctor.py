@@ -34,13 +34,20 @@ from relay.cli.doctor.database import (
     check_room,
 )
 from relay.cli.doctor.findings import Check, Finding, Patient
-from relay.cli.doctor.machine import check_disk_space, check_file_system, check_letters, check_ports
+from relay.cli.doctor.machine import (
+    check_certificate,
+    check_disk_space,
+    check_file_system,
+    check_letters,
+    check_ports,
+)
 from relay.cli.doctor.replication import Facts, inspect, judge
 from relay.cli.doctor.running import check_actors, check_queue, check_upstream, notices
 from relay.crypto import Vault
 from relay.datadir import DataDir
 from relay.db.connection import connect
 from relay.settings import load
+from tests.certificates import write
 from tests.cli.command import cli
 from tests.db.bouncer import Bouncer
 from tests.relay_process import RelayProcess
@@ -54,6 +61,26 @@ def patient(path: Path, run: dict[str, Any] | None = None, /, **settings: str) -
 def only(check: Check, of: Patient) -> Finding:
     (finding,) = check(of)
     return finding
+
+
+@pytest.mark.parametrize(
+    ("days", "state", "says"),
+    [(30, "ok", "ends on"), (5, "warn", "ends on"), (-2, "FAIL", "ended on")],
+)
+def test_a_certificate_that_ends_soon_is_warned_of(
+    tmp_path: Path, days: float, state: str, says: str
+) -> None:
+    """Two weeks before, and when it has ended."""
+    cert, key = write(tmp_path, days=days)
+    os.chmod(key, 0o600)
+    of = patient(tmp_path, None, RELAY_SMTP__TLS_CERT=cert, RELAY_SMTP__TLS_KEY=key)
+    found = only(check_certificate, of)
+    assert (found.state, says in found.found) == (state, True)
+    os.chmod(key, 0o644)
+    assert [one.state for one in check_certificate(of)] == [state, "warn"]
+    Path(cert).write_bytes(b"")
+    assert only(check_certificate, of).state == "FAIL"
+    assert list(check_certificate(patient(tmp_path))) == []
 
 
 def test_a_data_directory_in_memory_is_warned_of(tmp_path: Path) -> None:

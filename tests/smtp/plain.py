@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from relay.smtp.waits import Answer, Talk
+from relay.smtp.waits import Answer, ByteSocket, Talk
 
 T = TypeVar("T")
 
@@ -34,8 +34,9 @@ class PlainWaits:
     """What one session waits through."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+        self._sock: ByteSocket = sock
         self._scope = trio.CancelScope()
+        self._over = self._more = False  # read through TLS, which may hold more
 
     async def host(self, coro: Coroutine[Any, Any, T]) -> T | None:
         """Run the session."""
@@ -52,11 +53,20 @@ class PlainWaits:
     async def read(self, size: int) -> bytes:
         """Wait for bytes."""
         while True:
-            await trio.lowlevel.wait_readable(self._sock)
+            if not self._more:
+                await trio.lowlevel.wait_readable(self._sock)
             try:
-                return self._sock.recv(size)
+                chunk = self._sock.recv(size)
             except BlockingIOError:
+                self._more = False
                 continue
+            self._more = self._over and len(chunk) == size
+            return chunk
+
+    def go_through(self, sock: ByteSocket) -> None:
+        """Read from another, which may hold what it has read already."""
+        self._sock = sock
+        self._over = self._more = True
 
     async def wait(self, answer: Answer[T]) -> T:
         """Wait for an answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,6 +28,7 @@ from relay.smtp.front import Front
 from relay.smtp.limits import SmtpLimits, part_of
 from relay.smtp.server import Scheduling
 from relay.storage import AMPLE, Space
+from relay.tls import Certificate
 from supervisor import Backoff, ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
 from tests.eventually import eventually
 
@@ -34,9 +36,21 @@ from tests.eventually import eventually
 class Client:
     """One SMTP connection; `sent` bytes go out as they are, replies come back as they are."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
         self._input = b""
+
+    async def start_tls(self, context: ssl.SSLContext, *, behind: bytes = b"") -> ssl.SSLObject:
+        """Say STARTTLS, with `behind` in the same segment, and shake hands."""
+        await self.send(b"STARTTLS\r\n" + behind)
+        assert (await self.reply())[:3] == "220"
+        assert self._input == b""
+        self.stream = tls = trio.SSLStream(
+            self.stream, context, server_hostname="localhost", https_compatible=True
+        )
+        await tls.do_handshake()
+        found: ssl.SSLObject = tls._ssl_object
+        return found
 
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
@@ -169,6 +183,7 @@ async def serving(
     scheduling: Scheduling | None = None,
     senders: Senders | None = None,
     capture: Capture | None = None,
+    certificate: tuple[str, str] | None = None,
     **supervisor: Any,
 ) -> AsyncIterator[Service]:
     """Run writer and ingest on a free port until the block ends."""
@@ -209,6 +224,7 @@ async def serving(
                     scheduling=scheduling,
                     senders=senders,
                     capture=capture,
+                    certificate=None if certificate is None else Certificate.load(*certificate),
                 ),
                 hears=(Report,),
                 drain_timeout=drain_timeout,
@@ -230,6 +246,7 @@ async def serving_by_processes(
     space: Space = AMPLE,
     patience: float = ingest_process.PATIENCE,
     dsn: str | None = None,
+    certificate: tuple[str, str] | None = None,
 ) -> AsyncIterator[Service]:
     """Run ingest on a free port until the block ends, its sessions in so many processes.
 
@@ -253,6 +270,7 @@ async def serving_by_processes(
                     call_timeout=pool.call_timeout,
                     domains=("relay.localhost",),
                     limits=part_of(limits, count),
+                    certificate=certificate,
                 ),
                 hosts=pool.hosts,
                 space=space,

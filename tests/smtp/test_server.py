@@ -106,7 +106,7 @@ REPLIES: list[tuple[str | bytes, str]] = [
     ("EHLO", "501 5.5.4"),
     ("HELO", "501 5.5.4"),
     ("AUTH PLAIN secret", "500 5.5.1 Command not recognized"),
-    ("STARTTLS", "500 5.5.1"),
+    ("STARTTLS", "502 5.5.1"),
     ("BDAT 3", "500 5.5.1"),
     ("", "500 5.5.1"),
     ("RCPT TO:<bob@relay.localhost>", "503 5.5.1"),

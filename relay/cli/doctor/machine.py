@@ -21,6 +21,7 @@ from relay.errors import ConfigError
 
 NO_SPACE = 64 << 20  # bytes free; whatever the floor
 OTHER_FILES = 200  # descriptors beside one a session: pool, workers, HTTP, libraries
+ENDS_SOON = 14  # days
 _FORGETFUL = {"tmpfs", "ramfs"}
 _ELSEWHERE = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"}
 
@@ -96,6 +97,37 @@ def check_letters(patient: Patient) -> Iterator[Finding]:
         f"their links lead to {base}",
         "only this machine reaches that: set RELAY_HTTP__PUBLIC_URL",
     )
+
+
+def check_certificate(patient: Patient) -> Iterator[Finding]:
+    """See whether the certificate of the mail ports is good, and for how long yet."""
+    settings = patient.settings
+    if settings is None or settings.smtp.certificate is None:
+        return
+    from datetime import UTC, datetime
+
+    from cryptography import x509
+
+    from relay.tls import Certificate
+
+    cert, key = settings.smtp.certificate
+    try:
+        Certificate.load(cert, key)
+    except ConfigError as error:
+        yield Finding("certificate", FAIL, output.line(error), "see `relay tls self-signed --help`")
+        return
+    until = x509.load_pem_x509_certificate(Path(cert).read_bytes()).not_valid_after_utc
+    days = (until - datetime.now(UTC)).days
+    state = FAIL if days < 0 else WARN if days < ENDS_SOON else OK
+    advice = "put a new one in its place; the relay takes it up by itself"
+    yield Finding(
+        "certificate",
+        state,
+        f"{cert}: {'ended' if days < 0 else 'ends'} on {until:%Y-%m-%d}",
+        "" if state == OK else advice,
+    )
+    if stat.S_IMODE(os.stat(key).st_mode) & 0o077:
+        yield Finding("key", WARN, f"{key} can be read by others", f"chmod 600 {key}")
 
 
 def check_data_directory(patient: Patient) -> Iterator[Finding]:
@@ -279,6 +311,7 @@ CHECKS: tuple[Check, ...] = (
     check_python,
     check_settings,
     check_letters,
+    check_certificate,
     check_data_directory,
     check_file_system,
     check_disk_space,
