@@ -86,7 +86,8 @@ GRACE = 4.0
 
 _TICK = 0.1  # s; how often room is granted anew
 _FIRST_TICK = 0.02  # s; the same from when there was nothing: how fast mail goes is soon known
-_RESTING_TICK = 0.5  # s; the same while nothing is under way
+_RESTING_TICK = 0.5  # s; the same once nothing is under way
+_LONG_REST = 5.0  # s; the same while nothing comes
 _IDLE_TICKS = 10  # between two looks at gates
 _TIDY_EVERY = 2.0  # s; between two looks at idle connections
 
@@ -189,6 +190,7 @@ class _Sender:
         self._recording = trio.CancelScope(shield=True)
         self._said: list[Credit | Due] = []
         self._to_say = trio.lowlevel.ParkingLot()
+        self._rests = False  # nothing has come for a tick
         self._come = trio.lowlevel.ParkingLot()  # of `keep`, while there is nothing to deliver
         places, unit = settings.concurrency, settings.retry_unit
         self._demand = Demand(places)
@@ -344,7 +346,7 @@ class _Sender:
             if len(custody) and now >= renewed_at + self._lease / 20:
                 renewed_at = now
                 await self._renew(now)
-            if ticks % _IDLE_TICKS == 0:
+            if self._rests or ticks % _IDLE_TICKS == 0:
                 _HELD.set(len(custody))
                 self._gates.forget(now)
 
@@ -353,9 +355,10 @@ class _Sender:
         if len(self._custody) or self._custody.ended:
             await trio.sleep(_TICK)
             return _TICK
-        with trio.move_on_after(_RESTING_TICK) as resting:
+        with trio.move_on_after(_LONG_REST if self._rests else _RESTING_TICK) as resting:
             await self._come.park()
-        if resting.cancelled_caught:
+        self._rests = resting.cancelled_caught
+        if self._rests:
             return _TICK
         await trio.sleep(_FIRST_TICK)
         return _FIRST_TICK
@@ -363,7 +366,7 @@ class _Sender:
     async def tidy(self) -> None:
         """Close idle connections now and then: a peer may take its time to say goodbye."""
         while True:
-            await trio.sleep(_TIDY_EVERY)
+            await trio.sleep(_TIDY_EVERY if self.workers.has_lines else _LONG_REST)
             await self.workers.tidy()
 
     async def _renew(self, now: float) -> None:

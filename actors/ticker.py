@@ -46,6 +46,8 @@ log = get_logger()
 _EXPIRED = Counter("relay_mailboxes_expired", "Mailboxes flipped by this node.", registry=registry)
 
 _LEASE = "ticker"
+LEASE_TTL = 9.0
+"""Seconds of the lease; a third passes between two renewals, each of which is a write."""
 _EARLY = 0.0005  # s; wake this much after the instant rather than before it
 _LOCKED_RETRY = 0.02  # s; a due row was locked by somebody's transaction
 _SHARE = 1.5  # pause after a batch, as a multiple of what it took
@@ -53,7 +55,7 @@ _REPORT_EVERY = 1.0  # s; progress of a long run of batches
 
 
 async def run(
-    ctx: Context, *, pool: Pool, sweep_every: float = 60.0, lease_ttl: float = 3.0
+    ctx: Context, *, pool: Pool, sweep_every: float = 60.0, lease_ttl: float = LEASE_TTL
 ) -> None:
     """Flip what is due until drained.
 
@@ -75,7 +77,7 @@ class Ticker:
 
     pool: Pool
     sweep_every: float = 60.0
-    lease_ttl: float = 3.0
+    lease_ttl: float = LEASE_TTL
     node: UUID = field(default_factory=uuid4)
     lease: Lease | None = None
     batch: int = 500

@@ -6,7 +6,8 @@ So below a floor of free space the relay refuses what is new, with answers that 
 later", while it has room enough to go on with the rest.
 
 Promises
-- `short` costs a comparison: the disk is looked at by `watch`, in a thread, about once a second.
+- `short` costs a comparison: the disk is looked at by `watch`, in a thread, about once a second;
+  every five seconds while ten times the floor is free, which no disk fills in that time.
 - Below the floor it is `short`; not again `ample` before a tenth of the floor more is free, so
   that the answers do not flicker.
 - Each crossing is one line of the log (`storage.low`, `storage.recovered`), and so is coming below
@@ -37,6 +38,7 @@ log = get_logger()
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at the disk."""
+_FAR, _SELDOM = 10, 5  # above so many times the floor, so many times as long passes between looks
 PATIENCE = 10.0
 """Seconds after which a disk that does not say how full it is counts as one that hangs."""
 RETRY_AFTER = 30
@@ -142,7 +144,8 @@ class Space:
             if scope.cancelled_caught and not self._hangs:
                 self._hangs = True
                 log.error("storage.unanswered", seconds=patience)
-            await trio.sleep(every)
+            far = self.free > _FAR * self.floor > 0
+            await trio.sleep(_SELDOM * every if far else every)
 
     def _measured(self) -> Disk | None:
         if self._look is None:

@@ -84,6 +84,7 @@ class Calls:
         self._most = most
         self._open: set[Call[Any]] = set()
         self._tick = 0
+        self._some: trio.Event | None = None  # what `watch` waits for while none is open
         self._given_up = False
         self._refusal: str | None = "it is not running"
 
@@ -122,6 +123,8 @@ class Calls:
         """Wait until somebody answers or fails `call`, which has been handed over."""
         call.tick = self._tick
         self._open.add(call)
+        if self._some is not None:
+            self._some.set()
         try:
             return await call.wait()
         finally:
@@ -133,6 +136,10 @@ class Calls:
         A store that does not answer takes no further calls until it does.
         """
         while True:
+            if not self._open:
+                self._some = trio.Event()
+                await self._some.wait()
+                self._some = None
             await trio.sleep(self._timeout / _TICKS)
             self._tick += 1
             late = [call for call in self._open if self._tick - call.tick > _TICKS]

@@ -156,6 +156,11 @@ class Workers:
 
     # Connections ----------------------------------------------------------------------------------
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether there may be connections to tidy."""
+        return bool(self._dispatch.lines)
+
     async def tidy(self) -> None:
         """Close idle connections, and forget the lines that lead nowhere now."""
         for key, line in list(self._dispatch.lines.items()):

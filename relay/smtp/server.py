@@ -90,6 +90,7 @@ class Server:
         self.scheduling = Trampoline() if scheduling is None else scheduling
         """How sessions wait.  Someone must `run` it."""
         self.sessions: set[Session] = set()
+        self._some: trio.Event | None = None  # what `watch` waits for while there are no sessions
 
     @property
     def gate(self) -> PortGate:
@@ -116,6 +117,8 @@ class Server:
         """
         session = seat.guest = Session(self.shared, sock, self.scheduling.waits(sock), peer)
         self.sessions.add(session)
+        if self._some is not None:
+            self._some.set()
         nursery.start_soon(self._attend, session, seat)
 
     async def run(self) -> None:
@@ -156,6 +159,10 @@ class Server:
         tick = min(1.0, shortest / 4)
         certificate, look_at = self.shared.certificate, trio.current_time()
         while True:
+            if not self.sessions:
+                self._some = trio.Event()
+                await self._some.wait()
+                self._some = None
             await trio.sleep(tick)
             now = trio.current_time()
             for session in [session for session in self.sessions if session.due <= now]:
