@@ -296,6 +296,18 @@ HERITAGE = (
         """,
         ("found@relay.localhost", False),
     ),
+    Heritage(
+        22,
+        """
+        INSERT INTO relay.mailboxes (address, owner_id, expires_at)
+        VALUES ('found-too@relay.localhost', gen_random_uuid(), '2099-01-01T00:00:00Z')
+        """,
+        """
+        SELECT address, is_full
+        FROM relay.find_mailboxes('{found-too@relay.localhost}')
+        """,
+        ("found-too@relay.localhost", False),
+    ),
 )
 
 

@@ -174,6 +174,24 @@ async def test_an_address_is_looked_up_whatever_the_statistics_say(any_pool):
         assert explained[0]["Plan"]["Shared Hit Blocks"] < all_of_it
 
 
+async def test_looking_up_passes_over_what_was_folded(any_pool):
+    """What came and was counted since the last vacuum is not read again at each RCPT."""
+    await any_pool.execute("INSERT INTO relay.mailboxes (address) VALUES ('busy@x')")
+    await any_pool.execute(
+        "INSERT INTO relay.usage_changes (mailbox_id, messages, bytes) "
+        "SELECT id, 1, 1 FROM relay.mailboxes, generate_series(1, 4000)"
+    )
+    pages = await any_pool.fetch_value("SELECT pg_relation_size('relay.usage_changes') / 8192")
+    assert await any_pool.fetch_value("SELECT relay.fold_usage('{busy@x}')") == 1
+    blocks = []
+    for _ in range(3):
+        ((explained,),) = await any_pool.fetch(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM relay.find_mailboxes('{busy@x}')"
+        )
+        blocks.append(explained[0]["Plan"]["Shared Hit Blocks"])
+    assert blocks[-1] < pages
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 async def test_storing_is_planned_once(database_url, rows):
     """Whatever length the first batches have, and mailboxes are looked up by their addresses."""
