@@ -42,6 +42,7 @@ from relay.mailboxes.accept import Lookups
 from relay.mailboxes.capture import Capture
 from relay.smtp.front import Front
 from relay.smtp.limits import MemoryBudget, SmtpLimits
+from relay.smtp.proxy import Network
 from relay.smtp.server import Scheduling, Server
 from relay.smtp.shared import Anybody
 from relay.storage import AMPLE, Space
@@ -118,6 +119,7 @@ async def run(
     budget: MemoryBudget | None = None,
     capture: Capture | None = None,
     certificate: Certificate | None = None,
+    proxies: Sequence[Network] = (),
     arrivals: Arrivals | None = None,
     senders: Senders | None = None,
 ) -> None:
@@ -127,8 +129,9 @@ async def run(
     without `space` on the disk no mail is taken; `scheduling`: how sessions wait, where it is not
     on a trampoline; `budget`: of the bytes of messages, where others share it; `capture`: whether
     mail for others' domains is taken, and anybody may sign in; `certificate`: for STARTTLS;
-    `arrivals` serves connections that come another way than by sockets, until cancelled; `senders`
-    is told how many connections there are.
+    `proxies`: whose connections begin with the PROXY protocol; `arrivals` serves connections that
+    come another way than by sockets, until cancelled; `senders` is told how many connections there
+    are.
     """
     lookups = Lookups(pool, captures=None if capture is None else capture.takes)
     server = Server(
@@ -142,6 +145,7 @@ async def run(
         budget=budget,
         sign_in=None if capture is None else Anybody(),
         certificate=certificate,
+        proxies=proxies,
     )
     if senders is not None:
         senders.count_by(lambda: server.gate.open)

@@ -135,6 +135,7 @@ from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
 from relay.smtp.front import Front
 from relay.smtp.limits import SmtpLimits, part_of
+from relay.smtp.proxy import networks
 from relay.webhooks.post import Poster
 from relay.webhooks.store import Webhooks
 from supervisor import (
@@ -438,7 +439,8 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
     processes = settings.smtp_processes
-    front = Front(smtp_limits, processes) if processes > 1 and "ingest" in wanted else None
+    proxies = networks(settings.smtp.trusted_proxies)
+    front = Front(smtp_limits, processes, proxies) if processes > 1 and "ingest" in wanted else None
     inboxes = _inboxes(settings, resources)
     sources = SourceRates(settings.devices.source_rate)
     intake = Intake(inboxes, sources=sources, space=resources.space)
@@ -602,6 +604,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             filter_hooks=filter_class.hooks if filter_class else frozenset(),
             space=resources.space,
             certificate=resources.certificate,
+            proxies=proxies,
             senders=senders,
         ),
         devices=partial(

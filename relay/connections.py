@@ -1,7 +1,8 @@
 """Accepting connections: one loop for every port, held to what its gate allows.
 
 `accept` takes what a listening socket has, asks the port's `relay.peers.PortGate` about each peer,
-and hands the connection either to `welcome`, with its place, or to `turn_away`, with the reason.
+and hands the connection either to `welcome`, with its place, or to `turn_away`, with the reason
+(`admit`).
 
 Promises
   * `BURST` connections are taken before other tasks have a turn, however many knock.
@@ -44,13 +45,15 @@ async def accept(
     turn_away: Callable[[socket.socket, Any, TurnedAway], object],
     starved: str,
     paused: Callable[[], bool] = lambda: False,
+    hold: Callable[[socket.socket, Any], bool] = lambda sock, address: False,
 ) -> NoReturn:
     """Let in whoever connects, until cancelled.
 
     `listener` listens and does not block.  `welcome` and `turn_away` get the socket and its peer's
     address (the host first), and must not raise.  The first owns the socket from then on, and
     leaves the place when it closes it; behind the second it is closed.  `starved` is the event
-    logged when there are no descriptors.  While `paused`, everybody is turned away.
+    logged when there are no descriptors.  While `paused`, everybody is turned away.  What `hold`
+    returns True for is its own: it does not count yet.
     """
     complaints = Throttle(10.0)
 
@@ -79,11 +82,25 @@ async def accept(
             except OSError:
                 sock.close()
                 continue
-            place: Place | TurnedAway = TurnedAway.PAUSED
-            if not paused():
-                place = gate.enter(str(address[0]), trio.current_time())
-            if isinstance(place, Place):
-                welcome(sock, address, place)
-            else:
-                turn_away(sock, address, place)
-                sock.close()
+            if not hold(sock, address):
+                admit(sock, address, gate, welcome=welcome, turn_away=turn_away, paused=paused)
+
+
+def admit(
+    sock: socket.socket,
+    address: Any,
+    gate: PortGate,
+    *,
+    welcome: Callable[[socket.socket, Any, Place], object],
+    turn_away: Callable[[socket.socket, Any, TurnedAway], object],
+    paused: Callable[[], bool],
+) -> None:
+    """Let one connection in or turn it away, as `accept` does, by the host of `address`."""
+    place: Place | TurnedAway = TurnedAway.PAUSED
+    if not paused():
+        place = gate.enter(str(address[0]), trio.current_time())
+    if isinstance(place, Place):
+        welcome(sock, address, place)
+    else:
+        turn_away(sock, address, place)
+        sock.close()

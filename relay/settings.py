@@ -219,8 +219,16 @@ class Smtp(_Section):
     capture_mailboxes: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     filter: str = ""
     filter_timeout: Seconds = 30.0
+    trusted_proxies: tuple[str, ...] = ()
     tls_cert: str = ""
     tls_key: str = ""
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _trusted_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            ipaddress.ip_network(network)  # a ValueError says what is wrong
+        return value
 
     @property
     def certificate(self) -> tuple[str, str] | None:

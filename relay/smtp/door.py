@@ -4,8 +4,15 @@
 was let in is the business of who opened the door: `relay.smtp.server` runs its session here,
 `relay.smtp.front` passes it to a process.
 
-Promises: no more connections than the limits say, of one peer and in all; whoever is not let in is
-told why, in one line.
+A connection of a trusted proxy counts as that of whoever the proxy names (`relay.smtp.proxy`), and
+not at all before it has: such wait aside, `_UNNAMED` of them at most.
+
+Promises
+  * No more connections than the limits say, of one peer and in all; whoever is not let in is told
+    why, in one line.
+  * Of a proxy's header no byte too many is read: what follows it is the session's.
+  * A trusted proxy's connection without a header that is good, or in time, is closed; nobody else's
+    header is read as one.
 
 Fails: with the error of a listening socket, for supervision.
 """
@@ -14,19 +21,24 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
+import trio
 from prometheus_client import Counter, Gauge
 
-from relay.connections import accept
+from relay.connections import accept, admit
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.peers import Place, PortGate, TurnedAway
+from relay.smtp import proxy
 from relay.smtp.limits import SmtpLimits
 from relay.throttle import Throttle
 
 log = get_logger()
+
+_UNNAMED = 256  # connections of proxies that have not said yet for whom they are
 
 _NOT_LET_IN = {
     TurnedAway.PEER: "421 4.7.0 Too many connections from your address",
@@ -50,8 +62,14 @@ _BUFFERED = Gauge(
 class Door:
     """One port's."""
 
-    def __init__(self, limits: SmtpLimits, buffered: Callable[[], int]) -> None:
-        """`buffered`: how many bytes of messages are in flight behind it."""
+    def __init__(
+        self,
+        limits: SmtpLimits,
+        buffered: Callable[[], int],
+        proxies: Sequence[proxy.Network] = (),
+    ) -> None:
+        """`buffered`: how many bytes of messages are in flight behind it; `proxies`: whose
+        connections begin with the PROXY protocol."""
         self.gate = PortGate(
             "smtp",
             limits.max_connections,
@@ -60,6 +78,10 @@ class Door:
             patience=limits.idle_patience,
         )
         self._buffered = buffered
+        self._proxies = proxies
+        self._proxy_timeout = limits.proxy_timeout
+        self._unnamed = 0
+        self._complaints = Throttle(1.0)
         self._refusals = Throttle(1.0)
         _OPEN.set_function(lambda: self.gate.open)
         _BUFFERED.set_function(buffered)
@@ -72,7 +94,33 @@ class Door:
         paused: Callable[[], bool],
     ) -> NoReturn:
         """Let in whoever connects, until cancelled; `listener` listens and does not block."""
-        await accept(
+
+        def hold(sock: socket.socket, address: Any) -> bool:
+            host = str(address[0])
+            if not proxy.is_among(host, self._proxies):
+                return False
+            if self._unnamed >= _UNNAMED:
+                self.turn_away(sock, address, TurnedAway.FULL)
+                sock.close()
+            else:
+                self._unnamed += 1
+                nursery.start_soon(introduce, sock, address)
+            return True
+
+        async def introduce(sock: socket.socket, address: Any) -> None:
+            named = await self._named(sock, address)
+            if named is not None:
+                admit(
+                    sock,
+                    named,
+                    self.gate,
+                    welcome=welcome,
+                    turn_away=self.turn_away,
+                    paused=paused,
+                )
+
+        let_in = partial(
+            accept,
             listener,
             self.gate,
             welcome=welcome,
@@ -80,6 +128,33 @@ class Door:
             starved="smtp.accept_failed",
             paused=paused,
         )
+        if not self._proxies:
+            await let_in()
+        async with trio.open_nursery() as nursery:
+            await let_in(hold=hold)
+        raise AssertionError  # not reached: accept ends by an exception only
+
+    async def _named(self, sock: socket.socket, address: Any) -> Any:
+        """Return for whom a proxy has connected; None: it did not say, and is gone."""
+        reason = "it said nothing in time"
+        try:
+            with trio.move_on_after(self._proxy_timeout):
+                found = await _header(sock)
+                return address if found is None else (*found, str(address[0]))
+        except proxy.Malformed as error:
+            reason = str(error)
+        except OSError:
+            reason = "it broke the connection"
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            self._unnamed -= 1
+        if self._complaints.ready():
+            log.warning("smtp.proxy_refused", peer=str(address[0]), reason=reason)
+        _refused.inc()
+        sock.close()
+        return None
 
     def figures(self) -> dict[str, int]:
         """Return what is under way: sessions, and bytes of messages that arrive."""
@@ -93,3 +168,21 @@ class Door:
             log.warning("smtp.refused", peer=str(peer[0]), reply=reply)
         with contextlib.suppress(OSError):  # it is gone already
             sock.send(reply.encode() + b"\r\n")
+
+
+async def _header(sock: socket.socket) -> tuple[str, int] | None:
+    """Read a header of the PROXY protocol, and nothing behind it; return whom it names."""
+    header = b""
+    while True:
+        try:
+            seen = sock.recv(proxy.LONGEST, socket.MSG_PEEK)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(sock)
+            continue
+        if not seen:
+            raise proxy.Malformed("it ended the connection")
+        size, named = proxy.read(header + seen)
+        # As long as it has not come whole, all that has come is part of it.
+        header += sock.recv(size - len(header) if size else len(seen))
+        if size:
+            return named

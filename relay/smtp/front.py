@@ -42,7 +42,7 @@ import os
 import socket
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import trio
@@ -51,6 +51,7 @@ from relay.peers import Place, PortGate, TurnedAway
 from relay.smtp.channel import Channel, Kind, Packet, pack, pack_ids, pack_session, session
 from relay.smtp.door import Door
 from relay.smtp.limits import SmtpLimits
+from relay.smtp.proxy import Network
 
 FULL = 256
 """Packets that wait for a process before it gets no further connection."""
@@ -136,14 +137,14 @@ class _Newcomer(NamedTuple):
 class Front:
     """What the processes of one port have in common; as long-lived as this one."""
 
-    def __init__(self, limits: SmtpLimits, places: int) -> None:
-        """`places`: how many processes there may be."""
+    def __init__(self, limits: SmtpLimits, places: int, proxies: Sequence[Network] = ()) -> None:
+        """`places`: how many processes there may be; `proxies`: as `Door` has them."""
         self.places = places
         self.board_file = Board.make(places)
         """What a process makes its `Board` of."""
         weakref.finalize(self, os.close, self.board_file)
         self.board = Board(self.board_file)
-        self._door = Door(limits, lambda: self.board.used)
+        self._door = Door(limits, lambda: self.board.used, proxies)
         self._links: list[Link] = []
         self._parked: deque[_Newcomer] = deque()  # no process serves
         self._yielding: Guest | None = None  # asked by the gate, for who comes next

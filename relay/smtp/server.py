@@ -22,6 +22,7 @@ from relay.log import get_logger
 from relay.peers import Guest, PortGate
 from relay.smtp.door import Door, served
 from relay.smtp.limits import MemoryBudget, SmtpLimits
+from relay.smtp.proxy import Network
 from relay.smtp.session import Session
 from relay.smtp.shared import Canonical, Filter, Mailboxes, Shared, SignIn
 from relay.smtp.trampoline import Trampoline
@@ -67,12 +68,13 @@ class Server:
         budget: MemoryBudget | None = None,
         sign_in: SignIn | None = None,
         certificate: Certificate | None = None,
+        proxies: Sequence[Network] = (),
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `scheduling`: how sessions wait, where not on a `Trampoline`; `budget`: of the bytes of all
         messages, where others than these sessions share it; `sign_in`, `certificate`: as `Shared`
-        has them.
+        has them; `proxies`: as `Door` does.
         """
         self.shared = Shared(
             mailboxes,
@@ -86,7 +88,7 @@ class Server:
             certificate=certificate,
         )
         self.limits = self.shared.limits
-        self._door = Door(self.limits, lambda: self.shared.budget.used)
+        self._door = Door(self.limits, lambda: self.shared.budget.used, proxies)
         self.scheduling = Trampoline() if scheduling is None else scheduling
         """How sessions wait.  Someone must `run` it."""
         self.sessions: set[Session] = set()

@@ -41,10 +41,11 @@ from relay.accepted import Accepted
 from relay.errors import OverQuota, TemporaryFailure
 from relay.log import get_logger
 from relay.metrics import Counts, registry
-from relay.peers import ip_address, peer_key
+from relay.peers import peer_key
 from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
 from relay.smtp.lines import CHUNK, COMMANDS, Lines, SessionOver
+from relay.smtp.proxy import is_loopback
 from relay.smtp.shared import Shared, SignIn
 from relay.smtp.sign_in import MECHANISMS, Exchange, challenge, decoded
 from relay.smtp.syntax import (
@@ -114,7 +115,8 @@ class Session(SMTP):
     def __init__(self, shared: Shared, sock: socket.socket, waits: Waits, peer: Any) -> None:
         """`sock` is connected and does not block; `run` closes it.
 
-        `waits` waits for it; `peer`: its socket address.
+        `waits` waits for it; `peer`: its socket address, or whom a proxy named
+        (`relay.smtp.proxy.NamedPeer`).
         """
         vars(self).update(
             session_attributes(
@@ -159,10 +161,7 @@ class Session(SMTP):
     @property
     def loopback(self) -> bool:
         """Whether its peer is on this machine, so that what it says in clear stays here."""
-        try:
-            return ip_address(self._host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.session.peer)
 
     # ------------------------------------------------------------------------ its life
 

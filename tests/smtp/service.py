@@ -26,6 +26,7 @@ from relay.smtp.channel import Setup
 from relay.smtp.filtering import FilterClass
 from relay.smtp.front import Front
 from relay.smtp.limits import SmtpLimits, part_of
+from relay.smtp.proxy import networks
 from relay.smtp.server import Scheduling
 from relay.storage import AMPLE, Space
 from relay.tls import Certificate
@@ -184,6 +185,7 @@ async def serving(
     senders: Senders | None = None,
     capture: Capture | None = None,
     certificate: tuple[str, str] | None = None,
+    proxies: Sequence[str] = (),
     **supervisor: Any,
 ) -> AsyncIterator[Service]:
     """Run writer and ingest on a free port until the block ends."""
@@ -225,6 +227,7 @@ async def serving(
                     senders=senders,
                     capture=capture,
                     certificate=None if certificate is None else Certificate.load(*certificate),
+                    proxies=networks(proxies),
                 ),
                 hears=(Report,),
                 drain_timeout=drain_timeout,
@@ -247,13 +250,14 @@ async def serving_by_processes(
     patience: float = ingest_process.PATIENCE,
     dsn: str | None = None,
     certificate: tuple[str, str] | None = None,
+    proxies: Sequence[str] = (),
 ) -> AsyncIterator[Service]:
     """Run ingest on a free port until the block ends, its sessions in so many processes.
 
     `dsn`: of another database for these than that of `pool`.
     """
     limits = limits or SmtpLimits()
-    front = Front(limits, count)
+    front = Front(limits, count, networks(proxies))
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     processes = tuple(
         ChildSpec(

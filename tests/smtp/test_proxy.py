@@ -1,0 +1,198 @@
+"""The PROXY protocol: what is a header, whom it names, and what counts then."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relay.smtp.limits import SmtpLimits
+from relay.smtp.proxy import LONGEST, SIGNATURE, Malformed, is_among, is_loopback, networks, read
+from tests.smtp import service as services
+from tests.smtp.service import Client, Service
+
+PROXY = "127.0.0.2"
+ONE, OTHER = (
+    b"PROXY TCP4 192.0.2.1 10.0.0.1 1234 25\r\n",
+    b"PROXY TCP4 192.0.2.2 10.0.0.1 1234 25\r\n",
+)
+
+
+@pytest.fixture(params=[services.serving, services.serving_by_processes])
+def serving(request):
+    """Ingest that trusts one proxy, with its sessions in this process, and in others."""
+    return lambda pool, **options: request.param(pool, proxies=[PROXY], **options)
+
+
+@asynccontextmanager
+async def by_proxy(service: Service, first: bytes) -> AsyncIterator[Client]:
+    """A connection of the proxy, and what it says first."""
+    made = await trio.open_tcp_stream("127.0.0.1", service.port, local_address=PROXY)
+    with trio.fail_after(30):
+        async with made as stream:
+            await stream.send_all(first)
+            yield Client(stream)
+
+
+def version2(
+    source: str, port: int = 1234, *, command: int = 1, more: bytes = b"", family: int | None = None
+) -> bytes:
+    """A header of version 2."""
+    address = ipaddress.ip_address(source)
+    target = ipaddress.ip_address("10.0.0.1" if address.version == 4 else "::1")
+    body = address.packed + target.packed + struct.pack("!HH", port, 25) + more
+    kind = (0x11 if address.version == 4 else 0x21) if family is None else family
+    return SIGNATURE + struct.pack("!BBH", 0x20 | command, kind, len(body)) + body
+
+
+GOOD = [
+    (ONE, ("192.0.2.1", 1234)),
+    (b"PROXY TCP6 2001:db8::1 ::1 1 65535\r\n", ("2001:db8::1", 1)),
+    (b"PROXY TCP6 ::ffff:192.0.2.7 ::1 1 2\r\n", ("192.0.2.7", 1)),
+    (b"PROXY UNKNOWN\r\n", None),
+    (b"PROXY UNKNOWN ffff:f...f:ffff ffff:f...f:ffff 65535 65535\r\n", None),
+    (version2("192.0.2.1"), ("192.0.2.1", 1234)),
+    (version2("2001:db8::1"), ("2001:db8::1", 1234)),
+    (version2("192.0.2.1", more=b"\x20\x00\x05\x00\x00\x00\x00\x01"), ("192.0.2.1", 1234)),
+    (version2("192.0.2.1", command=0), None),
+    (SIGNATURE + b"\x20\x00\x00\x00", None),
+    (SIGNATURE + b"\x21\x00\x00\x00", None),
+    (SIGNATURE + b"\x21\x31\x00\xd8" + bytes(216), None),
+]
+
+
+@pytest.mark.parametrize(("header", "named"), GOOD)
+def test_a_header_is_read_whole_or_not_yet(header, named):
+    """Whatever stands behind it; with any part of it alone, nothing is known yet."""
+    for behind in (b"", b"EHLO x\r\n", b"PROXY TCP4 "):
+        assert read(header + behind) == (len(header), named)
+    for cut in range(len(header)):
+        assert read(header[:cut]) == (0, None)
+
+
+BAD = [
+    b"EHLO client.example\r\n",
+    b"proxy TCP4 192.0.2.1 10.0.0.1 1 2\r\n",
+    b"PROXY\r\n",
+    b"PROXY TCP4\r\n",
+    b"PROXY  TCP4 192.0.2.1 10.0.0.1 1 2\r\n",
+    b"PROXY TCP5 192.0.2.1 10.0.0.1 1 2\r\n",
+    b"PROXY TCP4 192.0.2.1 10.0.0.1 1 2 3\r\n",
+    b"PROXY TCP4 192.0.2.1 10.0.0.1 1 2\n\r\n",
+    b"PROXY TCP4 192.0.2.1 10.0.0.1 1\r2\r\n",
+    b"PROXY TCP4 192.0.2.256 10.0.0.1 1 2\r\n",
+    b"PROXY TCP4 2001:db8::1 ::1 1 2\r\n",
+    b"PROXY TCP6 192.0.2.1 10.0.0.1 1 2\r\n",
+    b"PROXY TCP4 192.0.2.1 10.0.0.1 65536 2\r\n",
+    b"PROXY TCP4 192.0.2.1 10.0.0.1 01 2\r\n",
+    b"PROXY TCP4 192.0.2.1 10.0.0.1 -1 2\r\n",
+    b"PROXY UNKNOWN " + b"x" * 200 + b"\r\n",
+    b"PROXY " + b"x" * 101,
+    SIGNATURE[:8] + b"x",
+    SIGNATURE + b"\x11\x11\x00\x0c" + bytes(12),
+    SIGNATURE + b"\x22\x11\x00\x0c" + bytes(12),
+    SIGNATURE + b"\x21\x11\x00\x0b" + bytes(11),
+    SIGNATURE + b"\x21\x21\x00\x0c" + bytes(12),
+    SIGNATURE + b"\x21\x41\x00\x0c" + bytes(12),
+    SIGNATURE + b"\x21\x13\x00\x0c" + bytes(12),
+    SIGNATURE + struct.pack("!BBH", 0x21, 0x11, LONGEST) + bytes(LONGEST),
+]
+
+
+@pytest.mark.parametrize("data", BAD)
+def test_anything_else_is_malformed(data):
+    """Nothing is guessed."""
+    with pytest.raises(Malformed):
+        read(data)
+
+
+@given(
+    st.binary(max_size=60), st.sampled_from([b"", b"PROXY ", SIGNATURE, SIGNATURE + b"\x21\x11"])
+)
+def test_any_bytes_are_a_header_or_malformed_or_too_few(data, first):
+    """No other exception, and nothing is read that has not come."""
+    with contextlib.suppress(Malformed):
+        size, _ = read(first + data)
+        assert size <= len(first + data)
+
+
+def test_who_is_trusted():
+    """By network, whatever the family that the socket shows."""
+    trusted = networks(["10.0.0.0/8", "::1"])
+    assert is_among("10.1.2.3", trusted)
+    assert is_among("::ffff:10.1.2.3", trusted)
+    assert is_among("::1", trusted)
+    assert not is_among("11.0.0.1", trusted)
+    assert not is_among("", trusted)
+
+
+def test_loopback_is_what_all_of_the_way_is():
+    """A proxy elsewhere names no peer that is on this machine."""
+    assert is_loopback(("127.0.0.1", 1))
+    assert is_loopback(("::1", 1, 0, 0))
+    assert is_loopback(("127.0.0.1", 1, "127.0.0.1"))
+    assert not is_loopback(("127.0.0.1", 1, "192.0.2.1"))
+    assert not is_loopback(("192.0.2.1", 1, "127.0.0.1"))
+
+
+@pytest.mark.parametrize("header", [ONE, version2("192.0.2.1"), version2("2001:db8::1")])
+async def test_mail_comes_by_a_proxy(pool, serving, header):
+    """With the header whole, or one byte after another, or all that follows in one segment."""
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        async with by_proxy(service, header) as client:
+            assert (await client.reply())[:3] == "220"
+            assert (await client.ask("EHLO client.example"))[:3] == "250"
+            assert (await client.deliver(b"x\r\n", bob))[:3] == "250"
+        async with by_proxy(service, b"") as client:
+            for byte in header:
+                await client.send(bytes([byte]))
+                await trio.sleep(0.001)
+            assert (await client.reply())[:3] == "220"
+        mail = b"EHLO c\r\nMAIL FROM:<a@b.example>\r\nRCPT TO:<%b>\r\nDATA\r\n" % bob.encode()
+        async with by_proxy(service, header + mail + b"y\r\n.\r\nQUIT\r\n") as client:
+            replies = [reply[:3] for reply in await client.replies()]
+        assert replies == ["220", "250", "250", "250", "354", "250", "221"]
+        assert len(await service.stored()) == 2
+
+
+async def test_a_proxy_must_say_it_and_others_must_not(pool, serving):
+    """A connection of the proxy's without it ends without a word; from another it is no command."""
+    async with serving(pool, limits=SmtpLimits(proxy_timeout=0.5)) as service:
+        for first in (b"EHLO client.example\r\n", b"PROXY TCP4 1.2.3.4\r\n", b"", b"PROXY TC"):
+            async with by_proxy(service, first) as client:
+                assert await client.replies() in ([], ["reset"])
+        for header in (ONE, version2("192.0.2.1")):
+            async with service.raw_client() as client:
+                assert (await client.reply())[:3] == "220"
+                await client.send(header + b"\r\n")
+                assert (await client.reply())[:3] == "500"
+
+
+async def test_who_is_named_counts_and_the_proxy_does_not(pool, serving):
+    """Each address that a proxy names has the places of a peer; the proxy itself has no limit."""
+    limits = SmtpLimits(max_connections_per_peer=2, idle_patience=600)
+    async with serving(pool, limits=limits) as service, contextlib.AsyncExitStack() as stack:
+        for header in (ONE, OTHER, ONE, OTHER):
+            client = await stack.enter_async_context(by_proxy(service, header))
+            assert (await client.reply())[:3] == "220"
+        for header in (ONE, OTHER):
+            async with by_proxy(service, header) as client:
+                assert (await client.reply()) == "421 4.7.0 Too many connections from your address"
+        async with by_proxy(service, b"PROXY TCP4 192.0.2.3 10.0.0.1 1 2\r\n") as client:
+            assert (await client.reply())[:3] == "220"
+
+
+async def test_a_proxy_that_speaks_for_itself_is_a_peer(pool, serving):
+    """Its looks whether we live are served."""
+    for header in (b"PROXY UNKNOWN\r\n", version2("192.0.2.1", command=0)):
+        async with serving(pool) as service, by_proxy(service, header) as client:
+            assert (await client.reply())[:3] == "220"
+            assert (await client.ask("QUIT"))[:3] == "221"
