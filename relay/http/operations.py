@@ -58,13 +58,19 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
 class Form(BaseModel):
     """Values from outside that are named in full: an unknown name is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Query(BaseModel):
     """Values of a query string; a name that none has is refused before (`check_names`)."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
+
+
+class View(BaseModel):
+    """What an answer shows.  Most are described and never checked: built when first asked for."""
+
+    model_config = ConfigDict(defer_build=True)
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,6 @@ from datetime import datetime
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import padding, rsa
-
 from relay.errors import PermanentFailure
 
 _HOST = re.compile(r"sns\.[a-z0-9-]+\.amazonaws\.com(\.cn)?", re.ASCII)
@@ -158,6 +153,8 @@ def region_of(topic: str) -> str:
 
 def is_over(certificate: bytes, now: datetime) -> bool:
     """Tell whether a PEM certificate cannot be used any more at `now`, or never could."""
+    from cryptography import x509  # loaded by who is sent notifications: most are not
+
     try:
         return now > x509.load_pem_x509_certificate(certificate).not_valid_after_utc
     except ValueError:
@@ -193,6 +190,11 @@ def verify(notification: Notification, certificate: bytes, now: datetime) -> Non
 
     That the certificate is Amazon's rests on where it was fetched from, over verified TLS.
     """
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
     algorithm: hashes.HashAlgorithm
     if notification.signature_version == "1":
         algorithm = hashes.SHA1()  # noqa: S303  # version 1 of the protocol is SHA-1

@@ -17,11 +17,11 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from quart import Response
 
 from relay.http.callers import Caller
-from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
 from relay.http.routing import Api
@@ -41,7 +41,7 @@ class NewAccount(Form):
     ]
 
 
-class AccountEntry(BaseModel):
+class AccountEntry(View):
     """One account.  Instants are whole seconds."""
 
     id: str
@@ -55,7 +55,7 @@ class AccountEntry(BaseModel):
     unsuspended_at: str | None
 
 
-class LetterEntry(BaseModel):
+class LetterEntry(View):
     """A mail to an account; `message_id` is that of /api/v1/outbound, `at` when it was queued."""
 
     action: str

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from pydantic import BaseModel
 from quart import Response
 
-from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Operation, View, json_response
 from relay.http.routing import Api
 from relay.lifecycle.batching import REASONS
 from relay.lifecycle.report import Spending
 from relay.metrics import registry
 
 
-class CollectorState(BaseModel):
+class CollectorState(View):
     """What waits on all nodes, and what this process handed over since its start.
 
     `parked` are letters whose account fits them no more, and may again in time.

@@ -16,7 +16,7 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from quart import Response, request
 
 from relay.devices.inbox import DeviceInbox
@@ -24,7 +24,16 @@ from relay.devices.intake import Short, Shortage
 from relay.devices.store import StoreUnavailable
 from relay.devices.wire import MAX_ENVELOPE, Reason, Refused
 from relay.http.callers import address_of
-from relay.http.operations import Access, Answer, Call, Operation, Query, json_response, read_body
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Operation,
+    Query,
+    View,
+    json_response,
+    read_body,
+)
 from relay.http.problems import Problem, no_space, unavailable
 from relay.http.routing import Api
 from relay.settings import duration
@@ -56,14 +65,14 @@ class BlobQuery(Query):
     ] = None
 
 
-class StoredBlob(BaseModel):
+class StoredBlob(View):
     """A blob that is durable."""
 
     id: str
     expires_at: datetime
 
 
-class FullInbox(BaseModel):
+class FullInbox(View):
     """One device's inbox: its key (64 hex digits), what waits, its sessions on this node."""
 
     key: str
@@ -72,7 +81,7 @@ class FullInbox(BaseModel):
     sessions: int
 
 
-class DevicesState(BaseModel):
+class DevicesState(View):
     """What waits for devices, a few seconds old, and the sessions of this node, as of now.
 
     `oldest_age` is in seconds; `waiting` are the calls that wait for the store.
@@ -96,7 +105,7 @@ def _problem(refused: Short) -> Problem:
     return Problem(status, case, detail, headers={"Retry-After": str(refused.retry_after)})
 
 
-class Snapshot(BaseModel):
+class Snapshot(View):
     """A copy of the device store's file."""
 
     path: str

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
 from quart import Response
 
 from relay.errors import RelayError, innermost
 from relay.http.deps import Node
-from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Operation, View, json_response
 from relay.http.problems import unavailable
 from relay.http.routing import Api
 from relay.metrics import render
@@ -24,7 +23,7 @@ _CHECK_TIMEOUT = 3.0  # s; a store that takes longer does not answer
 _MOST = 200  # characters of an error
 
 
-class Health(BaseModel):
+class Health(View):
     """One word: ok or ready."""
 
     status: str

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import trio
-from pydantic import BaseModel
 from quart import Response
 
-from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Operation, View, json_response
 from relay.http.routing import Api
 from relay.log import get_logger
 
 log = get_logger()
 
 
-class Rotated(BaseModel):
+class Rotated(View):
     """What a rotation did.
 
     `new_signing_key` and `new_encryption_key` are false where the settings give the keys, or an

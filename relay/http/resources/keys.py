@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator
 from quart import Response
 
 from relay.access.keys import ApiKey
 from relay.http.auth import MAX_TOKEN, identify
 from relay.http.entries import BY_ID, listed, removed
-from relay.http.operations import Access, Answer, Call, Form, Operation, Text, json_response
+from relay.http.operations import Access, Answer, Call, Form, Operation, Text, View, json_response
 from relay.http.problems import Problem
 from relay.http.routing import Api
 
@@ -79,7 +79,7 @@ class Renewal(Form):
     ] = None
 
 
-class KeyEntry(BaseModel):
+class KeyEntry(View):
     """A key without its token."""
 
     id: str

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import Field, StringConstraints
 from quart import Response, request
 
 from relay.crypto import hash_source
@@ -30,6 +30,7 @@ from relay.http.operations import (
     Operation,
     Query,
     Text,
+    View,
     json_response,
     no_content,
 )
@@ -63,7 +64,7 @@ class NewMailbox(Form):
     ] = None
 
 
-class CreatedMailbox(BaseModel):
+class CreatedMailbox(View):
     """A mailbox just made; its token is shown this once."""
 
     address: str
@@ -72,7 +73,7 @@ class CreatedMailbox(BaseModel):
     plan: str
 
 
-class MailboxEntry(BaseModel):
+class MailboxEntry(View):
     """A live mailbox."""
 
     address: str
@@ -93,7 +94,7 @@ class MailboxEntry(BaseModel):
     created_at: str
 
 
-class AllowanceEntry(BaseModel):
+class AllowanceEntry(View):
     """What the caller may have; null: no limit."""
 
     plan: str

@@ -22,7 +22,7 @@ from contextlib import aclosing
 from typing import Annotated
 from urllib.parse import quote
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
@@ -35,6 +35,7 @@ from relay.http.operations import (
     Call,
     Operation,
     Query,
+    View,
     json_response,
     no_content,
 )
@@ -66,7 +67,7 @@ _CONNECTS = re.compile(
 )
 
 
-class MessageEntry(BaseModel):
+class MessageEntry(View):
     """A message in a list; what needs parsing is null until it was parsed (below a second)."""
 
     id: str
@@ -78,7 +79,7 @@ class MessageEntry(BaseModel):
     size: Annotated[int, Field(description="bytes of the raw message")]
 
 
-class AttachmentEntry(BaseModel):
+class AttachmentEntry(View):
     """An attachment, by its index."""
 
     index: int

@@ -24,12 +24,12 @@ from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from quart import Response
 
 from relay.errors import PermanentFailure
 from relay.http.callers import Caller
-from relay.http.operations import Access, Answer, Call, Operation, Query, json_response
+from relay.http.operations import Access, Answer, Call, Operation, Query, View, json_response
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
 from relay.http.resources.messages import Downloads, once
@@ -55,7 +55,7 @@ class OutboundQuery(PageQuery):
     ] = None
 
 
-class OutboundMessage(BaseModel):
+class OutboundMessage(View):
     """One message to one recipient; recipient, subject and tag are null to all but its owner."""
 
     id: str
@@ -72,7 +72,7 @@ class OutboundMessage(BaseModel):
     tag: str | None
 
 
-class DeliveryEvent(BaseModel):
+class DeliveryEvent(View):
     """One phase of one delivery; `duration` in seconds, `code` null where no reply came."""
 
     phase: str
@@ -82,7 +82,7 @@ class DeliveryEvent(BaseModel):
     attempt: int
 
 
-class QueueState(BaseModel):
+class QueueState(View):
     """The queue at one moment: what is unfinished, and in `last_hour` what finished, by status."""
 
     paused: bool
@@ -112,13 +112,13 @@ class FlushQuery(Query):
     ] = None
 
 
-class Flushed(BaseModel):
+class Flushed(View):
     """What a flush did."""
 
     count: int
 
 
-class Destination(BaseModel):
+class Destination(View):
     """A route (`domain` null) or a destination in trouble; `opens_in` in seconds."""
 
     route: str

@@ -13,12 +13,11 @@ import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel
 from quart import Response
 
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Deps, Node
-from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Operation, View, json_response
 from relay.http.resources.health import troubles
 from relay.http.resources.outbound import QueueState
 from relay.http.routing import Api
@@ -30,7 +29,7 @@ LATE = 60.0
 """Seconds of waiting after which mail that is due is late."""
 
 
-class Concern(BaseModel):
+class Concern(View):
     """Something that a person should look at; `about` names the view that shows it."""
 
     grade: Literal["error", "warning"]
@@ -38,7 +37,7 @@ class Concern(BaseModel):
     about: Literal["now", "inboxes", "queue", "accounts", "devices", "logs"]
 
 
-class Overview(BaseModel):
+class Overview(View):
     """One glance."""
 
     at: str

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
 from quart import Response
 
 from relay.http.openapi import describe
-from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Operation, View, json_response
 from relay.http.problems import from_status
 from relay.http.routing import Api
 
@@ -31,7 +30,7 @@ _TYPES = {
 }
 
 
-class Document(BaseModel):
+class Document(View):
     """An OpenAPI document."""
 
     openapi: str

@@ -22,11 +22,11 @@ from typing import Annotated, Literal, TypeVar
 from uuid import UUID
 
 import trio
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 from quart import Response, request
 
 from relay.errors import Invalid
-from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
 from relay.http.problems import Problem, reserved_name
 from relay.http.routing import Api
 from relay.outbound.compose import check
@@ -122,7 +122,7 @@ class NewMessage(Form):
     ] = "retry"
 
 
-class QueuedMessage(BaseModel):
+class QueuedMessage(View):
     """One message of the queue."""
 
     id: str
@@ -130,7 +130,7 @@ class QueuedMessage(BaseModel):
     status: str
 
 
-class Sent(BaseModel):
+class Sent(View):
     """What a call queued: one message a recipient, in the order of `to`."""
 
     messages: list[QueuedMessage]

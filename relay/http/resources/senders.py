@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from quart import Response
 
 from relay.http.entries import listed, removed
-from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
 from relay.http.routing import Api
 from relay.outbound.senders import Sender
 from relay.times import rfc3339
@@ -30,7 +30,7 @@ class NewSender(Form):
     ]
 
 
-class SenderEntry(BaseModel):
+class SenderEntry(View):
     """A sender without its password."""
 
     address: str

@@ -17,7 +17,7 @@ import time
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from quart import Response, request
 
 from relay.access.keys import SCOPES
@@ -42,6 +42,7 @@ from relay.http.operations import (
     Call,
     Form,
     Operation,
+    View,
     component,
     json_response,
     no_content,
@@ -74,7 +75,7 @@ class Credentials(Form):
         return self
 
 
-class Session(BaseModel):
+class Session(View):
     """Who is signed in: nobody without scopes; the administrator has no owner."""
 
     owner: str | None
@@ -89,7 +90,7 @@ class SignedIn(Session):
     expires_at: str
 
 
-class OpenedMailbox(BaseModel):
+class OpenedMailbox(View):
     """The page's key to a mailbox; null where the caller's own key opens it."""
 
     page_key: str | None
@@ -103,7 +104,7 @@ class NewLink(Form):
     )
 
 
-class Link(BaseModel):
+class Link(View):
     """A link that signs a browser in as the administrator, once."""
 
     code: str
@@ -117,7 +118,7 @@ class Wanted(Form):
     path: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 
 
-class Ticket(BaseModel):
+class Ticket(View):
     """The path with a ticket."""
 
     url: str

@@ -22,7 +22,6 @@ from datetime import UTC, datetime
 
 import trio
 from prometheus_client import Counter
-from pydantic import BaseModel
 from quart import Response, request
 
 from relay.addresses import canonical
@@ -36,6 +35,7 @@ from relay.http.operations import (
     Answer,
     Call,
     Operation,
+    View,
     json_response,
     read_body,
 )
@@ -74,7 +74,7 @@ _LETTERS = 4  # that are fetched from S3 at once: each is in memory
 _PATIENCE = 15.0  # s; SNS itself waits as long
 
 
-class IngestOutcome(BaseModel):
+class IngestOutcome(View):
     """What was done: stored (and how many), subscribed, ignored."""
 
     status: str

@@ -15,12 +15,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
-from pydantic import BaseModel
 from quart import Response
 
 from relay.http.deps import Event, Node, NotNow, NotUnderstood
 from relay.http.feeds import event_stream, follow
-from relay.http.operations import Access, Answer, Call, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Operation, View, json_response
 from relay.http.problems import Problem, unavailable
 from relay.http.routing import Api
 from relay.log import get_logger
@@ -35,7 +34,7 @@ _LACKING = {
 }
 
 
-class TreeNode(BaseModel):
+class TreeNode(View):
     """An actor or a supervisor, and what is under it."""
 
     name: str

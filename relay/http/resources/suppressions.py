@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from quart import Response
 
 from relay.http.entries import listed, removed
-from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
 from relay.http.routing import Api
 from relay.outbound.suppressions import MAX_REASON, Suppression
 from relay.times import rfc3339
@@ -22,7 +22,7 @@ class NewSuppression(Form):
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
 
 
-class SuppressionEntry(BaseModel):
+class SuppressionEntry(View):
     """An address that gets no mail."""
 
     address: str

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from quart import Response
 
-from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
+from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
 from relay.http.problems import Problem
 from relay.http.routing import Api
 from relay.http.timing import pad_failure_time
@@ -25,7 +25,7 @@ class TokenToUse(Form):
     code: Annotated[str | None, Field(repr=False, description="5 digits")] = None
 
 
-class UsedToken(BaseModel):
+class UsedToken(View):
     """What the token was for."""
 
     action: str

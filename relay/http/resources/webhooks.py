@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from quart import Response
 
 from relay.http.entries import BY_ID, listed, removed
@@ -21,6 +21,7 @@ from relay.http.operations import (
     Call,
     Form,
     Operation,
+    View,
     json_response,
     no_content,
 )
@@ -40,7 +41,7 @@ class NewWebhook(Form):
     events: Annotated[tuple[Kind, ...], Field(min_length=1, max_length=len(KINDS))] = KINDS
 
 
-class WebhookEntry(BaseModel):
+class WebhookEntry(View):
     """A webhook; `secret` verifies its posts, as Standard Webhooks have it."""
 
     id: str
@@ -50,7 +51,7 @@ class WebhookEntry(BaseModel):
     created_at: str
 
 
-class UntoldEvent(BaseModel):
+class UntoldEvent(View):
     """An event that was given up: after the last attempt, or a 410.  Kept for a week."""
 
     id: str
@@ -62,7 +63,7 @@ class UntoldEvent(BaseModel):
     given_up_at: str
 
 
-class MailboxWebhook(BaseModel):
+class MailboxWebhook(View):
     """The URL where a mailbox's messages are announced, and the secret that verifies the posts."""
 
     url: str | None
