@@ -1,13 +1,11 @@
 """DMARC (RFC 7489): does what SPF or DKIM vouch for belong to the domain that From shows?
 
-As DKIM it comes in two halves: `author` reads From out of the message, where it may be killed;
-`check` asks the DNS for the policy and compares, in the relay.
+The second half: `relay.checks.author` read From out of the message.  `check` asks the DNS for the
+policy and compares, in the relay.
 
 Promises
-- From counts only where there is one field with one address in it: a message with more is one that
-  readers may show in different ways, so it is `permerror`, whatever else passes.
 - Two look-ups at most: the domain, then its organisational domain.
-- Neither raises for what a message or a record holds.
+- It never raises for what a record holds.
 
 How it ends: `pass`, `fail`, `none` (the domain publishes no policy, or more than one), `permerror`
 (From or the policy cannot be used) or `temperror` (the DNS gave no answer that would decide it).
@@ -23,33 +21,21 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from publicsuffixlist import PublicSuffixList
 
-from relay.addresses import a_labels
+from relay.checks.author import Author
 from relay.checks.details import in_one_line
 from relay.checks.dkim import Signature
-from relay.checks.fields import Field
 from relay.checks.spf import Spf
 from relay.dns.questions import Asking, Question, Status, is_name
 
 _POLICIES = ("none", "quarantine", "reject")
 _VERSION = re.compile(r"v[ \t]*=[ \t]*DMARC1[ \t]*(?:;|\Z)")
 _URI = re.compile(r"[a-z][a-z0-9+.-]*:[^\s,!]+(?:![0-9]+[kmgt]?)?", re.IGNORECASE)
-
-# A piece of an address list: one character that may mean something, or a run of others.
-_PIECE = re.compile(r'[()<>,;:@"\[\]\\]|[^()<>,;:@"\[\]\\]+')
-
-
-class Author(NamedTuple):
-    """The domain of From, as A-labels in small letters; or why there is none."""
-
-    domain: str = ""
-    error: str = ""
 
 
 class Dmarc(NamedTuple):
@@ -63,107 +49,6 @@ class Dmarc(NamedTuple):
     domain: str
     policy: str
     detail: str
-
-
-# ------------------------------------------------------------------ from the message
-
-
-def author(fields: Sequence[Field]) -> Author:
-    """Read the one domain of From."""
-    found = [one for one in fields if one.name == b"from"]
-    if len(found) != 1:
-        return Author(error=f"there are {len(found)} From fields" if found else "there is no From")
-    value = found[0].value.replace(b"\r\n", b"").decode("utf-8", "replace")
-    domains = list(_domains(value))
-    if len(domains) != 1:
-        return Author(error=f"From holds {len(domains)} addresses" if domains else "From is empty")
-    domain = domains[0]
-    if not domain.isascii():
-        try:
-            domain = a_labels(domain)
-        except ValueError as error:
-            return Author(error=f"the domain of From {error}")
-    domain = domain.removesuffix(".").lower()
-    if not is_name(domain) or not re.fullmatch(r"[a-z0-9._-]+", domain):
-        return Author(error="From holds no address with a domain name")
-    return Author(domain)
-
-
-def _domains(value: str) -> Iterator[str]:
-    """The domain of each address in a list (RFC 5322, 3.4); empty for one that has none."""
-    mailbox = _Mailbox()
-    for piece in _words(value):
-        if piece == "<":
-            if mailbox.angled:
-                yield mailbox.domain()
-            mailbox = _Mailbox(angled=True, inside=True)
-        elif piece == ">":
-            mailbox.inside = False
-        elif piece in {",", ";"} and not mailbox.inside:
-            if mailbox.is_there():
-                yield mailbox.domain()
-            mailbox = _Mailbox()
-        elif piece == ":":
-            mailbox.pieces.clear()  # the name of a group, or a route
-        elif mailbox.inside or not mailbox.angled:
-            mailbox.pieces.append(piece)
-    if mailbox.is_there():
-        yield mailbox.domain()
-
-
-def _words(value: str) -> Iterator[str]:
-    """The pieces of an address list without its comments; strings and literals are one each."""
-    depth = 0  # of comments
-    ends = ""  # what closes the string or literal at hand
-    held: list[str] = []
-    escaped = False
-    for match in _PIECE.finditer(value):
-        piece = match[0]
-        if escaped:
-            escaped = False
-            if ends:
-                held.append(piece)
-        elif piece == "\\":
-            escaped = True
-        elif depth:
-            depth += {"(": 1, ")": -1}.get(piece, 0)
-        elif ends:
-            held.append(piece)
-            if piece == ends:
-                yield "".join(held)
-                ends, held = "", []
-        elif piece == "(":
-            depth = 1
-        elif piece in {'"', "["}:
-            ends, held = {'"': '"', "[": "]"}[piece], [piece]
-        else:
-            yield piece
-    if ends:
-        yield "".join(held)
-
-
-@dataclass
-class _Mailbox:
-    """What was read of one address: of `Name <local@domain>` what is between the brackets."""
-
-    pieces: list[str] = field(default_factory=list)
-    angled: bool = False
-    inside: bool = False
-
-    def is_there(self) -> bool:
-        return self.angled or any(piece.strip() for piece in self.pieces)
-
-    def domain(self) -> str:
-        """What follows the last @ that something stands before; white space there means nothing."""
-        if "@" not in self.pieces:
-            return ""
-        last = len(self.pieces) - 1 - self.pieces[::-1].index("@")
-        if not "".join(self.pieces[:last]).strip():
-            return ""
-        return "".join("".join(self.pieces[last + 1 :]).split())
-
-
-# ---------------------------------------------------------------------- with the DNS
 
 
 def check(author: Author, spf: Spf, signatures: Iterable[Signature]) -> Asking[Dmarc]:

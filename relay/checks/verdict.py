@@ -2,15 +2,13 @@
 
 Two halves, for two processes.
 
-    evidence = examine(raw)              in the parser, which may be killed: linear in the message
-    verdict = yield from judge(evidence, …)      in the relay, which asks the DNS: bounded by limits
+    evidence = examine(raw)           in the parser, which may be killed: linear in the message
+    verdict = judge(evidence, …)      in the relay, which asks the DNS: bounded by limits
 
-`examine` makes of a message of any length what `judge` needs of it: at most ten signatures (digests
-and names) and the domain of From.  `Evidence.as_json` takes it through a pipe.  Nothing of the
-message itself crosses, and nothing that `judge` does grows with it.
+Nothing of the message crosses but its evidence (`relay.checks.evidence`), and nothing that `judge`
+does grows with the message.  `judge` is a generator: `relay.dns.resolver.Resolver.drive` runs it.
 
-Promises: a message is never refused, changed or even read again because of a verdict; neither half
-raises for what a message or the DNS holds.
+Promises: it never raises for what a message or the DNS holds.
 
 SPF is `none` for mail from this machine and for mail whose client is not known: nobody can say what
 the world would see.
@@ -21,38 +19,12 @@ Pure.
 from __future__ import annotations
 
 import ipaddress
-import json
 from typing import NamedTuple
 
 from relay.checks import dkim, dmarc, spf
 from relay.checks.details import in_one_line
-from relay.checks.fields import Oversize, split
+from relay.checks.evidence import Evidence
 from relay.dns.questions import Asking
-
-
-class Evidence(NamedTuple):
-    """What a message itself tells."""
-
-    signatures: tuple[dkim.Prepared, ...]
-    author: dmarc.Author
-
-    def as_json(self) -> bytes:
-        """The evidence as a JSON object, for another process."""
-        signatures = [
-            {**one._asdict(), "signature": one.signature.hex(), "digest": one.digest.hex()}
-            for one in self.signatures
-        ]
-        return json.dumps({"signatures": signatures, "author": self.author._asdict()}).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Evidence:
-        """Read what `as_json` wrote; ValueError, KeyError or TypeError for anything else."""
-        said = json.loads(text)
-        signatures = []
-        for one in said["signatures"]:
-            raw = {name: bytes.fromhex(one[name]) for name in ("signature", "digest")}
-            signatures.append(dkim.Prepared(**{**one, **raw}))
-        return cls(tuple(signatures), dmarc.Author(**said["author"]))
 
 
 class Check(NamedTuple):
@@ -72,15 +44,6 @@ class Verdict(NamedTuple):
     def as_dict(self) -> dict[str, dict[str, str]]:
         """`{spf, dkim, dmarc: {result, detail}}`."""
         return {name: check._asdict() for name, check in self._asdict().items()}
-
-
-def examine(raw: bytes) -> Evidence:
-    """Read of a message what `judge` needs."""
-    try:
-        fields, body = split(raw)
-    except Oversize as error:
-        return Evidence((dkim.Prepared(error=str(error)),), dmarc.Author(error=str(error)))
-    return Evidence(dkim.prepare(fields, body), dmarc.author(fields))
 
 
 def judge(

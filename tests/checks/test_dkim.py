@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.checks.dkim import MAX_SIGNATURES, Prepared, Signature, verify
-from relay.checks.dkim import prepare as prepare_fields
+from relay.checks.dkim import Signature, verify
 from relay.checks.fields import MAX_HEADER_BYTES, Oversize, split
+from relay.checks.signatures import MAX_SIGNATURES, Prepared
+from relay.checks.signatures import prepare as prepare_fields
 from relay.dns.questions import FAILED, Answer
 from tests.checks.asking import Zone, answered
 from tests.checks.signing import ed25519_key, record, rsa_key, sign

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.checks.author import Author, author
 from relay.checks.dkim import Signature
-from relay.checks.dmarc import Author, Dmarc, author, check, organisational_domain
+from relay.checks.dmarc import Dmarc, check, organisational_domain
 from relay.checks.fields import split
 from relay.checks.spf import Spf
 from relay.dns.questions import FAILED

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from relay.checks.evidence import Evidence, examine
 from relay.checks.fields import MAX_HEADER_BYTES
-from relay.checks.verdict import Evidence, Verdict, examine, judge
+from relay.checks.verdict import Verdict, judge
 from relay.dns.questions import FAILED
 from tests.checks.asking import Zone, answered
 from tests.checks.signing import ed25519_key, record, rsa_key, sign

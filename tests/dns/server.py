@@ -1,0 +1,123 @@
+"""An authoritative DNS server on loopback, over UDP and TCP, that can also misbehave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import dns.flags
+import dns.message
+import dns.name
+import dns.rcode
+import dns.rdatatype
+import dns.rrset
+import trio
+
+SOA = "ns.example. admin.example. 1 3600 600 86400 {negative}"
+
+
+class DnsServer:
+    """Answers from `zone`: (name, type) to records as a zone file has them.
+
+    A name `servfail.…` fails, `refused.…` is refused, `silent.…` gets no answer, `noise.…` gets
+    nonsense and a wrong id before the answer, `cut.…` a TCP connection that ends too soon.
+    """
+
+    def __init__(
+        self, zone: Mapping[tuple[str, str], Sequence[str]], *, ttl: int = 60, negative: int = 60
+    ) -> None:
+        self.zone = zone
+        self.ttl = ttl
+        self.negative = negative
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self.over_tcp = 0
+        self.held = 0
+        self.most_held = 0
+        self.gate = trio.Event()
+        self.gate.set()
+        self.address = ("127.0.0.1", 0)
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[DnsServer] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as udp:
+            while True:
+                (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                self.address = listener.socket.getsockname()
+                try:
+                    await udp.bind(self.address)
+                except OSError:
+                    await listener.aclose()
+                else:
+                    break
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.serve_listeners, self._serve_tcp, [listener])
+                task_status.started(self)
+                while True:
+                    wire, peer = await udp.recvfrom(65535)
+                    nursery.start_soon(self._serve_udp, udp, wire, peer)
+
+    async def _serve_udp(
+        self, udp: trio.socket.SocketType, wire: bytes, peer: tuple[str, int]
+    ) -> None:
+        query = dns.message.from_wire(wire)
+        name = query.question[0].name.to_text().lower()
+        self.asked[name.removesuffix("."), dns.rdatatype.to_text(query.question[0].rdtype)] += 1
+        self.held += 1
+        self.most_held = max(self.most_held, self.held)
+        await self.gate.wait()
+        self.held -= 1
+        if name.startswith("silent."):
+            return
+        response = self._response(query)
+        if name.startswith("noise."):
+            await udp.sendto(b"", peer)
+            await udp.sendto(b"\0" * 40, peer)
+            forged = dns.message.from_wire(response.to_wire())
+            forged.id ^= 1
+            forged.answer = []
+            await udp.sendto(forged.to_wire(), peer)
+        sent = response.to_wire(max_size=65535)
+        if len(sent) > query.payload or name.startswith("cut."):
+            response.answer = []
+            response.flags |= dns.flags.TC
+            sent = response.to_wire()
+        await udp.sendto(sent, peer)
+
+    async def _serve_tcp(self, stream: trio.SocketStream) -> None:
+        self.over_tcp += 1
+        async with stream:
+            length = int.from_bytes(await stream.receive_some(2), "big")
+            query = dns.message.from_wire(await stream.receive_some(length))
+            wire = self._response(query).to_wire(max_size=65535)
+            whole = len(wire).to_bytes(2, "big") + wire
+            if query.question[0].name.to_text().startswith("cut."):
+                whole = whole[:5]
+            for at in range(0, len(whole), 1000):
+                await stream.send_all(whole[at : at + 1000])
+
+    def _response(self, query: dns.message.Message) -> dns.message.Message:
+        response = dns.message.make_response(query)
+        asked = query.question[0]
+        kind = dns.rdatatype.to_text(asked.rdtype)
+        name = asked.name.to_text().lower().removesuffix(".")
+        if name.startswith(("servfail.", "refused.")):
+            rcode = dns.rcode.SERVFAIL if name.startswith("servfail.") else dns.rcode.REFUSED
+            response.set_rcode(rcode)
+            return response
+        for _ in range(20):
+            if records := self.zone.get((name, kind)):
+                response.answer.append(self._rrset(name, kind, records))
+                return response
+            if not (alias := self.zone.get((name, "CNAME"))):
+                break
+            response.answer.append(self._rrset(name, "CNAME", alias))
+            name = alias[0].lower().removesuffix(".")
+        soa = SOA.format(negative=self.negative)
+        response.authority.append(dns.rrset.from_text("example.", self.negative, "IN", "SOA", soa))
+        if not any(known == name for known, _ in self.zone):
+            response.set_rcode(dns.rcode.NXDOMAIN)
+        return response
+
+    def _rrset(self, name: str, kind: str, records: Sequence[str]) -> dns.rrset.RRset:
+        return dns.rrset.from_text_list(f"{name}.", self.ttl, "IN", kind, list(records))

@@ -1,0 +1,206 @@
+"""The resolver, against a server of the tests over real sockets."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from relay.checks import spf
+from relay.dns.questions import Question, Status
+from relay.dns.resolver import Resolver, system_servers
+from tests.dns.server import DnsServer
+from tests.eventually import eventually
+
+ZONE = {
+    ("a.example", "A"): ["192.0.2.1", "192.0.2.2"],
+    ("a.example", "AAAA"): ["2001:db8::1"],
+    ("a.example", "MX"): ["10 mx.example.", "0 MX2.example."],
+    ("null.example", "MX"): ["0 ."],
+    ("a.example", "TXT"): ['"one " "two"', '"\\233\\000"'],
+    ("1.2.0.192.in-addr.arpa", "PTR"): ["a.example."],
+    ("_25._tcp.mx.example", "TLSA"): ["3 1 1 " + "ab" * 32],
+    ("alias.example", "CNAME"): ["alias2.example."],
+    ("alias2.example", "CNAME"): ["a.example."],
+    ("loop.example", "CNAME"): ["loop.example."],
+    ("dangling.example", "CNAME"): ["nowhere.example."],
+    ("large.example", "TXT"): ['"' + "x" * 200 + f'{n}"' for n in range(100)],
+    ("cut.example", "A"): ["192.0.2.1"],
+    ("noise.example", "A"): ["192.0.2.1"],
+    ("foo:bar/b z.example", "A"): ["192.0.2.3"],
+}
+
+
+@pytest.fixture
+async def server(nursery):
+    return await nursery.start(DnsServer(ZONE).run)
+
+
+@pytest.mark.parametrize(
+    ("question", "records"),
+    [
+        (("A.example.", "A"), ("192.0.2.1", "192.0.2.2")),
+        (("a.example", "AAAA"), ("2001:db8::1",)),
+        (("a.example", "MX"), ("10 mx.example", "0 MX2.example")),
+        (("null.example", "MX"), ("0 .",)),
+        (("a.example", "TXT"), ("one two", "\u00e9\0")),
+        (("1.2.0.192.in-addr.arpa", "PTR"), ("a.example",)),
+        (("_25._tcp.mx.example", "TLSA"), ("3 1 1 " + "ab" * 32,)),
+        (("alias.example", "A"), ("192.0.2.1", "192.0.2.2")),
+        (("noise.example", "A"), ("192.0.2.1",)),
+    ],
+)
+async def test_records(server, question, records):
+    """Each type as text, names without the last dot, aliases followed, forgeries passed over."""
+    answer = await Resolver([server.address]).ask(Question(*question))
+    assert answer.status is Status.FOUND
+    assert sorted(answer.records) == sorted(records)
+
+
+@pytest.mark.parametrize(
+    ("question", "status", "why"),
+    [
+        (("a.example", "NS"), Status.NO_DATA, ""),
+        (("b.example", "A"), Status.NXDOMAIN, ""),
+        (("dangling.example", "A"), Status.NXDOMAIN, ""),
+        (("x..example", "A"), Status.NXDOMAIN, ""),
+        (("x" * 64 + ".example", "A"), Status.NXDOMAIN, ""),
+        (("b\u00fccher.example", "A"), Status.NXDOMAIN, ""),
+        (("servfail.example", "A"), Status.FAILED, "SERVFAIL"),
+        (("refused.example", "A"), Status.FAILED, "REFUSED"),
+        (("silent.example", "A"), Status.FAILED, "no answer within 0.2 s"),
+        (("loop.example", "A"), Status.FAILED, "makes no sense"),
+        (("cut.example", "A"), Status.FAILED, "closed the connection"),
+    ],
+)
+async def test_no_records(server, question, status, why):
+    """What is not there is told apart from what nobody could find out."""
+    answer = await Resolver([server.address], server_timeout=0.2).ask(Question(*question))
+    assert (answer.status, answer.records) == (status, ())
+    assert why in answer.detail
+
+
+async def test_what_does_not_fit(server):
+    """A long answer comes over TCP."""
+    answer = await Resolver([server.address]).ask(Question("large.example", "TXT"))
+    assert len(answer.records) == 100
+    assert server.over_tcp == 1
+
+
+async def test_the_next_server(server, nursery):
+    """A server that fails, or is not there, is passed over."""
+    with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as nobody:
+        await nobody.bind(("127.0.0.1", 0))
+        silent = nobody.getsockname()
+        resolver = Resolver([silent, server.address], server_timeout=0.1)
+        assert (await resolver.ask(Question("a.example", "A"))).status is Status.FOUND
+    resolver = Resolver([silent, server.address])  # refused by the kernel, now
+    assert (await resolver.ask(Question("a.example", "A"))).status is Status.FOUND
+    resolver = Resolver([silent])
+    assert (await resolver.ask(Question("a.example", "A"))).status is Status.FAILED
+
+
+async def test_single_flight(server):
+    """A hundred who ask the same ask once; one who gives up takes nothing from the others."""
+    resolver = Resolver([server.address])
+    server.gate = trio.Event()
+    answers = []
+
+    async def ask() -> None:
+        answers.append(await resolver.ask(Question("a.example", "A")))
+
+    async def ask_in_vain() -> None:
+        with gives_up:
+            await ask()
+
+    gives_up = trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask_in_vain)
+        await eventually(lambda: server.held == 1, "the first asks")
+        for _ in range(100):
+            nursery.start_soon(ask)
+        await wait_all_tasks_blocked(0.01)
+        assert server.held == 1
+        gives_up.cancel()
+        await eventually(lambda: server.held == 2, "another one takes over")
+        server.gate.set()
+    assert len(answers) == 100
+    assert all(answer.status is Status.FOUND for answer in answers)
+    assert server.asked["a.example", "A"] == 2
+    assert resolver.statistics() == (0, 1, 2)
+
+
+async def test_so_many_at_once(server):
+    """No more questions than allowed are under way; the others wait for a place."""
+    resolver = Resolver([server.address], concurrency=5)
+    server.gate = trio.Event()
+    async with trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(resolver.ask, Question(f"n{number}.example", "A"))
+        await eventually(lambda: server.held == 5, "five are under way")
+        await wait_all_tasks_blocked(0.01)
+        server.gate.set()
+    assert server.most_held == 5
+    assert sum(server.asked.values()) == 40
+
+
+async def test_the_deadline_of_a_question(server):
+    """Waiting for a place counts."""
+    server.gate = trio.Event()
+    resolver = Resolver([server.address], concurrency=1, ask_timeout=0.2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(resolver.ask, Question("a.example", "A"))
+        await eventually(lambda: server.held == 1, "one is under way")
+        answer = await resolver.ask(Question("b.example", "A"))
+    assert (answer.status, answer.detail) == (Status.FAILED, "no answer within 0.2 s")
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("a.example", 60),
+        ("nowhere.example", 30),
+        ("servfail.example", 7),
+    ],
+)
+async def test_the_cache(nursery, mock_clock, name, kept):
+    """Answers are kept for their TTL, negative ones for the zone's, failures for a moment."""
+    server = await nursery.start(DnsServer(ZONE, ttl=60, negative=30).run)
+    resolver = Resolver([server.address], failed_ttl=7)
+    rounds = 2 if name.startswith("servfail") else 1
+    for jump, asked in ((0, 1), (kept - 1, 1), (2, 2)):
+        mock_clock.jump(jump)
+        await resolver.ask(Question(name, "A"))
+        assert server.asked[name, "A"] == asked * rounds
+
+
+async def test_the_cache_is_bounded(server):
+    """By entries, and what is large is not kept at all."""
+    resolver = Resolver([server.address])
+    await resolver.ask(Question("large.example", "TXT"))
+    assert resolver.statistics().cached == 0
+
+
+async def test_a_check_is_driven(server):
+    """A generator's questions are answered; those after its time fail."""
+    zone = dict(ZONE)
+    zone["a.example", "TXT"] = ['"v=spf1 a -all"']
+    server.zone = zone
+    resolver = Resolver([server.address])
+    outcome = await resolver.drive(spf.check("192.0.2.2", "a.example", "x@a.example"))
+    assert outcome.result == "pass"
+    outcome = await resolver.drive(spf.check("192.0.2.9", "a.example", "x@a.example"))
+    assert outcome.result == "fail"
+    server.gate = trio.Event()
+    asking = spf.check("192.0.2.2", "a.example", "x@b.example")
+    outcome = await resolver.drive(asking, timeout=0.2)
+    assert outcome.result == "temperror"
+    assert "no answer within 0.2 s" in outcome.detail
+
+
+def test_system_servers():
+    """As resolv.conf(5) has them."""
+    text = "# a comment\nsearch x\nnameserver 192.0.2.1\nnameserver ::1\nnameserver x\nnameserver\n"
+    assert system_servers(text) == (("192.0.2.1", 53), ("::1", 53))
+    assert system_servers("") == (("127.0.0.1", 53),)
+    assert len(system_servers("nameserver 192.0.2.1\n" * 9)) == 3
