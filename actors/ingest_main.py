@@ -16,7 +16,8 @@ Promises:
   and what its metrics have grown by; when it begins or ceases to lack the CPU, at once.
 
 Fails: its actors are started again by its tree.  If that gives up, or anything else goes wrong, it
-says why and ends with status 70; sessions end, and its relay starts another.  Without a file
+says why and ends with status 70; sessions end, and its relay starts another.  Where it cannot read
+what it is to run with it says so, and ends with 78: that takes a restart of Relay.  Without a file
 descriptor for it a connection is lost, and the others go on.
 
 Why a tree: a crash of the writer costs no session where there is one process, and none here.
@@ -43,7 +44,7 @@ from actors.messages import Accept
 from relay import log as logging
 from relay.db.hosts import Hosts
 from relay.db.pool import Pool
-from relay.errors import innermost
+from relay.errors import ConfigError, innermost
 from relay.load import Load
 from relay.log import Line, get_logger, render_json
 from relay.mailboxes.capture import Capture
@@ -89,6 +90,7 @@ from supervisor import (
 log = get_logger()
 
 STATUS_FAILED = 70
+STATUS_CONFIG = 78  # EX_CONFIG, as everywhere: to try again does not help
 
 _EVERY = 1.0  # s
 _LOOK_EVERY = 0.26  # s; whether it lacks the CPU, which is measured over a little less
@@ -109,7 +111,11 @@ def main() -> NoReturn:
     channel, board = (int(argument) for argument in sys.argv[1:])
     sock = socket.socket(fileno=channel)
     sock.set_inheritable(False)
-    setup = Setup.receive(sock)
+    try:
+        setup = Setup.receive(sock)
+    except ConfigError as error:
+        sock.send(pack(Kind.FAILED, str(error).encode(errors="replace")[:MAX_PAYLOAD]))
+        sys.exit(STATUS_CONFIG)
     if setup is None:
         os._exit(STATUS_FAILED)
     os.environ.update(setup.environment)

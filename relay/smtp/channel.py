@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 import trio
 from trio.lowlevel import wait_readable, wait_writable
 
+from relay.errors import ConfigError
 from relay.metrics import Steps
 from relay.smtp.limits import SmtpLimits
 
@@ -123,7 +124,10 @@ class Setup:
 
     @classmethod
     def receive(cls, sock: socket.socket) -> Setup | None:
-        """Wait, in this thread, for what `packets` returned; None: the other end is gone."""
+        """Wait, in this thread, for what `packets` returned; None: the other end is gone.
+
+        ConfigError: it cannot be read, as where the two ends are of different releases.
+        """
         sock.setblocking(True)
         text, mark = b"", _MORE
         while mark == _MORE:
@@ -132,7 +136,16 @@ class Setup:
                 return None
             mark = packet.payload[:1]
             text += packet.payload[1:]
-        said = json.loads(text)
+        try:
+            return cls._read(json.loads(text))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ConfigError(
+                "an SMTP process cannot read what it is to run with"
+                f" ({type(error).__name__}: {error}): Relay was replaced while it ran; restart it"
+            ) from error
+
+    @classmethod
+    def _read(cls, said: dict[str, Any]) -> Setup:
         limits, domains = SmtpLimits(**said.pop("limits")), tuple(said.pop("domains"))
         certificate = said.pop("certificate")
         return cls(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from array import array
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -78,6 +79,23 @@ async def listening() -> AsyncIterator[tuple[Relay, _Process]]:
             finally:
                 relay.close()
                 nursery.cancel_scope.cancel()
+
+
+async def test_one_that_cannot_read_what_to_run_with_says_so_and_is_not_for_another_try():
+    """Its last word is a sentence, its status that of a configuration error; no traceback."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.send(pack(Kind.SETUP, b'.{"from": "another release"}'))
+        process = await trio.run_process(
+            [sys.executable, "-m", "actors.ingest_main", str(theirs.fileno()), "-1"],
+            pass_fds=(theirs.fileno(),),
+            capture_stderr=True,
+            check=False,
+        )
+        (packet,) = Channel(ours).receive_nowait()
+    assert (process.returncode, process.stderr) == (78, b"")
+    assert packet.kind == Kind.FAILED
+    assert b"restart it" in packet.payload
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
+from relay.errors import ConfigError
 from relay.smtp import channel
 from relay.smtp.channel import MAX_PACKET, Channel, Kind, Setup, pack, pack_json, unread
 from relay.smtp.limits import SmtpLimits
@@ -134,6 +135,18 @@ def test_a_process_whose_relay_is_gone_is_told_nothing(ends):
     ends[0].send(Setup(0, "info", "", 1, True, 1.0, ("x" * MAX_PACKET,), SmtpLimits()).packets()[0])
     ends[0].close()
     assert Setup.receive(ends[1]) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"rubbish", b"[]", b"{}", b'{"limits": {"unknown": 1}, "domains": []}',
+     b'{"limits": {}, "domains": [], "place": 1, "more": 2}', b"\xff"],
+)  # fmt: skip
+def test_what_a_process_cannot_run_with_is_said_in_a_sentence(ends, text):
+    """As a fault that no second try mends."""
+    ends[0].send(pack(Kind.SETUP, b"." + text))
+    with pytest.raises(ConfigError, match=r"Relay was replaced while it ran; restart it$"):
+        Setup.receive(ends[1])
 
 
 def test_no_packet_is_larger_than_it_may_be():
