@@ -54,6 +54,12 @@ VARIANTS = (
     *("aiosmtpd, stores nothing", "relay", "aiosmtpd, INSERT a message", "relay up"),
     *(("Postfix",) if postfix.available() else ()),
 )
+PROCESSES = {
+    "relay, one SMTP process": 1,
+    "relay, two processes": 2,
+    "relay, three processes": 3,
+}
+"""Served by so many processes; only where they are asked for by name."""
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -346,7 +352,7 @@ def run(
                     generate(peers[name].port, WARM_UP, connections)
                 for _ in range(rounds):
                     for name, peer in peers.items():
-                        _wait_for_rest(server)
+                        wait_for_rest(server)
                         for database in dsns:
                             cluster.admin("TRUNCATE relay.messages CASCADE", database)
                             cluster.admin("TRUNCATE bench_messages", database)
@@ -390,7 +396,7 @@ def prepare(cluster: Cluster, database: str) -> str:
     return dsn
 
 
-def _wait_for_rest(server: int) -> None:
+def wait_for_rest(server: int) -> None:
     """Wait until the database has finished with the round before (summaries, vacuum)."""
     for _ in range(120):
         before = cpu_seconds(server)
@@ -461,8 +467,8 @@ def main() -> None:
             serve_relay(dsn)
         case "serve", ["relay, plain tasks", dsn]:
             serve_relay(dsn, plain=True)
-        case "serve", ["relay, two processes", dsn]:
-            serve_processes(dsn, 2)
+        case "serve", [variant, dsn] if variant in PROCESSES:
+            serve_processes(dsn, PROCESSES[variant])
         case "serve", ["aiosmtpd, stores nothing", _]:
             serve_aiosmtpd(None)
         case "serve", [_, dsn]:
