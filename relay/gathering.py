@@ -8,8 +8,9 @@ wait that moment (PostgreSQL knows the same as `commit_delay` and `commit_siblin
 
 The rule: where so many come that `FEW` might within `PATIENCE`, one gathering takes all of that
 time to see how many do; `SHARE` of these is what the next ones wait for, never longer than
-`PATIENCE`.  It is looked at anew every second, and as soon as they do not come.  Less traffic, or
-fewer senders, are never waited for, so one message alone is as fast as ever.
+`PATIENCE`, and for no more than `ENOUGH`.  It is looked at anew every second, and as soon as they
+do not come.  Less traffic, or fewer senders, are never waited for, so one message alone is as fast
+as ever.
 
 Pure: times are seconds of any clock that only rises.
 
@@ -20,7 +21,6 @@ or where the machine has other work.
 from __future__ import annotations
 
 import math
-import sys
 
 PATIENCE = 0.005
 """Seconds that the first of them waits for the others, at most."""
@@ -28,11 +28,13 @@ FEW = 4
 """Below so many nobody waits for anybody."""
 SHARE = 0.75
 """Of those who might come; the last ones may take long."""
+ENOUGH = 16
+"""So many are never kept waiting for more, which would gain each of them little."""
 
 _LOOK_EVERY = 1.0  # s; while it pays
 _JUDGE_EVERY = 0.1  # s; while it does not
 
-_ALL = sys.maxsize
+_LOOK = int(ENOUGH / SHARE) + 1  # to wait for, to see how many might come
 
 
 class Gathering:
@@ -49,7 +51,7 @@ class Gathering:
         """For how many to wait, `PATIENCE` at most; 1: for no others."""
         if now >= self._look_at:
             promising = self._count * PATIENCE >= FEW * (now - self._since)
-            self._least = _ALL if promising else 1
+            self._least = _LOOK if promising else 1
             self._since, self._count = now, 0
             self._look_at = now + (_LOOK_EVERY if promising else _JUDGE_EVERY)
         return self._least
@@ -57,8 +59,8 @@ class Gathering:
     def taken(self, count: int, now: float) -> None:
         """So many had come."""
         self._count += count
-        if self._least == _ALL:
-            self._least = int(count * SHARE) if count >= FEW else 1
+        if self._least == _LOOK:
+            self._least = min(int(count * SHARE), ENOUGH) if count >= FEW else 1
         elif count < self._least:  # in time, that is
             self._look_at = now
             if count < FEW:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.gathering import FEW, PATIENCE, Gathering
+from relay.gathering import ENOUGH, FEW, PATIENCE, SHARE, Gathering
 
 
 def rounds(gathering: Gathering, came: int, count: int, now: float, every: float) -> list[int]:
@@ -23,6 +23,12 @@ def test_a_crowd_is_looked_at_once_and_then_waited_for():
     assert len(looks) == 2, "soon, and a second later"
     assert looks[0] < 60
     assert set(said[looks[0] + 1 : looks[1]]) == {15}
+
+
+def test_nobody_waits_where_enough_have_come_by_themselves():
+    """However many more there are: of 80, 40 gather while a statement is under way."""
+    assert max(rounds(Gathering(), 40, 600, 10.0, 0.002)) <= ENOUGH / SHARE + 1
+    assert rounds(Gathering(), 40, 600, 10.0, 0.002)[-1] == ENOUGH
 
 
 def test_few_senders_are_never_waited_for_for_long():
