@@ -41,6 +41,7 @@ from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
 from relay.settings import Settings
+from relay.smtp.chaos import Chaos
 from relay.webhooks.store import Webhooks
 from supervisor import Mailbox
 
@@ -56,6 +57,7 @@ def control_deps(
     gates: Gates,
     devices: DeviceInbox | None,
     budget: Budget | None,
+    chaos: Chaos | None,
     connections: int,
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
@@ -63,7 +65,7 @@ def control_deps(
     `writer`: where mail that comes by HTTP goes; `wake_outbound`: tells this process's claimer of
     what was queued, None where none runs; `right_of_way`: what high mail has over other in this
     process's sender; `devices`: this node's device inbox, if any; `budget`: the collectors', to be
-    shown; `connections`: how many may be open.
+    shown; `chaos`: the faults of SMTP sessions; `connections`: how many may be open.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
@@ -122,6 +124,7 @@ def control_deps(
             fetch_object=fetch_object,
             max_message_bytes=settings.smtp.max_message_bytes,
             fetch=fetch,
+            chaos=chaos,
             version=__version__,
             # The last quarter of the connections is for calls that are answered and gone.
             limits=Limits(streams=max(1, connections * 3 // 4)),

@@ -40,6 +40,7 @@ from relay.load import Senders
 from relay.log import get_logger
 from relay.mailboxes.accept import Lookups
 from relay.mailboxes.capture import Capture
+from relay.smtp.chaos import Chaos
 from relay.smtp.front import Front
 from relay.smtp.limits import MemoryBudget, SmtpLimits
 from relay.smtp.proxy import Network
@@ -120,6 +121,7 @@ async def run(
     capture: Capture | None = None,
     certificate: Certificate | None = None,
     proxies: Sequence[Network] = (),
+    chaos: Chaos | None = None,
     arrivals: Arrivals | None = None,
     senders: Senders | None = None,
 ) -> None:
@@ -129,9 +131,9 @@ async def run(
     without `space` on the disk no mail is taken; `scheduling`: how sessions wait, where it is not
     on a trampoline; `budget`: of the bytes of messages, where others share it; `capture`: whether
     mail for others' domains is taken, and anybody may sign in; `certificate`: for STARTTLS;
-    `proxies`: whose connections begin with the PROXY protocol; `arrivals` serves connections that
-    come another way than by sockets, until cancelled; `senders` is told how many connections there
-    are.
+    `proxies`: whose connections begin with the PROXY protocol; `chaos`: faults on demand;
+    `arrivals` serves connections that come another way than by sockets, until cancelled; `senders`
+    is told how many connections there are.
     """
     lookups = Lookups(pool, captures=None if capture is None else capture.takes)
     server = Server(
@@ -146,6 +148,7 @@ async def run(
         sign_in=None if capture is None else Anybody(),
         certificate=certificate,
         proxies=proxies,
+        chaos=chaos,
     )
     if senders is not None:
         senders.count_by(lambda: server.gate.open)

@@ -131,6 +131,7 @@ from relay.outbound.senders import Upstream, parse_upstream
 from relay.peers import shares
 from relay.settings import CONNECTIONS_A_PROCESS, Settings, captures
 from relay.smtp.channel import Setup
+from relay.smtp.chaos import Chaos
 from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
 from relay.smtp.front import Front
@@ -419,6 +420,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     filter_class = load_filter(settings.smtp.filter) if settings.smtp.filter else None
     boxes = Mailboxes()
     capture = _capture(settings, resources)
+    chaos = Chaos() if settings.smtp.chaos else None
     wanted = _with_needs(only)
 
     outbound = settings.outbound
@@ -600,6 +602,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             limits=smtp_limits,
             domains=settings.smtp.domains,
             capture=capture,
+            chaos=chaos,
             filter_=boxes.filter if filter_class else None,
             filter_hooks=filter_class.hooks if filter_class else frozenset(),
             space=resources.space,
@@ -629,6 +632,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 gates=gates,
                 devices=device_inbox,
                 budget=_budget(settings),
+                chaos=chaos,
                 connections=connections["http"],
             ),
             connections=connections["http"],

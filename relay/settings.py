@@ -217,6 +217,7 @@ class Smtp(_Section):
     capture: Literal["auto", "on", "off"] = "auto"
     capture_ttl: Annotated[Seconds, Field(gt=0)] = 86_400.0
     capture_mailboxes: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    chaos: bool = False
     filter: str = ""
     filter_timeout: Seconds = 30.0
     trusted_proxies: tuple[str, ...] = ()
@@ -513,6 +514,16 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
         raise ConfigError(
             "RELAY_SMTP__FILTER is asked by sessions of one process: with it, set "
             "RELAY_SMTP__PROCESSES to 1."
+        )
+    if settings.smtp.chaos and settings.smtp_processes > 1:
+        raise ConfigError(
+            "RELAY_SMTP__CHAOS is for sessions of one process: with it, set "
+            "RELAY_SMTP__PROCESSES to 1."
+        )
+    if settings.smtp.chaos and not is_loopback(parse_endpoint(settings.smtp.bind)[0]):
+        raise ConfigError(
+            "RELAY_SMTP__CHAOS makes mail go wrong on demand, for applications on this machine: "
+            "with it, RELAY_SMTP__BIND must be a loopback address."
         )
     if settings.ingest.s3_buckets and not (
         settings.ingest.s3_access_key and settings.ingest.s3_secret_key

@@ -49,6 +49,7 @@ from relay.http.problems import (
 from relay.http.rate_limits import RateLimits
 from relay.http.resources import (
     accounts,
+    chaos,
     collector,
     devices,
     health,
@@ -102,6 +103,7 @@ RESOURCES = (
     lifecycle_pages,
     devices,
     supervision,
+    chaos,
     logs,
     keys,
     keyring,

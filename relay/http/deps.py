@@ -44,6 +44,7 @@ from relay.outbound.lanes import DueLane
 from relay.outbound.message import Message
 from relay.outbound.senders import Senders
 from relay.outbound.suppressions import Suppressions
+from relay.smtp.chaos import Chaos
 from relay.storage import AMPLE, Space
 from relay.webhooks.store import Webhooks
 
@@ -212,6 +213,7 @@ class Deps:
     fetch_object: FetchObject | None = None  # None: nothing that was put there is fetched
     max_message_bytes: int = 26_214_400  # of mail that is fetched
     fetch: Fetch | None = None  # None: no SNS message can be verified, so all are refused
+    chaos: Chaos | None = None  # the faults of this process's SMTP sessions, where they are on
     version: str = ""
     limits: Limits = field(default_factory=Limits)
     ui: Path = Path(os.path.dirname(__file__)) / "ui"

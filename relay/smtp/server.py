@@ -20,6 +20,7 @@ import trio
 
 from relay.log import get_logger
 from relay.peers import Guest, PortGate
+from relay.smtp.chaos import Chaos
 from relay.smtp.door import Door, served
 from relay.smtp.limits import MemoryBudget, SmtpLimits
 from relay.smtp.proxy import Network
@@ -69,12 +70,13 @@ class Server:
         sign_in: SignIn | None = None,
         certificate: Certificate | None = None,
         proxies: Sequence[Network] = (),
+        chaos: Chaos | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `scheduling`: how sessions wait, where not on a `Trampoline`; `budget`: of the bytes of all
-        messages, where others than these sessions share it; `sign_in`, `certificate`: as `Shared`
-        has them; `proxies`: as `Door` does.
+        messages, where others than these sessions share it; `sign_in`, `certificate`, `chaos`:
+        as `Shared` has them; `proxies`: as `Door` does.
         """
         self.shared = Shared(
             mailboxes,
@@ -86,6 +88,7 @@ class Server:
             budget=budget,
             sign_in=sign_in,
             certificate=certificate,
+            chaos=chaos,
         )
         self.limits = self.shared.limits
         self._door = Door(self.limits, lambda: self.shared.budget.used, proxies)

@@ -43,6 +43,7 @@ from relay.log import get_logger
 from relay.metrics import Counts, registry
 from relay.peers import peer_key
 from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
+from relay.smtp.chaos import fault_of
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
 from relay.smtp.lines import CHUNK, COMMANDS, Lines, SessionOver
 from relay.smtp.proxy import is_loopback
@@ -137,7 +138,9 @@ class Session(SMTP):
         self._host = str(peer[0])
         self.lines = Lines(sock, waits, shared.limits)
         self.dialogue = Dialogue(shared, self.session, self.lines.replies, self._kept)
-        self._ordinary = shared.filter is None or _ORDINARY_HOOKS.isdisjoint(shared.filter.hooks)
+        self._ordinary = shared.chaos is None and (
+            shared.filter is None or _ORDINARY_HOOKS.isdisjoint(shared.filter.hooks)
+        )
         self.size = COMMANDS
         """How many bytes are read at once (`relay.smtp.waits.Talk`)."""
         self._waits = waits
@@ -148,6 +151,7 @@ class Session(SMTP):
         self._errors = self._unknown = self._idle_commands = 0
         self._in_turn, self._parsing = 0, 0.0  # commands and seconds since others had a turn
         self._guesses = 0  # wrong passwords
+        self._dropping: set[str] = set()  # phases of this transaction: it breaks there
         self._stored = self._refused = 0
         self._turned_down: dict[str, int] = {}  # recipients, by why
         self._shown_session: Conversation | None = None  # the filter's own, made when it is asked
@@ -419,6 +423,7 @@ class Session(SMTP):
 
     def _set_post_data_state(self) -> None:
         self.dialogue.reset()
+        self._dropping.clear()
         self._shown = None
 
     def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
@@ -681,6 +686,10 @@ class Session(SMTP):
             self._idle_commands += 1
             _no_space.inc()
             return _NO_SPACE
+        if self.shared.chaos is not None:
+            refusal = await self._strike("mail", address)
+            if refusal is not None:
+                return refusal
         if self.shared.filter is not None:
             refusal = await self._consult("MAIL", address, options)
             if refusal is not None:
@@ -698,6 +707,10 @@ class Session(SMTP):
             canonical = self.shared.canonical(address)
         except ValueError:
             return await self._miss("unknown")
+        if self.shared.chaos is not None:
+            refusal = await self._strike("rcpt", canonical)
+            if refusal is not None:
+                return refusal
         if canonical in recipients:
             self._idle_commands += 1  # or a transaction would grow as long as it is repeated
             return _RECIPIENT_OK
@@ -747,6 +760,11 @@ class Session(SMTP):
         if arg:
             await self.push("501 Syntax: DATA")
             return
+        if self.shared.chaos is not None:
+            refusal = await self._strike("data")
+            if refusal is not None:
+                await self.push(refusal)
+                return
         self.dialogue.begin(self._waits.now())
 
     async def _message(self) -> None:
@@ -794,7 +812,35 @@ class Session(SMTP):
         self._suspect = await self.lines.peek(self.limits.smuggling_silence)
         self._refuse(b"554 5.6.0 Bare CR or LF in the message\r\n")
 
+    async def _strike(self, phase: str, address: str = "") -> str | None:
+        """Let go wrong what was asked for, by address or by chance; None: nothing does."""
+        chaos = self.shared.chaos
+        assert chaos is not None
+        try:
+            fault = fault_of(address)
+        except ValueError:
+            return "550 5.1.1 Chaos: no fault is named so"
+        if fault.drop:
+            self._dropping.add(fault.drop)
+        if phase in self._dropping:
+            self.lines.replies.clear()
+            raise SessionOver("chaos")
+        if fault.delay:
+            self.lines.due = math.inf
+            await self.lines.flush()
+            async with self._waits.pinned() as pinned:
+                await pinned.sleep(fault.delay)
+        reply = fault.reply or chaos.strike(phase)
+        if reply[:3] == "421":
+            raise SessionOver("chaos", reply)
+        return reply or None
+
     async def _store(self, raw: bytes) -> None:
+        if self.shared.chaos is not None:
+            struck = await self._strike("dot")
+            if struck is not None:
+                (self._refuse if struck[0] == "5" else self._defer)(struck.encode() + b"\r\n")
+                return
         refusal = await self._consult("DATA", content=raw)
         if refusal is not None:
             if refusal[0] == "5":

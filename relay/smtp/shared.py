@@ -12,6 +12,7 @@ from aiosmtpd.smtp import Envelope
 from aiosmtpd.smtp import Session as Conversation
 
 from relay.accepted import Accepted
+from relay.smtp.chaos import Chaos
 from relay.smtp.handshakes import Handshakes
 from relay.smtp.limits import MemoryBudget, Misses, SmtpLimits
 from relay.smtp.waits import Answer
@@ -91,12 +92,13 @@ class Shared:
         budget: MemoryBudget | None = None,
         sign_in: SignIn | None = None,
         certificate: Certificate | None = None,
+        chaos: Chaos | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `budget`: of the bytes of all messages, where others than these sessions share it;
         `sign_in`: who may sign in; None: nobody, AUTH is not known; `certificate`: for STARTTLS;
-        None: it is not offered.
+        None: it is not offered; `chaos`: faults on demand.
         """
         self.mailboxes = mailboxes
         self.canonical = canonical
@@ -104,6 +106,7 @@ class Shared:
         self.hostname = domains[0]
         self.filter = filter_
         self.sign_in = sign_in
+        self.chaos = chaos
         self.space = space
         self.budget = MemoryBudget(self.limits) if budget is None else budget
         self.misses = Misses(self.limits)

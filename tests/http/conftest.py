@@ -37,6 +37,7 @@ from relay.mailboxes.summary import summarise
 from relay.outbound.gates import Gates
 from relay.outbound.right_of_way import RightOfWay
 from relay.settings import load
+from relay.smtp.chaos import Chaos
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
 from tests.db.cluster import Cluster, binaries
 from tests.eventually import eventually
@@ -61,6 +62,7 @@ class House:
     hub: Hub
     client: httpx.AsyncClient
     keyring: Keyring
+    chaos: Chaos
     fetch: list[Callable[[str], Awaitable[bytes]]] = field(default_factory=lambda: [no_fetch])
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ async def open_house(
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     supervisor, hub, ring = Supervisor(), Hub(), LogRing()
+    chaos = Chaos()
     token = new_admin_token()
     # Keys as the settings give them, so that no directory is touched.
     keyring = keyring or Keyring(DataDir(Path("none")), "5a" * 32, Fernet.generate_key().decode())
@@ -190,6 +193,7 @@ async def open_house(
         gates=Gates(8, 60.0, random.Random(1)),
         devices=devices,
         budget=None,
+        chaos=chaos,
         connections=MAX_CONNECTIONS,
     )
 
@@ -224,7 +228,9 @@ async def open_house(
                             break
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
                 try:
-                    yield House(pool, port, supervisor, token, ring, hub, client, keyring, fetchers)
+                    yield House(
+                        pool, port, supervisor, token, ring, hub, client, keyring, chaos, fetchers
+                    )
                 finally:
                     supervisor.shutdown()
 

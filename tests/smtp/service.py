@@ -23,6 +23,7 @@ from relay.load import Senders
 from relay.mailboxes.capture import Capture
 from relay.settings import CONNECTIONS_A_PROCESS
 from relay.smtp.channel import Setup
+from relay.smtp.chaos import Chaos
 from relay.smtp.filtering import FilterClass
 from relay.smtp.front import Front
 from relay.smtp.limits import SmtpLimits, part_of
@@ -186,6 +187,7 @@ async def serving(
     capture: Capture | None = None,
     certificate: tuple[str, str] | None = None,
     proxies: Sequence[str] = (),
+    chaos: Chaos | None = None,
     **supervisor: Any,
 ) -> AsyncIterator[Service]:
     """Run writer and ingest on a free port until the block ends."""
@@ -228,6 +230,7 @@ async def serving(
                     capture=capture,
                     certificate=None if certificate is None else Certificate.load(*certificate),
                     proxies=networks(proxies),
+                    chaos=chaos,
                 ),
                 hears=(Report,),
                 drain_timeout=drain_timeout,

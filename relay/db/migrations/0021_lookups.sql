@@ -17,7 +17,8 @@ BEGIN
     RETURN QUERY
     SELECT b.address,
            CASE WHEN b.is_active AND b.expires_at > clock_timestamp() THEN
-               b.owner_id IS DISTINCT FROM '00000000-0000-0000-0000-000000000000' AND (
+               (b.owner_id IS DISTINCT FROM '00000000-0000-0000-0000-000000000000'
+                OR b.captured_at IS NOT NULL) AND (
                    SELECT coalesce(sum(c.messages), 0) + coalesce(u.messages, 0) >= p.max_messages
                        OR coalesce(sum(c.bytes), 0) + coalesce(u.bytes, 0) >= p.max_bytes
                    FROM relay.usage_changes c
@@ -34,4 +35,4 @@ END
 $$;
 COMMENT ON FUNCTION relay.find_mailboxes(text[]) IS
     'Those of the addresses (canonical) that are mailboxes: is_full says whether one holds what its '
-    'plan allows, never of the administrator''s; NULL: it takes no mail any more.';
+    'plan allows, never of the administrator''s but for what capture made; NULL: it takes no mail any more.';
