@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -220,6 +221,90 @@ def test_every_job_is_begun_once_and_every_place_is_counted(jobs, data):
             under_way.append((place, following))
         one.answered(line, now)
     assert sorted(begun) == list(range(len(jobs)))
+
+
+class ByTheRules(Dispatch[Mail, None]):
+    """A dispatch without the short cut."""
+
+    def more_of_the_same(self, place: Place[Mail, None], now: float) -> None:
+        """Leave it to the rules."""
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_more_of_the_same_is_what_the_rules_would_give(seed: int):
+    """Both ways give the same jobs to the same places, in the same order, and count alike."""
+    rng = random.Random(seed)
+    size = rng.choice([(32, 32), (32, 32), (16, 12), (12, 12), (6, 6), (2, 2)])
+    routes, destinations = rng.choice(["x", "x", "xy"]), rng.choice(["a", "ab", "abc"])
+    others = rng.choice([0.0, 0.0, 0.03, 0.2])  # how much is not normal mail of one owner
+    steps = ["next"] * 30 + ["put back", "leave", "put", "put"]
+    sides: list[tuple[Dispatch[Mail, None], RightOfWay, Found]] = []
+    for made in (Dispatch[Mail, None], ByTheRules):
+        way = RightOfWay()
+        one = made(*size, way)
+        for key in routes:
+            one.add(key, None, width=4)
+        sides.append((one, way, []))
+    now, number = 0.0, 0
+    for _ in range(1500):
+        now += rng.choice([0.001, 0.01, 0.1])
+        step, at = rng.choice(steps), rng.random()
+        if rng.random() < 0.01:
+            step = rng.choice(["trouble", "remove", "hold"])
+        key = rng.choice(routes)
+        batch = []
+        for _ in range(rng.choice([1, 3, 40]) if step == "put" else 0):
+            number += 1
+            owner, priority = "one", NORMAL
+            if rng.random() < others:
+                owner, priority = rng.choice(["one", "two"]), rng.choice([HIGH, BULK, NORMAL])
+            batch.append((rng.choice(destinations), priority, number, owner))
+        seen = []
+        for one, way, under_way in sides:
+            got: list[int | None] = []
+            for each in batch:
+                one.put(one.lines[key], Mail(*each))
+            if step == "trouble":
+                one.troubled(one.lines[key])
+            elif step == "remove":
+                got += [job.number for job in one.remove(one.lines[key], "a")]
+            elif step == "hold":
+                way.expect(now)
+            elif step != "put" and under_way:
+                place, job = under_way.pop(int(at * len(under_way)))
+                following = one.next(place, now) if step != "leave" else None
+                got.append(None if following is None else following.number)
+                one.answered(place.line, now)
+                if following is None:
+                    one.leave(place)
+                elif step == "put back":
+                    one.put_back(place, following, job)
+                    under_way.append((place, job))
+                else:
+                    under_way.append((place, following))
+            under_way += one.start(now)
+            lines = list(one.lines.values())
+            counts = [(line.key, line.waits, line.workers, line.width) for line in lines]
+            busy = [(d, line.busy(d)) for line in lines for d in destinations]
+            held = [(o, line.held(o)) for line in lines for o in ("one", "two")]
+            most = [one.most_of(line, o, now) for line in (*lines, None) for o in ("one", "two")]
+            jobs = [(job.number, place.domain, place.owner, place.high) for place, job in under_way]
+            seen.append((got, jobs, counts, busy, held, most, one.held("one"), one.held("two")))
+        assert seen[0] == seen[1]
+
+
+def test_a_line_alone_in_waiting_does_not_go_on_with_the_places_that_are_kept():
+    """High mail has the last places: they come free again before others go on."""
+    one, line = dispatch()
+    put(one, one.add("other", None, width=32), 14, "b.example", owner="two")
+    one.start(0.0)
+    put(one, line, 14, "a.example", owner="one")
+    place = one.start(0.0)[0][0]
+    put(one, line, 4, "c.example", HIGH, owner="three")
+    one.start(0.0)
+    assert one.workers == 32
+    put(one, line, 1, "a.example", owner="one")
+    assert one.next(place, 0.0) is None
 
 
 def put_for(
