@@ -86,6 +86,7 @@ GRACE = 4.0
 
 _TICK = 0.1  # s; how often room is granted anew
 _FIRST_TICK = 0.02  # s; the same from when there was nothing: how fast mail goes is soon known
+_FIRST_TICKS = 5
 _RESTING_TICK = 0.5  # s; the same once nothing is under way
 _LONG_REST = 5.0  # s; the same while nothing comes
 _IDLE_TICKS = 10  # between two looks at gates
@@ -192,6 +193,7 @@ class _Sender:
         self._to_say = trio.lowlevel.ParkingLot()
         self._rests = False  # nothing has come for a tick
         self._come = trio.lowlevel.ParkingLot()  # of `keep`, while there is nothing to deliver
+        self._first_ticks = 0
         places, unit = settings.concurrency, settings.retry_unit
         self._demand = Demand(places)
         self._finaliser = Finaliser(queue, self._recorded)
@@ -353,13 +355,18 @@ class _Sender:
     async def _tick(self) -> float:
         """Wait for the next tick; over how many seconds what ended in it is to be counted."""
         if len(self._custody) or self._custody.ended:
-            await trio.sleep(_TICK)
-            return _TICK
+            tick = _TICK
+            if self._first_ticks:  # it goes faster once connections are open
+                self._first_ticks -= 1
+                tick = _FIRST_TICK
+            await trio.sleep(tick)
+            return tick
         with trio.move_on_after(_LONG_REST if self._rests else _RESTING_TICK) as resting:
             await self._come.park()
         self._rests = resting.cancelled_caught
         if self._rests:
             return _TICK
+        self._first_ticks = _FIRST_TICKS - 1
         await trio.sleep(_FIRST_TICK)
         return _FIRST_TICK
 
