@@ -22,7 +22,7 @@ from relay.access.keys import Keys
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
 from relay.errors import DatabaseUnavailable
-from relay.http.deps import Deps, Limits, MakeDeps, Serving, WakeOutbound
+from relay.http.deps import Deps, Limits, MakeDeps, Serving
 from relay.http.fetch import fetch, fetch_object
 from relay.http.page_sessions import PageSessions
 from relay.lifecycle.accounts import Accounts
@@ -34,11 +34,10 @@ from relay.mailboxes.messages import Messages
 from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import Enqueued, enqueue
 from relay.outbound.gates import Gates, Standing
-from relay.outbound.message import Message
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Senders
+from relay.outbound.sending import Enqueuer, WakeOutbound
 from relay.outbound.suppressions import Suppressions
 from relay.settings import Settings
 from relay.smtp.chaos import Chaos
@@ -94,7 +93,7 @@ def control_deps(
             logs=resources.logs,
             admin_token_hash=resources.admin_token_hash,
             draining=serving.draining,
-            enqueue=_Enqueuer(pool, right_of_way).enqueue,
+            enqueue=Enqueuer(pool, right_of_way).enqueue,
             queue_admin=QueueAdmin(pool),
             senders=Senders(
                 pool, keyring.vault, private_upstreams=settings.outbound.private_upstreams
@@ -143,22 +142,6 @@ def _buckets(settings: Settings) -> Buckets | None:
         Credentials(ingest.s3_access_key, ingest.s3_secret_key, ingest.s3_session_token),
         ingest.s3_endpoint,
     )
-
-
-class _Enqueuer:
-    """Queues mail, and clears the way for high mail as soon as it is known to come."""
-
-    def __init__(self, pool: Pool, right_of_way: RightOfWay) -> None:
-        self._pool = pool
-        self._right_of_way = right_of_way
-
-    async def enqueue(
-        self, messages: Sequence[Message], *, key: str | None = None, key_hash: bytes | None = None
-    ) -> Enqueued:
-        if any(message.priority == "high" and message.send_at is None for message in messages):
-            # If nothing comes of it after all, it is over in a moment.
-            self._right_of_way.expect(trio.current_time())
-        return await enqueue(self._pool, messages, key=key, key_hash=key_hash)
 
 
 class _Database:

@@ -38,11 +38,9 @@ from relay.mailboxes.messages import Messages
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import Enqueued
 from relay.outbound.gates import Standing
-from relay.outbound.lanes import DueLane
-from relay.outbound.message import Message
 from relay.outbound.senders import Senders
+from relay.outbound.sending import Enqueue, WakeOutbound
 from relay.outbound.suppressions import Suppressions
 from relay.smtp.chaos import Chaos
 from relay.storage import AMPLE, Space
@@ -130,18 +128,6 @@ ExtractAttachment = Callable[[bytes, int], Awaitable[tuple[str, str, bytes] | No
 """File name, content type and bytes of the attachment of that index in a raw message, or None;
 parsed where hostile mail hurts nobody.  Raises `TemporaryFailure`."""
 
-
-class Enqueue(Protocol):
-    """Queue messages durably, all or none; see `relay.outbound.enqueue.enqueue`."""
-
-    async def __call__(
-        self, messages: Sequence[Message], *, key: str | None = None, key_hash: bytes | None = None
-    ) -> Enqueued: ...
-
-
-WakeOutbound = Callable[[Collection[DueLane]], None]
-"""Say at once that these lanes have something due, to this process's claimer and through it to
-the other nodes.  Never waits; what it says is found without it too, only later."""
 
 Fetch = Callable[[str], Awaitable[bytes]]
 """The body at an https address, within a deadline and a size, following no redirect.  Raises

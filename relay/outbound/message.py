@@ -19,12 +19,15 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.addresses import ATEXT, MAX_BYTES, MAX_LOCAL_BYTES, a_labels
 from relay.errors import PermanentFailure
+
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+"""The instants that a message may have; as in migration 0015."""
 
 MAX_FIELD_CHARS = 10_000
 """Characters of one header field; a subject of more is a mistake."""

@@ -30,8 +30,17 @@ from relay.http.operations import Access, Answer, Call, Form, Operation, View, j
 from relay.http.problems import Problem, reserved_name
 from relay.http.routing import Api
 from relay.outbound.compose import check
-from relay.outbound.enqueue import KeyConflict, Suppressed, body_hash
-from relay.outbound.message import Address, Attachment, MalformedMessage, Message, parse_address
+from relay.outbound.enqueue import Enqueued, KeyConflict, Suppressed, body_hash
+from relay.outbound.message import (
+    EARLIEST,
+    LATEST,
+    Address,
+    Attachment,
+    MalformedMessage,
+    Message,
+    parse_address,
+)
+from relay.outbound.sending import ForeignSender, ReservedSender, Sending
 
 T = TypeVar("T")
 
@@ -42,9 +51,6 @@ MAX_FILES_BYTES = 26_214_400
 """Bytes of all attachments of a call together."""
 SEND_BODY = 48 * 1024 * 1024
 """Bytes of the JSON: the attachments in base64, and as much again for what is written."""
-
-EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
-"""The instants that a message may have; as in migration 0015."""
 
 _IN_A_THREAD = 256 * 1024  # bytes of a body from which checking it would be felt by others
 
@@ -139,6 +145,7 @@ class Sent(View):
 def register(api: Api) -> None:
     """Declare the call."""
     deps = api.deps
+    sending = Sending(deps.keys, deps.store.names, deps.enqueue, deps.wake_outbound)
 
     @api.add(
         "POST",
@@ -180,27 +187,24 @@ def register(api: Api) -> None:
             return _checked(wanted, owner), None if key is None else _hash(wanted)
 
         ready, key_hash = await (_in_thread(prepare) if large else _here(prepare))
-        # Who could speak for the domain would be believed by anybody.
-        if call.caller.key is not None and deps.store.names.reserves_address(ready.sender.address):
-            raise reserved_name("from")
-        if call.caller.key is not None and not await deps.keys.may_send_from(
-            call.caller.key, ready.sender.address
-        ):
-            raise Problem(403, "foreign-sender", "from: this key may not send from this address.")
+        await sending.check_senders(call.caller.key, [ready.sender.address])
         queued = await api.committed(
-            lambda: deps.enqueue([ready], key=_header_text(key), key_hash=key_hash)
+            lambda: sending.queue(ready, key=_header_text(key), key_hash=key_hash)
         )
-        if due_lanes := queued.due_lanes:
-            deps.wake_outbound(due_lanes)
-        return json_response(
-            {
-                "messages": [
-                    {"id": str(item.id), "recipient": item.recipient, "status": "queued"}
-                    for item in queued.messages
-                ]
-            },
-            202,
-        )
+        return answer_queued(queued)
+
+
+def answer_queued(queued: Enqueued) -> Response:
+    """The 202: one message a recipient."""
+    return json_response(
+        {
+            "messages": [
+                {"id": str(item.id), "recipient": item.recipient, "status": "queued"}
+                for item in queued.messages
+            ]
+        },
+        202,
+    )
 
 
 async def _here(work: Callable[[], T]) -> T:
@@ -286,6 +290,10 @@ def answer_refusal(error: Exception) -> Problem | None:
     """
     if isinstance(error, MalformedMessage):
         return _invalid([f"{error.field}: it {str(error).removeprefix(error.field).strip()}."])
+    if isinstance(error, ReservedSender):
+        return reserved_name("from")
+    if isinstance(error, ForeignSender):
+        return Problem(403, "foreign-sender", "from: this key may not send from this address.")
     if isinstance(error, Suppressed):
         count = len(error.addresses)
         who = "A recipient is" if count == 1 else f"{count} recipients are"
