@@ -40,12 +40,13 @@ ENV PATH=/opt/relay/bin:$PATH \
     RELAY_DATA_DIR=/var/lib/relay \
     RELAY_HTTP__BIND=0.0.0.0:8025 \
     RELAY_SMTP__BIND=0.0.0.0:2525 \
+    RELAY_SUBMISSION__BIND=0.0.0.0:2587 \
     RELAY_DEVICES__PUSH_BIND=0.0.0.0:7701 \
     RELAY_DEVICES__RECEIVE_BIND=0.0.0.0:7700
 USER relay
 WORKDIR /var/lib/relay
 VOLUME /var/lib/relay
-EXPOSE 8025 2525 7700 7701
+EXPOSE 8025 2525 2587 7700 7701
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
     CMD ["relay", "status", "--ready"]

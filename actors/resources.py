@@ -28,6 +28,8 @@ class Resources:
     pool: Pool
     hub: Hub
     smtp_sockets: tuple[socket.socket, ...]
+    submission_sockets: tuple[socket.socket, ...]
+    submission_tls_sockets: tuple[socket.socket, ...]
     http_sockets: tuple[socket.socket, ...]
     push_sockets: tuple[socket.socket, ...]
     receive_sockets: tuple[socket.socket, ...]

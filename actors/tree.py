@@ -26,6 +26,7 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
     └── edge              who calls; drains first
         ├── filter        the operator's aiosmtpd handler, on asyncio (only if one is configured)
         ├── ingest        SMTP sessions
+        ├── submission    takes mail that leaves from programs that sign in
         ├── devices       push and receive sessions of devices
         └── control       the HTTP control plane, and the operator's page
 
@@ -38,16 +39,17 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
     writer                   Wake                            summariser
     listener                 Wake                            summariser, ticker, claimer,
                                                              webhooks, collector
-    control, collector       Due                             claimer
+    control, collector,      Due                             claimer
+    submission
     sender                   Credit, Due                     claimer
     claimer                  Deliver, Claiming, NothingHigh  sender
 
 Shared in memory, besides the database's pool and the disk's free space: the gates (sender, claimer,
-control); the right of way of high mail (sender; told by the listener, control and collector); how
-many of those who send mail wait (summariser; told by ingest and by the writer's mailbox); the
-hub of the database's news (listener, control, devices); the store of the device inboxes and the way
-into it (device_store, devices, control); the front of the SMTP processes (ingest, ingest-1 and so
-on); the keyring (sender, webhooks, collector, control).
+control); the right of way of high mail (sender; told by the listener, control, submission and
+collector); how many of those who send mail wait (summariser; told by ingest and by the writer's
+mailbox); the hub of the database's news (listener, control, devices); the store of the device
+inboxes and the way into it (device_store, devices, control); the front of the SMTP processes
+(ingest, ingest-1 and so on); the keyring (sender, webhooks, collector, control).
 
 Fails: each group by itself.  An actor that fails is started again after a pause that grows (0.5 s,
 doubled each time up to 30 s, at random below that).  More than 5 failures in 30 s: its group gives
@@ -70,7 +72,7 @@ import hmac
 import math
 import resource
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -91,6 +93,7 @@ from actors import (
     postgres,
     reaper,
     sender,
+    submission,
     summariser,
     ticker,
     webhooks,
@@ -152,6 +155,7 @@ ROLES = (
     "postgres",
     "listener",
     "ingest",
+    "submission",
     "ticker",
     "claimer",
     "sender",
@@ -178,6 +182,9 @@ _OTHER_FILES = 96
 
 _PROCESS_STOP = 6.0
 """Seconds that a process may take to end once it is killed."""
+
+_GUESSES: dict[str, Any] = {"free_misses": 10, "miss_delay": 0.5, "misses_forgotten": 1 / 60}
+"""How many wrong passwords of an address are answered as fast as the first, and so on."""
 
 _OUTBOUND_DRAIN = 30.0
 """Seconds that a delivery which has begun may take to finish after SIGTERM."""
@@ -231,6 +238,7 @@ class Parts:
     processes: tuple[Run, ...]
     """One for each process that SMTP sessions are in; none: they are in this one."""
     ingest: Run
+    submission: Run | None
     devices: Run | None
     control: Run
     sweep_every: float
@@ -395,6 +403,12 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 parts.ingest,
                 hears=(Report,),
                 drain_timeout=ingest.DRAIN,
+            ),
+            actor(
+                "submission",
+                parts.submission,
+                hears=(Report,),
+                drain_timeout=submission.DRAIN,
             ),
             actor(
                 "devices",
@@ -610,6 +624,22 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             proxies=proxies,
             senders=senders,
         ),
+        submission=partial(
+            submission.run,
+            sockets=resources.submission_sockets,
+            tls_sockets=resources.submission_tls_sockets,
+            certificate=resources.certificate,
+            pool=pool,
+            names=store.names,
+            admin_token_hash=resources.admin_token_hash,
+            right_of_way=right_of_way,
+            wake_outbound=wake_outbound,
+            limits=replace(_smtp_limits(settings, connections["submission"]), **_GUESSES),
+            hostname=settings.smtp.domains[0],
+            space=resources.space,
+        )
+        if settings.submission.bind or settings.submission.tls_bind
+        else None,
         devices=partial(
             devices.run,
             server=device_server,
@@ -677,6 +707,10 @@ def _connections(settings: Settings, resources: Resources) -> dict[str, int]:
     wanted = {
         "http": (resources.http_sockets, MAX_CONNECTIONS),
         "smtp": (resources.smtp_sockets, settings.smtp.max_connections),
+        "submission": (
+            (*resources.submission_sockets, *resources.submission_tls_sockets),
+            settings.smtp.max_connections,
+        ),
         "push": (resources.push_sockets, DeviceLimits.max_push_sessions),
         "receive": (resources.receive_sockets, DeviceLimits.max_receive_sessions),
     }

@@ -19,6 +19,7 @@ for a configuration error found while running (a schema newer than this program)
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
 import resource
@@ -81,7 +82,7 @@ BLOCKED_EXIT = 60.0  # seconds of one blocking step after which the process ends
 
 ALIVE_EVERY = 10.0  # seconds at most between two signs of life to the service manager
 
-PORTS = ("http", "smtp", "devices_push", "devices_receive")
+PORTS = ("http", "smtp", "submission", "submission_tls", "devices_push", "devices_receive")
 """What `relay.json` says of where this relay is reached."""
 
 Greet = Callable[[Mapping[str, object]], None]
@@ -124,6 +125,18 @@ def up(
                 wanted=only is None or "ingest" in only,
             ) as smtp,
             _Listening(
+                "RELAY_SUBMISSION__BIND",
+                settings.submission.bind,
+                wanted=bool(settings.submission.bind) and (only is None or "submission" in only),
+                instead="bind" not in settings.submission.model_fields_set,
+            ) as submission,
+            _Listening(
+                "RELAY_SUBMISSION__TLS_BIND",
+                settings.submission.tls_bind,
+                wanted=bool(settings.submission.tls_bind)
+                and (only is None or "submission" in only),
+            ) as submission_tls,
+            _Listening(
                 "RELAY_HTTP__BIND", settings.http.bind, wanted=only is None or "control" in only
             ) as http,
             _Listening(
@@ -134,9 +147,18 @@ def up(
             ) as receive,
         ):
             logging.configure(settings.log.level, readable=sys.stdout.isatty())
+            if submission.moved:
+                log.warning("relay.port_taken", address=submission.address, setting=submission.name)
             if names := ignored():
                 log.info("relay.ignored_variables", names=names, why="a Kubernetes Service's")
-            ports = Ports(smtp.sockets, http.sockets, push.sockets, receive.sockets)
+            ports = Ports(
+                smtp.sockets,
+                submission.sockets,
+                submission_tls.sockets,
+                http.sockets,
+                push.sockets,
+                receive.sockets,
+            )
             return trio.run(
                 _run,
                 settings,
@@ -172,17 +194,49 @@ class _Listening:
     """
 
     def __init__(
-        self, name: str, address: str, *, share: bool = False, wanted: bool = True
+        self,
+        name: str,
+        address: str,
+        *,
+        share: bool = False,
+        wanted: bool = True,
+        instead: bool = False,
     ) -> None:
+        """`instead`: whether a free port is taken where this one is another program's.
+
+        So it is with a default that came later than those who run several relays.
+        """
         self.name, self.address, self.share, self.wanted = name, address, share, wanted
+        self.instead = instead
+        self.moved = False
+        """Whether a free port was taken instead."""
         self.sockets: tuple[socket.socket, ...] = ()
 
     def __enter__(self) -> _Listening:
         if not self.wanted:
             return self
+        host, port = parse_endpoint(self.address)
+        try:
+            self._listen(host, port)
+        except OSError as error:
+            if not self.instead or error.errno != errno.EADDRINUSE:
+                raise self._refused(error) from error
+            self.moved = True
+            try:
+                self._listen(host, 0)
+            except OSError as again:
+                raise self._refused(again) from again
+        return self
+
+    def _refused(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"{self.name} is {self.address!r}, which cannot be listened on "
+            f"({error.strerror}); choose a free address and port, or port 0."
+        )
+
+    def _listen(self, host: str, port: int) -> None:
         bound: list[socket.socket] = []
         try:
-            host, port = parse_endpoint(self.address)
             for family, kind, proto, _, address in socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             ):
@@ -197,15 +251,11 @@ class _Listening:
                 listener.bind((address[0], port or bound[0].getsockname()[1], *address[2:]))
                 listener.listen(1024)
                 listener.setblocking(False)
-        except OSError as error:
+        except OSError:
             for listener in bound:
                 listener.close()
-            raise ConfigError(
-                f"{self.name} is {self.address!r}, which cannot be listened on "
-                f"({error.strerror}); choose a free address and port, or port 0."
-            ) from error
+            raise
         self.sockets = tuple(bound)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for listener in self.sockets:
@@ -217,6 +267,8 @@ class Ports:
     """The sockets that listen, by what is spoken there; none where no role here serves it."""
 
     smtp: tuple[socket.socket, ...]
+    submission: tuple[socket.socket, ...]
+    submission_tls: tuple[socket.socket, ...]
     http: tuple[socket.socket, ...]
     push: tuple[socket.socket, ...]
     receive: tuple[socket.socket, ...]
@@ -282,6 +334,8 @@ async def _run(
             pool=pool,
             hub=Hub(),
             smtp_sockets=ports.smtp,
+            submission_sockets=ports.submission,
+            submission_tls_sockets=ports.submission_tls,
             http_sockets=ports.http,
             push_sockets=ports.push,
             receive_sockets=ports.receive,
@@ -302,6 +356,10 @@ async def _run(
         entries["http"] = f"http://{endpoint(ports.http[0])}"
     if ports.smtp:
         entries["smtp"] = endpoint(ports.smtp[0])
+    if ports.submission:
+        entries["submission"] = endpoint(ports.submission[0])
+    if ports.submission_tls:
+        entries["submission_tls"] = endpoint(ports.submission_tls[0])
     if device_key is not None:
         entries["devices_push"] = endpoint(ports.push[0])
         entries["devices_receive"] = endpoint(ports.receive[0])

@@ -125,6 +125,8 @@ Size = Annotated[int, BeforeValidator(parse_size)]
 Floor = Annotated[str, BeforeValidator(_check_floor)]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0)]
 Bind = Annotated[str, AfterValidator(_check_address)]
+OptionalBind = Annotated[str, AfterValidator(lambda value: value and _check_address(value))]
+"""A port that need not be: empty turns it off."""
 
 
 class _Section(BaseModel):
@@ -299,6 +301,13 @@ class Ingest(_Section):
         return value.rstrip("/")
 
 
+class Submission(_Section):
+    """The ports on which programs submit mail that leaves."""
+
+    bind: OptionalBind = "127.0.0.1:2587"
+    tls_bind: OptionalBind = ""
+
+
 class Expiry(_Section):
     """How mailboxes end."""
 
@@ -417,6 +426,7 @@ class Settings(_Section):
     database: Database = Database()
     http: Http = Http()
     smtp: Smtp = Smtp()
+    submission: Submission = Submission()
     ingest: Ingest = Ingest()
     expiry: Expiry = Expiry()
     outbound: Outbound = Outbound()
@@ -509,6 +519,11 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
         raise ConfigError(
             "RELAY_SMTP__TLS_CERT and RELAY_SMTP__TLS_KEY are a certificate and its key: set both "
             "or neither."
+        )
+    if settings.submission.tls_bind and not settings.smtp.tls_cert:
+        raise ConfigError(
+            "RELAY_SUBMISSION__TLS_BIND needs a certificate: set RELAY_SMTP__TLS_CERT and "
+            "RELAY_SMTP__TLS_KEY."
         )
     if settings.smtp.filter and settings.smtp_processes > 1:
         raise ConfigError(

@@ -83,7 +83,13 @@ class RelayProcess:
         self.open_files = open_files
         self.env = {
             f"RELAY_{name}": "127.0.0.1:0"
-            for name in ("SMTP__BIND", "HTTP__BIND", "DEVICES__PUSH_BIND", "DEVICES__RECEIVE_BIND")
+            for name in (
+                "SMTP__BIND",
+                "SUBMISSION__BIND",
+                "HTTP__BIND",
+                "DEVICES__PUSH_BIND",
+                "DEVICES__RECEIVE_BIND",
+            )
         }
         self.env.update(env or {})
         self.arguments = arguments
@@ -159,6 +165,8 @@ class RelayProcess:
     def keep_ports(self) -> None:
         """Let the next start take the ports of this one."""
         self.env["RELAY_SMTP__BIND"] = self.run["smtp"]
+        if "submission" in self.run:
+            self.env["RELAY_SUBMISSION__BIND"] = self.run["submission"]
         self.env["RELAY_HTTP__BIND"] = self.run["http"].removeprefix("http://")
         for name in ("push", "receive"):
             if f"devices_{name}" in self.run:

@@ -43,7 +43,7 @@ def test_what_is_published_is_private_and_goes_with_a_clean_stop(tmp_path):
     relay = RelayProcess(tmp_path / "var", env={"RELAY_SERVICE_HOST": "10.0.0.1"}, first_start=True)
     relay.start()
     assert stat.S_IMODE(relay.run_file.stat().st_mode) == 0o600
-    ports = {"http", "smtp", "devices_push", "devices_receive"}
+    ports = {"http", "smtp", "submission", "devices_push", "devices_receive"}
     assert set(relay.run) == {"pid", *ports, "devices_key", "database_url", "admin_token"}
     assert relay.run["pid"] == relay.pid
     with psycopg.connect(relay.run["database_url"]) as database:
@@ -306,6 +306,7 @@ def test_without_sharing_a_port_in_use_is_refused(tmp_path):
     with RelayProcess(tmp_path / "one") as one:
         for setting, entry in (
             ("RELAY_SMTP__BIND", "smtp"),
+            ("RELAY_SUBMISSION__BIND", "submission"),
             ("RELAY_DEVICES__PUSH_BIND", "devices_push"),
             ("RELAY_DEVICES__RECEIVE_BIND", "devices_receive"),
         ):
@@ -315,6 +316,24 @@ def test_without_sharing_a_port_in_use_is_refused(tmp_path):
             assert "Traceback" not in other.log_tail()
         with one.http() as http:
             assert http.get("/readyz").status_code == 200
+
+
+def test_a_port_that_nobody_set_may_be_another_programs(tmp_path):
+    """Submission came later than those who run several relays: a free port is taken, and said."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # else somebody else's has it
+            stack.enter_context(socket.create_server(("127.0.0.1", 2587)))
+        relay = RelayProcess(tmp_path / "data")
+        del relay.env["RELAY_SUBMISSION__BIND"]
+        with relay:
+            assert not relay.run["submission"].endswith(":2587")
+            (line,) = logged(relay, "relay.port_taken")
+            assert (line["setting"], line["address"]) == (
+                "RELAY_SUBMISSION__BIND", "127.0.0.1:2587",
+            )  # fmt: skip
+    off = RelayProcess(tmp_path / "off", env={"RELAY_SUBMISSION__BIND": ""})
+    with off:
+        assert "submission" not in off.run
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")

@@ -485,7 +485,13 @@ def _stage() -> Iterator[Stage]:
 def _environment() -> dict[str, str]:
     """Return the environment of the relay: the user's, less the settings of their own relay."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RELAY_")}
-    for name in ("HTTP__BIND", "SMTP__BIND", "DEVICES__PUSH_BIND", "DEVICES__RECEIVE_BIND"):
+    for name in (
+        "HTTP__BIND",
+        "SMTP__BIND",
+        "SUBMISSION__BIND",
+        "DEVICES__PUSH_BIND",
+        "DEVICES__RECEIVE_BIND",
+    ):
         environment[f"RELAY_{name}"] = "127.0.0.1:0"
     # It runs in a directory of its own, so it must find the same program as we are.
     root = str(Path(relay.__file__).parents[1])

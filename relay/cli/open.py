@@ -74,6 +74,8 @@ def banner(entries: Mapping[str, Any], data_dir: Path) -> str:
     lines: list[tuple[str, str]] = []
     if "smtp" in entries:
         lines.append(("mail", f"{entries['smtp']} (SMTP)"))
+    if "submission" in entries:
+        lines.append(("send", f"{entries['submission']} (SMTP, a key as the password)"))
     if "devices_push" in entries:
         lines.append(
             ("devices", f"push {entries['devices_push']}, receive {entries['devices_receive']}")

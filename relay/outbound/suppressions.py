@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.errors import Bug
 from relay.outbound.message import bare_address, check_text
@@ -84,3 +85,18 @@ class Suppressions:
             (plain_address(address), owner),
         )
         return removed > 0
+
+    async def holds(self, owner: UUID, address: str) -> bool:
+        """Whether mail of the owner's to an address would be refused."""
+        found: bool = await self._pool.fetch_value(
+            """
+            SELECT EXISTS (
+                SELECT
+                FROM relay.suppressions s
+                WHERE s.address = %s
+                  AND s.owner IN (%s, %s)
+            )
+            """,
+            (plain_address(address), ADMINISTRATOR_ID, owner),
+        )
+        return found

@@ -1,4 +1,4 @@
-"""The door of the SMTP port: who is let in, and what those hear who are not.
+"""The door of an SMTP port: who is let in, and what those hear who are not.
 
 `Door` holds the gate of the port (`relay.peers`), and accepts; what becomes of a connection that
 was let in is the business of who opened the door: `relay.smtp.server` runs its session here,
@@ -53,10 +53,22 @@ _SESSIONS = Counter(
     registry=registry,
 )
 served, _refused = _SESSIONS.labels("served"), _SESSIONS.labels("refused")
-_OPEN = Gauge("relay_smtp_sessions_open", "SMTP sessions open now.", registry=registry)
-_BUFFERED = Gauge(
-    "relay_smtp_buffered_bytes", "Bytes of messages in flight now.", registry=registry
-)
+_OPEN = {
+    "smtp": Gauge("relay_smtp_sessions_open", "SMTP sessions open now.", registry=registry),
+    "submission": Gauge(
+        "relay_submission_sessions_open", "Submission sessions open now.", registry=registry
+    ),
+}
+_BUFFERED = {
+    "smtp": Gauge(
+        "relay_smtp_buffered_bytes", "Bytes of messages in flight now.", registry=registry
+    ),
+    "submission": Gauge(
+        "relay_submission_buffered_bytes",
+        "Bytes of submitted messages in flight now.",
+        registry=registry,
+    ),
+}
 
 
 class Door:
@@ -67,11 +79,12 @@ class Door:
         limits: SmtpLimits,
         buffered: Callable[[], int],
         proxies: Sequence[proxy.Network] = (),
+        port: str = "smtp",
     ) -> None:
         """`buffered`: how many bytes of messages are in flight behind it; `proxies`: whose
-        connections begin with the PROXY protocol."""
+        connections begin with the PROXY protocol; `port`: its name."""
         self.gate = PortGate(
-            "smtp",
+            port,
             limits.max_connections,
             limits.max_connections_per_peer,
             local_per_peer=limits.max_connections_per_peer,
@@ -83,8 +96,8 @@ class Door:
         self._unnamed = 0
         self._complaints = Throttle(1.0)
         self._refusals = Throttle(1.0)
-        _OPEN.set_function(lambda: self.gate.open)
-        _BUFFERED.set_function(buffered)
+        _OPEN[port].set_function(lambda: self.gate.open)
+        _BUFFERED[port].set_function(buffered)
 
     async def accept(
         self,

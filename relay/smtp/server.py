@@ -25,7 +25,7 @@ from relay.smtp.door import Door, served
 from relay.smtp.limits import MemoryBudget, SmtpLimits
 from relay.smtp.proxy import Network
 from relay.smtp.session import Session
-from relay.smtp.shared import Canonical, Filter, Mailboxes, Shared, SignIn
+from relay.smtp.shared import Canonical, Filter, Mailboxes, Shared, SignIn, Submissions
 from relay.smtp.trampoline import Trampoline
 from relay.smtp.waits import Waits
 from relay.storage import AMPLE, Space
@@ -71,12 +71,13 @@ class Server:
         certificate: Certificate | None = None,
         proxies: Sequence[Network] = (),
         chaos: Chaos | None = None,
+        submissions: Submissions | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `scheduling`: how sessions wait, where not on a `Trampoline`; `budget`: of the bytes of all
-        messages, where others than these sessions share it; `sign_in`, `certificate`, `chaos`:
-        as `Shared` has them; `proxies`: as `Door` does.
+        messages, where others than these sessions share it; `sign_in`, `certificate`, `chaos` and
+        `submissions`: as `Shared` has them; `proxies`: as `Door` does.
         """
         self.shared = Shared(
             mailboxes,
@@ -89,9 +90,11 @@ class Server:
             sign_in=sign_in,
             certificate=certificate,
             chaos=chaos,
+            submissions=submissions,
         )
         self.limits = self.shared.limits
-        self._door = Door(self.limits, lambda: self.shared.budget.used, proxies)
+        port = "smtp" if submissions is None else "submission"
+        self._door = Door(self.limits, lambda: self.shared.budget.used, proxies, port)
         self.scheduling = Trampoline() if scheduling is None else scheduling
         """How sessions wait.  Someone must `run` it."""
         self.sessions: set[Session] = set()
@@ -103,24 +106,38 @@ class Server:
         return self._door.gate
 
     async def accept(
-        self, listener: socket.socket, nursery: trio.Nursery, *, paused: Callable[[], bool]
+        self,
+        listener: socket.socket,
+        nursery: trio.Nursery,
+        *,
+        paused: Callable[[], bool],
+        tls_first: bool = False,
     ) -> NoReturn:
         """Start a session in `nursery` for everyone who connects, until cancelled.
 
-        `listener` listens and does not block.
+        `listener` listens and does not block; `tls_first`: TLS from the first byte.
         """
 
         def welcome(sock: socket.socket, peer: Any, seat: Seat) -> None:
-            self.serve(sock, peer, seat, nursery)
+            self.serve(sock, peer, seat, nursery, tls_first=tls_first)
 
         await self._door.accept(listener, welcome, paused=lambda: paused() or self.shared.draining)
 
-    def serve(self, sock: socket.socket, peer: Any, seat: Seat, nursery: trio.Nursery) -> None:
+    def serve(
+        self,
+        sock: socket.socket,
+        peer: Any,
+        seat: Seat,
+        nursery: trio.Nursery,
+        *,
+        tls_first: bool = False,
+    ) -> None:
         """Start the session of a connection that was let in; `peer`: its socket address.
 
         `sock` is the session's from now on, and `seat` is left when it ends.
         """
-        session = seat.guest = Session(self.shared, sock, self.scheduling.waits(sock), peer)
+        waits = self.scheduling.waits(sock)
+        session = seat.guest = Session(self.shared, sock, waits, peer, tls_first=tls_first)
         self.sessions.add(session)
         if self._some is not None:
             self._some.set()

@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Sequence
+import ssl
+from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any, cast
 
@@ -47,7 +48,7 @@ from relay.smtp.chaos import fault_of
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
 from relay.smtp.lines import CHUNK, COMMANDS, Lines, SessionOver
 from relay.smtp.proxy import is_loopback
-from relay.smtp.shared import Shared, SignIn
+from relay.smtp.shared import Arrival, Shared, SignIn, Submissions
 from relay.smtp.sign_in import MECHANISMS, Exchange, challenge, decoded
 from relay.smtp.syntax import (
     FOREIGN_SIZE,
@@ -87,9 +88,16 @@ _ORDINARY_HOOKS = frozenset({"MAIL", "RCPT", "DATA"})
 
 # One object for each child of a labelled counter: labels() takes a lock and a look-up.
 _OUTCOMES = ("accepted", "rejected", "deferred")
-_accepted, _rejected, _deferred = Counts(
+_ANSWERED = Counts(
     "relay_smtp_messages", "Messages whose final dot was answered.", "outcome", _OUTCOMES
-).of.values()
+).of
+_accepted = _ANSWERED["accepted"]
+_SUBMITTED = Counts(
+    "relay_submission_messages",
+    "Submitted messages whose final dot was answered.",
+    "outcome",
+    _OUTCOMES,
+).of
 _RECIPIENTS = Counter(
     "relay_smtp_recipients_refused",
     "Recipients refused, by why: unknown (no such address), expired (its mailbox is over),"
@@ -113,11 +121,19 @@ class Session(SMTP):
 
     session: Conversation  # aiosmtpd has it as Optional
 
-    def __init__(self, shared: Shared, sock: socket.socket, waits: Waits, peer: Any) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        sock: socket.socket,
+        waits: Waits,
+        peer: Any,
+        *,
+        tls_first: bool = False,
+    ) -> None:
         """`sock` is connected and does not block; `run` closes it.
 
         `waits` waits for it; `peer`: its socket address, or whom a proxy named
-        (`relay.smtp.proxy.NamedPeer`).
+        (`relay.smtp.proxy.NamedPeer`); `tls_first`: before anything is said.
         """
         vars(self).update(
             session_attributes(
@@ -133,14 +149,18 @@ class Session(SMTP):
         self.session.peer = peer
         self.ending = ""
         """Why the session ends once the command in hand is answered; empty: it goes on."""
+        self._tls_first = tls_first
         self.tls = False
         """Whether it goes on in TLS."""
         self._host = str(peer[0])
         self.lines = Lines(sock, waits, shared.limits)
         self.dialogue = Dialogue(shared, self.session, self.lines.replies, self._kept)
-        self._ordinary = shared.chaos is None and (
-            shared.filter is None or _ORDINARY_HOOKS.isdisjoint(shared.filter.hooks)
+        self._ordinary = (
+            shared.chaos is None
+            and shared.submissions is None
+            and (shared.filter is None or _ORDINARY_HOOKS.isdisjoint(shared.filter.hooks))
         )
+        self._answered = _ANSWERED if shared.submissions is None else _SUBMITTED
         self.size = COMMANDS
         """How many bytes are read at once (`relay.smtp.waits.Talk`)."""
         self._waits = waits
@@ -191,8 +211,10 @@ class Session(SMTP):
     async def _live(self) -> str:
         """Serve to the end, good-bye included; return why it ended."""
         try:
-            self.lines.say(self.shared.greeting)
             try:
+                if self._tls_first:
+                    await self._begin_in_tls()
+                self.lines.say(self.shared.greeting)
                 return await self._serve()
             except SessionOver as over:
                 if over.reply is not None:
@@ -371,6 +393,8 @@ class Session(SMTP):
         if self._suspect and line.upper() != b"QUIT":
             farewell = "421 4.7.0 Commands followed a malformed message; good-bye"
             raise SessionOver("smuggling", farewell)
+        if self.shared.submissions is not None and self.dialogue.login is not None:
+            await self._look_again()
         # Ordinary MAIL and RCPT where there is a filter to ask; what is out of the ordinary goes on
         # below, at eighteen and eight times the cost (relay/smtp/syntax.py).
         if self.envelope.mail_from is not None:
@@ -559,6 +583,20 @@ class Session(SMTP):
     def _may_start_tls(self) -> bool:
         return self.shared.certificate is not None and not self.tls
 
+    async def _begin_in_tls(self) -> None:
+        certificate = self.shared.certificate
+        if certificate is None or certificate.context is None:
+            raise SessionOver("tls")
+        await self._shake_hands(certificate.context)
+
+    async def _shake_hands(self, context: ssl.SSLContext) -> None:
+        now = self._waits.now()
+        self.lines.await_command(now, now + self.limits.handshake_timeout)
+        key = peer_key(self._host)
+        turn = self.shared.handshakes.turn
+        await begin_tls(self.lines, self._waits, context, lambda: turn(key))
+        self.tls = True
+
     @syntax("STARTTLS")
     async def smtp_STARTTLS(self, arg: str | None) -> None:
         """Go on in TLS, as if nothing had been said before (RFC 3207)."""
@@ -578,12 +616,7 @@ class Session(SMTP):
             self._say(b"454 4.7.0 TLS is not available now, try again later\r\n")
         else:
             self._say(b"220 2.0.0 Go ahead\r\n")
-            now = self._waits.now()
-            self.lines.await_command(now, now + self.limits.handshake_timeout)
-            key = peer_key(self._host)
-            turn = self.shared.handshakes.turn
-            await begin_tls(self.lines, self._waits, context, lambda: turn(key))
-            self.tls = True
+            await self._shake_hands(context)
             self.session.host_name = None
             self.session.extended_smtp = False
             self.session.authenticated = False
@@ -690,6 +723,11 @@ class Session(SMTP):
             refusal = await self._strike("mail", address)
             if refusal is not None:
                 return refusal
+        if self.shared.submissions is not None:
+            sender = "" if address == "<>" else address
+            refusal = await self._judge(lambda port: port.begin(self.dialogue.login, sender))
+            if refusal is not None:
+                return refusal
         if self.shared.filter is not None:
             refusal = await self._consult("MAIL", address, options)
             if refusal is not None:
@@ -703,6 +741,12 @@ class Session(SMTP):
         recipients = self.dialogue.transaction.recipients
         if len(recipients) >= self.limits.max_recipients:
             return _TOO_MANY_RECIPIENTS
+        if self.shared.submissions is not None:
+            refusal = await self._judge(lambda port: port.name(self.dialogue.login, address))
+            if refusal is None:
+                self.envelope.rcpt_options.extend(options)
+                recipients[address] = address
+            return refusal or _RECIPIENT_OK
         try:
             canonical = self.shared.canonical(address)
         except ValueError:
@@ -731,6 +775,53 @@ class Session(SMTP):
         self.envelope.rcpt_options.extend(options)
         recipients[canonical] = address
         return _RECIPIENT_OK
+
+    # ------------------------------------------------------------------------ submission
+
+    async def _judge(
+        self, ask: Callable[[Submissions], Coroutine[Any, Any, str | None]]
+    ) -> str | None:
+        """Ask what takes the place of mailboxes; return the reply that refuses, or None."""
+        submissions = self.shared.submissions
+        assert submissions is not None
+        try:
+            async with self._waits.pinned() as pinned:
+                refusal = await pinned.run(lambda: ask(submissions))
+        except TemporaryFailure:
+            return "451 4.3.0 Try again later"
+        if refusal is not None and refusal.startswith("421"):
+            raise SessionOver("revoked", refusal)
+        return refusal
+
+    async def _look_again(self) -> None:
+        """End the session of whoever may not send any more; in an outage nobody is known to."""
+        await self._judge(lambda port: port.look_again(self.dialogue.login))
+
+    async def _submit(self, raw: bytes) -> None:
+        """Have a message queued, and answer its final dot."""
+        transaction = self.dialogue.transaction
+        sender = transaction.mail_from or ""
+        arrival = Arrival(
+            "" if sender == "<>" else sender,
+            transaction.rcpt_tos,
+            raw,
+            self.session.host_name or "",
+            self._host,
+            encrypted=self.tls,
+            utf8=transaction.smtp_utf8,
+        )
+        # For the same reason as in `_await`: no late 250.
+        self.lines.due = self._waits.now() + self.limits.store_timeout
+        reply = await self._judge(lambda port: port.submit(self.dialogue.login, arrival)) or ""
+        if reply[:1] == "2":
+            self._say(reply.encode() + b"\r\n")
+            self._stored += 1
+            self._errors = self._unknown = self._idle_commands = 0
+            self._answered["accepted"].value += 1
+        elif reply[:1] == "5":
+            self._refuse(reply.encode() + b"\r\n")
+        else:
+            self._defer(reply.encode() + b"\r\n")
 
     def _turn_down(self, why: str, recipients: int = 1) -> None:
         """Count recipients who get no mail, for the log and the metrics."""
@@ -836,6 +927,9 @@ class Session(SMTP):
         return reply or None
 
     async def _store(self, raw: bytes) -> None:
+        if self.shared.submissions is not None:
+            await self._submit(raw)
+            return
         if self.shared.chaos is not None:
             struck = await self._strike("dot")
             if struck is not None:
@@ -868,12 +962,12 @@ class Session(SMTP):
     def _refuse(self, reply: bytes) -> None:
         self._say(reply)
         self._refused += 1
-        _rejected.value += 1
+        self._answered["rejected"].value += 1
 
     def _defer(self, reply: bytes) -> None:
         self._say(reply)
         self._refused += 1
-        _deferred.value += 1
+        self._answered["deferred"].value += 1
 
     async def _consult(self, hook: str, *args: Any, content: bytes | None = None) -> str | None:
         """Ask the operator's filter; None when it agrees, else the reply to give.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiosmtpd.smtp import Envelope
 from aiosmtpd.smtp import Session as Conversation
@@ -65,6 +65,43 @@ class SignIn(Protocol):
         """
 
 
+class Arrival(NamedTuple):
+    """A message whose final dot has come, and how it came.
+
+    `sender`: empty for the null one; `helo`: what the peer calls itself, `host`: its address;
+    `utf8`: with SMTPUTF8.
+    """
+
+    sender: str
+    recipients: Sequence[str]
+    raw: bytes
+    helo: str
+    host: str
+    encrypted: bool
+    utf8: bool
+
+
+class Submissions(Protocol):
+    """What a submission port asks, in place of mailboxes: may who signed in send this?
+
+    `login` is what `SignIn` made of them; None: nobody has signed in.  A reply that is returned
+    refuses (421: and ends the session); None: go on.  Each raises `TemporaryFailure` for trouble
+    of ours.
+    """
+
+    async def look_again(self, login: object) -> str | None:
+        """Ask before each command whether who has signed in still may."""
+
+    async def begin(self, login: object, sender: str) -> str | None:
+        """Ask at MAIL; `sender`: empty for the null one."""
+
+    async def name(self, login: object, recipient: str) -> str | None:
+        """Ask at RCPT."""
+
+    async def submit(self, login: object, arrival: Arrival) -> str:
+        """Queue a message, and return the reply to its final dot: 2xx only if that is durable."""
+
+
 LONGEST_LOGIN = 100
 """Characters of a user name that are kept."""
 
@@ -93,12 +130,14 @@ class Shared:
         sign_in: SignIn | None = None,
         certificate: Certificate | None = None,
         chaos: Chaos | None = None,
+        submissions: Submissions | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `budget`: of the bytes of all messages, where others than these sessions share it;
         `sign_in`: who may sign in; None: nobody, AUTH is not known; `certificate`: for STARTTLS;
-        None: it is not offered; `chaos`: faults on demand.
+        None: it is not offered; `chaos`: faults on demand; `submissions`: what is asked in place of
+        mailboxes, on a port for mail that leaves.
         """
         self.mailboxes = mailboxes
         self.canonical = canonical
@@ -107,6 +146,7 @@ class Shared:
         self.filter = filter_
         self.sign_in = sign_in
         self.chaos = chaos
+        self.submissions = submissions
         self.space = space
         self.budget = MemoryBudget(self.limits) if budget is None else budget
         self.misses = Misses(self.limits)

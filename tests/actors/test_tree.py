@@ -42,6 +42,8 @@ def built(
         pool=Pool(DSN),
         hub=Hub(),
         smtp_sockets=(),
+        submission_sockets=(),
+        submission_tls_sockets=(),
         http_sockets=(),
         push_sockets=(),
         receive_sockets=(),
@@ -114,7 +116,7 @@ def test_the_database_starts_first_and_the_doors_open_last():
     """Shutdown is the reverse: who calls is let go first, and the database last of all."""
     order = names(Settings())
     assert order[:2] == ["postgres", "listener"]
-    assert order[-3:] == ["ingest", "devices", "control"]
+    assert order[-4:] == ["ingest", "submission", "devices", "control"]
 
 
 def test_a_filter_stands_before_the_ingest_that_asks_it():
@@ -158,7 +160,7 @@ def test_what_can_be_said_to_an_actor_is_listed_beside_it():
     assert heard[SweepNow] == {
         "ticker", "reaper", "summariser", "claimer", "collector", "webhooks",
     }  # fmt: skip
-    assert heard[Report] == {"control", "devices", "device_store", "ingest"}
+    assert heard[Report] == {"control", "devices", "device_store", "ingest", "submission"}
     assert Report in next(
         spec.hears for spec in leaves(built(load(environ=PROCESSES))) if spec.name == "ingest-2"
     )
@@ -188,6 +190,7 @@ NEEDED = {
     "postgres": CORE,
     "listener": CORE,
     "ingest": [*CORE, *MAIL, "ingest"],
+    "submission": [*CORE, "submission"],
     "ticker": [*CORE, "ticker"],
     "claimer": [*CORE, *MAIL, "sender", "claimer"],
     "sender": [*CORE, *MAIL, "sender", "claimer"],

@@ -27,7 +27,7 @@ from relay.datadir import DataDir
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
-from relay.http.deps import Deps, Limits, Serving, WakeOutbound
+from relay.http.deps import Deps, Limits, Serving
 from relay.http.serve import MAX_CONNECTIONS
 from relay.ids import new_id
 from relay.keyring import Keyring
@@ -36,6 +36,7 @@ from relay.mailboxes.store import Store
 from relay.mailboxes.summary import summarise
 from relay.outbound.gates import Gates
 from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.sending import WakeOutbound
 from relay.settings import load
 from relay.smtp.chaos import Chaos
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
@@ -173,6 +174,8 @@ async def open_house(
         pool=pool,
         hub=hub,
         smtp_sockets=(),
+        submission_sockets=(),
+        submission_tls_sockets=(),
         http_sockets=(listening,),
         push_sockets=(),
         receive_sockets=(),

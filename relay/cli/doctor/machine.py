@@ -234,6 +234,24 @@ def check_ports(patient: Patient) -> Iterator[Finding]:
     for name, entry, variable, setting in (
         ("http", "http", "RELAY_HTTP__BIND", settings.http.bind),
         ("smtp", "smtp", "RELAY_SMTP__BIND", settings.smtp.bind),
+        *(
+            [("submission", "submission", "RELAY_SUBMISSION__BIND", settings.submission.bind)]
+            # Where nobody has set it, a free port is taken instead.
+            if settings.submission.bind and "bind" in settings.submission.model_fields_set
+            else []
+        ),
+        *(
+            [
+                (
+                    "submission over TLS",
+                    "submission_tls",
+                    "RELAY_SUBMISSION__TLS_BIND",
+                    settings.submission.tls_bind,
+                )
+            ]
+            if settings.submission.tls_bind
+            else []
+        ),
         ("push", "devices_push", "RELAY_DEVICES__PUSH_BIND", settings.devices.push_bind),
         (
             "receive",

@@ -1,0 +1,129 @@
+"""Submission: takes mail that leaves from programs that sign in, and queues it.
+
+Promises
+- It serves on copies of the sockets it was given, so that ports and the queues of connections
+  survive its restart.
+- Paused: new sessions get 421 4.3.2, open ones finish; ports and addresses stay.
+- Draining: no new session; those with no message on its way get 421 4.3.2 at once; a message that
+  is arriving may finish, for as long as the supervisor's `drain_timeout` allows.
+- What was queued is announced: to this process's claimer, or to all others where none runs here.
+- `Report` logs how many sessions are open, and the bytes that they hold.
+
+Fails: one session's error ends nothing but its transaction.  Without the database sessions get 4xx.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import Never
+
+import trio
+
+from actors.periodic import report_when_told
+from relay.access.keys import Keys
+from relay.db.pool import Pool
+from relay.errors import Bug
+from relay.mailboxes.names import Names
+from relay.outbound.announcer import Announcer
+from relay.outbound.enqueue import announce
+from relay.outbound.lanes import any_high
+from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.sending import Enqueuer, Sending, WakeOutbound
+from relay.outbound.submission import Submission
+from relay.outbound.suppressions import Suppressions
+from relay.smtp.limits import SmtpLimits
+from relay.smtp.server import Server
+from relay.storage import AMPLE, Space
+from relay.tls import Certificate
+from supervisor import Context
+
+DRAIN = 30.0
+"""Seconds that a message which is arriving may take to finish after SIGTERM."""
+_ANNOUNCE_EVERY = 0.05  # s
+
+
+class _NoMailboxes:
+    """What takes the place of mailboxes: a submission port asks `Submission` instead."""
+
+    def find(self, address: str) -> Never:
+        raise Bug("a submission was to go to a mailbox")
+
+    def store(self, *_: object) -> Never:
+        raise Bug("a submission was to go to a mailbox")
+
+
+async def run(
+    ctx: Context,
+    *,
+    sockets: Sequence[socket.socket],
+    tls_sockets: Sequence[socket.socket] = (),
+    pool: Pool,
+    names: Names,
+    admin_token_hash: bytes,
+    right_of_way: RightOfWay,
+    wake_outbound: WakeOutbound | None = None,
+    limits: SmtpLimits | None = None,
+    hostname: str = "relay.localhost",
+    space: Space = AMPLE,
+    certificate: Certificate | None = None,
+) -> None:
+    """Serve submission on `sockets`, which listen already and stay open, until drained.
+
+    On `tls_sockets` TLS comes before anything is said; `certificate` is for that, and STARTTLS.
+    `names` are those that only the administrator sends from; `wake_outbound` tells this process's
+    claimer of what was queued, None where none runs; without `space` on the disk nothing is taken.
+    """
+    # For the claimers of other processes, where none runs here.
+    announcer = Announcer(partial(announce, pool), rest=_ANNOUNCE_EVERY)
+    keys = Keys(pool)
+    sending = Sending(
+        keys,
+        names,
+        Enqueuer(pool, right_of_way).enqueue,
+        wake_outbound or (lambda due_lanes: announcer.soon(high=any_high(due_lanes))),
+    )
+    submission = Submission(keys, sending, Suppressions(pool), admin_token_hash, hostname)
+    server = Server(
+        _NoMailboxes(),
+        str,
+        limits=limits,
+        domains=(hostname,),
+        space=space,
+        certificate=certificate,
+        sign_in=submission,
+        submissions=submission,
+    )
+    copies = [
+        (one.dup(), tls_first)
+        for some, tls_first in ((sockets, False), (tls_sockets, True))
+        for one in some
+    ]
+    try:
+        async with trio.open_nursery() as service:
+            service.start_soon(announcer.run)
+            service.start_soon(server.run)
+            service.start_soon(report_when_told, ctx, server.figures)
+            async with trio.open_nursery() as sessions, trio.open_nursery() as listeners:
+                for copy, tls_first in copies:
+                    copy.setblocking(False)
+                    listeners.start_soon(_accept, server, copy, tls_first, sessions, ctx)
+                ctx.ready()
+                await ctx.draining.wait()
+                listeners.cancel_scope.cancel()
+                server.drain()
+            service.cancel_scope.cancel()
+    finally:
+        for copy, _ in copies:
+            copy.close()
+
+
+async def _accept(
+    server: Server,
+    listener: socket.socket,
+    tls_first: bool,
+    sessions: trio.Nursery,
+    ctx: Context,
+) -> None:
+    await server.accept(listener, sessions, paused=lambda: ctx.paused, tls_first=tls_first)

@@ -1,0 +1,195 @@
+"""The submission port's side of the queue: who may sign in, and what becomes of what they submit.
+
+`Submission` is what the sessions of that port ask (`relay.smtp.shared.SignIn` and `Submissions`).
+
+Promises
+- Whoever signs in has an API key with the scope `send`, or the administrator's token; the user name
+  is not looked at.  A revoked key opens nothing from the next command on, its message in hand
+  included.
+- 250 comes after COMMIT, with the ids; 4xx and 5xx after the final dot mean that nothing is queued,
+  but for 451, after which nobody knows.
+- What may be sent from which address, suppressions, idempotency keys and the queue itself are what
+  they are over HTTP (`relay.outbound.sending`); a message costs a key as much as a call does.
+- No reply repeats an address or a value.
+
+Fails with `TemporaryFailure`, which is 451.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import partial
+from uuid import UUID
+
+import trio
+
+from relay.access.keys import ApiKey, Keys
+from relay.access.owners import ADMINISTRATOR_ID
+from relay.crypto import hash_token, tokens_equal
+from relay.errors import PermanentFailure
+from relay.gcra import Gcra
+from relay.ids import new_id
+from relay.outbound.enqueue import KeyConflict, Suppressed
+from relay.outbound.message import Address, MalformedMessage, Message, parse_address
+from relay.outbound.sending import ForeignSender, ReservedSender, Sending
+from relay.outbound.submitted import Orders, Submitted, Trace
+from relay.outbound.suppressions import Suppressions
+from relay.smtp.shared import Arrival
+
+BURST = 10.0
+"""Seconds' worth of messages that a key may submit at once, as of its calls over HTTP."""
+
+_MAX_TOKEN = 512  # characters; a password beyond is not even looked up
+_KEYS = 20_000  # of which the rate is remembered
+_IN_A_THREAD = 256 * 1024  # bytes of a message from which preparing it would be felt by others
+
+_SIGN_IN = "530 5.7.0 Authentication required"
+_REVOKED = "421 4.7.0 This key may send no more; good-bye"
+_TOO_OFTEN = "450 4.7.1 This key sends more often than it may, try again later"
+_NOT_FROM = "550 5.7.1 This key may not send from this address"
+_SUPPRESSED = "550 5.7.1 This recipient is on the suppression list"
+
+
+class Login:
+    """Who has signed in: the holder of `key`, as it was last found; None: the administrator."""
+
+    def __init__(self, key: ApiKey | None) -> None:
+        self.key = key
+
+    @property
+    def owner(self) -> UUID:
+        """The owner of what they send."""
+        return ADMINISTRATOR_ID if self.key is None else self.key.id
+
+
+class Submission:
+    """One relay's."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        sending: Sending,
+        suppressions: Suppressions,
+        admin_token_hash: bytes,
+        hostname: str,
+    ) -> None:
+        """`hostname` is what the relay calls itself in Received fields."""
+        self._keys = keys
+        self._suppressions = suppressions
+        self._sending = sending
+        self._admin_token_hash = admin_token_hash
+        self._hostname = hostname
+        self._rates = Gcra[UUID](_KEYS)
+
+    async def check(self, user: str, password: str) -> Login | None:
+        """Return who this is, by the password alone."""
+        if not password or len(password) > _MAX_TOKEN:
+            return None
+        token_hash = hash_token(password)
+        if tokens_equal(token_hash, self._admin_token_hash):
+            return Login(None)
+        key = await self._keys.authenticate(token_hash)
+        return Login(key) if key is not None and key.allows("send") else None
+
+    async def look_again(self, login: object) -> str | None:
+        """Refuse a key that has been revoked, or has ended."""
+        if isinstance(login, Login) and login.key is not None:
+            found = await self._keys.live(login.key.id)
+            if found is None:
+                return _REVOKED
+            login.key = found
+        return None
+
+    async def begin(self, login: object, sender: str) -> str | None:
+        """Refuse a reverse-path that is not theirs, and what comes too often."""
+        if not isinstance(login, Login):
+            return _SIGN_IN
+        if sender:
+            try:
+                address = parse_address(sender, "the sender").address
+            except MalformedMessage:
+                return "553 5.1.7 This is no address that mail can be sent from"
+            if (refusal := await self._refused_sender(login, [address])) is not None:
+                return refusal
+        key = login.key
+        if key is not None and key.calls_per_second > 0:
+            cost = 1 / key.calls_per_second
+            if self._rates.take(key.id, trio.current_time(), cost, BURST):
+                return _TOO_OFTEN
+        return None
+
+    async def name(self, login: object, recipient: str) -> str | None:
+        """Refuse a recipient to whom no mail can or may go."""
+        if not isinstance(login, Login):
+            return _SIGN_IN
+        try:
+            address = parse_address(recipient, "a recipient").address
+        except MalformedMessage:
+            return "553 5.1.3 This is no address that mail can be sent to"
+        suppressed = await self._suppressions.holds(login.owner, address)
+        return _SUPPRESSED if suppressed else None
+
+    async def submit(self, login: object, arrival: Arrival) -> str:
+        """Queue a message, one row a recipient."""
+        if not isinstance(login, Login):
+            return _SIGN_IN
+        if (refusal := await self.look_again(login)) is not None:
+            return refusal
+        large = len(arrival.raw) > _IN_A_THREAD
+        prepare = partial(_prepared, arrival, self._hostname, login)
+        try:
+            ready = await trio.to_thread.run_sync(prepare) if large else prepare()
+            message, orders, senders, digest = ready
+            if senders is None and login.key is not None and login.key.senders is not None:
+                return "550 5.7.1 From is not clear, and this key may not send from every address"
+            if (refusal := await self._refused_sender(login, senders or ())) is not None:
+                return refusal
+            queued = await self._sending.queue(message, key=orders.key, key_hash=digest)
+        except MalformedMessage as error:
+            return f"554 5.6.0 {str(error)[:1].upper()}{str(error)[1:]}"
+        except Suppressed:
+            return _SUPPRESSED
+        except KeyConflict:
+            return "554 5.7.0 X-Relay-Idempotency-Key was used for another message within 24 hours"
+        except PermanentFailure:
+            return "554 5.6.0 The message cannot be queued"
+        return f"250 2.0.0 queued as {','.join(str(each.id) for each in queued.messages)}"
+
+    async def _refused_sender(self, login: Login, addresses: Iterable[str]) -> str | None:
+        try:
+            await self._sending.check_senders(login.key, addresses)
+        except (ReservedSender, ForeignSender):
+            return _NOT_FROM
+        return None
+
+
+def _prepared(
+    arrival: Arrival, hostname: str, login: Login
+) -> tuple[Message, Orders, list[str] | None, bytes | None]:
+    """What is to be queued, what is asked for, every address in From, and an idempotency hash."""
+    submitted = Submitted(arrival.raw)
+    orders = submitted.orders
+    now = datetime.now(UTC)
+    trace = Trace(arrival.helo, arrival.host, hostname, arrival.encrypted, arrival.utf8)
+    once: dict[str, Address] = {}
+    for recipient in arrival.recipients:
+        address = parse_address(recipient, "a recipient")
+        once.setdefault(address.address.lower(), address)
+    sender = parse_address(arrival.sender, "the sender") if arrival.sender else Address("")
+    send_at = orders.send_at
+    message = Message(
+        sender=sender,
+        recipients=tuple(once.values()),
+        subject=submitted.subject,
+        raw=submitted.prepared(trace, new_id(), now, sender.address.rpartition("@")[2]),
+        priority=orders.priority,
+        send_at=None if send_at is None or send_at <= now else send_at,
+        not_after=orders.not_after,
+        owner=login.owner,
+        tag=orders.tag,
+    )
+    digest = None
+    if orders.key is not None:
+        digest = submitted.digest(sender.address, list(once))
+    return message, orders, submitted.senders, digest

@@ -1,0 +1,462 @@
+"""The submission port: who may send what, and what of it is in the queue once it is answered."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import smtplib
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pytest
+import trio
+
+from actors import submission
+from relay.access.keys import ApiKey, Keys
+from relay.access.owners import ADMINISTRATOR_ID
+from relay.crypto import hash_token
+from relay.db.listen import Notification, notifications
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.mailboxes.names import Names
+from relay.outbound.admin import QueueAdmin
+from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.suppressions import Suppressions
+from relay.smtp.limits import SmtpLimits
+from relay.tls import Certificate
+from supervisor import Supervisor
+from tests.actors.running import running
+from tests.certificates import write
+
+T = TypeVar("T")
+
+TOKEN = "ra_administrator"
+MAIL = b"From: a@shop.example\r\nDate: now\r\nMessage-ID: <1@shop.example>\r\n\r\n.dots\r\n\xff\r\n"
+
+
+TLS = ssl.create_default_context()
+TLS.check_hostname = False
+TLS.verify_mode = ssl.CERT_NONE
+
+
+def elsewhere() -> str:
+    """An address of this machine that is not the loopback's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+        except OSError:
+            pytest.skip("this machine has no address but the loopback's")
+        return str(probe.getsockname()[0])
+
+
+class Port:
+    """A submission port on a database, and what is in its queue."""
+
+    def __init__(
+        self, pool: Pool, address: tuple[str, int], told: list[Any], supervisor: Supervisor
+    ) -> None:
+        self.pool = pool
+        self.address = address
+        self.told = told
+        self.supervisor = supervisor
+        self.admin = QueueAdmin(pool)
+        self.keys = Keys(pool)
+
+    async def key(self, *scopes: str, senders: list[str] | None = None) -> tuple[ApiKey, str]:
+        """Make a key."""
+        return await self.keys.create("shop", scopes or ["send"], senders=senders)
+
+    async def talk(self, password: str | None, talk: Callable[[smtplib.SMTP], T]) -> T:
+        """Sign in (None: do not) and say things, in a thread."""
+
+        def session() -> T:
+            client = smtplib.SMTP(*self.address, "app.example", timeout=20)
+            try:
+                client.ehlo()
+                if password is not None:
+                    client.user, client.password = "any user", password
+                    client.auth("PLAIN", client.auth_plain)
+                return talk(client)
+            finally:
+                with contextlib.suppress(OSError):
+                    client.close()
+
+        return await trio.to_thread.run_sync(session)
+
+    async def submit(
+        self, password: str, raw: bytes, *to: str, sender: str = "a@shop.example"
+    ) -> str:
+        """Submit a message, and return the reply to its dot."""
+
+        def session(client: smtplib.SMTP) -> str:
+            for code, reply in (client.mail(sender), *map(client.rcpt, to)):
+                assert code == 250, reply
+            code, reply = client.data(raw)
+            return f"{code} {reply.decode()}"
+
+        return await self.talk(password, session)
+
+    async def queued(self, reply: str) -> list[dict[str, Any]]:
+        """What is in the queue of what a reply names."""
+        found = re.fullmatch(r"250 2\.0\.0 queued as ([0-9a-f,-]+)", reply)
+        assert found is not None, reply
+        rows = [await self.admin.show(UUID(each)) for each in found[1].split(",")]
+        assert None not in rows
+        return rows  # type: ignore[return-value]  # just looked at
+
+    async def raw(self, message: dict[str, Any]) -> bytes:
+        """What goes out of a message."""
+        mail = await self.admin.mail(message["id"])
+        assert mail is not None
+        return mail.data
+
+
+@asynccontextmanager
+async def serving(pool: Pool, /, **wiring: Any) -> AsyncIterator[Port]:
+    """Run the actor on a port of its own."""
+    told: list[Any] = []
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        wired = {
+            "sockets": [listener],
+            "pool": pool,
+            "names": Names(["relay.example"], []),
+            "admin_token_hash": hash_token(TOKEN),
+            "right_of_way": RightOfWay(),
+            "wake_outbound": told.append,
+            "hostname": "relay.example",
+        }
+        async with running(submission.run, **wired | wiring) as (supervisor, _):
+            yield Port(pool, listener.getsockname(), told, supervisor)
+
+
+@pytest.fixture
+async def port(pool: Pool) -> AsyncIterator[Port]:
+    """A port with the usual limits."""
+    async with serving(pool) as one:
+        yield one
+
+
+async def test_what_is_submitted_is_queued_as_it_came_behind_a_received_field(port: Port):
+    """One row a recipient, its owner's; the ids in the reply; the claimer is told."""
+    key, token = await port.key()
+    reply = await port.submit(token, MAIL, "Bob@y.example", "eve@z.example")
+    messages = await port.queued(reply)
+    assert [(m["recipient"], m["sender"], m["status"]) for m in messages] == [
+        ("Bob@y.example", "a@shop.example", "queued"),
+        ("eve@z.example", "a@shop.example", "queued"),
+    ]
+    assert {m["owner"] for m in messages} == {key.id}
+    for message in messages:
+        received, rest = (await port.raw(message)).split(b"\r\nFrom:", 1)
+        assert b"From:" + rest == MAIL
+        assert re.fullmatch(
+            rb"Received: from app\.example \(\[127\.0\.0\.1\]\)\r\n"
+            rb"\tby relay\.example with ESMTPA id [0-9a-f-]{36};\r\n\t[^\r\n]+",
+            received,
+        )
+    assert {lane.domain for (lanes,) in [port.told] for lane in lanes} == {
+        "y.example", "z.example",
+    }  # fmt: skip
+    contents = await port.pool.fetch_value("SELECT count(*) FROM relay.outbound_contents")
+    assert contents == 1, "recipients share the bytes"
+
+
+async def test_the_administrator_signs_in_with_the_token_by_either_mechanism(port: Port):
+    """PLAIN and LOGIN, with any user name; what is sent is the administrator's."""
+
+    def by_login(client: smtplib.SMTP) -> None:
+        client.user, client.password = "", TOKEN
+        assert client.auth("LOGIN", client.auth_login)[0] == 235
+        assert client.sendmail("postmaster@relay.example", ["b@y.example"], MAIL) == {}
+
+    await port.talk(None, by_login)
+    assert await port.pool.fetch_value("SELECT owner FROM relay.outbound_messages") == (
+        ADMINISTRATOR_ID
+    )
+
+
+async def test_nothing_goes_without_signing_in(port: Port):
+    """530 at MAIL, 503 afterwards; a key without the scope, a revoked one, any other word: 535."""
+    reading = (await port.key("read", "accounts"))[1]
+    revoked, token = await port.key()
+    await port.keys.revoke(revoked.id)
+
+    def unknown(client: smtplib.SMTP) -> list[int]:
+        codes = [client.mail("a@shop.example")[0], client.rcpt("b@y.example")[0]]
+        return [*codes, client.docmd("DATA")[0]]
+
+    assert await port.talk(None, unknown) == [530, 503, 503]
+    for wrong in (reading, token, "", "x" * 600):
+        began = trio.current_time()
+        with pytest.raises(smtplib.SMTPAuthenticationError) as refused:
+            await port.talk(wrong, lambda client: None)
+        assert (refused.value.smtp_code, refused.value.smtp_error[:5]) == (535, b"5.7.8")
+        assert trio.current_time() - began > 0.9, "guesses are slow"
+    assert await port.pool.fetch_value("SELECT count(*) FROM relay.outbound_letters") == 0
+
+
+async def test_those_who_guess_are_put_out_and_hear_ever_later(pool: Pool):
+    """Four in a session, and an address that goes on waits longer for each."""
+    limits = SmtpLimits(free_misses=3, miss_delay=0.5, misses_forgotten=0.01)
+    async with serving(pool, limits=limits) as port:
+
+        def guess(client: smtplib.SMTP) -> list[tuple[int, float]]:
+            found = []
+            for _ in range(4):
+                began = time.monotonic()
+                code, _reply = client.docmd("AUTH PLAIN AHgAeA==")
+                found.append((code, time.monotonic() - began))
+            return found
+
+        first = await port.talk(None, guess)
+        assert [code for code, _ in first] == [535, 535, 535, 421]
+        later = await port.talk(None, guess)
+        assert later[2][1] > first[0][1] + 0.3
+
+
+async def test_a_key_sends_from_nothing_else_than_it_may(port: Port):
+    """Neither by its reverse-path nor in From; whatever hides another address there."""
+    _, token = await port.key(senders=["@shop.example", "me@other.example"])
+    for sender in ("a@evil.example", "me@x.other.example"):
+        refused = await port.talk(token, functools.partial(smtplib.SMTP.mail, sender=sender))
+        assert refused == (550, b"5.7.1 This key may not send from this address")
+    for field in (
+        b"From: Shop <a@evil.example>",
+        b"From: a@shop.example, b@evil.example",
+        b"From: a@shop.example\r\nFrom: b@evil.example",
+        b'From: "a@shop.example" <b@evil.example>',
+        b'From: "x y"@evil.example (a@shop.example)',
+        b"from :\r\n\tb@evil.example",
+    ):
+        reply = await port.submit(token, field + b"\r\n\r\n", "b@y.example")
+        assert reply[:9] == "550 5.7.1", field
+    for sender in ("a@shop.example", "ME@other.example", ""):
+        await port.queued(await port.submit(token, MAIL, "b@y.example", sender=sender))
+
+
+async def test_role_names_are_the_administrators(port: Port):
+    """Of the relay's own domains, by reverse-path and in From."""
+    _, token = await port.key()
+    refused = await port.talk(token, lambda client: client.mail("postmaster@relay.example"))
+    assert refused[0] == 550
+    reply = await port.submit(token, b"From: security@relay.example\r\n\r\n", "b@y.example")
+    assert reply[:9] == "550 5.7.1"
+    await port.queued(await port.submit(token, b"From: x@relay.example\r\n\r\n", "b@y.example"))
+
+
+async def test_a_suppressed_recipient_is_refused_by_name(port: Port):
+    """550 5.7.1 at RCPT, whatever its case; one that is suppressed meanwhile, at the dot."""
+    key, token = await port.key()
+    suppressions = Suppressions(port.pool)
+    await suppressions.add(ADMINISTRATOR_ID, "no@y.example")
+    await suppressions.add(key.id, "own@y.example")
+
+    def session(client: smtplib.SMTP) -> list[bytes]:
+        client.mail("a@shop.example")
+        return [b"%d " % code + text for code, text in map(client.rcpt, to)]
+
+    to = ("NO@Y.example", "own@y.example", "ok@y.example", "bad@", "x@[300.1.1.1]x")
+    replies = await port.talk(token, session)
+    assert [reply[:9] for reply in replies] == [
+        b"550 5.7.1", b"550 5.7.1", b"250 2.1.5", b"553 5.1.3", b"553 5.1.3",
+    ]  # fmt: skip
+    assert (
+        await port.talk(TOKEN, lambda c: (c.mail("a@b.example"), c.rcpt("own@y.example"))[1][0])
+        == 250
+    )
+
+
+async def test_orders_are_obeyed_and_no_bcc_goes_out(port: Port):
+    """Priority, time, deadline, tag; a malformed one is 554 and queues nothing."""
+    raw = (
+        b"X-Relay-Priority: bulk\r\nX-Relay-Send-At: 2098-01-01T00:00:00Z\r\n"
+        b"X-Relay-Not-After: 2099-01-01T00:00:00Z\r\nX-Relay-Tag: receipts\r\n"
+        b"Bcc: eve@z.example\r\n"
+    )
+    (message,) = await port.queued(await port.submit(TOKEN, raw + MAIL, "b@y.example"))
+    assert (message["priority"], message["tag"]) == ("bulk", "receipts")
+    assert message["next_retry_at"] == datetime(2098, 1, 1, tzinfo=UTC)
+    assert message["not_after"] == datetime(2099, 1, 1, tzinfo=UTC)
+    assert (await port.raw(message)).endswith(b"+0000\r\n" + MAIL)
+    for wrong in (b"X-Relay-Priority: soon", b"X-Relay-Send-At: 12", b"X-Relay-Colour: red"):
+        reply = await port.submit(TOKEN, wrong + b"\r\n" + MAIL, "b@y.example")
+        assert reply[:9] == "554 5.6.0", reply
+    assert await port.pool.fetch_value("SELECT count(*) FROM relay.outbound_letters") == 1
+
+
+async def test_an_idempotency_key_queues_once(port: Port):
+    """Said again, also with another Date, it has the same ids; another message is refused."""
+    raw = b"X-Relay-Idempotency-Key: k-1\r\n" + MAIL
+    first = await port.submit(TOKEN, raw, "b@y.example", "c@y.example")
+    assert (
+        await port.submit(TOKEN, raw.replace(b": now", b": then"), "b@y.example", "c@y.example")
+        == first
+    )
+    assert len(await port.queued(first)) == 2
+    other = await port.submit(TOKEN, raw + b"more\r\n", "b@y.example", "c@y.example")
+    assert other[:9] == "554 5.7.0"
+    assert await port.pool.fetch_value("SELECT count(*) FROM relay.outbound_letters") == 2
+
+
+async def test_a_key_that_sends_too_often_is_told_to_wait(port: Port):
+    """450 at MAIL beyond the plan's rate and its burst; the administrator has none."""
+    await port.pool.execute("UPDATE relay.plans SET calls_per_second = 0.3 WHERE name = 'free'")
+    _, token = await port.key()
+
+    def session(client: smtplib.SMTP) -> list[int]:
+        codes = []
+        for _ in range(5):
+            codes.append(client.mail("a@shop.example")[0])
+            client.rset()
+        return codes
+
+    assert await port.talk(token, session) == [250, 250, 250, 450, 450]
+    assert await port.talk(TOKEN, session) == [250] * 5
+
+
+async def test_a_revoked_key_ends_its_sessions_at_their_next_command(port: Port):
+    """421, whatever the command is, and at the dot of a message that is arriving."""
+    key, token = await port.key()
+    other, second = await port.key()
+
+    def at_noop(client: smtplib.SMTP) -> tuple[int, bytes]:
+        assert client.noop()[0] == 250
+        trio.from_thread.run(port.keys.revoke, key.id)
+        return client.noop()
+
+    def at_the_dot(client: smtplib.SMTP) -> tuple[int, bytes]:
+        client.mail("a@shop.example")
+        client.rcpt("b@y.example")
+        assert client.docmd("DATA")[0] == 354
+        trio.from_thread.run(port.keys.revoke, other.id)
+        client.send(MAIL + b".\r\n")
+        return client.getreply()
+
+    for word, talk in ((token, at_noop), (second, at_the_dot)):
+        assert await port.talk(word, talk) == (421, b"4.7.0 This key may send no more; good-bye")
+    assert await port.pool.fetch_value("SELECT count(*) FROM relay.outbound_letters") == 0
+
+
+async def test_what_cannot_be_a_message_is_refused_and_the_session_goes_on(port: Port):
+    """A bare LF, one that is too large, one that may be a header or not."""
+
+    def session(client: smtplib.SMTP) -> list[int]:
+        codes = []
+        for raw in (b"a: b\nBcc: c\r\n", b"From me\r\nBcc: c@d\r\n", b"x" * 70_000, MAIL):
+            client.mail("a@shop.example")
+            client.rcpt("b@y.example")
+            assert client.docmd("DATA")[0] == 354
+            client.send(raw + b"\r\n.\r\n")
+            codes.append(client.getreply()[0])
+        return codes
+
+    async with serving(port.pool, limits=SmtpLimits(max_message_bytes=65_536)) as small:
+        assert await small.talk(TOKEN, session) == [554, 554, 552, 250]
+
+
+async def test_a_large_message_is_prepared_where_nobody_waits_for_it(port: Port):
+    """Megabytes go as they came."""
+    raw = MAIL + b"y" * 3_000_000 + b"\r\n"
+    (message,) = await port.queued(await port.submit(TOKEN, raw, "b@y.example"))
+    assert (await port.raw(message)).endswith(b"+0000\r\n" + raw)
+
+
+class Outage:
+    """A pool whose database goes away."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.away = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away:
+            raise DatabaseUnavailable("it is away")
+        return getattr(self._pool, name)
+
+
+async def test_without_a_database_nothing_is_said_to_be_queued(pool: Pool):
+    """451 to the dot and to a recipient, 454 to AUTH; sessions go on."""
+    outage = Outage(pool)
+
+    def session(client: smtplib.SMTP) -> tuple[int, int, int]:
+        client.mail("a@shop.example")
+        client.rcpt("b@y.example")
+        outage.away = True
+        code = client.data(MAIL)[0]
+        client.mail("a@shop.example")
+        return code, client.rcpt("b@y.example")[0], client.noop()[0]
+
+    async with serving(pool, pool=outage) as port:
+        _, token = await port.key()
+        assert await port.talk(token, session) == (451, 451, 250)
+        assert (await port.talk(None, lambda c: c.docmd("AUTH PLAIN AHgAeA==")))[0] == 454
+    assert await pool.fetch_value("SELECT count(*) FROM relay.outbound_letters") == 0
+
+
+async def test_paused_it_refuses_new_sessions(port: Port):
+    """421 4.3.2 for newcomers; resumed, as before."""
+    assert await port.talk(None, lambda client: client.noop()[0]) == 250
+    port.supervisor.pause("actor")
+    with pytest.raises(smtplib.SMTPConnectError) as refused:
+        await port.talk(None, lambda client: None)
+    assert (refused.value.smtp_code, refused.value.smtp_error[:5]) == (421, b"4.3.2")
+    port.supervisor.resume("actor")
+    assert await port.talk(None, lambda client: client.noop()[0]) == 250
+
+
+async def test_beyond_this_machine_passwords_are_taken_in_tls_alone(pool: Pool, tmp_path: Path):
+    """Over STARTTLS and with TLS from the first byte, which the Received field says; not before."""
+    certificate = Certificate.load(*write(tmp_path))
+    host = elsewhere()
+    with socket.socket() as clear, socket.socket() as encrypted:
+        for listener in (clear, encrypted):
+            listener.bind((host, 0))
+            listener.listen()
+        async with serving(
+            pool, sockets=[clear], tls_sockets=[encrypted], certificate=certificate
+        ) as port:
+
+            def by_starttls() -> tuple[int, int, int]:
+                with smtplib.SMTP(host, clear.getsockname()[1], timeout=20) as client:
+                    client.ehlo()
+                    assert not client.has_extn("auth")
+                    refused = client.docmd("AUTH PLAIN AHgAeA==")[0]
+                    before = client.mail("a@shop.example")[0]
+                    client.starttls(context=TLS)
+                    client.login("anybody", TOKEN)
+                    assert client.sendmail("a@shop.example", ["b@y.example"], MAIL) == {}
+                    return refused, before, client.noop()[0]
+
+            def by_tls() -> None:
+                with smtplib.SMTP_SSL(host, encrypted.getsockname()[1], context=TLS) as client:
+                    client.login("anybody", TOKEN)
+                    assert client.sendmail("a@shop.example", ["c@y.example"], MAIL) == {}
+
+            assert await trio.to_thread.run_sync(by_starttls) == (500, 530, 250)
+            await trio.to_thread.run_sync(by_tls)
+            rows = await pool.fetch("SELECT id FROM relay.outbound_messages")
+            for (message_id,) in rows:
+                assert b" with ESMTPSA id " in await port.raw({"id": message_id})
+            assert len(rows) == 2
+
+
+async def test_without_a_claimer_here_all_nodes_are_told(pool: Pool, database_url: str):
+    """By a notification after the commit, which says whether it was high mail."""
+    async with (
+        serving(pool, wake_outbound=None) as port,
+        contextlib.aclosing(notifications(database_url, ["relay_outbound"])) as heard,
+    ):
+        await anext(heard)  # LISTEN is in effect
+        for front, payload in ((b"", ""), (b"X-Relay-Priority: high\r\n", "high")):
+            await port.queued(await port.submit(TOKEN, front + MAIL, "b@y.example"))
+            assert await anext(heard) == Notification("relay_outbound", payload)
