@@ -1,7 +1,7 @@
-// Sends the message on stdin as it is, with nodemailer: node send.js PORT FROM TO
+// Sends the message on stdin as it is, with nodemailer: node send.js PORT FROM TO [USER PASSWORD]
 const nodemailer = require("nodemailer");
 
-const [port, from, to] = process.argv.slice(2);
+const [port, from, to, user, pass] = process.argv.slice(2);
 const chunks = [];
 process.stdin.on("data", (chunk) => chunks.push(chunk));
 process.stdin.on("end", async () => {
@@ -10,6 +10,7 @@ process.stdin.on("end", async () => {
     port: Number(port),
     name: "client.example",
     ignoreTLS: true,
+    ...(user && { auth: { user, pass } }),
   });
   try {
     await transport.sendMail({ envelope: { from, to }, raw: Buffer.concat(chunks) });

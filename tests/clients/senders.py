@@ -30,13 +30,17 @@ class Sent:
 
 @dataclass(frozen=True)
 class Job:
-    """One message to send; `scratch` is a directory for files."""
+    """One message to send; `scratch` is a directory for files.
+
+    `login`: the user name and the password to sign in with first.
+    """
 
     port: int
     sender: str
     recipient: str
     message: bytes
     scratch: Path
+    login: tuple[str, str] | None = None
 
     def file(self, content: bytes | None = None) -> Path:
         """Return a file with the message, or with `content`."""
@@ -79,6 +83,7 @@ def by_swaks(job: Job) -> Sent:
             program("swaks"), "--server", "127.0.0.1", "--port", str(job.port),
             "--ehlo", "client.example", "--from", job.sender, "--to", job.recipient,
             "--data", f"@{data}",
+            *(("--auth-user", job.login[0], "--auth-password", job.login[1]) if job.login else ()),
         )
     )  # fmt: skip
 
@@ -97,6 +102,8 @@ def by_smtplib(job: Job) -> Sent:
     """Send with Python's smtplib."""
     try:
         with smtplib.SMTP("127.0.0.1", job.port, "client.example", timeout=TIMEOUT) as session:
+            if job.login:
+                session.login(*job.login)
             session.sendmail(job.sender, job.recipient, job.message)
     except smtplib.SMTPException as error:
         return Sent(False, str(error))
@@ -110,6 +117,7 @@ def by_curl(job: Job) -> Sent:
             program("curl"), "--silent", "--show-error", "--max-time", "30", "--verbose",
             "--url", f"smtp://127.0.0.1:{job.port}/client.example",
             "--mail-from", job.sender, "--mail-rcpt", job.recipient, "--upload-file", job.file(),
+            *(("--user", ":".join(job.login)) if job.login else ()),
         )
     )  # fmt: skip
 
@@ -120,8 +128,23 @@ def by_nodemailer(job: Job) -> Sent:
     modules = node_modules(HERE)
     return _sent(
         run(
-            node, HERE / "send.js", str(job.port), job.sender, job.recipient,
+            node, HERE / "send.js", str(job.port), job.sender, job.recipient, *(job.login or ()),
             stdin=job.message, env={"NODE_PATH": str(modules)},
+        )
+    )  # fmt: skip
+
+
+def by_msmtp(job: Job) -> Sent:
+    """Send with msmtp, which wants LF on its input and sends CRLF."""
+    user, password = job.login or ("", "")
+    login = (f"--auth={'plain' if job.login else 'off'}", f"--user={user}")
+    return _sent(
+        run(
+            program("msmtp"), "--file=/dev/null", "--host=127.0.0.1", f"--port={job.port}",
+            "--domain=client.example", "--tls=off", "--set-date-header=off",
+            "--set-msgid-header=off", *login, f"--passwordeval=echo {password}",
+            f"--from={job.sender}", "--", job.recipient,
+            stdin=job.message.replace(b"\r\n", b"\n"),
         )
     )  # fmt: skip
 
@@ -132,4 +155,5 @@ SENDERS: dict[str, Callable[[Job], Sent]] = {
     "smtplib": by_smtplib,
     "curl": by_curl,
     "nodemailer": by_nodemailer,
+    "msmtp": by_msmtp,
 }
