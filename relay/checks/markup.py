@@ -44,6 +44,8 @@ class Markup:
     without_alt: int = 0
     remote: int = 0
     """Images that a reader has to fetch."""
+    styles: dict[str, int] = field(default_factory=dict)
+    """Style attributes read so far, each with its remote images: most are there many times."""
 
     def add(self, kind: str, name: str) -> None:
         """Note a name; what is too long is none, and very many are more than anybody reads."""
@@ -93,7 +95,12 @@ def _element(markup: Markup, name: str, attributes: dict[str, str]) -> None:
     for attribute in attributes:
         markup.add("attribute", attribute)
     if style := attributes.get("style"):
-        _declarations(markup, style)
+        if style not in markup.styles:
+            before = markup.remote
+            _declarations(markup, style)
+            markup.styles[style] = markup.remote - before
+        else:
+            markup.remote += markup.styles[style]
     if name == "img":
         source = attributes.get("src", "").strip()
         markup.images += 1

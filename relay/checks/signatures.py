@@ -4,8 +4,9 @@ The first half of DKIM; `relay.checks.dkim` has the other.  A hostile message is
 where it may be killed, in the parser, and imports nothing that takes long to load.
 
 Promises
-- Linear in the message: a body is canonicalised at most twice, hashed at most `MAX_SIGNATURES`
-  times, and no more signatures than that are looked at.
+- Linear in the message (runs of blanks take its logarithm besides): a body is canonicalised at
+  most twice, hashed at most `MAX_SIGNATURES` times, and no more signatures than that are looked at.
+  It takes memory for four copies of the body at most.
 - It never raises for what a message holds: what is wrong with a signature is its `error`.
 
 Pure.
@@ -14,7 +15,6 @@ Pure.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -26,8 +26,6 @@ from relay.dns.questions import is_name
 
 MAX_SIGNATURES = 10
 """Signatures of a message that are looked at, from the top."""
-
-_BLANKS = re.compile(rb"[ \t]+")
 
 
 class Prepared(NamedTuple):
@@ -138,17 +136,27 @@ def simple_body(body: bytes) -> bytes:
 
 def relaxed_body(body: bytes) -> bytes:
     """The same by 3.4.4: white space at the ends of lines does not count, nor how much there is."""
-    # Runs first, then the single blank left of one: a pattern for both would be quadratic.
-    body = _BLANKS.sub(b" ", body).replace(b" \r\n", b"\r\n").removesuffix(b" ")
+    body = _single_blanks(body).replace(b" \r\n", b"\r\n").removesuffix(b" ")
     end = len(body)
     while body.endswith(b"\r\n", 0, end):
         end -= 2
     return body[:end] + b"\r\n" if end else b""
 
 
+def _single_blanks(text: bytes) -> bytes:
+    """Each run of blanks and tabs as one blank.
+
+    By halves: a pattern's substitution makes an object of every piece, a gigabyte of 25 MB.
+    """
+    text = text.replace(b"\t", b" ")
+    while b"  " in text:
+        text = text.replace(b"  ", b" ")
+    return text
+
+
 def relaxed_field(field: Field) -> bytes:
     """Canonicalise a header field by 3.4.2, without its CRLF."""
-    value = _BLANKS.sub(b" ", field.value.replace(b"\r\n", b"")).strip(b" ")
+    value = _single_blanks(field.value.replace(b"\r\n", b"")).strip(b" ")
     return field.name + b":" + value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -301,6 +302,18 @@ def test_a_hostile_body(hostile):
     prepared = prepare(raw)
     assert time.process_time() - began < 5
     assert [one.body_matches for one in prepared] == [False] * (MAX_SIGNATURES - 2) + [True] * 2
+
+
+def test_memory():
+    """A body of very many runs of blanks takes a few copies of it, and no object a piece."""
+    fields, body = split(sign(MAIL + b"a \t b \r\n" * 500_000, ed25519_key()))
+    tracemalloc.start()
+    try:
+        prepare_fields(fields, body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(body)
 
 
 def test_a_hostile_header():

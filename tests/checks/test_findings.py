@@ -67,6 +67,7 @@ def test_images():
     )
     markup = read(html)
     assert (markup.images, markup.without_alt, markup.remote) == (3, 2, 4)
+    assert read(html * 2).remote == 8
     assert ids(html)[:2] == ["images-without-alt", "remote-images"]
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from relay.checks import spf
+from relay.checks.evidence import examine
+from relay.checks.verdict import judge
 from relay.dns.questions import Question, Status
 from relay.dns.resolver import Resolver, system_servers
+from tests.checks.signing import record, rsa_key, sign
 from tests.dns.server import DnsServer
 from tests.eventually import eventually
 
@@ -204,3 +209,36 @@ def test_system_servers():
     assert system_servers(text) == (("192.0.2.1", 53), ("::1", 53))
     assert system_servers("") == (("127.0.0.1", 53),)
     assert len(system_servers("nameserver 192.0.2.1\n" * 9)) == 3
+
+
+async def test_a_verdict(nursery):
+    """A signed message is judged by what real servers answer, and asks each question once."""
+    zone = {
+        ("example.com", "TXT"): ['"v=spf1 mx -all"'],
+        ("example.com", "MX"): ["10 mail.example.com."],
+        ("mail.example.com", "A"): ["192.0.2.1"],
+        ("s._domainkey.example.com", "TXT"): [_strings(record(rsa_key(2048)))],
+        ("_dmarc.example.com", "TXT"): ['"v=DMARC1; p=reject; aspf=s; adkim=s"'],
+    }
+    server = await nursery.start(DnsServer(zone).run)
+    resolver = Resolver([server.address])
+    raw = b"From: ann@example.com\r\nTo: bob@example.net\r\nSubject: a\r\nDate: x\r\n\r\nHello.\r\n"
+    evidence = examine(sign(raw, rsa_key(2048)))
+    for client, wanted in (("192.0.2.1", "pass"), ("192.0.2.2", "fail")):
+        verdict = await resolver.drive(
+            judge(
+                evidence,
+                client=client,
+                helo="mail.example.com",
+                mail_from="ann@example.com",
+                at=time.time(),
+            )
+        )
+        assert verdict.spf.result == wanted
+        assert (verdict.dkim.result, verdict.dmarc.result) == ("pass", "pass")
+    assert set(server.asked.values()) == {1}
+
+
+def _strings(text: str) -> str:
+    """A long TXT record as a zone file has it: strings of at most 255 bytes."""
+    return " ".join(f'"{text[at : at + 255]}"' for at in range(0, len(text), 255))
