@@ -19,6 +19,7 @@ from actors.messages import Accept
 from actors.resources import Resources
 from relay import __version__
 from relay.access.keys import Keys
+from relay.connections import endpoint
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
 from relay.errors import DatabaseUnavailable
@@ -39,7 +40,7 @@ from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Senders
 from relay.outbound.sending import Enqueuer, WakeOutbound
 from relay.outbound.suppressions import Suppressions
-from relay.settings import Settings
+from relay.settings import Settings, captures
 from relay.smtp.chaos import Chaos
 from relay.webhooks.store import Webhooks
 from supervisor import Mailbox
@@ -58,13 +59,15 @@ def control_deps(
     budget: Budget | None,
     chaos: Chaos | None,
     connections: int,
+    upstream: str = "loop:",
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
 
     `writer`: where mail that comes by HTTP goes; `wake_outbound`: tells this process's claimer of
     what was queued, None where none runs; `right_of_way`: what high mail has over other in this
     process's sender; `devices`: this node's device inbox, if any; `budget`: the collectors', to be
-    shown; `chaos`: the faults of SMTP sessions; `connections`: how many may be open.
+    shown; `chaos`: the faults of SMTP sessions; `connections`: how many may be open;
+    `upstream`: the relay's own, without credentials.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
@@ -121,6 +124,13 @@ def control_deps(
             sns_topics=settings.ingest.sns_topics,
             buckets=buckets,
             fetch_object=fetch_object,
+            upstream=upstream,
+            release_to=settings.outbound.release_to,
+            smtp=_reached(resources.smtp_sockets),
+            submission=_reached(resources.submission_sockets),
+            captures=captures(
+                settings.smtp, (sock.getsockname()[0] for sock in resources.smtp_sockets)
+            ),
             max_message_bytes=settings.smtp.max_message_bytes,
             fetch=fetch,
             chaos=chaos,
@@ -142,6 +152,11 @@ def _buckets(settings: Settings) -> Buckets | None:
         Credentials(ingest.s3_access_key, ingest.s3_secret_key, ingest.s3_session_token),
         ingest.s3_endpoint,
     )
+
+
+def _reached(sockets: Sequence[socket.socket]) -> str | None:
+    """Where a port is, or None where it is not served here."""
+    return endpoint(sockets[0]) if sockets else None
 
 
 class _Database:

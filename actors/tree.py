@@ -664,6 +664,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 budget=_budget(settings),
                 chaos=chaos,
                 connections=connections["http"],
+                upstream=upstream.url,
             ),
             connections=connections["http"],
         ),

@@ -37,6 +37,7 @@ from actors.resources import Resources
 from actors.tree import Parts, build_tree, wire
 from relay import log as logging
 from relay import metrics
+from relay.connections import endpoint
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir
 from relay.db.cluster import Cluster
@@ -272,14 +273,6 @@ class Ports:
     http: tuple[socket.socket, ...]
     push: tuple[socket.socket, ...]
     receive: tuple[socket.socket, ...]
-
-
-def endpoint(listener: socket.socket) -> str:
-    """Return `host:port` at which this machine reaches a bound socket; IPv6 in brackets."""
-    host, port = listener.getsockname()[:2]
-    # Bound to every address: say one of them, for "any" is no name that a request may carry.
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _page_url(settings: Settings, http_sockets: tuple[socket.socket, ...]) -> str:

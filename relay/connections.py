@@ -104,3 +104,11 @@ def admit(
     else:
         turn_away(sock, address, place)
         sock.close()
+
+
+def endpoint(listener: socket.socket) -> str:
+    """Return `host:port` at which this machine reaches a bound socket; IPv6 in brackets."""
+    host, port = listener.getsockname()[:2]
+    # Bound to every address: say one of them, for "any" is no name that a request may carry.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -329,6 +329,7 @@ class Outbound(_Section):
     domain_connections: Annotated[int, Field(ge=0)] = 0
     retention: Annotated[Seconds, Field(ge=86_400)] = 30 * 86_400.0
     private_upstreams: bool = False
+    release_to: tuple[str, ...] = ()
     ca_file: str = ""
 
     @field_validator("upstream")

@@ -94,6 +94,41 @@ def raw(address: str, message_id: str, token: str | None, data_dir: Path) -> Non
 @messages.command()
 @click.argument("address", shell_complete=completion.addresses)
 @click.argument("message_id", metavar="ID")
+@click.option(
+    "--to",
+    multiple=True,
+    required=True,
+    metavar="ADDRESS",
+    help="To whom; may be given several times.",
+)
+@options.token
+@options.data_dir
+@options.as_json
+def release(
+    address: str,
+    message_id: str,
+    to: tuple[str, ...],
+    token: str | None,
+    data_dir: Path,
+    as_json: bool,
+) -> None:
+    """Send a message of ADDRESS on, byte for byte, to those whom RELAY_OUTBOUND__RELEASE_TO allows.
+
+    Prints the ids that it has in the queue.
+    """
+    api = Api.find(data_dir, token=token_from(token))
+    path = f"{path_of(address)}/{segment(message_id)}/release"
+    answer = api.call("POST", path, json={"to": list(to)}).json()
+    if as_json:
+        output.document(answer)
+        return
+    for queued in answer["messages"]:
+        output.say(queued["id"])
+
+
+@messages.command()
+@click.argument("address", shell_complete=completion.addresses)
+@click.argument("message_id", metavar="ID")
 @click.argument("index", type=click.IntRange(0), metavar="INDEX")
 @click.option(
     "--out",

@@ -197,6 +197,11 @@ class Deps:
     sns_topics: Iterable[str] = ()
     buckets: Buckets | None = None  # where SES may have put mail; None: nowhere
     fetch_object: FetchObject | None = None  # None: nothing that was put there is fetched
+    upstream: str = "loop:"  # the relay's own, without credentials
+    smtp: str | None = None  # host:port at which mail is taken, and …
+    submission: str | None = None  # … at which programs submit it; None: not here
+    captures: bool = False  # whether mail for others' domains is kept
+    release_to: Collection[str] = ()  # patterns of whom received mail may be released to
     max_message_bytes: int = 26_214_400  # of mail that is fetched
     fetch: Fetch | None = None  # None: no SNS message can be verified, so all are refused
     chaos: Chaos | None = None  # the faults of this process's SMTP sessions, where they are on

@@ -260,6 +260,21 @@ class Messages:
             row = await cursor.fetchone()
             return bytes(row[0]) if row else None
 
+    async def envelope(self, mailbox_id: UUID, message_id: str | UUID) -> tuple[str, int] | None:
+        """Reverse-path (empty: the null one) and size of a message; None as in `raw`."""
+        row = await self._pool.fetch_row(
+            f"""
+            SELECT m.reverse_path, m.size
+            FROM relay.mailboxes b
+            JOIN relay.messages m ON m.mailbox_id = b.id
+            WHERE b.id = %s
+              AND m.id = %s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of this module only
+            (mailbox_id, parse_uuid(message_id)),
+        )
+        return None if row is None else (row[0], row[1])
+
     async def raw_size(self, mailbox_id: UUID, message_id: str | UUID) -> int | None:
         """Bytes that `raw` gives, without reading them; None if it or its mailbox is not there."""
         wanted = parse_uuid(message_id)

@@ -26,6 +26,7 @@ import binascii
 import hashlib
 import re
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -83,8 +84,8 @@ def compose(message: Message, *, id: str, date: datetime) -> Mail:
     if date.tzinfo is None:
         raise MalformedMessage("date", "has no time zone")
     lines = [
-        _addresses("From", [sender]),
-        _addresses("To", to),
+        address_field("From", [sender]),
+        address_field("To", to),
         _unstructured("Subject", check_text(message.subject, "subject")),
         f"Date: {date_of(date)}",
         f"Message-ID: <{id}@{sender.address.rpartition('@')[2]}>",
@@ -135,7 +136,7 @@ def _user_headers(message: Message) -> list[str]:
         check_text(value, where)
         if lower in _ADDRESSES:
             boxes = [parse_address(part, where) for part in _split_addresses(value)]
-            lines.append(_addresses(name, boxes))
+            lines.append(address_field(name, boxes))
         elif lower in _IDENTIFIERS:
             value = " ".join(value.split())
             if not _MESSAGE_ID_LIST.fullmatch(value):
@@ -171,7 +172,8 @@ def _split_addresses(value: str) -> list[str]:
     return parts
 
 
-def _addresses(name: str, boxes: list[Address]) -> str:
+def address_field(name: str, boxes: Sequence[Address]) -> str:
+    """Return a header field of addresses that were checked, folded, without its line end."""
     words: list[str] = []
     for index, box in enumerate(boxes):
         comma = "," if index < len(boxes) - 1 else ""

@@ -194,6 +194,14 @@ class Senders:
         )
         return removed > 0
 
+    async def upstream(self, owner: UUID, address: str) -> str | None:
+        """The upstream (without credentials) of the owner's sender of an address, or None."""
+        found: str | None = await self._pool.fetch_value(
+            "SELECT upstream FROM relay.senders WHERE owner = %s AND address = %s",
+            (owner, address.lower()),
+        )
+        return found
+
     async def stale(self) -> int:
         """How many passwords are sealed with another key than the newest."""
         count: int = await self._pool.fetch_value(

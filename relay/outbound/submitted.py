@@ -92,6 +92,11 @@ class Trace:
         ).encode()
 
 
+def has_header(raw: bytes) -> bool:
+    """Whether a message begins with a field, or with the empty line behind none."""
+    return _FIELD.match(raw) is not None or raw.startswith((b"\r\n", b"\n"))
+
+
 class Submitted:
     """The header of a message, whose line ends are CRLF."""
 

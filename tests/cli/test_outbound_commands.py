@@ -79,6 +79,10 @@ def test_show_raw_writes_what_goes_out(relay: RelayProcess) -> None:
     assert arrived.endswith(shown.stdout)
     assert run(relay, "queue", "show", "--raw", "--json", sent).returncode == 2
     assert run(relay, "queue", "show", "--raw", MISSING).returncode == 1
+    # What goes round in the loop is not released.
+    released = run(relay, "messages", "release", address, got["id"], "--to", "me@example.org")
+    assert released.returncode == 1
+    assert b"its upstream is loop:" in released.stderr
 
 
 def test_each_recipient_and_each_file_goes_along(relay: RelayProcess, tmp_path: Path) -> None:

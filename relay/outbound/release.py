@@ -1,0 +1,89 @@
+"""Release: a message that was received goes out after all, to addresses that the operator allows.
+
+Promises
+- Only to recipients that match a pattern of `RELAY_OUTBOUND__RELEASE_TO`; without patterns to
+  nobody.  Only by a server: mail that would go round to this relay's own mailboxes is not released.
+- The message goes out byte for byte, behind Resent- fields (RFC 5322, 3.6.6) that say when and to
+  whom; all of its recipients stand there.
+
+Fails with `NotAllowed`, and with `MalformedMessage` for what is no address.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from uuid import UUID
+
+from relay.errors import PermanentFailure
+from relay.outbound.compose import address_field, date_of
+from relay.outbound.message import Address, MalformedMessage, Message, parse_address
+from relay.outbound.submitted import Submitted, has_header
+
+LOOP = "loop:"
+"""The upstream that leads to this relay's own mailboxes."""
+
+
+class NotAllowed(PermanentFailure):
+    """A recipient matches no pattern (403)."""
+
+    def __init__(self) -> None:
+        super().__init__("a recipient is not among those to whom mail may be released")
+
+
+class Patterns:
+    """Patterns of addresses: `*` is anything, `?` one character, and case is none."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        spelled = ("".join(map(_expression, pattern.lower())) for pattern in patterns)
+        self._any = re.compile("|".join(spelled) or r"(?!)")
+
+    def match(self, address: str) -> bool:
+        """Whether one of them is an address's."""
+        return self._any.fullmatch(address.lower()) is not None
+
+
+def released(
+    raw: bytes,
+    *,
+    sender: str,
+    to: Sequence[str],
+    allowed: Patterns,
+    owner: UUID,
+    id: UUID,
+    at: datetime,
+    postmaster: str,
+) -> Message:
+    """Return what is queued when `raw` is released to `to`.
+
+    `sender` is its reverse-path; the null one is resent by `postmaster`.
+    """
+    once: dict[str, Address] = {}
+    for index, text in enumerate(to):
+        address = parse_address(text, f"to[{index}]")
+        once.setdefault(address.address.lower(), Address(address.address))
+    if not all(map(allowed.match, once)):
+        raise NotAllowed
+    reverse_path = parse_address(sender, "the reverse-path") if sender else Address("")
+    by = reverse_path if sender else Address(postmaster)
+    recipients = tuple(once.values())
+    lines = [
+        address_field("Resent-From", [by]),
+        address_field("Resent-To", recipients),
+        f"Resent-Date: {date_of(at)}",
+        f"Resent-Message-ID: <{id}@{by.address.rpartition('@')[2]}>",
+    ]
+    head = "".join(f"{line}\r\n" for line in lines).encode()
+    between = b"" if has_header(raw) else b"\r\n"
+    subject = ""
+    with suppress(MalformedMessage):
+        subject = Submitted(raw).subject
+    return Message(reverse_path, recipients, subject, raw=head + between + raw, owner=owner)
+
+
+def _expression(character: str) -> str:
+    return {"*": ".*", "?": "."}.get(character) or re.escape(character)

@@ -1,0 +1,134 @@
+"""Releasing a received message over HTTP, and what a client is told of the relay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from relay.access.owners import ADMINISTRATOR_ID
+from relay.db.pool import Pool
+from relay.outbound.suppressions import Suppressions
+from tests.http.conftest import LETTER, House, open_house
+
+
+async def captured(house: House, owner: dict[str, str] | None = None) -> str:
+    """Make a mailbox with a message in it; the path of that message."""
+    headers = owner or house.admin
+    made = await house.client.post("/api/v1/mailboxes", headers=headers)
+    address = made.json()["address"]
+    return f"/api/v1/mailboxes/{address}/messages/{await house.deliver(address)}"
+
+
+async def release(house: House, path: str, *to: str, **headers: str) -> httpx.Response:
+    return await house.client.post(
+        f"{path}/release", json={"to": list(to)}, headers=headers or house.admin
+    )
+
+
+def case(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].rpartition(":")[2]
+
+
+SERVED: dict[str, Any] = {"upstream": "smtp://mx.example:25", "release_to": ["*@example.org"]}
+
+
+async def test_a_released_message_is_in_the_queue_byte_for_byte(database_url: str, pool: Pool):
+    """202 as send; behind Resent- fields, with the reverse-path that it came with."""
+    async with open_house(database_url, pool, **SERVED) as house:
+        path = await captured(house)
+        answer = await release(house, path, "me@example.org", "you@example.org")
+        assert answer.status_code == 202, answer.text
+        messages = answer.json()["messages"]
+        assert [m["recipient"] for m in messages] == ["me@example.org", "you@example.org"]
+        for message in messages:
+            row = await pool.fetch_row(
+                "SELECT sender, owner FROM relay.outbound_messages WHERE id = %s", (message["id"],)
+            )
+            assert row == ("bounce@example.org", ADMINISTRATOR_ID)
+            raw = (await house.client.get(
+                f"/api/v1/outbound/{message['id']}/raw", headers=house.admin
+            )).content  # fmt: skip
+            front, _, rest = raw.partition(LETTER[:20])
+            assert LETTER[:20] + rest == LETTER
+            assert front.startswith(b"Resent-From: bounce@example.org\r\nResent-To: me@example.org")
+
+
+async def test_what_may_not_be_released_is_not(database_url: str, pool: Pool):
+    """403, 404, 409, 422: each with its case, and nothing queued."""
+    async with open_house(database_url, pool, **SERVED) as house:
+        path = await captured(house)
+        for to in (["me@evil.example"], ["me@example.org", "x@evil.example"]):
+            assert case(await release(house, path, *to)) == (403, "release-not-allowed")
+        assert case(await release(house, path, "nobody")) == (422, "invalid")
+        assert case(await release(house, path)) == (422, "invalid")
+        missing = path.rpartition("/")[0] + "/00000000-0000-7000-8000-000000000000"
+        assert case(await release(house, missing, "me@example.org")) == (404, "message-not-found")
+        await Suppressions(pool).add(ADMINISTRATOR_ID, "no@example.org")
+        assert case(await release(house, path, "no@example.org")) == (422, "suppressed")
+        # Whoever may read mail may not send it on.
+        address, token = await house.mailbox()
+        own = f"/api/v1/mailboxes/{address}/messages/{await house.deliver(address)}"
+        assert case(await release(house, own, "me@example.org", **token)) == (403, "missing-scope")
+        reader = await house.key("read")
+        theirs = await captured(house, reader)
+        assert case(await release(house, theirs, "me@example.org", **reader))[0] in {403, 404}
+        assert await pool.fetch_value("SELECT count(*) FROM relay.outbound_letters") == 0
+
+
+async def test_a_key_releases_only_what_it_might_send(database_url: str, pool: Pool):
+    """Its own mailboxes' mail, from addresses that are its."""
+    async with open_house(database_url, pool, **SERVED) as house:
+        _, token = await house.keys.create("shop", ["read", "send"], senders=["@shop.example"])
+        limited = {"Authorization": f"Bearer {token}"}
+        path = await captured(house, limited)
+        assert case(await release(house, path, "me@example.org", **limited)) == (
+            403, "foreign-sender",
+        )  # fmt: skip
+        free = await house.key("read", "send")
+        assert (
+            await release(house, await captured(house, free), "me@example.org", **free)
+        ).status_code == 202
+        assert case(await release(house, path, "me@example.org", **free))[0] == 404
+
+
+@pytest.mark.parametrize("upstream", ["loop:", "smtp://mx.example:25"])
+async def test_nothing_is_released_into_the_loop(database_url: str, pool: Pool, upstream: str):
+    """Neither by the relay's own upstream nor by a sender's: 409."""
+    async with open_house(database_url, pool, **SERVED | {"upstream": upstream}) as house:
+        path = await captured(house)
+        if upstream != "loop:":
+            sender = {"address": "bounce@example.org", "upstream": "loop:"}
+            made = await house.client.post("/api/v1/senders", json=sender, headers=house.admin)
+            assert made.status_code == 201
+        assert case(await release(house, path, "me@example.org")) == (409, "no-upstream")
+
+
+async def test_without_patterns_nobody_is_released_to(database_url: str, pool: Pool):
+    """403, whoever asks."""
+    async with open_house(database_url, pool, **SERVED | {"release_to": ()}) as house:
+        path = await captured(house)
+        assert case(await release(house, path, "me@example.org")) == (403, "release-not-allowed")
+
+
+async def test_a_client_learns_where_the_relay_is(database_url: str, pool: Pool):
+    """By any credential, and none without."""
+    ports: dict[str, Any] = {
+        "smtp": "127.0.0.1:2525",
+        "submission": None,
+        "captures": True,
+        "version": "1.2.3",
+    }
+    async with open_house(database_url, pool, **ports) as house:
+        assert (await house.client.get("/api/v1/info")).status_code == 401
+        for headers in (house.admin, await house.key("read"), await house.key("send")):
+            answer = await house.client.get("/api/v1/info", headers=headers)
+            assert answer.json() == {
+                "version": "1.2.3",
+                "smtp": "127.0.0.1:2525",
+                "submission": None,
+                "domains": ["relay.localhost"],
+                "capture": True,
+                "public_url": f"http://127.0.0.1:{house.port}",
+            }
