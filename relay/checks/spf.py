@@ -40,6 +40,9 @@ MAX_VOID = 2
 """Terms of them for which there may be nothing."""
 MAX_HOSTS = 10
 """Hosts of an MX, and names of an address, that are looked at."""
+MAX_RECORD = 8192
+"""Characters of a record, or of an explanation, that is read: what is longer is nobody's, and every
+macro in it costs time."""
 MAX_EXPLANATION = 500
 """Characters kept of what a domain says about a refusal."""
 
@@ -319,7 +322,7 @@ class _Evaluation:
             if not is_name(target):
                 return ""
             answer = yield Question(target, "TXT")
-            if len(answer.records) != 1:
+            if len(answer.records) != 1 or len(answer.records[0]) > MAX_RECORD:
                 return ""
             text = _macro_string(answer.records[0], spaces=True, explaining=True)
             said = yield from self._expand(text, domain, counted=False, shorten=False)
@@ -407,6 +410,8 @@ def _transform(value: str, macro: _Macro) -> str:
 
 def _parse(text: str, domain: str) -> _Record:
     """Read a record whole (4.6.1, 12); `_Ended` with permerror if any of it is malformed."""
+    if len(text) > MAX_RECORD:
+        _permerror(f"the record of {domain} is longer than {MAX_RECORD} characters")
     record = _Record()
     for term in text.split(" ")[1:]:
         if not term:
