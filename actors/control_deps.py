@@ -30,6 +30,7 @@ from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import report
+from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
@@ -81,6 +82,7 @@ def control_deps(
             store=store,
             messages=Messages(pool),
             arrivals=Arrivals(pool),
+            all_messages=AllMessages(pool),
             keys=keys,
             sessions=PageSessions(
                 pool,

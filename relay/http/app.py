@@ -49,6 +49,7 @@ from relay.http.problems import (
 from relay.http.rate_limits import RateLimits
 from relay.http.resources import (
     accounts,
+    all_messages,
     chaos,
     collector,
     devices,
@@ -95,6 +96,7 @@ RESOURCES = (
     mailboxes,
     messages,
     streams,
+    all_messages,
     send,
     release,
     outbound,
@@ -268,4 +270,4 @@ async def _finish(response: Response) -> Response:
 
 
 # A method is what the client says it is: only known ones become labels.
-_METHODS = {name: name for name in ("GET", "HEAD", "POST", "DELETE")}
+_METHODS = {name: name for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")}

@@ -92,7 +92,7 @@ class Authorisation:
         if operation.access is Access.OPEN:
             return None
         if "Authorization" not in headers:
-            if operation.access is Access.MAILBOX and (
+            if operation.access in {Access.MAILBOX, Access.OWN} and (
                 _named(headers) or (operation.token_in_query and "token" in self._connection.args)
             ):
                 return None  # the page's session does not count then, nor is it looked up
@@ -114,6 +114,8 @@ class Authorisation:
             return Admitted()
         if operation.access is Access.MAILBOX:
             return await self._on_mailbox()
+        if operation.access is Access.OWN:
+            return await self._on_own()
         caller, session = await self._caller()
         if caller is None:
             if operation.access is Access.SCOPE:
@@ -170,6 +172,28 @@ class Authorisation:
                     raise missing_scope(scope)
             raise mailbox_not_found()
         return Admitted(caller, mailbox, session)
+
+    async def _on_own(self) -> Admitted:
+        """Whoever owns mailboxes; a session token has the one that it was made with."""
+        deps, operation, headers = self._deps, self._operation, self._connection.headers
+        caller, token_hash = await _of_mailbox(deps, operation, headers, self._connection.args)
+        session: PageSession | None = None
+        if caller is None and token_hash is None and not _named(headers):
+            operator, _ = await self._of_page()
+            if operator is not None:
+                caller, session = operator
+        if caller is None:
+            mailbox = None
+            if token_hash is not None and "Authorization" not in headers:
+                mailbox = await deps.store.find_by_session(token_hash)
+            if mailbox is None:
+                raise unauthenticated(
+                    "This call needs a bearer token, or the session token of a mailbox that lives."
+                )
+            return Admitted(None, mailbox)
+        if operation.scope is not None and not caller.allows(operation.scope):
+            raise missing_scope(operation.scope)
+        return Admitted(caller, None, session)
 
     async def _find(self, credential: Credential) -> Mailbox | None:
         deleted = self._operation.purges and _says_yes(self._connection.args.get("purge", ""))

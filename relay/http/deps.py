@@ -33,6 +33,7 @@ from relay.keyring import Keyring
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import Report
+from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.s3 import Buckets
@@ -164,6 +165,7 @@ class Deps:
     store: Store
     messages: Messages
     arrivals: Arrivals
+    all_messages: AllMessages
     keys: Keys
     sessions: PageSessions
     hub: Hub

@@ -196,7 +196,7 @@ def _implied(operation: Operation) -> list[Answer]:
         *([] if _takes_values(operation) else [Answer(422, _NO_SUCH)]),
         Answer(500, "a fault of the relay, which its log explains"),
     ]
-    if operation.access in {Access.SCOPE, Access.OPTIONAL}:
+    if operation.access in {Access.SCOPE, Access.OPTIONAL, Access.OWN}:
         found += [
             Answer(401, "no credential, or a wrong one"),
             Answer(403, "the key lacks the scope, or a foreign Host or Origin"),

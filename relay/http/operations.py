@@ -48,6 +48,7 @@ class Access(enum.Enum):
     OPEN = "anyone"
     OPTIONAL = "anyone, or a key"  # a credential is not needed, but a wrong one is refused
     MAILBOX = "the mailbox's session token, or its owner's key"
+    OWN = "a mailbox's session token, or a key with the scope, for all that is theirs"
     SCOPE = "a key with the scope, or the administrator"
 
 

@@ -11,21 +11,25 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
 from relay.db.pool import Pool
-from relay.db.text import like_pattern, storable
-from relay.errors import Invalid
+from relay.errors import Invalid, TemporaryFailure
 from relay.mailboxes import search
 from relay.mailboxes.cursors import decode_cursor, encode_cursor, parse_uuid
-from relay.mailboxes.grams import probes
+from relay.mailboxes.matching import Condition, condition
+from relay.mailboxes.query import Term
 from relay.mailboxes.records import (
     ENTRY_COLUMNS,
     MESSAGE_COLUMNS,
+    PLACED_COLUMNS,
     Entry,
     Page,
+    Placed,
     ReceivedMessage,
+    entry_of,
     message_of,
 )
 from relay.mailboxes.visibility import LIVE
@@ -35,9 +39,10 @@ _RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
 
 _BEHIND = """(%(at)s::timestamptz IS NULL
     OR (m.received_at, m.id) < (%(at)s::timestamptz, %(id)s::uuid))"""
-_MATCHES = """(coalesce(s.from_address, m.reverse_path) ILIKE %(like)s
-    OR s.subject ILIKE %(like)s
-    OR coalesce(s.body_text, s.body_html) ILIKE %(like)s)"""
+
+
+class NotParsed(TemporaryFailure):
+    """The message has no summary yet, which would hold what is to be changed."""
 
 
 class Messages:
@@ -53,12 +58,12 @@ class Messages:
         limit: int = 50,
         offset: int = 0,
         cursor: str | None = None,
-        query: str | None = None,
+        terms: Sequence[Term] = (),
     ) -> Page[Entry] | None:
-        """The messages of a mailbox, newest first; None if it is no longer live.
+        """The messages of a mailbox that fulfil all terms, newest first; None if it is no longer
+        live.
 
-        `query` is a sub-string, without regard to case, of sender, subject or body.  `offset`
-        skips rows after the cursor.  `Invalid` for a cursor that was not made here.
+        `offset` skips rows after the cursor.  `Invalid` for a cursor that was not made here.
         """
         after = decode_cursor(cursor, 2)
         before_at, before_id = None, None
@@ -66,20 +71,22 @@ class Messages:
             before_at, before_id = parse_instant(after[0]), parse_uuid(after[1])
             if before_at is None or before_id is None:
                 raise Invalid("the cursor is not one of ours")
-        values = {
+        values: dict[str, Any] = {
             "mailbox": mailbox_id,
             "at": before_at,
             "id": before_id,
-            "like": like_pattern(query),
             "limit": limit + 1,
             "offset": min(offset, 2**62),
         }
-        if not query:
+        if not terms:
             rows = await self._unfiltered(values)
-        elif mark := await search.mark(self._pool, mailbox_id):
-            rows = await self._search(values, query, mark)
         else:
-            rows = await self._scan(values)
+            wanted = condition(terms)
+            values |= wanted.values
+            if mark := await search.mark(self._pool, mailbox_id):
+                rows = await self._search(values, wanted, search.asked(terms), mark)
+            else:
+                rows = await self._scan(values, wanted)
         if not rows:
             return None
         items = [Entry(*row) for row in rows[:limit] if row[0] is not None]
@@ -120,7 +127,7 @@ class Messages:
             values,
         )
 
-    async def _scan(self, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+    async def _scan(self, values: dict[str, Any], wanted: Condition) -> list[tuple[Any, ...]]:
         """The messages that match among all, newest first."""
         return await self._pool.fetch(
             # relay.messages_mailbox gives the order.
@@ -133,7 +140,7 @@ class Messages:
                 LEFT JOIN relay.summaries s ON s.message_id = m.id
                 WHERE m.mailbox_id = b.id
                   AND {_BEHIND}
-                  AND {_MATCHES}
+                  AND {wanted.sql}
                 ORDER BY m.received_at DESC, m.id DESC
                 LIMIT %(limit)s
                 OFFSET %(offset)s
@@ -144,7 +151,9 @@ class Messages:
             values,
         )
 
-    async def _search(self, values: dict[str, Any], query: str, mark: int) -> list[tuple[Any, ...]]:
+    async def _search(
+        self, values: dict[str, Any], wanted: Condition, asked: list[int], mark: int
+    ) -> list[tuple[Any, ...]]:
         """What `_scan` gives, for a mailbox all of which up to `mark` is in chunks."""
         mailbox_id, offset = values["mailbox"], values["offset"]
         needed = values["limit"] + offset
@@ -165,7 +174,7 @@ class Messages:
                 JOIN relay.messages m ON m.id = tail.message_id
                 LEFT JOIN relay.summaries s ON s.message_id = m.id
                 WHERE {_BEHIND}
-                  AND {_MATCHES}
+                  AND {wanted.sql}
                 ORDER BY m.received_at DESC, m.id DESC
                 LIMIT %(needed)s
             ) e ON true
@@ -177,7 +186,6 @@ class Messages:
         if not rows:
             return []
         found = {row[0]: row for row in rows if row[0] is not None}
-        asked = probes(storable(query))
         below: search.Chunk | None = None
         batch = search.FIRST_CHUNKS
         while True:
@@ -196,7 +204,7 @@ class Messages:
                 WHERE b.id = %(mailbox)s
                   AND {LIVE}
                   AND {_BEHIND}
-                  AND {_MATCHES}
+                  AND {wanted.sql}
                 ORDER BY m.received_at DESC, m.id DESC
                 LIMIT %(needed)s
                 """,  # noqa: S608 - constants of this module only
@@ -314,6 +322,70 @@ class Messages:
             )
             row = await cursor.fetchone()
             return bytes(row[0]) if row else None
+
+    async def change(
+        self,
+        mailbox_id: UUID,
+        message_id: str | UUID,
+        *,
+        is_read: bool | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> tuple[Entry, Placed] | None:
+        """Say whether a message was read, and how it is tagged; None leaves either as it is.
+
+        Returns the message as it is then, None if it or its mailbox is not there.  `NotParsed` when
+        it is to be tagged and was not parsed yet: then nothing is changed.
+        """
+        wanted = parse_uuid(message_id)
+        if wanted is None:
+            return None
+        values = {
+            "mailbox": mailbox_id,
+            "message": wanted,
+            "is_read": is_read,
+            "tags": None if tags is None else list(tags),
+        }
+        row = await self._pool.fetch_row(
+            f"""
+            WITH found AS MATERIALIZED (
+                SELECT m.id, m.is_read, %(tags)s::text[] IS NULL OR s.message_id IS NOT NULL AS may
+                FROM relay.mailboxes b
+                JOIN relay.messages m ON m.mailbox_id = b.id
+                LEFT JOIN relay.summaries s ON s.message_id = m.id
+                WHERE b.id = %(mailbox)s
+                  AND m.id = %(message)s
+                  AND {LIVE}
+            ), tagged AS (
+                UPDATE relay.summaries
+                SET tags = relay.tags_of(%(tags)s::text[])
+                WHERE %(tags)s::text[] IS NOT NULL
+                  AND message_id IN (SELECT id FROM found)
+            ), marked AS (
+                UPDATE relay.messages
+                SET is_read = %(is_read)s
+                WHERE id IN (SELECT id FROM found WHERE may AND is_read <> %(is_read)s::boolean)
+            )
+            SELECT may FROM found
+            """,  # noqa: S608 - constants of this module only
+            values,
+        )
+        if row is None:
+            return None
+        if not row[0]:
+            raise NotParsed("the message is being parsed")
+        rows = await self._pool.fetch(
+            f"""
+            SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
+            FROM relay.mailboxes b
+            JOIN relay.messages m ON m.mailbox_id = b.id
+            LEFT JOIN relay.summaries s ON s.message_id = m.id
+            WHERE b.id = %(mailbox)s
+              AND m.id = %(message)s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of this module only
+            values,
+        )
+        return entry_of(rows[0]) if rows else None
 
     async def delete(self, mailbox_id: UUID, message_id: str | UUID) -> bool:
         """Delete a message of a live mailbox for good.  False if either is not there."""

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+from relay.mailboxes.summary import text_of
 from relay.mailboxes.usage import LIMITED, USED, Usage
 from relay.times import rfc3339
 
@@ -140,6 +141,33 @@ class ReceivedMessage(Entry):
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Where a message is, how it is tagged, and how its text begins.
+
+    `beginning` is of the text, or of the HTML of a message without one (`is_html`).
+    """
+
+    mailbox: str
+    tags: list[str]
+    beginning: str | None
+    is_html: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """What lists over several mailboxes show beside an entry, or beside a whole message."""
+        text = self.beginning or ""
+        if self.is_html:
+            text = text_of(text)
+        snippet = " ".join(text.split())
+        if len(snippet) > SNIPPET:
+            snippet = snippet[: SNIPPET - 1].rstrip() + "…"
+        return {
+            "mailbox": self.mailbox,
+            "tags": self.tags,
+            "snippet": None if self.beginning is None else snippet,
+        }
+
+
+@dataclass(frozen=True)
 class Page(Generic[T]):
     """Part of a list; `cursor` asks for the next part and is None at the end."""
 
@@ -182,6 +210,12 @@ MESSAGE_COLUMNS = (
         'headers', s.headers, 'attachments', s.attachments, 'links', s.links)::text END)"""
 )  # rows from before `details` have the three columns
 _ENTRY_WIDTH = 9
+SNIPPET = 160
+"""Characters of a message's text that lists over several mailboxes show."""
+PLACED_COLUMNS = """
+    b.address, s.tags, CASE WHEN s.body_text IS NULL THEN left(s.body_html, 4000)
+    ELSE left(s.body_text, 400) END, s.body_text IS NULL"""
+_PLACED_WIDTH = 4
 
 
 def message_of(row: tuple[Any, ...]) -> ReceivedMessage:
@@ -194,3 +228,14 @@ def message_of(row: tuple[Any, ...]) -> ReceivedMessage:
     fields: list[Any] = [*row[:_ENTRY_WIDTH], to, headers, text, html]
     fields += [attachments, otp, links, error]
     return ReceivedMessage(*fields)
+
+
+def entry_of(row: tuple[Any, ...]) -> tuple[Entry, Placed]:
+    """Return the records of a row of `ENTRY_COLUMNS` and `PLACED_COLUMNS`."""
+    return Entry(*row[:_ENTRY_WIDTH]), placed_of(row[_ENTRY_WIDTH:])
+
+
+def placed_of(row: tuple[Any, ...]) -> Placed:
+    """Return the record of a row of `PLACED_COLUMNS`."""
+    address, tags, beginning, is_html = row
+    return Placed(address, tags or [], beginning, is_html)

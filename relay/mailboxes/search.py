@@ -26,6 +26,10 @@ from uuid import UUID
 import psycopg
 
 from relay.db.pool import Pool
+from relay.db.text import storable
+from relay.mailboxes.grams import probes
+from relay.mailboxes.matching import DETAILS, RECIPIENT, SENDER, TEXT
+from relay.mailboxes.query import Term
 
 LEAST = 512
 """Messages from which a mailbox has chunks."""
@@ -113,6 +117,18 @@ def bounds(chunks: Sequence[Chunk]) -> dict[str, list[int]]:
         "after": [chunk.after_seq for chunk in chunks],
         "last": [chunk.last_seq for chunk in chunks],
     }
+
+
+def asked(terms: Sequence[Term]) -> list[int]:
+    """Return what to ask of filters: those that say no hold no message that fulfils the terms."""
+    # What must not be there says nothing, and what texts do not hold is in no filter.
+    return probes(
+        *(
+            storable(term.value)
+            for term in terms
+            if isinstance(term.value, str) and term.field != "tag" and not term.negated
+        )
+    )
 
 
 async def mark(pool: Pool, mailbox_id: UUID) -> int:
@@ -206,12 +222,12 @@ async def grow(pool: Pool, mailbox_id: UUID, make: MakeFilter, *, size: int = SI
     """Make the next chunk of a mailbox.  False when there are too few messages for one."""
     after = await mark(pool, mailbox_id)
     rows = await pool.fetch(
-        """
+        f"""
         SELECT seq, received_at, text, waiting
         FROM (
             SELECT s.seq, m.received_at, count(*) OVER () AS waiting,
-                   concat_ws(E'\\n\\n\\n', coalesce(s.from_address, m.reverse_path), s.subject,
-                             coalesce(s.body_text, s.body_html)) AS text,
+                   concat_ws(E'\\n\\n\\n', {SENDER}, relay.sender_of({DETAILS}), s.subject,
+                             {RECIPIENT}, {TEXT}) AS text,
                    sum(octet_length(coalesce(s.body_text, s.body_html, '')))
                        OVER (ORDER BY s.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
                        AS before
@@ -223,10 +239,11 @@ async def grow(pool: Pool, mailbox_id: UUID, make: MakeFilter, *, size: int = SI
                 LIMIT %s
             ) s
             JOIN relay.messages m ON m.id = s.message_id
+            JOIN relay.mailboxes b ON b.id = m.mailbox_id
         ) counted
         WHERE coalesce(before, 0) < %s
         ORDER BY seq
-        """,
+        """,  # noqa: S608 - constants of ours only
         (mailbox_id, after, size, _BYTES),
     )
     if not rows or rows[0][3] < size:

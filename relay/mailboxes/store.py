@@ -222,6 +222,20 @@ class Store:
         )
         return Mailbox(*row) if row else None
 
+    async def find_by_session(self, token_hash: bytes) -> Mailbox | None:
+        """The live mailbox that the session token of this hash opens, or None; without usage."""
+        row = await self._pool.fetch_row(
+            # relay.mailboxes_token
+            f"""
+            SELECT {MAILBOX_COLUMNS}
+            FROM relay.mailboxes b
+            WHERE b.token_hash = %s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of ours only
+            (token_hash,),
+        )
+        return Mailbox(*row) if row else None
+
     async def confirm_gone(self, address: str, credential: Credential) -> None:
         """If `credential` had a mailbox at `address` that is no longer live, see that it stays so.
 

@@ -101,22 +101,33 @@ _CLAIM = Statement(
     (UUIDS, ONE_UUID, SMALLINT, DOUBLE),
 )
 
+# Most have none of the three, and pay for looking.
+_TAGS = r"""
+    CASE WHEN tags IS NOT NULL OR login IS NOT NULL OR strpos(recipient, '+') > 0
+    THEN relay.tags_of(
+        ARRAY[login, substring(recipient FROM '^[^+@]*\+([^@]+)@')] || string_to_array(tags, ','))
+    END"""
 # KEY SHARE: a message is not deleted before its summary refers to it; one that is being deleted is
 # left alone, and leaves the queue as an orphan.  The rows come in the order in which they are to be
-# numbered: `seq` is drawn after a lock per mailbox is held, and the lock ends with the commit.
+# numbered: `seq` is drawn after a lock per mailbox is held, and the lock ends with the commit.  The
+# shared lock says from where on, to `relay.settled_seq`; nobody waits for it.
 _STORE = Statement(
     f"""
     WITH locked AS MATERIALIZED (
-        SELECT key, pg_advisory_xact_lock(1380274273, key)
+        SELECT key, pg_advisory_xact_lock(1380274273, key), (
+            SELECT pg_advisory_xact_lock_shared(
+                1380274274, (last_value - (NOT is_called)::integer & 2147483647)::integer)
+            FROM relay.summaries_seq_seq)
         FROM (SELECT DISTINCT hashtext(id::text) AS key FROM unnest($2) id ORDER BY key) keys
     ), alive AS MATERIALIZED (
-        SELECT id
-        FROM relay.messages
-        WHERE id = ANY ((SELECT $1)::uuid[])
+        SELECT m.id, m.login, coalesce(m.recipient, (
+            SELECT address FROM relay.mailboxes b WHERE b.id = m.mailbox_id)) AS recipient
+        FROM relay.messages m
+        WHERE m.id = ANY ((SELECT $1)::uuid[])
         FOR KEY SHARE SKIP LOCKED
     ), stored AS (
         INSERT INTO relay.summaries (message_id, mailbox_id, {", ".join(COLUMNS)})
-        SELECT message_id, mailbox_id, {", ".join(COLUMNS)}
+        SELECT message_id, mailbox_id, {", ".join(_TAGS if c == "tags" else c for c in COLUMNS)}
         FROM unnest($1, $2, {", ".join(f"${number + 3}" for number in range(len(COLUMNS)))})
             WITH ORDINALITY AS r (message_id, mailbox_id, {", ".join(COLUMNS)}, number)
         JOIN locked ON locked.key = hashtext(r.mailbox_id::text)

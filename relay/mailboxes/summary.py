@@ -42,13 +42,14 @@ MAX_TEXT = 1024 * 1024  # characters of body_text, and of body_html
 MAX_ATTACHMENTS = 500
 _MAX_NAME = 150  # characters of a file name
 _MAX_ADDRESS = 320
+_MAX_TAGS = 4096  # characters of X-Tags
 _MARKUP_LOOKED_AT = 200_000  # characters of HTML searched for a code
 _REGULAR = 16 * 1024  # bytes of headers that may be read at one go
 
 
 COLUMNS = (
     *("from_address", "subject", "has_attachments", "body_text", "body_html", "details", "otp"),
-    "error",
+    *("error", "tags"),
 )
 """The columns of `relay.summaries` that parsing fills, in the order of a row."""
 ENDS = struct.Struct(f">{len(COLUMNS)}I")
@@ -73,7 +74,8 @@ class Summary:
 
     `headers`: [name, decoded value] in order; `attachments`: {index, filename, content_type,
     size, content_id}, size in bytes once decoded; `otp`: a verification code; `links`: see
-    `extract.find_links`; `error`: why the summary is partial, or None.
+    `extract.find_links`; `error`: why the summary is partial, or None; `tags`: what X-Tags says,
+    with commas between, as `summaries.store` takes it.
     """
 
     from_address: str | None = None
@@ -86,6 +88,7 @@ class Summary:
     otp: str | None = None
     links: list[str] = field(default_factory=list)
     error: str | None = None
+    tags: str | None = None
 
     def as_row(self) -> bytes:
         """The summary as a row: `ENDS`, then the values of `COLUMNS` in PostgreSQL's binary form.
@@ -103,6 +106,7 @@ class Summary:
             _value(_JSON.encode(details)),
             _value(self.otp),
             _value(self.error),
+            _value(self.tags),
         )
         ends = list(accumulate(map(len, values), initial=ENDS.size))
         return ENDS.pack(*ends[1:]) + b"".join(values)
@@ -134,7 +138,7 @@ def summarise(raw: bytes) -> Summary:
         text, markup = text[:MAX_TEXT], markup[:MAX_TEXT]
     summary.body_text = text if texts["text/plain"] else None
     summary.body_html = markup if texts["text/html"] else None
-    readable = text or _text_of(markup[:_MARKUP_LOOKED_AT])
+    readable = text or text_of(markup[:_MARKUP_LOOKED_AT])
     summary.otp = find_code(summary.subject or "", readable)
     summary.links = find_links(text, markup)
     summary.error = "; ".join(reader.faults) or None
@@ -185,6 +189,9 @@ def _head(summary: Summary, reader: _Reader) -> None:
         if len(name) == 7 and name.lower() == "subject":
             summary.subject = value
             break
+    tags = [value for name, value in headers if len(name) == 6 and name.lower() == "x-tags"]
+    if tags:
+        summary.tags = ",".join(tags)[:_MAX_TAGS]
     undecoded = _first(reader.headers, "from")
     if undecoded is not None:
         summary.from_address = _address(undecoded)
@@ -722,7 +729,7 @@ _LINE_END_TAG = re.compile(rf"<(?:{'|'.join(_LINE_ENDS)})\b[^<>]*>", re.IGNORECA
 _INLINE_TAG = re.compile(rf"</?(?:{'|'.join(_INLINE)})\b[^<>]*>", re.IGNORECASE)
 
 
-def _text_of(markup: str) -> str:
+def text_of(markup: str) -> str:
     """Roughly what a reader of `markup` sees: enough to look for a code in it."""
     lowered = in_ascii(markup)
     for tag in (b"<style", b"<script", b"<head"):

@@ -45,3 +45,25 @@ class Credential:
             "token_hash": self.token_hash,
             "owner_id": self.owner_id,
         }
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The mailboxes that a caller may see all at once: a key's, or the one of a session token.
+
+    With neither: everybody's, which is the administrator's reach.
+    """
+
+    owner_id: UUID | None = None
+    mailbox_id: UUID | None = None
+
+    @property
+    def sql(self) -> str:
+        """The condition on `b`; each has an index of its own."""
+        if self.mailbox_id is not None:
+            return "b.id = %(reach_mailbox)s"
+        return "true" if self.owner_id is None else "b.owner_id = %(reach_owner)s"
+
+    def values(self) -> dict[str, Any]:
+        """The parameters that `sql` needs."""
+        return {"reach_mailbox": self.mailbox_id, "reach_owner": self.owner_id}

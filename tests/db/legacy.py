@@ -308,6 +308,21 @@ HERITAGE = (
         """,
         ("found-too@relay.localhost", False),
     ),
+    Heritage(
+        23,
+        """
+        UPDATE relay.summaries
+        SET tags = relay.tags_of('{kept,kept}')
+        WHERE headers IS NULL
+        """,
+        """
+        SELECT array_agg(DISTINCT tags::text), relay.sender_of('{"headers":[["From","Ada"]]}'),
+               relay.settled_seq() >= max(seq)
+        FROM relay.summaries
+        WHERE tags IS NOT NULL
+        """,
+        (["{kept}"], "Ada", True),
+    ),
 )
 
 

@@ -24,6 +24,7 @@ from relay.http.problems import Problem
 from relay.http.routing import Api, Route
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
+from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.messages import Messages
 from relay.outbound.admin import QueueAdmin
@@ -42,6 +43,7 @@ def inert(house: House) -> Deps:
         store=house.store,
         messages=Messages(house.pool),
         arrivals=Arrivals(house.pool),
+        all_messages=AllMessages(house.pool),
         keys=house.keys,
         sessions=PageSessions(house.pool, house.keys, admin_token_hash=bytes(32)),
         hub=house.hub,
@@ -146,6 +148,14 @@ async def test_every_call_keeps_its_access_for_every_credential(house: House):
             allowed = await status(house.admin)
             assert allowed not in (401, 403), where
             assert allowed == await status(strong), where
+        elif operation.access is Access.OWN:
+            for stranger in ({}, bearer, {"X-Session-Token": "rs_wrong"}):
+                assert await status(stranger) == 401, where
+            assert await status(weak if operation.scope == "read" else reader) == 403, where
+            # The gate is passed; a bulk call has to say what it changes.
+            wanted = {200, 204} if route.method == "GET" else {422}
+            for known in (token, house.admin, strong):
+                assert await status(known) in wanted, where
         elif operation.access is Access.MAILBOX and route.method != "DELETE":
             message = "<message_id>" in route.rule
             for stranger in ({}, bearer, weak, strong, {"X-Session-Token": "rs_wrong"}):

@@ -69,7 +69,10 @@ async def test_no_route_shows_or_touches_what_is_anothers(house: House):
     asked = 0
     for route in routes(house):
         operation = route.operation
-        if operation.access not in {Access.SCOPE, Access.MAILBOX} or operation.websocket:
+        if (
+            operation.access not in {Access.SCOPE, Access.MAILBOX, Access.OWN}
+            or operation.websocket
+        ):
             continue
         path = fill(route.rule, own)
         if operation.stream:
@@ -96,7 +99,10 @@ async def seen(house: House, headers: dict[str, str], own: dict[str, str]) -> di
         operation = route.operation
         if route.method != "GET" or operation.scope == "admin" or operation.stream:
             continue
-        if operation.access not in {Access.SCOPE, Access.MAILBOX} or operation.websocket:
+        if (
+            operation.access not in {Access.SCOPE, Access.MAILBOX, Access.OWN}
+            or operation.websocket
+        ):
             continue
         answer: httpx.Response = await house.client.get(fill(route.rule, own), headers=headers)
         if "attachments" not in route.rule and "event" not in route.rule:

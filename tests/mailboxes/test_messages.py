@@ -4,6 +4,7 @@ from uuid import uuid4
 
 import pytest
 
+from relay.mailboxes.query import parse
 from relay.times import rfc3339
 from tests.mailboxes.mail import deliver
 
@@ -70,7 +71,7 @@ async def test_searches_literally(pool, store, messages, query, subjects):
     await deliver(pool, mailbox, "snake_case")
     await deliver(pool, mailbox, "back\\slash")
     await deliver(pool, mailbox, "ärger", sender="x@y")
-    found = await messages.page(mailbox, query=query)
+    found = await messages.page(mailbox, terms=parse(query))
     assert [item.subject for item in found.items] == subjects
 
 

@@ -15,6 +15,7 @@ from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.grams import make_filter, runs
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.parser import Parser
+from relay.mailboxes.query import parse
 from relay.mailboxes.store import Store
 
 MESSAGES, SIZE = 150, 8
@@ -75,7 +76,7 @@ async def found(messages: Messages, mailbox: UUID, limit: int = 50) -> dict[str,
     for needle in NEEDLES:
         answers[needle], cursor = [], None
         while True:
-            page = await messages.page(mailbox, limit=limit, cursor=cursor, query=needle)
+            page = await messages.page(mailbox, limit=limit, cursor=cursor, terms=parse(needle))
             assert page is not None
             answers[needle] += [each.id for each in page.items]
             if (cursor := page.cursor) is None:
@@ -106,7 +107,7 @@ async def test_chunks_change_no_answer(
     afters = (None, ids[-1], ids[len(ids) // 2], instant, instant - timedelta(minutes=1))
     all_of_it = await found(messages, mailbox)
     waits = [await waited(arrivals, mailbox, after) for after in afters]
-    third = (await messages.page(mailbox, limit=5, offset=20, query="e")).items  # type: ignore[union-attr]
+    third = (await messages.page(mailbox, limit=5, offset=20, terms=parse("e"))).items  # type: ignore[union-attr]
     chunks = 0
     while await search.grow(pool, mailbox, make, size=SIZE):
         chunks += 1
@@ -116,7 +117,7 @@ async def test_chunks_change_no_answer(
     assert await found(messages, mailbox) == all_of_it
     assert await found(messages, mailbox, limit=3) == all_of_it
     assert [await waited(arrivals, mailbox, after) for after in afters] == waits
-    page = await messages.page(mailbox, limit=5, offset=20, query="e")
+    page = await messages.page(mailbox, limit=5, offset=20, terms=parse("e"))
     assert page is not None
     assert page.items == third
     # What is deleted is gone from the answers; what is not parsed yet is found by its sender.
@@ -130,7 +131,7 @@ async def test_chunks_change_no_answer(
     assert again["e"] == [new] + [each for each in ids if each != ids[3]]
     assert again["bounce@"][0] == new
     await store.delete(mailbox)
-    assert await messages.page(mailbox, query="e") is None
+    assert await messages.page(mailbox, terms=parse("e")) is None
     assert await arrivals.next_match(mailbox, subject="zz") is None
 
 

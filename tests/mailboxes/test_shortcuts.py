@@ -171,7 +171,7 @@ def test_tags_are_taken_out_in_one_pass(seed):
         text = summary._TAG.sub(" ", summary._INLINE_TAG.sub("", text))
         text = re.sub(r"[ \t\xa0]+", " ", extract.unescape(text))
         lines = [line.strip() for line in text.split("\n")]
-        assert summary._text_of(markup) == "\n".join(filter(None, lines))
+        assert summary.text_of(markup) == "\n".join(filter(None, lines))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_tags_are_taken_out_in_one_pass(seed):
 )
 def test_shows_of_odd_markup_what_a_reader_may_see(markup, text):
     """Comments, open tags, names that only begin like those of elements without text."""
-    assert summary._text_of(markup) == text
+    assert summary.text_of(markup) == text
 
 
 @pytest.mark.parametrize("value", [" ".join(pair) for pair in pairwise(string.punctuation)])

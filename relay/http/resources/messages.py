@@ -22,7 +22,7 @@ from contextlib import aclosing
 from typing import Annotated
 from urllib.parse import quote
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
@@ -33,8 +33,10 @@ from relay.http.operations import (
     Access,
     Answer,
     Call,
+    Form,
     Operation,
     Query,
+    Text,
     View,
     json_response,
     no_content,
@@ -50,6 +52,8 @@ from relay.http.resources.mailboxes import PurgeQuery
 from relay.http.routing import Api
 from relay.http.tickets import PREVIEW
 from relay.log import get_logger
+from relay.mailboxes.messages import NotParsed
+from relay.mailboxes.query import LONGEST, parse
 
 BASE = "/api/v1/mailboxes/<address>/messages"
 
@@ -104,6 +108,26 @@ class WholeMessage(MessageEntry):
     error: Annotated[str | None, Field(description="why parsing was partial")]
 
 
+class PlacedEntry(MessageEntry):
+    """A message in a list over several mailboxes, and after a change of it."""
+
+    mailbox: Annotated[str, Field(description="its address")]
+    tags: list[str]
+    snippet: Annotated[
+        str | None, Field(description="how its text begins; null until it was parsed")
+    ]
+
+
+class MessageChange(Form):
+    """What is to be changed of a message; what is left out stays."""
+
+    is_read: bool | None = None
+    tags: Annotated[
+        list[Annotated[Text, StringConstraints(min_length=1, max_length=100)]] | None,
+        Field(max_length=20, description="all that it is to have; each counts once"),
+    ] = None
+
+
 class MessagesQuery(Query):
     """The messages that are asked for."""
 
@@ -114,7 +138,7 @@ class MessagesQuery(Query):
     ] = None
     q: Annotated[
         str | None,
-        Field(max_length=1000, description="a part of sender, subject or body, in any case"),
+        Field(max_length=LONGEST, description="what to look for, as in GET /api/v1/messages"),
     ] = None
 
 
@@ -157,7 +181,7 @@ def register(api: Api) -> None:
             limit=min(query.limit, 200),
             offset=query.offset,
             cursor=query.cursor,
-            query=query.q,
+            terms=parse(query.q or ""),
         )
         if page is None:
             raise mailbox_not_found()
@@ -182,6 +206,37 @@ def register(api: Api) -> None:
         if message is None:
             raise message_not_found()
         return json_response(message.as_json())
+
+    @api.add(
+        "PATCH",
+        f"{BASE}/<message_id>",
+        Operation(
+            "Mark a message read or unread, and tag it",
+            "messages",
+            Access.MAILBOX,
+            (
+                Answer(200, "the message as it is now", PlacedEntry),
+                GONE,
+                Answer(503, "tags: it is being parsed, or a store does not answer; try again"),
+            ),
+            scope="read",
+            body=MessageChange,
+        ),
+    )
+    async def change(call: Call, message_id: str) -> Response:
+        wanted: MessageChange = call.body
+        try:
+            changed = await api.committed(
+                lambda: messages.change(
+                    call.mailbox.id, message_id, is_read=wanted.is_read, tags=wanted.tags
+                )
+            )
+        except NotParsed:
+            raise unavailable("The message is being parsed; try again.", retry_after=1) from None
+        if changed is None:
+            raise message_not_found()
+        entry, placed = changed
+        return json_response(entry.as_json() | placed.as_json())
 
     @api.add(
         "DELETE",

@@ -23,26 +23,15 @@ import json
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterator,
 )
-from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-from uuid import UUID
+from contextlib import aclosing, suppress
+from typing import Annotated, Literal
 
 import trio
-from prometheus_client import Gauge
 from pydantic import Field
 from quart import Response, request, websocket
 
-from relay.db.channels import MAILBOXES, SUMMARIES
-from relay.db.listen import Hub
 from relay.errors import DatabaseUnavailable
-from relay.http.callers import address_of
-from relay.http.deps import Limits
 from relay.http.feeds import event_stream
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
@@ -52,7 +41,6 @@ from relay.http.operations import (
     Operation,
     Query,
     Refusal,
-    StillAdmitted,
     json_response,
     no_content,
 )
@@ -60,14 +48,10 @@ from relay.http.problems import Problem, mailbox_not_found, unavailable
 from relay.http.resources.messages import BASE, MessageEntry, WholeMessage
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
+from relay.http.waiting import Waiter, Watch, watching
 from relay.mailboxes.arrivals import Arrivals, parse_after
 from relay.mailboxes.records import Entry, Mailbox
-from relay.metrics import registry
-from relay.peers import Place, PortGate, TurnedAway
 
-STREAMS = Gauge(
-    "relay_http_streams", "Calls that wait for mail now, by kind.", ["kind"], registry=registry
-)
 NEW_MESSAGE = "new_message"
 """What both streams call the arrival of a message."""
 MAX_WAIT = 3600.0
@@ -105,114 +89,6 @@ class StreamQuery(Query):
         str | None,
         Field(alias="last_event_id", max_length=64, description="like the header Last-Event-ID"),
     ] = None
-
-
-class Watch:
-    """Wake-ups that concern one mailbox."""
-
-    def __init__(self, waits: tuple[Callable[[], Awaitable[None]], ...]) -> None:
-        self._waits = waits
-
-    async def wait(self, seconds: float) -> bool:
-        """Return at the next wake-up, or after `seconds`; whether there was one."""
-        woken = False
-
-        async def one(wait: Callable[[], Awaitable[None]]) -> None:
-            nonlocal woken
-            await wait()
-            woken = True
-            nursery.cancel_scope.cancel()
-
-        with trio.move_on_after(max(0.0, seconds)):
-            async with trio.open_nursery() as nursery:
-                for wait in self._waits:
-                    nursery.start_soon(one, wait)
-        return woken
-
-
-@contextmanager
-def watching(
-    hub: Hub, mailbox_id: UUID, draining: trio.Event, admission: StillAdmitted
-) -> Iterator[Watch]:
-    """Hear of new summaries in a mailbox, of changes to it, of the relay's stopping, and when the
-    caller's page session may be over."""
-    key = str(mailbox_id)
-    with (
-        admission.watched() as recheck,
-        hub.subscribe(SUMMARIES, key) as summaries,
-        hub.subscribe(MAILBOXES, key) as changes,
-    ):
-        yield Watch((summaries.wait, changes.wait, draining.wait, recheck))
-
-
-@dataclass(frozen=True)
-class Waiter:
-    """One that waits: who it is, and on what, as it counts against the limits."""
-
-    mailbox_id: UUID
-    host: str
-    administrator: bool
-
-    @classmethod
-    def of(cls, call: Call, connection: Any, trusted: Collection[str]) -> Waiter:
-        """Return the waiter of a call; `trusted`: proxies whose word on the address counts."""
-        administrator = call.caller is not None and call.caller.key is None
-        return cls(call.mailbox.id, address_of(connection, trusted), administrator)
-
-
-class Slots:
-    """How many wait at once: on one mailbox, of one address, and in all.
-
-    The administrator may take the last of them; strangers, and any one address, may not.
-    """
-
-    def __init__(self, limits: Limits, trusted: Collection[str] = ()) -> None:
-        self._limits = limits
-        self._held: dict[UUID, int] = {}
-        self._gate = PortGate(
-            "streams", limits.streams, max(1, limits.streams // 4), trusted=trusted
-        )
-
-    def check(self, waiter: Waiter) -> None:
-        """Raise the 429 or the 503 when there is no room for one more."""
-        self._enter(waiter).leave()
-
-    def _enter(self, waiter: Waiter) -> Place:
-        mailbox_id = waiter.mailbox_id
-        if self._held.get(mailbox_id, 0) >= self._limits.streams_per_mailbox:
-            raise Problem(
-                429,
-                "too-many-waits",
-                f"At most {self._limits.streams_per_mailbox} calls may wait on one mailbox.",
-                headers={"Retry-After": "5"},
-            )
-        place = self._gate.enter(waiter.host, trio.current_time(), privileged=waiter.administrator)
-        if place is TurnedAway.PEER:
-            raise Problem(
-                429,
-                "too-many-waits",
-                "Your address has as many calls waiting for mail as one may have.",
-                headers={"Retry-After": "5"},
-            )
-        if isinstance(place, TurnedAway):
-            raise unavailable("Too many calls wait for mail; try again.", retry_after=5)
-        return place
-
-    @contextmanager
-    def hold(self, waiter: Waiter, kind: str) -> Iterator[None]:
-        """Count one more for the block; `check` first."""
-        mailbox_id = waiter.mailbox_id
-        place = self._enter(waiter)
-        self._held[mailbox_id] = self._held.get(mailbox_id, 0) + 1
-        STREAMS.labels(kind).inc()
-        try:
-            yield
-        finally:
-            STREAMS.labels(kind).dec()
-            place.leave()
-            self._held[mailbox_id] -= 1
-            if not self._held[mailbox_id]:
-                del self._held[mailbox_id]
 
 
 async def entries(
@@ -267,7 +143,7 @@ def register(api: Api) -> None:
     arrivals, hub, limits = api.deps.arrivals, api.deps.hub, api.deps.limits
     draining = api.deps.draining
     trusted = api.deps.trusted_proxies
-    slots = Slots(limits, trusted)
+    slots = api.waits
     busy = Answer(429, "too many calls wait on this mailbox, or of this address")
 
     async def start(mailbox: Mailbox, last: str | None) -> int | None:

@@ -1,0 +1,349 @@
+"""`/api/v1/messages`: the mail of all mailboxes that the caller owns, at once.
+
+With a session token that is its one mailbox; with a key, the key's; the administrator's token shows
+everybody's, and what was captured.
+
+Promises
+  * Nothing polls: whoever waits subscribes first, looks in the database second and sleeps third.
+    Only where something is being stored beside what is there already, the next look is soon.
+  * Each message is sent once a stream, in the order in which messages became readable.
+  * A bulk call names what it changes: without a `q` it is refused, `q=*` is everything.  One that
+    takes too long is a 503; what it has done by then is done, and it may be called again.
+  * Waits and streams end with their credential, as those of one mailbox do (`streams.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Annotated, Any
+
+import trio
+from pydantic import Field
+from quart import Response, request
+
+from relay.errors import DatabaseUnavailable, Invalid
+from relay.http.feeds import event_stream
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Operation,
+    Query,
+    View,
+    json_response,
+    no_content,
+)
+from relay.http.paging import NEXT, PageQuery, next_link
+from relay.http.problems import mailbox_not_found, unavailable
+from relay.http.resources.messages import PlacedEntry, WholeMessage
+from relay.http.resources.streams import NEW_MESSAGE, StreamQuery, WaitQuery
+from relay.http.routing import Api
+from relay.http.tickets import STREAM
+from relay.http.waiting import Waiter, Watch, watching
+from relay.mailboxes.arrivals import parse_after
+from relay.mailboxes.query import LONGEST, Term, parse
+from relay.mailboxes.records import Entry, Placed
+from relay.mailboxes.visibility import Reach
+
+BASE = "/api/v1/messages"
+
+_RETRY = 1.0  # s; before a stream looks again after an outage
+_SOON = 0.05  # s; until the next look where something is being stored
+_SLACK = 0.002  # s; so that a look at the end of a mailbox finds it ended
+
+
+class PlacedMessage(WholeMessage):
+    """A message with everything that was found in it, and where it is."""
+
+    mailbox: Annotated[str, Field(description="its address")]
+    tags: list[str]
+    snippet: str | None
+
+
+class Counted(View):
+    """What a bulk call did."""
+
+    count: Annotated[int, Field(description="messages that were changed")]
+
+
+_Q = Annotated[
+    str | None,
+    Field(
+        max_length=LONGEST,
+        description='words, "phrases", -not, from: to: subject: tag: has:attachment is:unread '
+        "is:read before: after: larger: smaller:, all of which must hold; * is everything",
+    ),
+]
+
+
+class SearchQuery(PageQuery):
+    """The messages that are asked for."""
+
+    q: _Q = None
+
+
+class BulkQuery(Query):
+    """The messages that are to be changed."""
+
+    q: _Q = None
+
+
+class WaitAnywhereQuery(WaitQuery):
+    """What to wait for."""
+
+    recipient: Annotated[
+        str | None, Field(alias="to", max_length=1000, description="a part of the recipient")
+    ] = None
+    tag: Annotated[str | None, Field(max_length=1000, description="a tag, as a whole")] = None
+
+
+def as_json(entry: Entry, placed: Placed) -> dict[str, Any]:
+    """The entry as lists over several mailboxes show it."""
+    return entry.as_json() | placed.as_json()
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    everything = api.deps.all_messages
+    hub, limits, draining = api.deps.hub, api.deps.limits, api.deps.draining
+    trusted, slots = api.deps.trusted_proxies, api.waits
+    busy = Answer(429, "too many calls of this owner wait, or of this address")
+    over = Answer(404, "the mailbox of the session token is over")
+
+    @api.add(
+        "GET",
+        BASE,
+        Operation(
+            "List the messages of all of the caller's mailboxes, newest first",
+            "messages",
+            Access.OWN,
+            (Answer(200, "a page of them", list[PlacedEntry], headers=NEXT),),
+            scope="read",
+            query=SearchQuery,
+            details="The administrator sees everybody's. docs/http.md says how to search.",
+        ),
+    )
+    async def list_(call: Call) -> Response:
+        query: SearchQuery = call.query
+        page = await everything.page(
+            reach_of(call), parse(query.q or ""), limit=query.rows, cursor=query.cursor
+        )
+        return json_response([as_json(*one) for one in page.items], headers=next_link(page.cursor))
+
+    @api.add(
+        "DELETE",
+        BASE,
+        Operation(
+            "Delete messages of the caller's mailboxes for good",
+            "messages",
+            Access.OWN,
+            (Answer(200, "how many are gone", Counted),),
+            scope="send",
+            query=BulkQuery,
+            details="Those that `q` finds; `q=*` is all of them, an empty one is refused.",
+        ),
+    )
+    async def delete(call: Call) -> Response:
+        terms, reach = _named(call.query.q), reach_of(call)
+        return json_response(
+            {"count": await api.committed(lambda: everything.delete(reach, terms))}
+        )
+
+    @api.add(
+        "POST",
+        f"{BASE}/read",
+        Operation(
+            "Mark messages of the caller's mailboxes read",
+            "messages",
+            Access.OWN,
+            (Answer(200, "how many were unread", Counted),),
+            scope="read",
+            query=BulkQuery,
+            details="Those that `q` finds; `q=*` is all of them, an empty one is refused.",
+        ),
+    )
+    async def read(call: Call) -> Response:
+        terms, reach = _named(call.query.q), reach_of(call)
+        return json_response(
+            {"count": await api.committed(lambda: everything.mark_read(reach, terms))}
+        )
+
+    @api.add(
+        "GET",
+        f"{BASE}/wait",
+        Operation(
+            "Wait for a message in any of the caller's mailboxes",
+            "messages",
+            Access.OWN,
+            (
+                Answer(
+                    200,
+                    "the oldest match; it is not marked read; null when none came in time and "
+                    "`empty=null` was said",
+                    PlacedMessage | None,
+                ),
+                Answer(204, "none came in time"),
+                over,
+                busy,
+            ),
+            scope="read",
+            query=WaitAnywhereQuery,
+            stream=True,
+            details="Answers at once when a match is there already, and soon after the key was "
+            "revoked. Sub-strings match in any case; `from` is looked for in the sender's name and "
+            "address.",
+        ),
+    )
+    async def wait(call: Call) -> Response:
+        query: WaitAnywhereQuery = call.query
+        after = None if query.after is None else parse_after(query.after)
+        terms, reach = _terms(query), reach_of(call)
+        deadline, above = trio.current_time() + query.timeout, 0
+        with (
+            slots.hold(Waiter.of(call, request, trusted), "wait"),
+            watching(hub, reach.mailbox_id, draining, call.admission) as watch,
+        ):
+            while True:
+                match = await everything.next_match(reach, terms, after=after, above=above)
+                if match is None:
+                    raise mailbox_not_found()
+                if match.message is not None:
+                    message, placed = match.message
+                    return json_response(message.as_json() | placed.as_json())
+                above = match.above
+                left = deadline - trio.current_time()
+                if left <= 0:
+                    return no_content() if query.empty is None else json_response(None)
+                if draining.is_set():
+                    raise unavailable("The relay is stopping; ask again.", retry_after=1)
+                until = trio.current_time() + min(left, _until_next(match.more, match.expires_in))
+                woken = False
+                # No look for mail only because one at the key is due: an outage would show.
+                while not woken and (left := until - trio.current_time()) > 0:
+                    woken = await watch.wait(min(left, limits.keep_alive_every))
+                    if (refused := await call.refusal()) is not None:
+                        raise refused
+
+    @api.add(
+        "GET",
+        f"{BASE}/events",
+        Operation(
+            "Follow all of the caller's mailboxes as Server-Sent Events",
+            "messages",
+            Access.OWN,
+            (
+                Answer(
+                    200,
+                    f"event: {NEW_MESSAGE}, id: the message's, data: its entry as JSON",
+                    media_type="text/event-stream",
+                ),
+                over,
+                busy,
+            ),
+            scope="read",
+            query=StreamQuery,
+            stream=True,
+            token_in_query=True,
+            ticket=STREAM,
+            details="Begins at the present, or behind Last-Event-ID; ends with the mailbox of a "
+            "session token, and soon after its key was revoked.",
+        ),
+    )
+    async def events(call: Call) -> Response:
+        waiter, reach = Waiter.of(call, request, trusted), reach_of(call)
+        slots.check(waiter)
+        last = request.headers.get("Last-Event-ID", call.query.after)
+        if last is None:
+            present = await everything.news(reach)
+            if present is None:
+                raise mailbox_not_found()
+            cursor = present.cursor
+        else:
+            cursor = await everything.cursor_after(reach, last)
+
+        async def body() -> AsyncIterator[bytes]:
+            with (
+                slots.hold(waiter, "sse"),
+                watching(hub, reach.mailbox_id, draining, call.admission) as watch,
+            ):
+                yield b"retry: 1000\n\n"
+                async with aclosing(follow(call, reach, watch, cursor)) as pages:
+                    async for page in pages:
+                        yield page
+
+        return event_stream(body())
+
+    async def follow(
+        call: Call, reach: Reach, watch: Watch, cursor: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield what becomes readable after `cursor`, and a comment after each silence."""
+        said = False
+        while not draining.is_set():
+            if await call.refusal() is not None:
+                return
+            news = None
+            with suppress(DatabaseUnavailable):
+                news = await everything.news(reach, cursor)
+                if news is None:
+                    return  # the mailbox is over
+            if news is None:
+                yield _SILENCE
+                await watch.wait(_RETRY)
+                continue
+            cursor = news.cursor
+            if news.found:
+                said = True
+                yield b"".join(_event(*one) for one in news.found)
+                continue
+            if not said:
+                said = True
+                yield _SILENCE
+            woken_by = trio.current_time() + limits.keep_alive_every
+            await watch.wait(min(limits.keep_alive_every, _until_next(news.more, news.expires_in)))
+            if trio.current_time() >= woken_by:
+                yield _SILENCE
+
+
+_SILENCE = b": still here\n\n"
+
+
+def reach_of(call: Call) -> Reach:
+    """The mailboxes that the caller of a call with `Access.OWN` may see."""
+    if call.mailbox is not None:
+        return Reach(mailbox_id=call.mailbox.id)
+    return Reach(owner_id=None if call.caller.key is None else call.caller.key.id)
+
+
+def _named(q: str | None) -> tuple[Term, ...]:
+    """The terms of a bulk call, which must say what it means."""
+    terms = parse(q or "")
+    if not terms and (q or "").strip() != "*":
+        raise Invalid("q: a bulk call says what it changes; * is everything")
+    return terms
+
+
+def _terms(query: WaitAnywhereQuery) -> tuple[Term, ...]:
+    found: list[Term] = []
+    if query.sender:
+        found.append(Term("from", query.sender))
+    if query.recipient:
+        found.append(Term("to", query.recipient))
+    if query.subject:
+        found.append(Term("subject", query.subject))
+    if query.tag:
+        found.append(Term("tag", query.tag))
+    return tuple(found)
+
+
+def _until_next(more: bool, expires_in: float | None) -> float:
+    """Seconds until a look that no wake-up asks for."""
+    if more:
+        return _SOON
+    return float("inf") if expires_in is None else expires_in + _SLACK
+
+
+def _event(entry: Entry, placed: Placed) -> bytes:
+    data = json.dumps(as_json(entry, placed), ensure_ascii=False, separators=(",", ":"))
+    return f"event: {NEW_MESSAGE}\nid: {entry.id}\ndata: {data}\n\n".encode("utf-8", "replace")

@@ -1,0 +1,147 @@
+"""Whoever waits for mail: what wakes them, and how many there may be.
+
+Promises
+  * Whoever waits hears of new mail, of their mailbox's end, of the relay's stopping, and when their
+    page session may be over.
+  * Nobody's waits use up the places of others: there are so many a mailbox (of calls over all
+    mailboxes: an owner) and an address, and some that only this machine's own and the
+    administrator's calls get.
+
+Fails with a 429 or a 503 when there is no room for one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import trio
+from prometheus_client import Gauge
+
+from relay.db.channels import MAILBOXES, SUMMARIES
+from relay.db.listen import Hub
+from relay.http.callers import address_of
+from relay.http.deps import Limits
+from relay.http.operations import Call, StillAdmitted
+from relay.http.problems import Problem, unavailable
+from relay.metrics import registry
+from relay.peers import Place, PortGate, TurnedAway
+
+STREAMS = Gauge(
+    "relay_http_streams", "Calls that wait for mail now, by kind.", ["kind"], registry=registry
+)
+
+
+class Watch:
+    """Wake-ups that concern one mailbox."""
+
+    def __init__(self, waits: tuple[Callable[[], Awaitable[None]], ...]) -> None:
+        self._waits = waits
+
+    async def wait(self, seconds: float) -> bool:
+        """Return at the next wake-up, or after `seconds`; whether there was one."""
+        woken = False
+
+        async def one(wait: Callable[[], Awaitable[None]]) -> None:
+            nonlocal woken
+            await wait()
+            woken = True
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(max(0.0, seconds)):
+            async with trio.open_nursery() as nursery:
+                for wait in self._waits:
+                    nursery.start_soon(one, wait)
+        return woken
+
+
+@contextmanager
+def watching(
+    hub: Hub, mailbox_id: UUID | None, draining: trio.Event, admission: StillAdmitted
+) -> Iterator[Watch]:
+    """Hear of new summaries in a mailbox, of changes to it, of the relay's stopping, and when the
+    caller's page session may be over.  With None of any mailbox's."""
+    key = None if mailbox_id is None else str(mailbox_id)
+    with (
+        admission.watched() as recheck,
+        hub.subscribe(SUMMARIES, key) as summaries,
+        hub.subscribe(MAILBOXES, key) as changes,
+    ):
+        yield Watch((summaries.wait, changes.wait, draining.wait, recheck))
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """One that waits: who it is, and on what, as it counts against the limits.
+
+    `subject`: the mailbox, or the owner of all that are waited on.
+    """
+
+    subject: UUID
+    host: str
+    administrator: bool
+
+    @classmethod
+    def of(cls, call: Call, connection: Any, trusted: Collection[str]) -> Waiter:
+        """Return the waiter of a call; `trusted`: proxies whose word on the address counts."""
+        administrator = call.caller is not None and call.caller.key is None
+        subject = call.caller.owner_id if call.mailbox is None else call.mailbox.id
+        return cls(subject, address_of(connection, trusted), administrator)
+
+
+class Slots:
+    """How many wait at once: on one mailbox, of one address, and in all.
+
+    The administrator may take the last of them; strangers, and any one address, may not.
+    """
+
+    def __init__(self, limits: Limits, trusted: Collection[str] = ()) -> None:
+        self._limits = limits
+        self._held: dict[UUID, int] = {}
+        self._gate = PortGate(
+            "streams", limits.streams, max(1, limits.streams // 4), trusted=trusted
+        )
+
+    def check(self, waiter: Waiter) -> None:
+        """Raise the 429 or the 503 when there is no room for one more."""
+        self._enter(waiter).leave()
+
+    def _enter(self, waiter: Waiter) -> Place:
+        subject = waiter.subject
+        if self._held.get(subject, 0) >= self._limits.streams_per_mailbox:
+            raise Problem(
+                429,
+                "too-many-waits",
+                f"At most {self._limits.streams_per_mailbox} calls may wait on one mailbox.",
+                headers={"Retry-After": "5"},
+            )
+        place = self._gate.enter(waiter.host, trio.current_time(), privileged=waiter.administrator)
+        if place is TurnedAway.PEER:
+            raise Problem(
+                429,
+                "too-many-waits",
+                "Your address has as many calls waiting for mail as one may have.",
+                headers={"Retry-After": "5"},
+            )
+        if isinstance(place, TurnedAway):
+            raise unavailable("Too many calls wait for mail; try again.", retry_after=5)
+        return place
+
+    @contextmanager
+    def hold(self, waiter: Waiter, kind: str) -> Iterator[None]:
+        """Count one more for the block; `check` first."""
+        subject = waiter.subject
+        place = self._enter(waiter)
+        self._held[subject] = self._held.get(subject, 0) + 1
+        STREAMS.labels(kind).inc()
+        try:
+            yield
+        finally:
+            STREAMS.labels(kind).dec()
+            place.leave()
+            self._held[subject] -= 1
+            if not self._held[subject]:
+                del self._held[subject]

@@ -1,0 +1,315 @@
+"""The messages of all mailboxes that a caller may see: listed, searched, waited for, changed.
+
+Promises
+- Only mailboxes that are live (`visibility.py`) and within the `Reach` count, in each statement
+  that reads or changes.
+- Paging is by keyset: rows that arrive meanwhile neither repeat nor hide others.
+- Those who wait see each message once, in the order in which messages became readable over all
+  mailboxes (`relay.settled_seq`), also when one that came earlier took longer to parse.
+- What a bulk call changes was there when it began, and matches when it is changed.
+
+A list goes by the ids, which are made as mail comes, since no index has the times of all mailboxes;
+so over several nodes it is as exact as their clocks agree.  Within a page it is by time.
+
+Fails with `DatabaseUnavailable` (temporary) from the pool, `Invalid` for a cursor that was not made
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+from relay.db.pool import Pool
+from relay.errors import Invalid
+from relay.mailboxes.cursors import decode_cursor, encode_cursor, parse_uuid
+from relay.mailboxes.matching import condition
+from relay.mailboxes.query import Term
+from relay.mailboxes.records import (
+    ENTRY_COLUMNS,
+    MESSAGE_COLUMNS,
+    PLACED_COLUMNS,
+    Entry,
+    Page,
+    Placed,
+    ReceivedMessage,
+    entry_of,
+    message_of,
+    placed_of,
+)
+from relay.mailboxes.visibility import LIVE, Reach
+
+_BULK = 500  # messages that one statement of a bulk call changes
+_PLACED = 4  # columns
+_FROM = """
+    FROM relay.messages m
+    JOIN relay.mailboxes b ON b.id = m.mailbox_id
+    LEFT JOIN relay.summaries s ON s.message_id = m.id"""
+
+
+@dataclass(frozen=True)
+class News:
+    """What became readable after a cursor, and the cursor to go on from.
+
+    `more`: something is readable that comes behind what is being stored; look again soon.
+    `expires_in`: seconds, of the one mailbox that is looked at.
+    """
+
+    found: list[tuple[Entry, Placed]]
+    cursor: int
+    more: bool
+    expires_in: float | None
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a waiter found: the oldest match if any, else what it need not look at again.
+
+    `above`, `more`, `expires_in`: as `News` has them.
+    """
+
+    message: tuple[ReceivedMessage, Placed] | None
+    above: int
+    more: bool
+    expires_in: float | None
+
+
+class AllMessages:
+    """The messages of all of one relay's mailboxes."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def page(
+        self,
+        reach: Reach,
+        terms: Sequence[Term] = (),
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[tuple[Entry, Placed]]:
+        """The messages that fulfil all terms, newest first.
+
+        `Invalid` for a cursor that was not made here.
+        """
+        below = None
+        if (after := decode_cursor(cursor, 1)) is not None:
+            below = parse_uuid(after[0])
+            if below is None:
+                raise Invalid("the cursor is not one of ours")
+        ids = await self._find(reach, terms, below=below, limit=limit + 1)
+        shown = ids[:limit]
+        rows = await self._pool.fetch(
+            f"""
+            SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
+            {_FROM}
+            WHERE m.id = ANY (%(ids)s)
+              AND {LIVE}
+              AND {reach.sql}
+            ORDER BY m.received_at DESC, m.id DESC
+            """,
+            {"ids": shown, **reach.values()},
+        )
+        more = encode_cursor(str(shown[-1])) if len(ids) > limit else None
+        return Page([entry_of(row) for row in rows], more)
+
+    async def _find(
+        self, reach: Reach, terms: Sequence[Term], *, below: UUID | None, limit: int
+    ) -> list[UUID]:
+        """The ids of matches with lower ids than `below`, the highest first."""
+        wanted = condition(terms)
+        rows = await self._pool.fetch(
+            # The primary key gives the order.
+            f"""
+            SELECT m.id
+            {_FROM}
+            WHERE (%(below)s::uuid IS NULL OR m.id < %(below)s)
+              AND {LIVE}
+              AND {reach.sql}
+              AND {wanted.sql}
+            ORDER BY m.id DESC
+            LIMIT %(limit)s
+            """,
+            {"below": below, "limit": limit, **reach.values(), **wanted.values},
+        )
+        return [row[0] for row in rows]
+
+    async def delete(self, reach: Reach, terms: Sequence[Term]) -> int:
+        """Delete all matches for good; return how many there were.
+
+        In short statements, each durable when the next begins.
+        """
+        return await self._change(
+            reach, terms, "DELETE FROM relay.messages WHERE id = ANY (ARRAY({found}))"
+        )
+
+    async def mark_read(self, reach: Reach, terms: Sequence[Term]) -> int:
+        """Mark all matches read; return how many were unread."""
+        return await self._change(
+            reach,
+            (*terms, Term("unread")),
+            "UPDATE relay.messages SET is_read = true WHERE id = ANY (ARRAY({found}))",
+        )
+
+    async def _change(self, reach: Reach, terms: Sequence[Term], change: str) -> int:
+        wanted = condition(terms)
+        found = f"""
+            SELECT m.id
+            {_FROM}
+            WHERE m.id = ANY (%(ids)s)
+              AND {LIVE}
+              AND {reach.sql}
+              AND {wanted.sql}
+            """
+        count, below = 0, None
+        while ids := await self._find(reach, terms, below=below, limit=_BULK):
+            count += await self._pool.execute_durable(
+                change.format(found=found), {"ids": ids, **reach.values(), **wanted.values}
+            )
+            below = ids[-1]
+        return count
+
+    async def next_match(
+        self,
+        reach: Reach,
+        terms: Sequence[Term] = (),
+        *,
+        after: UUID | datetime | None = None,
+        above: int = 0,
+    ) -> Match | None:
+        """The oldest parsed message that fulfils all terms; None if the one mailbox is over.
+
+        `after` (see `arrivals.parse_after`) is exclusive: with the id of the message before, every
+        message comes once.  `above`: what the `Match` before said.
+        """
+        state = await self._state(reach)
+        if state is None:
+            return None
+        settled, newest, expires_in = state
+        if isinstance(after, UUID) and (seq := await self._seq(reach, after)) is not None:
+            above, after = max(above, seq), None
+        wanted = condition(terms)
+        rows = await self._pool.fetch(
+            # relay.summaries_seq gives the order.  An `after` whose message is gone or not parsed
+            # yet falls back to the ids' own order, which is that of arrival.
+            f"""
+            SELECT {MESSAGE_COLUMNS}, {PLACED_COLUMNS}
+            FROM relay.summaries s
+            JOIN relay.messages m ON m.id = s.message_id
+            JOIN relay.mailboxes b ON b.id = m.mailbox_id
+            WHERE s.seq > %(above)s
+              AND s.seq <= %(settled)s
+              AND {LIVE}
+              AND {reach.sql}
+              AND (%(at)s::timestamptz IS NULL OR m.received_at > %(at)s)
+              AND (%(id)s::uuid IS NULL OR m.id > %(id)s)
+              AND {wanted.sql}
+            ORDER BY s.seq
+            LIMIT 1
+            """,  # noqa: S608 - constants of ours only
+            {
+                "above": above,
+                "settled": settled,
+                "at": after if isinstance(after, datetime) else None,
+                "id": after if isinstance(after, UUID) else None,
+                **reach.values(),
+                **wanted.values,
+            },
+        )
+        if rows:
+            found = message_of(rows[0][:-_PLACED]), placed_of(rows[0][-_PLACED:])
+            return Match(found, cast(int, found[0].seq), False, expires_in)
+        return Match(None, max(above, settled), newest > settled, expires_in)
+
+    async def news(
+        self, reach: Reach, cursor: int | None = None, *, limit: int = 100
+    ) -> News | None:
+        """What became readable after `cursor`, in that order; None if the one mailbox is over.
+
+        `cursor` None starts at the present: nothing found, and the cursor to go on from.  A full
+        answer (`limit` entries) means: ask again at once.
+        """
+        state = await self._state(reach)
+        if state is None:
+            return None
+        settled, newest, expires_in = state
+        if cursor is None:
+            return News([], settled, newest > settled, expires_in)
+        rows = await self._pool.fetch(
+            f"""
+            SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
+            FROM relay.summaries s
+            JOIN relay.messages m ON m.id = s.message_id
+            JOIN relay.mailboxes b ON b.id = m.mailbox_id
+            WHERE s.seq > %(cursor)s
+              AND s.seq <= %(settled)s
+              AND {LIVE}
+              AND {reach.sql}
+            ORDER BY s.seq
+            LIMIT %(limit)s
+            """,  # noqa: S608 - constants of ours only
+            {"cursor": cursor, "settled": settled, "limit": limit, **reach.values()},
+        )
+        found = [entry_of(row) for row in rows]
+        if len(found) == limit:
+            return News(found, cast(int, found[-1][0].seq), False, expires_in)
+        return News(found, max(cursor, settled), newest > settled, expires_in)
+
+    async def cursor_after(self, reach: Reach, message_id: str | UUID) -> int:
+        """The cursor of `news` that goes on behind a message, which may be deleted by now.
+
+        An id that is none starts at the beginning.
+        """
+        wanted = parse_uuid(message_id)
+        if wanted is None:
+            return 0
+        seq = await self._seq(reach, wanted)
+        if seq is None:  # deleted: ids go by age, so behind the youngest that is not younger
+            seq = await self._pool.fetch_value(
+                """
+                SELECT seq
+                FROM relay.summaries
+                WHERE message_id < %s
+                ORDER BY message_id DESC
+                LIMIT 1
+                """,
+                (wanted,),
+            )
+        return cast("int | None", seq) or 0
+
+    async def _seq(self, reach: Reach, message_id: UUID) -> int | None:
+        value = await self._pool.fetch_value(
+            f"""
+            SELECT s.seq
+            FROM relay.summaries s
+            JOIN relay.mailboxes b ON b.id = s.mailbox_id
+            WHERE s.message_id = %(message)s
+              AND {reach.sql}
+            """,  # noqa: S608 - constants of ours only
+            {"message": message_id, **reach.values()},
+        )
+        return cast("int | None", value)
+
+    async def _state(self, reach: Reach) -> tuple[int, int, float | None] | None:
+        """Up to where everything is settled, the newest `seq` there is, and the seconds that the
+        one mailbox has; None if it is over.
+
+        In a statement of its own: what it promises holds for those that begin later.
+        """
+        row = await self._pool.fetch_row(
+            f"""
+            SELECT relay.settled_seq(),
+                   (SELECT coalesce(max(seq), 0) FROM relay.summaries),
+                   (SELECT extract(epoch FROM b.expires_at - now())::float8
+                    FROM relay.mailboxes b
+                    WHERE b.id = %(mailbox)s::uuid AND {LIVE})
+            """,  # noqa: S608 - constants of ours only
+            {"mailbox": reach.mailbox_id},
+        )
+        assert row is not None
+        if reach.mailbox_id is not None and row[2] is None:
+            return None
+        return row[0], row[1], row[2]

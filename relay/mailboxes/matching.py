@@ -1,0 +1,86 @@
+"""A query (`query.py`) as SQL: the condition on a message that its terms make.  Pure.
+
+In the SQL `b` is relay.mailboxes, `m` relay.messages and `s` relay.summaries, which is NULL while a
+message waits for its parsing: then it has a sender (the reverse-path), a recipient, a size and a
+time, and no subject, text, tag or attachment.
+
+The sender's name is in the headers alone, which are JSON: they are only taken apart where the name
+occurs in them at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from relay.db.text import like_pattern, storable
+from relay.mailboxes.query import Term
+
+SENDER = "coalesce(s.from_address, m.reverse_path)"
+RECIPIENT = "coalesce(m.recipient, b.address)"
+TEXT = "coalesce(s.body_text, s.body_html)"
+# Rows from before `details` have the column.
+DETAILS = """coalesce(s.details, CASE WHEN s.headers IS NOT NULL
+    THEN json_build_object('headers', s.headers)::text END)"""
+
+
+class Condition(NamedTuple):
+    """What a message must fulfil: SQL, and the values of its parameters."""
+
+    sql: str
+    values: dict[str, Any]
+
+
+def condition(terms: Sequence[Term]) -> Condition:
+    """Return the condition that all of the terms make; without any, one that always holds."""
+    parts: list[str] = []
+    values: dict[str, Any] = {}
+    # What costs little to look at first.
+    for number, term in enumerate(sorted(terms, key=_cost)):
+        name = f"q{number}"
+        part = _part(term, name, values)
+        parts.append(f"({part}) IS NOT TRUE" if term.negated else f"({part})")
+    return Condition("\n    AND ".join(parts) or "true", values)
+
+
+def _part(term: Term, name: str, values: dict[str, Any]) -> str:
+    value = term.value
+    if isinstance(value, datetime):
+        values[name] = value
+        return f"m.received_at < %({name})s::timestamptz"
+    if isinstance(value, int):
+        values[name] = value
+        return f"m.size {'>' if term.field == 'larger' else '<'} %({name})s::bigint"
+    if term.field == "unread":
+        return "NOT m.is_read"
+    if term.field == "attachment":
+        return "s.has_attachments"
+    if term.field == "tag":
+        values[name] = storable(value)
+        return f"lower(%({name})s::text) = ANY (lower(s.tags::text)::text[])"
+    like = f"ILIKE %({name})s"
+    values[name] = like_pattern(value)
+    if term.field == "subject":
+        return f"s.subject {like}"
+    if term.field == "to":
+        return f"{RECIPIENT} {like}"
+    # As it would stand in JSON: what is not there cannot be in the name.
+    values[f"{name}_json"] = like_pattern(json.dumps(storable(value), ensure_ascii=False)[1:-1])
+    sender = f"""{SENDER} {like}
+        OR CASE WHEN {DETAILS} ILIKE %({name}_json)s
+           THEN relay.sender_of({DETAILS}) {like} END"""
+    if term.field == "from":
+        return sender
+    return f"""s.subject {like}
+        OR {RECIPIENT} {like}
+        OR {TEXT} {like}
+        OR {sender}"""
+
+
+_CHEAP = ("unread", "attachment", "before", "larger", "smaller", "tag", "to", "subject", "from")
+
+
+def _cost(term: Term) -> int:
+    return _CHEAP.index(term.field) if term.field in _CHEAP else len(_CHEAP)

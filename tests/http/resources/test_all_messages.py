@@ -1,0 +1,286 @@
+"""The messages of all mailboxes at once over HTTP: lists, waits, streams, bulk calls, tags."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from relay.mailboxes.query import MOST_TERMS
+from tests.http.conftest import House
+from tests.http.resources.test_streams import in_thread
+
+BASE = "/api/v1/messages"
+
+
+def letter(subject: str, sender: str = "Ada <ada@example.org>", text: str = "text") -> bytes:
+    """A small message."""
+    return f"From: {sender}\r\nSubject: {subject}\r\n\r\n{text}\r\n".encode()
+
+
+async def mailbox_of(house: House, key: dict[str, str]) -> str:
+    """Make a mailbox with a key; its address."""
+    address: str = (await house.client.post("/api/v1/mailboxes", headers=key)).json()["address"]
+    return address
+
+
+async def listed(house: House, headers: dict[str, str], **params: Any) -> list[dict[str, Any]]:
+    """What the list shows."""
+    answer = await house.client.get(BASE, params=params, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()
+    return found
+
+
+async def test_each_credential_has_its_own(house: House):
+    """A session token its one mailbox, a key its own, the administrator all; with what is new."""
+    address, token = await house.mailbox()
+    key, other = await house.key("read"), await house.key("read")
+    boxes = [await mailbox_of(house, key) for _ in range(2)]
+    await house.deliver(address, letter("anonymous"))
+    for number, box in enumerate(boxes):
+        await house.deliver(box, letter(f"of the key {number}"))
+    entry = (await listed(house, token))[0]
+    assert [entry["subject"], entry["mailbox"], entry["tags"], entry["snippet"]] == [
+        "anonymous", address, [], "text",
+    ]  # fmt: skip
+    own = (await house.client.get(f"/api/v1/mailboxes/{address}/messages", headers=token)).json()
+    assert own[0].items() <= entry.items()
+    assert [one["mailbox"] for one in await listed(house, key)] == boxes[::-1]
+    assert await listed(house, other) == []
+    assert len(await listed(house, house.admin)) == 3
+    assert len(await listed(house, house.admin, q="subject:key from:ada")) == 2
+    await house.expire(address)
+    assert (await house.client.get(BASE, headers=token)).status_code == 401
+    assert len(await listed(house, house.admin)) == 2
+
+
+async def test_pages_by_the_link(house: House):
+    """The next page is in Link, with the query kept."""
+    key = await house.key("read")
+    box = await mailbox_of(house, key)
+    for number in range(5):
+        await house.deliver(box, letter(f"order {number}"))
+    seen: list[str] = []
+    url = f"{BASE}?q=order&limit=2"
+    while url:
+        answer = await house.client.get(url, headers=key)
+        seen += [one["subject"] for one in answer.json()]
+        url = answer.headers.get("Link", "").partition("<")[2].partition(">")[0]
+    assert seen == [f"order {number}" for number in reversed(range(5))]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "q", "said"),
+    [
+        ("GET", BASE, "frm:ada", "frm:"),
+        ("GET", BASE, " ".join(map(str, range(MOST_TERMS + 1))), "terms"),
+        ("GET", BASE, "x " * 1000, "q"),
+        ("GET", BASE, "before:soon", "before:"),
+        ("DELETE", BASE, "", "everything"),
+        ("DELETE", BASE, None, "everything"),
+        ("DELETE", BASE, '""', "everything"),
+        ("POST", f"{BASE}/read", " ", "everything"),
+        ("POST", f"{BASE}/read", None, "everything"),
+    ],
+)
+async def test_refuses_what_it_cannot_mean(
+    house: House, method: str, path: str, q: str | None, said: str
+):
+    """422, and the sentence says what is wrong; nothing was changed."""
+    address, token = await house.mailbox()
+    await house.deliver(address)
+    params = {} if q is None else {"q": q}
+    answer = await house.client.request(method, path, params=params, headers=token)
+    assert answer.status_code == 422
+    assert answer.json()["type"] == "urn:relay:problem:invalid"
+    assert said in answer.json()["detail"]
+    assert [one["is_read"] for one in await listed(house, token)] == [False]
+
+
+async def test_the_list_of_one_mailbox_reads_the_same_language(house: House):
+    """Operators, and an unknown one refused."""
+    address, token = await house.mailbox()
+    await house.deliver(address, letter("one", text="see https://shop.example/a"))
+    await house.deliver(address, letter("two", "Bob <bob@example.org>"))
+
+    async def subjects(q: str) -> list[str]:
+        answer = await house.client.get(
+            f"/api/v1/mailboxes/{address}/messages", params={"q": q}, headers=token
+        )
+        assert answer.status_code == 200, answer.text
+        return [one["subject"] for one in answer.json()]
+
+    assert await subjects("from:ada") == ["one"]
+    assert await subjects("-from:ada") == ["two"]
+    assert await subjects("https://shop.example/") == ["one"]
+    assert await subjects("is:unread") == ["two", "one"]
+    assert await subjects("*") == ["two", "one"]
+    wrong = await house.client.get(
+        f"/api/v1/mailboxes/{address}/messages", params={"q": "frm:ada"}, headers=token
+    )
+    assert wrong.status_code == 422
+
+
+async def test_bulk_calls_answer_how_many(house: House):
+    """Read, then deleted; a key that only reads may not delete; nobody touches another's."""
+    reader, key = await house.key("read"), await house.key("read", "send")
+    theirs, mine = await mailbox_of(house, reader), await mailbox_of(house, key)
+    for box in (theirs, mine, mine):
+        await house.deliver(box, letter("order"))
+    await house.deliver(mine, letter("other"))
+    answer = await house.client.post(f"{BASE}/read", params={"q": "order"}, headers=key)
+    assert (answer.status_code, answer.json()) == (200, {"count": 2})
+    assert len(await listed(house, key, q="is:read")) == 2
+    assert await listed(house, reader, q="is:read") == []
+    refused = await house.client.delete(BASE, params={"q": "*"}, headers=reader)
+    assert refused.status_code == 403
+    answer = await house.client.delete(BASE, params={"q": "order"}, headers=key)
+    assert (answer.status_code, answer.json()) == (200, {"count": 2})
+    assert [one["subject"] for one in await listed(house, key)] == ["other"]
+    answer = await house.client.delete(BASE, params={"q": "*"}, headers=key)
+    assert answer.json() == {"count": 1}
+    assert len(await listed(house, reader)) == 1
+    assert (await house.client.delete(BASE, params={"q": "*"}, headers=key)).json() == {"count": 0}
+
+
+async def test_a_message_is_tagged_and_marked_by_hand(house: House):
+    """PATCH answers with the entry; what is left out stays; tags are found, whole."""
+    address, token = await house.mailbox()
+    message = await house.deliver(address, letter("one"))
+    path = f"/api/v1/mailboxes/{address}/messages/{message}"
+
+    async def patch(**values: Any) -> httpx.Response:
+        return await house.client.patch(path, json=values, headers=token)
+
+    answer = await patch(tags=["Shop", "a b", "Shop"])
+    assert answer.status_code == 200
+    assert answer.json() | {"tags": ["Shop", "a b"], "is_read": False} == answer.json()
+    assert answer.json()["mailbox"] == address
+    assert (await patch(is_read=True)).json()["tags"] == ["Shop", "a b"]
+    assert [one["id"] for one in await listed(house, token, q='tag:shop tag:"A B" is:read')] == [
+        str(message)
+    ]
+    assert await listed(house, token, q="tag:sho") == []
+    assert (await patch(is_read=False)).json()["is_read"] is False
+    assert (await patch(tags=[])).json()["tags"] == []
+    assert (await patch()).status_code == 200
+    for wrong in ({"tags": [""]}, {"tags": ["x" * 101]}, {"tags": ["x"] * 21}, {"flag": 1},
+                  {"tags": ["a\nb"]}, {"is_read": "perhaps"}):  # fmt: skip
+        assert (await patch(**wrong)).status_code == 422, wrong
+    gone = await house.client.patch(path[:-1], json={"is_read": True}, headers=token)
+    assert gone.status_code == 404
+    stranger = await house.client.patch(path, json={"is_read": True})
+    assert stranger.status_code == 404
+
+
+async def test_what_is_not_parsed_can_be_marked_and_not_tagged(house: House):
+    """Tags are kept with the summary: until it is there, 503 and nothing is changed."""
+    address, token = await house.mailbox()
+    message = await house.deliver(address, letter("one"), parse=False)
+    path = f"/api/v1/mailboxes/{address}/messages/{message}"
+    answer = await house.client.patch(path, json={"is_read": True, "tags": ["x"]}, headers=token)
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert [one["is_read"] for one in await listed(house, token)] == [False]
+    answer = await house.client.patch(path, json={"is_read": True}, headers=token)
+    assert (answer.json()["is_read"], answer.json()["snippet"]) == (True, None)
+
+
+async def test_waits_in_all_mailboxes(house: House):
+    """Woken by a commit in any mailbox that was not there when the wait began."""
+    key = await house.key("read")
+    answers: list[httpx.Response] = []
+
+    async def wait(headers: dict[str, str], **params: Any) -> None:
+        answers.append(
+            await house.client.get(
+                f"{BASE}/wait", params={"timeout": 20, **params}, headers=headers
+            )
+        )
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, key)
+            await house.waiting()
+            address, _ = await house.mailbox()
+            await house.deliver(address, letter("somebody else's"))
+            box = await mailbox_of(house, key)
+            await house.deliver(box, letter("for the key"))
+    assert (answers[0].json()["subject"], answers[0].json()["mailbox"]) == ("for the key", box)
+    assert answers[0].json()["is_read"] is False
+    assert answers[0].json()["body_text"].strip() == "text"
+    nothing: dict[str, Any] = {"timeout": 0, "subject": "nowhere"}
+    answer = await house.client.get(f"{BASE}/wait", params=nothing, headers=house.admin)
+    assert answer.status_code == 204
+    answer = await house.client.get(
+        f"{BASE}/wait", params={**nothing, "empty": "null"}, headers=house.admin
+    )
+    assert (answer.status_code, answer.json()) == (200, None)
+    for params in ({"to": box[:8]}, {"from": "ADA"}, {"subject": "the key"}):
+        answer = await house.client.get(
+            f"{BASE}/wait", params={"timeout": 0, **params}, headers=key
+        )
+        assert answer.json()["subject"] == "for the key", params
+    assert (
+        await house.client.get(f"{BASE}/wait?timeout=0&tag=nope", headers=key)
+    ).status_code == 204
+    after = answers[0].json()["id"]
+    answer = await house.client.get(f"{BASE}/wait?timeout=0&after={after}", headers=house.admin)
+    assert answer.status_code == 204
+
+
+async def test_a_wait_with_a_session_token_ends_with_its_mailbox(house: House):
+    """404 at the instant, as the wait in the mailbox itself."""
+    address, token = await house.mailbox()
+    answers: list[httpx.Response] = []
+
+    async def wait() -> None:
+        answers.append(await house.client.get(f"{BASE}/wait?timeout=20", headers=token))
+
+    with trio.fail_after(15):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await house.waiting()
+            await house.expire(address, 0.3)
+            await house.pool.execute(
+                "SELECT pg_notify('relay_mailboxes', id::text) FROM relay.mailboxes"
+            )
+    assert answers[0].status_code == 404
+
+
+def events_of(house: House, headers: dict[str, str], count: int, seen: list[Any]) -> None:
+    """Read so many events, each as its id and its entry."""
+    url = f"http://127.0.0.1:{house.port}{BASE}/events"
+    with httpx.stream("GET", url, headers=house.admin | headers, timeout=20) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        last = ""
+        for line in response.iter_lines():
+            if line.startswith("id: "):
+                last = line[4:]
+            if line.startswith("data: "):
+                seen.append((last, json.loads(line[6:])))
+                if len(seen) == count:
+                    return
+
+
+async def test_streams_of_all_mailboxes(house: House):
+    """Each message once, wherever it arrives, in order; on behind the last one that was seen."""
+    first, _ = await house.mailbox()
+    seen: list[tuple[str, dict[str, Any]]] = []
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, events_of, house, {}, 2, seen)
+            await house.waiting()
+            ids = [str(await house.deliver(first, letter("one")))]
+            second, _ = await house.mailbox()
+            ids.append(str(await house.deliver(second, letter("two"))))
+        assert [one for one, _ in seen] == ids
+        assert [entry["subject"] for _, entry in seen] == ["one", "two"]
+        assert [entry["mailbox"] for _, entry in seen] == [first, second]
+        again: list[tuple[str, dict[str, Any]]] = []
+        await in_thread(events_of, house, {"Last-Event-ID": ids[0]}, 1, again)
+        assert [one for one, _ in again] == ids[1:]
