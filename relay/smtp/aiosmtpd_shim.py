@@ -17,7 +17,7 @@ from typing import Any, cast
 from aiosmtpd.smtp import SMTP
 
 VERBS = (
-    *("HELO", "EHLO", "STARTTLS", "MAIL", "RCPT", "DATA"),
+    *("HELO", "EHLO", "STARTTLS", "MAIL", "RCPT", "DATA", "BDAT"),
     *("RSET", "NOOP", "QUIT", "VRFY", "EXPN", "HELP"),
 )
 """The verbs that are served, in the order in which HELP lists them."""

@@ -32,6 +32,7 @@ from typing import Any, Protocol, TypeAlias
 
 from relay.accepted import Accepted
 from relay.errors import TemporaryFailure
+from relay.smtp.chunks import ChunkedMessage
 from relay.smtp.data import DataDecoder, whole_message
 from relay.smtp.limits import Share
 from relay.smtp.shared import Shared
@@ -311,6 +312,20 @@ class Dialogue:
         share.grow(message.held, now)
         if self.complete:
             share.keep()
+
+    def share(self, message: ChunkedMessage, now: float) -> None:
+        """Have a message that comes in chunks count against the budget until it is answered."""
+        self._share = self._shared.budget.share(now, message.drop)
+
+    def hold(self, size: int, now: float) -> None:
+        """So many bytes of it are in memory."""
+        assert self._share is not None
+        self._share.grow(size, now)
+
+    def whole(self) -> None:
+        """It has come whole: nobody takes its room any more."""
+        assert self._share is not None
+        self._share.keep()
 
     @property
     def endless(self) -> bool:

@@ -134,6 +134,18 @@ class Lines:
         self._input, self._at = b"", 0
         return chunk
 
+    async def octets(self, most: int, until: float) -> bytes:
+        """Return at most so many octets of a chunk, at least one; what follows stays unread.
+
+        Deadlines as for `chunk`.
+        """
+        if not self.unread:
+            self.await_text(self._waits.now(), until)
+            await self._fill(min(max(most, COMMANDS), CHUNK))
+        octets = self._input[self._at : self._at + most]
+        self._at += len(octets)
+        return octets
+
     def await_text(self, now: float, until: float) -> None:
         """From now on the peer must go on with its message, and has as long as `chunk` gives."""
         self.waiting = False

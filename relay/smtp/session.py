@@ -45,6 +45,8 @@ from relay.metrics import Counts, registry
 from relay.peers import peer_key
 from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
 from relay.smtp.chaos import fault_of
+from relay.smtp.chunks import SIZE, ChunkedMessage
+from relay.smtp.data import DataDecoder
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
 from relay.smtp.lines import CHUNK, COMMANDS, Lines, SessionOver
 from relay.smtp.proxy import is_loopback
@@ -83,6 +85,8 @@ _no_space = REFUSED.labels("mail")
 
 _SENDER_OK, _RECIPIENT_OK = SENDER_OK[:-2].decode(), RECIPIENT_OK[:-2].decode()
 
+_NOT_BETWEEN_CHUNKS = frozenset({b"MAIL", b"RCPT", b"DATA"})
+
 _ORDINARY_HOOKS = frozenset({"MAIL", "RCPT", "DATA"})
 """The filter's, with which no mail is ordinary."""
 
@@ -114,6 +118,17 @@ _recipients_refused = {
 def _announced(options: Sequence[str]) -> int:
     """Return the bytes that MAIL says the message has; 0 where it says nothing."""
     return next((int(one[5:]) for one in options if one.startswith("SIZE=")), 0)
+
+
+def _chunk_without_end() -> SessionOver:
+    """What becomes of a session whose peer sends a chunk, and does not say where it ends."""
+    farewell = "501 5.5.4 Syntax: BDAT octets [LAST]; good-bye"
+    return SessionOver("chunk without end", farewell, linger=True)
+
+
+def _endless_message() -> SessionOver:
+    farewell = "421 5.3.4 Message far too large; good-bye"
+    return SessionOver("endless message", farewell, linger=True)
 
 
 class Session(SMTP):
@@ -166,6 +181,7 @@ class Session(SMTP):
         self._waits = waits
         self._delayed = False  # it is we who keep the peer waiting, for what it guessed
         self._suspect = False  # see _refuse_bare
+        self._chunks: ChunkedMessage | None = None  # the message, since its first BDAT
         self._farewell = _SHUTTING_DOWN
         self._path_code = "5.1.3"  # of a malformed address: sender's or recipient's
         self._errors = self._unknown = self._idle_commands = 0
@@ -321,11 +337,12 @@ class Session(SMTP):
 
     async def _go_on(self) -> None:
         """Obey the next command, and all ordinary ones before it."""
-        if self._ordinary and not self._suspect:
+        ordinary = self._ordinary and not self._suspect and self._chunks is None
+        if ordinary:
             await self._converse()
         if self.dialogue.receiving or self.dialogue.complete:
             await self._message()
-        elif self.lines.unread or not self._ordinary or self._suspect:
+        elif self.lines.unread or not ordinary:
             line = await self.lines.line(self.dialogue.transaction.until, begun=self.lines.waiting)
             if line is None:
                 self._say(b"500 5.5.2 Line too long\r\n")
@@ -395,6 +412,9 @@ class Session(SMTP):
             raise SessionOver("smuggling", farewell)
         if self.shared.submissions is not None and self.dialogue.login is not None:
             await self._look_again()
+        if self._chunks is not None and line[:4].upper() in _NOT_BETWEEN_CHUNKS:
+            self._say(b"503 5.5.1 Error: a message is coming by BDAT\r\n")
+            return
         # Ordinary MAIL and RCPT where there is a filter to ask; what is out of the ordinary goes on
         # below, at eighteen and eight times the cost (relay/smtp/syntax.py).
         if self.envelope.mail_from is not None:
@@ -424,6 +444,8 @@ class Session(SMTP):
     def _refuse_bytes(self, line: bytes) -> None:
         """Refuse a command with a bare CR or LF, a control byte, or what is not UTF-8."""
         verb = line[:5].upper()
+        if verb[:4] == b"BDAT":
+            raise _chunk_without_end()
         if b"\r" in line or b"\n" in line:
             self._say(b"500 5.5.2 Bare CR or LF in a command\r\n")
         elif verb == b"MAIL ":
@@ -449,6 +471,7 @@ class Session(SMTP):
         self.dialogue.reset()
         self._dropping.clear()
         self._shown = None
+        self._chunks = None
 
     def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
         """aiosmtpd's parser, which is the email package's: it forgives and it has faults.
@@ -866,24 +889,83 @@ class Session(SMTP):
         dialogue = self.dialogue
         while dialogue.receiving:
             if dialogue.endless:
-                farewell = "421 5.3.4 Message far too large; good-bye"
-                raise SessionOver("endless message", farewell, linger=True)
+                raise _endless_message()
             dialogue.feed(await self.lines.chunk(dialogue.transaction.until), self._waits.now())
             self.lines.give_back(dialogue.unread())
         self.lines.due = math.inf
         if dialogue.storing is not None:
             self._conclude(dialogue.storing.result())
         else:
-            await self._finish()
+            assert dialogue.message is not None
+            await self._finish(dialogue.message)
         self._set_post_data_state()
 
-    async def _finish(self) -> None:
-        """Answer the final dot."""
-        message = self.dialogue.message
-        assert message is not None
+    @syntax("BDAT octets [LAST]")
+    async def smtp_BDAT(self, arg: str | None) -> None:
+        """Take a chunk of the message (RFC 3030); of one that is refused, read it all the same."""
+        found = SIZE.fullmatch(arg or "")
+        if found is None:
+            raise _chunk_without_end()
+        message, dialogue = self._chunks, self.dialogue
+        chaos = self.shared.chaos is not None and message is None
+        if message is None and dialogue.transaction.recipients:
+            message = self._chunks = ChunkedMessage(self.limits.max_message_bytes)
+            dialogue.share(message, self._waits.now())
+        await self._read_chunk(int(found[1]), message)
+        if message is None:
+            self._say(b"503 5.5.1 Error: need MAIL and RCPT before BDAT\r\n")
+        elif message.refused:
+            self._say(b"503 5.5.1 Error: a chunk was refused\r\n")
+        elif chaos and (struck := await self._strike("data")) is not None:
+            await self.push(struck)
+            self._drop(message)
+        elif found[2]:
+            self.lines.due = math.inf
+            dialogue.whole()
+            await self._finish(message)
+        elif self._refuses(message):
+            self._drop(message)
+        else:
+            self._say(b"250 2.0.0 %d octets\r\n" % int(found[1]))
+        if found[2] and message is not None:
+            self._set_post_data_state()
+
+    def _drop(self, message: ChunkedMessage) -> None:
+        """Keep nothing of a message whose chunk was refused."""
+        message.refused = True
+        message.drop()
+        self.dialogue.hold(0, self._waits.now())
+
+    async def _read_chunk(self, size: int, message: ChunkedMessage | None) -> None:
+        """Read so many octets, into the message if there is one."""
+        dialogue, now = self.dialogue, self._waits.now()
+        if (
+            size + (message.received if message else 0)
+            > self.limits.discard_factor * self.limits.max_message_bytes
+        ):
+            raise _endless_message()
+        until = min(dialogue.transaction.until, now + self.limits.transaction_timeout)
+        dialogue.receiving = True
+        while size:
+            octets = await self.lines.octets(size, until)
+            size -= len(octets)
+            if message is not None:
+                message.add(octets)
+                dialogue.hold(message.held, self._waits.now())
+        dialogue.receiving = False
+
+    async def _finish(self, message: DataDecoder | ChunkedMessage) -> None:
+        """Answer the end of a message."""
         if message.bare:
-            await self._refuse_bare()
-        elif message.too_large:
+            if isinstance(message, DataDecoder):
+                await self._be_wary()
+            self._refuse(b"554 5.6.0 Bare CR or LF in the message\r\n")
+        elif not self._refuses(message):
+            await self._store(message.take())
+
+    def _refuses(self, message: DataDecoder | ChunkedMessage) -> bool:
+        """Refuse a message if there is no room for it."""
+        if message.too_large:
             self._refuse(b"552 5.3.4 Message too large\r\n")
         elif self.dialogue.crowded_out:
             self._defer(b"452 4.3.1 Too much mail in flight, try again later\r\n")
@@ -891,17 +973,17 @@ class Session(SMTP):
             _no_space.inc()
             self._defer(_NO_SPACE.encode() + b"\r\n")
         else:
-            await self._store(message.take())
+            return False
+        return True
 
-    async def _refuse_bare(self) -> None:
-        """Refuse a message with a bare CR or LF, wary of what follows it.
+    async def _be_wary(self) -> None:
+        """Look what follows a final dot behind bare CRs or LFs.
 
         A server in front of us that saw no end where we saw one (`CR CRLF . CRLF`) goes on with
         its message at once, and that would read as commands.  So if anything but QUIT comes
         behind the dot before we have answered, the session ends.
         """
         self._suspect = await self.lines.peek(self.limits.smuggling_silence)
-        self._refuse(b"554 5.6.0 Bare CR or LF in the message\r\n")
 
     async def _strike(self, phase: str, address: str = "") -> str | None:
         """Let go wrong what was asked for, by address or by chance; None: nothing does."""

@@ -160,6 +160,7 @@ class Shared:
             "PIPELINING",
             f"SIZE {self.limits.max_message_bytes}",
             "8BITMIME",
+            "CHUNKING",
             "SMTPUTF8",
             "ENHANCEDSTATUSCODES",
         )

@@ -3,19 +3,24 @@
 Each ending stands where a careless server would see the end of the message, and is followed by
 commands that would send a second one.  The catalogue is that of the attack's publication
 (SEC Consult, 2023) and its neighbours: every sequence of two to five of CR, LF, dot and NUL that
-resembles the real end.
+resembles the real end.  It is tried in clear, in TLS, behind a PROXY header, and within BDAT.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
 
 from relay.smtp.limits import SmtpLimits
+from tests.certificates import write
+from tests.smtp.service import Client, Service, serving_by_processes
 from tests.smtp.service import serving as serving_here
-from tests.smtp.service import serving_by_processes
 
 NAMED = [
     b"\n.\n",
@@ -63,13 +68,40 @@ def serving(request):
     return request.param
 
 
-async def test_no_ending_of_the_catalogue_gives_a_second_message(pool, serving):
+PROXY = "127.0.0.2"
+NAMES = b"PROXY TCP4 192.0.2.1 10.0.0.1 1 2\r\n"
+
+
+@asynccontextmanager
+async def connected(service: Service, way: str, trust: ssl.SSLContext) -> AsyncIterator[Client]:
+    """A session that has said EHLO: in clear, in TLS, or by a proxy."""
+    if way == "proxy":
+        made = await trio.open_tcp_stream("127.0.0.1", service.port, local_address=PROXY)
+        async with made as stream:
+            client = Client(stream)
+            await client.send(NAMES)
+            assert (await client.reply())[:3] == "220"
+            assert (await client.ask("EHLO client.example"))[:3] == "250"
+            yield client
+    else:
+        async with service.client() as client:
+            if way == "tls":
+                await client.start_tls(trust)
+                assert (await client.ask("EHLO client.example"))[:3] == "250"
+            yield client
+
+
+@pytest.mark.parametrize("way", ["clear", "tls", "proxy"])
+async def test_no_ending_of_the_catalogue_gives_a_second_message(pool, serving, tmp_path, way):
     """One reply to the message, nothing stored of what follows, and the sender is told 554."""
-    async with serving(pool, limits=SmtpLimits(smuggling_silence=0.05)) as service:
+    certificate = write(tmp_path)
+    trust = ssl.create_default_context(cafile=certificate[0])
+    limits = SmtpLimits(smuggling_silence=0.05)
+    async with serving(pool, limits=limits, certificate=certificate, proxies=[PROXY]) as service:
         bob = await service.mailbox()
         for ending in ENDINGS:
             await pool.execute("DELETE FROM relay.messages")
-            async with service.client() as client:
+            async with connected(service, way, trust) as client:
                 await client.begin(bob)
                 await client.send(b"innocent" + ending + SMUGGLED + b"QUIT\r\n")
                 replies = [reply[:9] for reply in await client.replies()]
@@ -100,6 +132,117 @@ async def test_cutting_it_anywhere_changes_nothing(pool, serving, ending):
                 await client.send(wire[cut:])
                 replies = [reply[:3] for reply in await client.replies()]
             assert replies in (["554", "221"], ["554", "421"]), (cut, replies)
+        assert await service.stored() == []
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_no_ending_within_a_chunk_is_one(pool, serving, cut):
+    """A chunk is one message or none, whatever is in it, and whether it is cut in the ending."""
+    async with serving(pool, limits=SmtpLimits(smuggling_silence=0.05)) as service:
+        bob = await service.mailbox()
+        for ending in [REAL, *ENDINGS]:
+            await pool.execute("DELETE FROM relay.messages")
+            text = b"innocent" + ending + SMUGGLED
+            first = len(b"innocent") + len(ending) // 2 if cut else 0
+            async with service.client() as client:
+                for command in ("MAIL FROM:<a@b.example>", f"RCPT TO:<{bob}>"):
+                    assert (await client.ask(command))[:3] == "250"
+                if cut:
+                    await client.send(b"BDAT %d\r\n" % first + text[:first])
+                    assert (await client.reply())[:9] == "250 2.0.0"
+                rest = text[first:]
+                await client.send(b"BDAT %d LAST\r\n" % len(rest) + rest + b"QUIT\r\n")
+                replies = [reply[:9] for reply in await client.replies()]
+            lines = text.replace(b"\r\n", b"")
+            bare = b"\r" in lines or b"\n" in lines
+            assert replies == ["554 5.6.0" if bare else "250 2.6.0", "221 2.0.0"], ending
+            assert [raw for _, _, raw in await service.stored()] == ([] if bare else [text])
+
+
+async def test_a_chunk_and_its_commands_cut_anywhere(pool, serving):
+    """A chunk that holds a mail of its own, in two segments: one message."""
+    wire = b"BDAT %d LAST\r\n" % len(SMUGGLED) + SMUGGLED + b"QUIT\r\n"
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        for at in range(1, len(wire), 3):
+            async with service.client() as client:
+                for command in ("MAIL FROM:<a@b.example>", f"RCPT TO:<{bob}>"):
+                    assert (await client.ask(command))[:3] == "250"
+                await client.send(wire[:at])
+                await trio.sleep(0.002)
+                await client.send(wire[at:])
+                assert [reply[:3] for reply in await client.replies()] == ["250", "221"]
+        assert {(path, raw) for _, path, raw in await service.stored()} == {
+            ("a@b.example", SMUGGLED)
+        }
+
+
+@pytest.mark.parametrize("line", [b"STARTTLS\r\n", b"starttls \r\n"])
+async def test_nothing_before_tls_is_obeyed_in_it(pool, serving, tmp_path, line):
+    """A mail behind STARTTLS, in its segment or in later ones, is never stored."""
+    certificate = write(tmp_path)
+    trust = ssl.create_default_context(cafile=certificate[0])
+    behind = b"EHLO evil\r\n" + SMUGGLED + SMUGGLED
+    async with serving(pool, certificate=certificate) as service:
+        bob = await service.mailbox()
+        for at in (0, 1, 11, len(behind)):
+            async with service.client() as client:
+                await client.send(line + behind[:at])
+                assert (await client.reply())[:3] == "220"
+                assert await client.silent(0.02)
+                if at == len(behind):
+                    client.stream = trio.SSLStream(
+                        client.stream, trust, server_hostname="localhost", https_compatible=True
+                    )
+                    assert (await client.ask("DATA"))[:9] == "503 5.5.1"
+                    assert (await client.ask("EHLO client.example"))[:3] == "250"
+                    assert (await client.deliver(b"good\r\n", bob))[:3] == "250"
+                else:
+                    await client.send(behind[at:])
+                    heard = b""
+                    with contextlib.suppress(trio.BrokenResourceError):
+                        while more := await client.stream.receive_some(1000):
+                            heard += more
+                    assert heard[:1] in (b"", b"\x15")  # an alert of TLS
+        assert [raw for _, _, raw in await service.stored()] == [b"good\r\n"]
+
+
+HEADERS = [
+    NAMES[:-2] + b"\n",
+    NAMES[:-2] + b"\r",
+    NAMES[:-2] + b"\n\r\n",
+    NAMES[:-2] + b" \r\n",
+    NAMES[:-2] + b"\x00\r\n",
+    b"PROXY UNKNOWN " + b"x" * 100 + b"\r\n",
+    b"\r\n" + NAMES,
+    b"\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x04\x00\x00\x00\x00",
+]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+async def test_what_is_no_header_ends_the_connection(pool, serving, header):
+    """A mail behind it is not read, and nothing is said."""
+    async with serving(pool, proxies=[PROXY], limits=SmtpLimits(proxy_timeout=1.0)) as service:
+        await service.mailbox()
+        made = await trio.open_tcp_stream("127.0.0.1", service.port, local_address=PROXY)
+        async with made as stream:
+            client = Client(stream)
+            await client.send(header + b"EHLO evil\r\n" + SMUGGLED)
+            assert await client.replies() in ([], ["reset"])
+        assert await service.stored() == []
+
+
+async def test_a_second_header_is_no_command(pool, serving):
+    """Behind the header everything is the session's: nobody names himself."""
+    async with serving(pool, proxies=[PROXY]) as service:
+        made = await trio.open_tcp_stream("127.0.0.1", service.port, local_address=PROXY)
+        async with made as stream:
+            client = Client(stream)
+            await client.send(NAMES + NAMES + b"EHLO c\r\nQUIT\r\n")
+            replies = [reply[:9] for reply in await client.replies()]
+        assert replies[0] == "220 relay"
+        assert replies[1] == "500 5.5.1"
+        assert replies[-1] == "221 2.0.0"
         assert await service.stored() == []
 
 

@@ -75,7 +75,7 @@ def test_a_session_has_all_that_the_constructor_makes(session):
     assert vars(made).keys() - vars(session).keys() == {"_stream_reader_wr", "_stream_writer"}
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", sorted(set(VERBS) - {"BDAT"}))  # which it does not know
 def test_every_verb_is_a_coroutine_of_one_argument(verb):
     """The command loop calls each as aiosmtpd's own does."""
     method = getattr(SMTP, f"smtp_{verb}")
