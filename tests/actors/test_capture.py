@@ -151,3 +151,24 @@ async def test_what_is_no_sign_in(pool):
         await client.reply()
         assert (await client.ask("HELO client.example"))[:3] == "250"
         assert (await client.ask("AUTH PLAIN"))[:9] == "503 5.5.1"
+
+
+async def test_many_at_once_lose_and_double_nothing(pool):
+    """A thousand messages over forty sessions, to a thousand addresses that each get two copies."""
+    capture = Capture.beside(["relay.localhost"], 3600.0, 2000)
+    async with serving(pool, capture=capture) as service:
+
+        async def session(number: int) -> None:
+            async with service.client() as client:
+                for each in range(25):
+                    address = f"{25 * number + each}@shop.example"
+                    again = f"{(25 * number + each + 500) % 1000}@shop.example"
+                    assert (await client.deliver(b"x\r\n", address, again))[:3] == "250"
+
+        async with trio.open_nursery() as nursery:
+            for number in range(40):
+                nursery.start_soon(session, number)
+        found = [address for address, _, _ in await service.stored()]
+    assert len(found) == 2000
+    assert {found.count(address) for address in set(found)} == {2}
+    assert await pool.fetch_value("SELECT count(*) FROM relay.mailboxes") == 1000

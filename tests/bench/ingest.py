@@ -12,6 +12,9 @@ is installed, else a small client here), in interleaved rounds; the figure is th
   typical application does.
 - `relay, plain tasks`: `relay` with a switch of tasks at each wait, in the place of its trampoline
   (`relay.smtp.trampoline`); only where it is asked for by name.
+- `relay, captured` and `relay, captured anew`: `relay` with mail for another domain, all of it for
+  one address that has a mailbox since the first, or each for an address of its own, whose mailbox
+  is made with it; only where they are asked for by name, and with smtp-source.
 - `Postfix`: its durable queue, where one can be run (`tests.bench.postfix`); reported only.
 
 The database is one PostgreSQL 18 with fsync, its tables emptied between rounds.  CPU seconds are
@@ -32,12 +35,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import trio
 
+from relay.mailboxes.capture import Capture
 from relay.smtp.limits import SmtpLimits
 from tests.bench import postfix
 from tests.db.cluster import Cluster, binaries
@@ -54,6 +59,11 @@ VARIANTS = (
     *("aiosmtpd, stores nothing", "relay", "aiosmtpd, INSERT a message", "relay up"),
     *(("Postfix",) if postfix.available() else ()),
 )
+CAPTURED = {
+    "relay, captured": ("-t", "one@shop.example"),
+    "relay, captured anew": ("-N", "-t", "@shop.example"),
+}
+"""To whom smtp-source sends; with `-N` it numbers the recipients."""
 PROCESSES = {
     "relay, one SMTP process": 1,
     "relay, two processes": 2,
@@ -66,7 +76,13 @@ TICK = os.sysconf("SC_CLK_TCK")
 # ---------------------------------------------------------------------------- the peers
 
 
-def serve_relay(dsn: str, *, plain: bool = False, limits: SmtpLimits | None = None) -> None:
+def serve_relay(
+    dsn: str,
+    *,
+    plain: bool = False,
+    limits: SmtpLimits | None = None,
+    capture: Capture | None = None,
+) -> None:
     """Run writer and ingest, as actors/tree.py wires them, until killed."""
     from actors import ingest, writer
     from actors.messages import Accept
@@ -83,7 +99,11 @@ def serve_relay(dsn: str, *, plain: bool = False, limits: SmtpLimits | None = No
     tree = SupervisorSpec(
         name="relay",
         children=(
-            ChildSpec("writer", functools.partial(writer.run, pool=pool), mailbox=messages),
+            ChildSpec(
+                "writer",
+                functools.partial(writer.run, pool=pool, capture=capture),
+                mailbox=messages,
+            ),
             ChildSpec(
                 "ingest",
                 functools.partial(
@@ -92,6 +112,7 @@ def serve_relay(dsn: str, *, plain: bool = False, limits: SmtpLimits | None = No
                     pool=pool,
                     writer=messages,
                     limits=limits,
+                    capture=capture,
                     scheduling=Plain() if plain else None,
                 ),
             ),
@@ -208,14 +229,22 @@ def serve_aiosmtpd(dsn: str | None) -> None:
 # ---------------------------------------------------------------------------- the generator
 
 
-def generate(port: int, messages: int, connections: int = CONNECTIONS) -> float:
-    """Send so many messages over so many connections; return the seconds it took."""
+def generate(
+    port: int,
+    messages: int,
+    connections: int = CONNECTIONS,
+    to: Sequence[str] = ("-t", RECIPIENT),
+) -> float:
+    """Send so many messages over so many connections; return the seconds it took.
+
+    `to`: smtp-source's arguments for the recipients.
+    """
     program = shutil.which("smtp-source")
     command = [sys.executable, "-m", "tests.bench.ingest", "generate"]
     command += map(str, (port, messages, connections))
     if program:
         command = [program, "-s", str(connections), "-d", "-l", str(BYTES), "-m", str(messages)]
-        command += ["-f", "a@bench.example", "-t", RECIPIENT, f"127.0.0.1:{port}"]
+        command += ["-f", "a@bench.example", *to, f"127.0.0.1:{port}"]
     began = time.perf_counter()
     subprocess.run(command, check=True, timeout=300)
     return time.perf_counter() - began
@@ -349,16 +378,17 @@ def run(
                         peers[name] = Queue()
                     else:
                         peers[name] = Peer(name, dsn)
-                    generate(peers[name].port, WARM_UP, connections)
+                    generate(peers[name].port, WARM_UP, connections, _to(name))
                 for _ in range(rounds):
                     for name, peer in peers.items():
                         wait_for_rest(server)
                         for database in dsns:
                             cluster.admin("TRUNCATE relay.messages CASCADE", database)
                             cluster.admin("TRUNCATE bench_messages", database)
+                            cluster.admin(_FORGET, database)
                         cluster.admin("CHECKPOINT")
                         before, server_before = peer.cpu(), cpu_seconds(server)
-                        seconds = generate(peer.port, MESSAGES, connections)
+                        seconds = generate(peer.port, MESSAGES, connections, _to(name))
                         figures[name].append(
                             (
                                 MESSAGES / seconds,
@@ -373,6 +403,14 @@ def run(
         finally:
             cluster.remove()
     return _report(figures, connections)
+
+
+# One that has taken mail before stays; those that are made anew go.
+_FORGET = "DELETE FROM relay.mailboxes WHERE captured_at IS NOT NULL AND address NOT LIKE 'one@%'"
+
+
+def _to(name: str) -> Sequence[str]:
+    return CAPTURED.get(name, ("-t", RECIPIENT))
 
 
 def prepare(cluster: Cluster, database: str) -> str:
@@ -435,6 +473,7 @@ def _report(
         ("relay", "aiosmtpd, stores nothing", 1.5, 2.0),
         ("relay", "aiosmtpd, INSERT a message", 2.0, 2.7),
         ("relay, two processes", "relay", 0.6, 1.3),
+        ("relay, captured anew", "relay", 0.5, 0.8),
     ):
         if peer in results and relay in results:
             value = statistics.median(
@@ -467,6 +506,10 @@ def main() -> None:
             serve_relay(dsn)
         case "serve", ["relay, plain tasks", dsn]:
             serve_relay(dsn, plain=True)
+        case "serve", [variant, dsn] if variant in CAPTURED:
+            limits, most = SmtpLimits(max_connections_per_peer=1000), 10 * MESSAGES
+            capture = Capture.beside(["relay.localhost"], 3600.0, most)
+            serve_relay(dsn, limits=limits, capture=capture)
         case "serve", [variant, dsn] if variant in PROCESSES:
             serve_processes(dsn, PROCESSES[variant])
         case "serve", ["aiosmtpd, stores nothing", _]:

@@ -16,7 +16,13 @@ CREATE INDEX mailboxes_captured ON relay.mailboxes (captured_at, id)
     WHERE is_active AND captured_at IS NOT NULL;
 
 -- The relay's own statements say `relay.quiet`, as of messages: whoever waits for such a mailbox hears
--- of the mail that keeps it, and the ticker loses nothing by an expiry that moves away.
+-- of the mail that keeps it, and the ticker, which looks every so often anyway, may flip it late.
+DROP TRIGGER mailboxes_announce_insert ON relay.mailboxes;
+CREATE TRIGGER mailboxes_announce_insert AFTER INSERT ON relay.mailboxes
+    REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT
+    WHEN (current_setting('relay.quiet', true) IS DISTINCT FROM 'on')
+    EXECUTE FUNCTION relay.mailboxes_announce_insert();
 DROP TRIGGER mailboxes_announce_update ON relay.mailboxes;
 CREATE TRIGGER mailboxes_announce_update AFTER UPDATE ON relay.mailboxes
     REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
