@@ -28,6 +28,7 @@ and on a general address parser; as it stands it also stores bare CR and LF, ans
 from __future__ import annotations
 
 import math
+import re
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
@@ -86,6 +87,7 @@ _no_space = REFUSED.labels("mail")
 _SENDER_OK, _RECIPIENT_OK = SENDER_OK[:-2].decode(), RECIPIENT_OK[:-2].decode()
 
 _NOT_BETWEEN_CHUNKS = frozenset({b"MAIL", b"RCPT", b"DATA"})
+_AUTH = re.compile(r"AUTH=(?:<>|[!-~]+)", re.IGNORECASE)
 
 _ORDINARY_HOOKS = frozenset({"MAIL", "RCPT", "DATA"})
 """The filter's, with which no mail is ordinary."""
@@ -129,6 +131,16 @@ def _chunk_without_end() -> SessionOver:
 def _endless_message() -> SessionOver:
     farewell = "421 5.3.4 Message far too large; good-bye"
     return SessionOver("endless message", farewell, linger=True)
+
+
+def _without_auth(arg: str) -> str:
+    """Return the argument of MAIL without AUTH=, which says who wrote to whoever signed in.
+
+    A server with AUTH takes it, and need not believe it (RFC 4954, 5).
+    """
+    path, end, parameters = arg.partition(">")
+    kept = [each for each in parameters.split(" ") if not _AUTH.fullmatch(each)]
+    return path + end + " ".join(kept)
 
 
 class Session(SMTP):
@@ -689,6 +701,8 @@ class Session(SMTP):
     @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
     async def smtp_MAIL(self, arg: str | None) -> None:
         """Begin a transaction."""
+        if arg and self.shared.sign_in is not None:
+            arg = _without_auth(arg)
         if arg and not arg.isascii() and "SMTPUTF8" not in arg.upper().split():
             self._say(b"553 5.6.7 An address outside ASCII needs SMTPUTF8\r\n")
             return

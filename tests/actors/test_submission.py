@@ -185,6 +185,35 @@ async def test_the_administrator_signs_in_with_the_token_by_either_mechanism(por
     )
 
 
+async def test_who_wrote_it_may_be_said_and_is_not_believed(port: Port):
+    """AUTH= of MAIL, which servers say to each other, changes nothing; other parameters hold."""
+
+    def session(client: smtplib.SMTP) -> list[int]:
+        codes = []
+        for said in ("AUTH=<>", "SIZE=10 auth=b+40c.example BODY=8BITMIME", "AUTH=", "COLOUR=red"):
+            codes.append(client.docmd(f"MAIL FROM:<a@shop.example> {said}")[0])
+            client.rset()
+        codes.append(client.docmd("MAIL FROM:<> AUTH=<>")[0])
+        return codes
+
+    assert await port.talk(TOKEN, session) == [250, 250, 501, 555, 250]
+
+
+async def test_a_message_may_come_in_chunks(port: Port):
+    """By BDAT it is queued as it came, too."""
+
+    def session(client: smtplib.SMTP) -> str:
+        client.mail("a@shop.example")
+        client.rcpt("b@y.example")
+        for chunk, last in ((MAIL[:50], ""), (MAIL[50:], " LAST")):
+            client.send(f"BDAT {len(chunk)}{last}\r\n".encode() + chunk)
+            code, reply = client.getreply()
+        return f"{code} {reply.decode()}"
+
+    (message,) = await port.queued(await port.talk(TOKEN, session))
+    assert (await port.raw(message)).endswith(b"+0000\r\n" + MAIL)
+
+
 async def test_nothing_goes_without_signing_in(port: Port):
     """530 at MAIL, 503 afterwards; a key without the scope, a revoked one, any other word: 535."""
     reading = (await port.key("read", "accounts"))[1]
