@@ -25,6 +25,8 @@ from relay.ids import new_id
 from relay.outbound.release import LOOP, NotAllowed, Patterns, released
 from relay.outbound.sending import Sending
 
+_BODY = 256 * 1024  # bytes: a hundred of the longest, with their escapes mostly
+
 
 class Release(Form):
     """To whom a message goes."""
@@ -67,6 +69,7 @@ def register(api: Api) -> None:
             ),
             scope="send",
             body=Release,
+            max_body=_BODY,
             stores=True,
             details="The reverse-path stays what it was. A mailbox's own session token is not "
             "enough.",
