@@ -16,7 +16,8 @@ Promises
   let (`relay.load.Senders`); and three quarters of it, without help, while accepting lacks the CPU
   (`relay.load.Load`: a thread that accepts does nothing but run and wait for a core).
 - When nothing waits to be parsed, large mailboxes get the chunks that make searches fast
-  (`relay.mailboxes.search`).
+  (`relay.mailboxes.search`); when nothing came for `_QUIET`, all of them together, too
+  (`relay.mailboxes.common_search`).
 - A message that cannot be parsed gets a summary from its headers, with the reason; nothing is
   retried for ever.
 - Every relay on one database may run one: what one has in hand others leave alone for `lease_for`,
@@ -53,7 +54,7 @@ from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
 from relay.load import Load, Senders
 from relay.log import get_logger
-from relay.mailboxes import search, summaries
+from relay.mailboxes import common_search, search, summaries
 from relay.mailboxes.fair_order import GROUP, FairOrder, Waiting
 from relay.mailboxes.parser import Parser
 from relay.metrics import registry
@@ -87,6 +88,7 @@ _KNOWN = 4096  # messages of which it is remembered since when they wait
 _HINTS = 4096  # taken at once; more are only more of the same
 _ORPHANS_EVERY = 60.0  # s
 _CHUNKS_EVERY = 5.0  # s; how often it looks for large mailboxes to make chunks of
+_QUIET = 2.0  # s without mail before it makes chunks of all mailboxes' mail
 _CHUNKS_FOR = 0.5  # s, at most, before it looks for mail again
 
 _INTEGER = 23  # the type's OID
@@ -221,6 +223,7 @@ class Summariser:
     _orphans_at: float = field(default=-math.inf)
     _deep_at: float = field(default=-math.inf)
     _chunks_at: float = field(default=-math.inf)
+    _mailed_at: float = field(default=-math.inf)  # the last group was parsed
     _elsewhere: dict[bytes, float] = field(default_factory=dict)  # message -> until when
     # Message -> first seen waiting; the earliest first, so that nobody looks through all of them.
     _since: dict[bytes, float] = field(default_factory=dict)
@@ -254,6 +257,7 @@ class Summariser:
             if trio.current_time() >= self._orphans_at:
                 self._orphans_at = trio.current_time() + _ORPHANS_EVERY
                 await summaries.tidy(self.pool)
+                await common_search.tidy(self.pool)
             # What somebody else has in hand may be left to us yet.
             return await self._make_chunks(ctx) or (_ELSEWHERE if self._elsewhere else 0.0)
         except TemporaryFailure as error:
@@ -282,6 +286,16 @@ class Summariser:
                     return _LOOK_AGAIN
                 more = await search.grow(self.pool, mailbox_id, self.parser.filter)
                 ctx.beat()
+        if trio.current_time() < self._mailed_at + _QUIET:
+            return _QUIET
+        more = True
+        while more:
+            if ctx.draining.is_set() or ctx.paused or ctx.inbox.statistics().depth:
+                return 0.0
+            if trio.current_time() > until:
+                return _LOOK_AGAIN
+            more = await common_search.grow(self.pool, self.parser.filter)
+            ctx.beat()
         self._chunks_at = trio.current_time() + _CHUNKS_EVERY
         return 0.0
 
@@ -357,6 +371,7 @@ class Summariser:
                 end: ([one for one in left if one.message_id not in chosen], until)
                 for end, (left, until) in self._looked.items()
             }
+        self._mailed_at = trio.current_time()
         self._in_hand[parser] = group
         if not helper:
             self._began = trio.current_time()

@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 from relay.db.pool import Pool
 from relay.errors import Invalid
+from relay.mailboxes import common_search, search
 from relay.mailboxes.cursors import decode_cursor, encode_cursor, parse_uuid
-from relay.mailboxes.matching import condition
+from relay.mailboxes.matching import Condition, condition
 from relay.mailboxes.query import Term
 from relay.mailboxes.records import (
     ENTRY_COLUMNS,
@@ -44,6 +45,10 @@ from relay.mailboxes.visibility import LIVE, Reach
 
 _BULK = 500  # messages that one statement of a bulk call changes
 _PLACED = 4  # columns
+_ANYWHERE = """
+    relay.summaries s
+    JOIN relay.messages m ON m.id = s.message_id
+    JOIN relay.mailboxes b ON b.id = m.mailbox_id"""
 _FROM = """
     FROM relay.messages m
     JOIN relay.mailboxes b ON b.id = m.mailbox_id
@@ -121,6 +126,9 @@ class AllMessages:
     ) -> list[UUID]:
         """The ids of matches with lower ids than `below`, the highest first."""
         wanted = condition(terms)
+        asked = search.asked(terms)
+        if asked and (mark := await common_search.mark(self._pool)):
+            return await self._search(reach, wanted, asked, mark, below, limit)
         rows = await self._pool.fetch(
             # The primary key gives the order.
             f"""
@@ -136,6 +144,57 @@ class AllMessages:
             {"below": below, "limit": limit, **reach.values(), **wanted.values},
         )
         return [row[0] for row in rows]
+
+    async def _search(
+        self,
+        reach: Reach,
+        wanted: Condition,
+        asked: list[int],
+        mark: int,
+        below: UUID | None,
+        limit: int,
+    ) -> list[UUID]:
+        """What `_find` gives, of mail all of which up to `mark` is in chunks."""
+        values = {"below": below, "limit": limit, "mark": mark, **reach.values(), **wanted.values}
+        matches = f"""
+            WHERE (%(below)s::uuid IS NULL OR m.id < %(below)s)
+              AND {LIVE}
+              AND {reach.sql}
+              AND {wanted.sql}
+            ORDER BY m.id DESC
+            LIMIT %(limit)s"""
+        rows = await self._pool.fetch(
+            # The tail: what is in no chunk yet.
+            f"""
+            SELECT m.id
+            FROM (
+                SELECT message_id FROM relay.summaries WHERE seq > %(mark)s
+                UNION
+                SELECT message_id FROM relay.unsummarised
+            ) tail
+            JOIN relay.messages m ON m.id = tail.message_id
+            JOIN relay.mailboxes b ON b.id = m.mailbox_id
+            LEFT JOIN relay.summaries s ON s.message_id = m.id
+            {matches}
+            """,  # noqa: S608 - constants of ours only
+            values,
+        )
+        found = {row[0] for row in rows}
+        # Nothing as high as the cursor is wanted, but lower ids may be in a chunk with higher ones.
+        last: common_search.Run | None = None
+        batch = search.FIRST_CHUNKS
+        while True:
+            runs = await common_search.backwards(self._pool, asked, below=last, most=batch)
+            best = sorted(found, reverse=True)[:limit]
+            # No chunk that is left has anything as new as the last of what is asked for.
+            if not runs or (len(best) == limit and best[-1] > runs[0].newest_id):
+                return best
+            rows = await self._pool.fetch(
+                f"SELECT m.id FROM {common_search.IN_RUNS} {matches}",  # noqa: S608 - likewise
+                values | common_search.bounds(runs),
+            )
+            found |= {row[0] for row in rows}
+            last, batch = runs[-1], min(2 * batch, search.MOST_CHUNKS)
 
     async def delete(self, reach: Reach, terms: Sequence[Term]) -> int:
         """Delete all matches for good; return how many there were.
@@ -192,14 +251,46 @@ class AllMessages:
         if isinstance(after, UUID) and (seq := await self._seq(reach, after)) is not None:
             above, after = max(above, seq), None
         wanted = condition(terms)
-        rows = await self._pool.fetch(
+        asked = search.asked(terms)
+        values = {
+            "above": above,
+            "settled": settled,
+            "at": after if isinstance(after, datetime) else None,
+            "id": after if isinstance(after, UUID) else None,
+            **reach.values(),
+            **wanted.values,
+        }
+        mark = min(settled, await common_search.mark(self._pool)) if asked else 0
+        batch = search.FIRST_CHUNKS
+        while mark > values["above"]:
+            runs = await common_search.forwards(
+                self._pool, asked, above=values["above"], most=batch
+            )
+            if not runs:
+                values["above"] = mark
+                break
+            rows = await self._oldest(
+                reach, wanted, common_search.IN_RUNS, values | common_search.bounds(runs)
+            )
+            if rows:
+                return _match(rows[0], expires_in)
+            values["above"] = runs[-1].last_seq
+            batch = min(2 * batch, search.MOST_CHUNKS)
+        rows = await self._oldest(reach, wanted, _ANYWHERE, values)
+        if rows:
+            return _match(rows[0], expires_in)
+        return Match(None, max(above, settled), newest > settled, expires_in)
+
+    async def _oldest(
+        self, reach: Reach, wanted: Condition, where: str, values: dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        """The oldest match above a `seq`, in some chunks or anywhere."""
+        return await self._pool.fetch(
             # relay.summaries_seq gives the order.  An `after` whose message is gone or not parsed
             # yet falls back to the ids' own order, which is that of arrival.
             f"""
             SELECT {MESSAGE_COLUMNS}, {PLACED_COLUMNS}
-            FROM relay.summaries s
-            JOIN relay.messages m ON m.id = s.message_id
-            JOIN relay.mailboxes b ON b.id = m.mailbox_id
+            FROM {where}
             WHERE s.seq > %(above)s
               AND s.seq <= %(settled)s
               AND {LIVE}
@@ -210,19 +301,8 @@ class AllMessages:
             ORDER BY s.seq
             LIMIT 1
             """,  # noqa: S608 - constants of ours only
-            {
-                "above": above,
-                "settled": settled,
-                "at": after if isinstance(after, datetime) else None,
-                "id": after if isinstance(after, UUID) else None,
-                **reach.values(),
-                **wanted.values,
-            },
+            values,
         )
-        if rows:
-            found = message_of(rows[0][:-_PLACED]), placed_of(rows[0][-_PLACED:])
-            return Match(found, cast(int, found[0].seq), False, expires_in)
-        return Match(None, max(above, settled), newest > settled, expires_in)
 
     async def news(
         self, reach: Reach, cursor: int | None = None, *, limit: int = 100
@@ -313,3 +393,8 @@ class AllMessages:
         if reach.mailbox_id is not None and row[2] is None:
             return None
         return row[0], row[1], row[2]
+
+
+def _match(row: tuple[Any, ...], expires_in: float | None) -> Match:
+    message = message_of(row[:-_PLACED])
+    return Match((message, placed_of(row[-_PLACED:])), cast(int, message.seq), False, expires_in)

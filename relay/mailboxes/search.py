@@ -43,7 +43,7 @@ MakeFilter = Callable[[bytes], Awaitable[bytes]]
 
 # The first bit by itself: it says no to most filters, for a tenth of what the function costs.
 # Held by tests/mailboxes/test_search.py; pays in `python -m tests.bench page`.
-_HOLDS = """
+HOLDS = """
     (%(first)s::bigint IS NULL
      OR get_bit(
          substr(c.filter, (%(first)s %% (8 * octet_length(c.filter)) >> 3)::integer + 1, 1),
@@ -72,7 +72,7 @@ def _candidates(which: str, order: str) -> str:
             WHERE mailbox_id = %(mailbox)s AND last_seq = sorted.last_seq
             OFFSET 0
         ) c
-        WHERE {_HOLDS}
+        WHERE {HOLDS}
         LIMIT %(most)s"""  # noqa: S608 - constants of this module
 
 

@@ -323,6 +323,12 @@ HERITAGE = (
         """,
         (["{kept}"], "Ada", True),
     ),
+    Heritage(
+        24,
+        "SELECT",
+        "SELECT count(*), min(last_seq) FROM relay.common_chunks",
+        (0, None),
+    ),
 )
 
 

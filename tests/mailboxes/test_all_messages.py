@@ -16,8 +16,9 @@ from relay.crypto import hash_token
 from relay.db.pool import Pool
 from relay.errors import Invalid
 from relay.ids import new_id
-from relay.mailboxes import summaries
+from relay.mailboxes import common_search, summaries
 from relay.mailboxes.all_messages import AllMessages
+from relay.mailboxes.grams import make_filter, runs
 from relay.mailboxes.parser import Parsed
 from relay.mailboxes.query import parse
 from relay.mailboxes.store import Store
@@ -41,6 +42,11 @@ WORDS = (
 )
 TAGS = ("billing", "Shop", "news letter")
 NAMES = ("", "Ada", 'Bob "the" Builder', "Émile")
+
+
+async def make(text: bytes) -> bytes:
+    """A filter, without a child of its own."""
+    return make_filter(runs(text.decode()))
 
 
 @pytest.fixture
@@ -205,6 +211,36 @@ async def test_finds_what_reading_everything_finds(world: World, everything: All
         assert await listed(everything, EVERYTHING, query) == wanted, query
         if len(wanted) > 3:
             assert await listed(everything, EVERYTHING, query, limit=len(wanted) // 2) == wanted
+
+
+async def test_chunks_change_no_answer(world: World, everything: AllMessages):
+    """Each query and each wait answers as before, whole or page by page, beside a tail as well."""
+    asked = queries(random.Random(7), 80)
+    waits = [await everything.next_match(EVERYTHING, parse(query)) for query in asked]
+    assert not await common_search.grow(world.pool, make, size=8, least=10_000)
+    chunks = 0
+    while await common_search.grow(world.pool, make, size=8, least=1):
+        chunks += 1
+    assert chunks == 140 // 8
+    mailbox = next(iter(world.mailboxes))
+    await world.pool.execute(
+        "INSERT INTO relay.messages (mailbox_id, raw_email) SELECT id, 'x' FROM relay.mailboxes"
+        " WHERE NOT is_active"
+    )
+    for query, before in zip(asked, waits, strict=True):
+        wanted = world.newest_first(query)
+        assert await listed(everything, EVERYTHING, query) == wanted, query
+        if len(wanted) > 3:
+            assert await listed(everything, EVERYTHING, query, limit=3) == wanted
+        assert await everything.next_match(EVERYTHING, parse(query)) == before or before is None
+    mine = Reach(mailbox_id=mailbox)
+    wanted = [one for one in world.newest_first("order") if world.mailbox_of[one] == mailbox]
+    assert await listed(everything, mine, "order") == wanted
+    # Chunks of which nothing is left go; the last stays, for it says how far they go.
+    assert await everything.delete(EVERYTHING, parse("order")) == len(world.newest_first("order"))
+    await world.pool.execute("DELETE FROM relay.messages")
+    await common_search.tidy(world.pool)
+    assert await world.pool.fetch_value("SELECT count(*) FROM relay.common_chunks") == 1
 
 
 async def test_each_sees_their_own(world: World, everything: AllMessages):
