@@ -68,6 +68,7 @@ from relay.smtp.channel import (
     pack_metrics,
     session,
 )
+from relay.smtp.chaos import DOMAIN as CHAOS_DOMAIN
 from relay.smtp.front import Board
 from relay.smtp.limits import PooledBudget
 from relay.smtp.server import Server
@@ -190,7 +191,10 @@ def _tree(
     setup: Setup, process: _Process, pool: Pool, certificate: Certificate | None
 ) -> SupervisorSpec:
     box: Mailbox[Accept] = writer.mailbox()
-    capture = None if setup.capture is None else Capture.beside(setup.domains, *setup.capture)
+    capture = None
+    if setup.capture is not None:
+        # Faults on demand are for one process; elsewhere their addresses are nobody's.
+        capture = Capture.beside((*setup.domains, CHAOS_DOMAIN), *setup.capture)
     return SupervisorSpec(
         "ingest",
         (

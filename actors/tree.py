@@ -134,6 +134,7 @@ from relay.outbound.senders import Upstream, parse_upstream
 from relay.peers import shares
 from relay.settings import CONNECTIONS_A_PROCESS, Settings, captures
 from relay.smtp.channel import Setup
+from relay.smtp.chaos import DOMAIN as CHAOS_DOMAIN
 from relay.smtp.chaos import Chaos
 from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
@@ -736,7 +737,8 @@ def _capture(settings: Settings, resources: Resources) -> Capture | None:
     smtp = settings.smtp
     if not captures(smtp, (sock.getsockname()[0] for sock in resources.smtp_sockets)):
         return None
-    return Capture.beside(smtp.domains, smtp.capture_ttl, smtp.capture_mailboxes)
+    own = smtp.domains if smtp.chaos else (*smtp.domains, CHAOS_DOMAIN)
+    return Capture.beside(own, smtp.capture_ttl, smtp.capture_mailboxes)
 
 
 def _process_setup(

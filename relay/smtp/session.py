@@ -45,7 +45,7 @@ from relay.log import get_logger
 from relay.metrics import Counts, registry
 from relay.peers import peer_key
 from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
-from relay.smtp.chaos import fault_of
+from relay.smtp.chaos import PHASES, fault_of
 from relay.smtp.chunks import SIZE, ChunkedMessage
 from relay.smtp.data import DataDecoder
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
@@ -1008,6 +1008,8 @@ class Session(SMTP):
         except ValueError:
             return "550 5.1.1 Chaos: no fault is named so"
         if fault.drop:
+            if PHASES.index(fault.drop) < PHASES.index(phase):
+                return "550 5.1.1 Chaos: it is too late for that fault"
             self._dropping.add(fault.drop)
         if phase in self._dropping:
             self.lines.replies.clear()

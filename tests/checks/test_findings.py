@@ -78,7 +78,7 @@ def test_images():
         ('<div style="Display : FLEX !important">', "support-css-display-flex"),
         ("<style>.a { gap: 3px }</style>", "support-css-gap"),
         ("<style>@media x { a:hover { gap: 3px } }</style>", "support-css-gap"),
-        ("<STYLE>/* { */ a{b:c}\n@font-face{}</STYLE >", "support-css-at-font-face"),
+        ("<Style>/* { */ a{b:c}\n@font-face{}</Style >", "support-css-at-font-face"),
         ("<p style='width: calc(1px + 2px)'>", "support-css-unit-calc"),
         ("<p style='height: 3.5vh'>", "support-css-unit-vh"),
         ("<style>li::marker{}</style>", "support-css-pseudo-element-marker"),

@@ -65,7 +65,7 @@ def only(check: Check, of: Patient) -> Finding:
 
 @pytest.mark.parametrize(
     ("days", "state", "says"),
-    [(30, "ok", "ends on"), (5, "warn", "ends on"), (-2, "FAIL", "ended on")],
+    [(30, "ok", "ends on"), (5, "warn", "ends on"), (-0.002, "FAIL", "ended on")],
 )
 def test_a_certificate_that_ends_soon_is_warned_of(
     tmp_path: Path, days: float, state: str, says: str
