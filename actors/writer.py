@@ -73,6 +73,7 @@ _LONG = 32  # statements that added to a mailbox, after which its counts are fol
 _FOLD_EVERY = 0.25  # s, at most
 _WATCHED = 10_000  # mailboxes
 _EVICT_EVERY = 0.25  # s, at most
+_ATTEMPTS = 5  # to find mailboxes live that were made a moment ago
 
 _COMMIT_TIMEOUT = 30.0  # s; the pool's own deadlines come first
 _CHECK_TIMEOUT = 5.0  # s
@@ -358,25 +359,24 @@ class _Writer:
             Captured(one.recipients, one.reverse_path, one.raw, one.login, one.captured)
             for one in (held.message for held in batch)
         ]
-        stored, made = await capturing.store(self._pool, messages, capture.ttl)
-        missing = [
-            (id_, address)
-            for one in messages
-            for id_, address in one.recipients
-            if id_ not in stored
-        ]
-        if missing:
-            over = {address for one in messages for address in one.captured}
-            over &= {address for _, address in missing}
-            if over and await capturing.set_aside(self._pool, sorted(over)):
-                again, more = await capturing.store(self._pool, messages, capture.ttl)
-                stored |= again
-                made |= more
-            # What is missing still was stored before, or is for a mailbox that is over.
-            await stored_among(self._pool, [id_ for id_, _ in missing if id_ not in stored])
-        if made:
-            self._to_evict.set()
-        return stored
+        named = {id_: address for one in messages for id_, address in one.recipients}
+        captured = {address for one in messages for address in one.captured}
+        stored: set[UUID] = set()
+        for _ in range(_ATTEMPTS):
+            now, made = await capturing.store(self._pool, messages, capture.ttl)
+            stored |= now
+            if made:
+                self._to_evict.set()
+            missing = named.keys() - stored
+            if not missing:
+                return stored
+            stored |= await stored_among(self._pool, missing)  # before, by who handed it over first
+            over = {named[id_] for id_ in named.keys() - stored} & captured
+            if not over:
+                return stored
+            # Mailboxes that are over; another writer may have been first.
+            await capturing.set_aside(self._pool, sorted(over))
+        raise DatabaseUnavailable("mailboxes of captured mail end as fast as they are made")
 
     async def _look(self, batch: list[Held[Accept]], why: str) -> set[UUID] | None:
         """The commit is in doubt: what of the batch is durable?  None: unknown.

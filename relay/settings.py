@@ -259,7 +259,8 @@ class Smtp(_Section):
 def captures(smtp: Smtp, hosts: Iterable[str] = ()) -> bool:
     """Whether mail for others' domains is captured, listening on `hosts` (none: on `bind`)."""
     if smtp.capture == "auto":
-        return all(map(is_loopback, list(hosts) or [parse_endpoint(smtp.bind)[0]]))
+        here = all(map(is_loopback, list(hosts) or [parse_endpoint(smtp.bind)[0]]))
+        return here and not smtp.trusted_proxies  # behind a proxy may be anybody
     return smtp.capture == "on"
 
 
@@ -535,6 +536,11 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
         raise ConfigError(
             "RELAY_SMTP__CHAOS is for sessions of one process: with it, set "
             "RELAY_SMTP__PROCESSES to 1."
+        )
+    if settings.smtp.chaos and settings.smtp.trusted_proxies:
+        raise ConfigError(
+            "RELAY_SMTP__CHAOS is for applications on this machine: it cannot be had together with "
+            "RELAY_SMTP__TRUSTED_PROXIES."
         )
     if settings.smtp.chaos and not is_loopback(parse_endpoint(settings.smtp.bind)[0]):
         raise ConfigError(

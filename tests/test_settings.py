@@ -277,3 +277,4 @@ def test_capture_is_on_for_this_machine_alone(capture, hosts, on):
     """Unless it is said otherwise; without sockets by the address that is to be listened on."""
     assert captures(Smtp(capture=capture), hosts) is on
     assert not captures(Smtp(bind="0.0.0.0:25"))
+    assert not captures(Smtp(trusted_proxies=("127.0.0.1",)))

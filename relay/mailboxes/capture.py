@@ -40,6 +40,9 @@ from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.mailboxes.accept import SHED
 
+_ASIDE = "expired.invalid"
+"""The domain of mailboxes that lost their address; nobody can send to it (RFC 2606)."""
+
 _seconds = struct.Struct(">d").pack
 
 
@@ -57,7 +60,8 @@ class Capture:
     @classmethod
     def beside(cls, domains: Iterable[str], ttl: float, most: int) -> Capture:
         """All but these domains."""
-        return cls(frozenset(canonical_domain(domain) for domain in domains), ttl, most)
+        own = {canonical_domain(domain) for domain in domains}
+        return cls(frozenset(own | {_ASIDE}), ttl, most)
 
     def takes(self, address: str) -> bool:
         """Whether mail to a canonical address is captured."""
@@ -139,18 +143,24 @@ _STORE = Statement(
     (UUIDS, TEXTS, BIGINTS, TEXTS, BYTEAS, TEXTS, TEXTS, DOUBLE),
 )
 
-# A domain that nobody can send to (RFC 2606).
-_SET_ASIDE = """
+# Locked in the order in which `_STORE` locks them.
+_SET_ASIDE = f"""
     UPDATE relay.mailboxes
-    SET address = id::text || '@expired.invalid'
-    WHERE address = ANY (%s)
-      AND NOT (is_active AND expires_at > clock_timestamp())
-    """
+    SET address = id::text || '@{_ASIDE}'
+    WHERE id = ANY (ARRAY(
+        SELECT id
+        FROM relay.mailboxes
+        WHERE address = ANY (%s)
+          AND NOT (is_active AND expires_at > clock_timestamp())
+        ORDER BY address
+        FOR UPDATE))
+    """  # noqa: S608 - a constant of ours
 
-# Those that are due and not flipped yet count, too: they go first.
+# Those that are due and not flipped yet count, too: they go first.  Closed at the beginning of
+# time, their rows are what the reaper takes next.
 _EVICT = """
     UPDATE relay.mailboxes
-    SET is_active = false
+    SET is_active = false, closed_at = '-infinity'
     WHERE id = ANY (ARRAY(
         SELECT id
         FROM relay.mailboxes

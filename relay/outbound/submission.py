@@ -141,7 +141,8 @@ class Submission:
         try:
             ready = await trio.to_thread.run_sync(prepare) if large else prepare()
             message, orders, senders, digest = ready
-            if senders is None and login.key is not None and login.key.senders is not None:
+            key = login.key
+            if key is not None and (senders is None or (not senders and key.senders is not None)):
                 return "550 5.7.1 From is not clear, and this key may not send from every address"
             if (refusal := await self._refused_sender(login, senders or ())) is not None:
                 return refusal

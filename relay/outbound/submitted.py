@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
+from itertools import chain
 from uuid import UUID
 
 from relay.outbound.compose import date_of
@@ -49,6 +50,10 @@ _FIELD = re.compile(rb"([!-9;-~]+)[ \t]*:")
 _ADDRESS = re.compile(r"""[^\s<>()\[\],;:"]+@(?:[^\s<>()\[\],;:"@]+|\[[^\]\s]*\])""")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.\-]{0,253}[A-Za-z0-9])?|\[[0-9A-Fa-f:.IPv]{2,60}\]")
 
+_LIKE_AT = re.compile("[\uff20\ufe6b\ufffd]")
+_WORD = re.compile(r"=\?[^?\s]*\?[^?\s]*\?[^?\s]*\?=")
+
+_FROM = (b"from", b"sender", b"resent-from", b"resent-sender")
 _DROPPED = (b"bcc", b"resent-bcc")
 _JUDGED = (*_DROPPED, b"from")
 _OURS = b"x-relay-"
@@ -138,11 +143,17 @@ class Submitted:
 
     @property
     def senders(self) -> list[str] | None:
-        """Every address that stands in From; None: something there is, and which is not known."""
+        """Every address that says from whom it is; None: something there is, and what is not known.
+
+        That is From, Sender and their Resent twins.
+        """
         found: list[str] = []
-        for value in self.values(b"from"):
+        for value in chain.from_iterable(map(self.values, _FROM)):
             here = _ADDRESS.findall(value)
             if value.count("@") != sum(each.count("@") for each in here):
+                return None
+            # What readers decode, or take for something else, could be another address.
+            if not value.isprintable() or _LIKE_AT.search(value) or _hides_an_address(value):
                 return None
             found += here
         return found
@@ -160,6 +171,8 @@ class Submitted:
             if text not in _ORDERS:
                 raise MalformedMessage(text[:80], "is no field that the relay knows")
             said[text] = self.values(name)[0]
+            if "\ufffd" in said[text]:
+                raise MalformedMessage(_shown(text), "is not UTF-8")
         found = Orders(
             _priority(said.get("x-relay-priority", "normal")),
             _at(said, "x-relay-send-at"),
@@ -225,6 +238,20 @@ def _lines(raw: bytes) -> Iterator[tuple[bytes | None, int, int]]:
         start, at, begun = at, end, True
     if begun:
         yield name, start, at
+
+
+def _hides_an_address(value: str) -> bool:
+    """Whether an encoded word is part of an address, or holds one."""
+    for word in _WORD.finditer(value):
+        if value[: word.start()].endswith("@") or value.startswith("@", word.end()):
+            return True
+        try:
+            text = str(make_header(decode_header(word[0])))
+        except (HeaderParseError, LookupError, ValueError):
+            return True
+        if "@" in text or _LIKE_AT.search(text):
+            return True
+    return False
 
 
 def _priority(text: str) -> str:

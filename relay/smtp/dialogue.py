@@ -102,7 +102,6 @@ class Dialogue:
         "_held",
         "_line_at",
         "_longest",
-        "_most",
         "_share",
         "_shared",
         "_size",
@@ -110,6 +109,7 @@ class Dialogue:
         "complete",
         "login",
         "message",
+        "most",
         "receiving",
         "replies",
         "storing",
@@ -129,7 +129,8 @@ class Dialogue:
         self._greeted = greeted
         self._stored = stored
         self._longest = shared.limits.max_line_bytes + 2
-        self._most = shared.limits.max_recipients
+        self.most = shared.limits.max_recipients
+        """Recipients that the message may have: fewer of one that is announced as large."""
         self.replies = replies
         self.transaction = Transaction()
         self._data = b""
@@ -196,7 +197,7 @@ class Dialogue:
                 if (
                     found is None
                     or (end := found.end()) - at > self._longest
-                    or len(recipients) >= self._most
+                    or len(recipients) >= self.most
                 ):
                     return False
                 address = found[1].decode()
@@ -235,12 +236,32 @@ class Dialogue:
                 return False
         if shared.space.short(announced):
             return False
+        self.expect(announced)
         if parameters:
             transaction.mail_options.extend(parameters.decode().upper().split())
         transaction.mail_from = address.decode() if address else "<>"
         transaction.until = now + shared.limits.transaction_timeout
         self.replies.append(SENDER_OK)
         return True
+
+    def expect(self, announced: int) -> None:
+        """Take so many recipients as a message of the bytes that MAIL announces may have; 0: it
+        announces none."""
+        limits = self._shared.limits
+        self.most = limits.max_recipients
+        if announced and self._shared.submissions is None:
+            self.most = min(self.most, max(1, limits.max_stored_bytes // announced))
+
+    def too_much(self, size: int) -> bool:
+        """Whether a message of so many bytes is too much for so many recipients."""
+        return (
+            self._shared.submissions is None
+            and size * len(self.transaction.recipients) > self._shared.limits.max_stored_bytes
+        )
+
+    def short(self, size: int) -> bool:
+        """Whether the disk has no room for a message of so many bytes, for all its recipients."""
+        return self._shared.space.short(size * len(self.transaction.recipients))
 
     def _recipient(self, now: float) -> Step:
         """Go on with what is known of a recipient."""
@@ -293,7 +314,9 @@ class Dialogue:
             return not self.endless
         message = self.message
         assert message is not None
-        if message.bare or message.too_large or self.crowded_out or shared.space.short():
+        if message.bare or message.too_large or self.crowded_out:
+            return False
+        if self.too_much(message.held) or self.short(message.held):
             return False
         return self.store(message.take())
 

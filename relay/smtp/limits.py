@@ -31,6 +31,8 @@ class SmtpLimits:
     idle_patience: float = 10.0
     """How long a session may be idle before it gives its place to a newcomer who would get none."""
     max_recipients: int = 100
+    max_stored_bytes: int = 256 * MIB
+    """The bytes of a message times its recipients, who get a copy each: what one may add."""
     max_line_bytes: int = 2048
     """A command with its CRLF; RFC 5321 asks for 512, SMTPUTF8 and parameters for more."""
     max_errors: int = 100

@@ -732,7 +732,7 @@ class Session(SMTP):
     async def smtp_RCPT(self, arg: str | None) -> None:
         """Name one recipient."""
         if arg and self.envelope.mail_from is not None:
-            if len(self.dialogue.transaction.recipients) >= self.limits.max_recipients:
+            if len(self.dialogue.transaction.recipients) >= self.dialogue.most:
                 self._reply(_TOO_MANY_RECIPIENTS)  # before it is parsed, which may take long
                 return
             if POSTMASTER.fullmatch(arg):
@@ -752,7 +752,8 @@ class Session(SMTP):
         return MISSING
 
     async def _mail(self, address: str, options: list[str]) -> str:
-        if self.shared.space.short(_announced(options) if options else 0):
+        announced = _announced(options) if options else 0
+        if self.shared.space.short(announced):
             self._idle_commands += 1
             _no_space.inc()
             return _NO_SPACE
@@ -769,6 +770,7 @@ class Session(SMTP):
             refusal = await self._consult("MAIL", address, options)
             if refusal is not None:
                 return refusal
+        self.dialogue.expect(announced)
         self.envelope.mail_from = address
         self.envelope.mail_options.extend(options)
         self.dialogue.transaction.until = self._waits.now() + self.limits.transaction_timeout
@@ -776,7 +778,7 @@ class Session(SMTP):
 
     async def _rcpt(self, address: str, options: list[str]) -> str:
         recipients = self.dialogue.transaction.recipients
-        if len(recipients) >= self.limits.max_recipients:
+        if len(recipients) >= self.dialogue.most:
             return _TOO_MANY_RECIPIENTS
         if self.shared.submissions is not None:
             refusal = await self._judge(lambda port: port.name(self.dialogue.login, address))
@@ -983,7 +985,9 @@ class Session(SMTP):
             self._refuse(b"552 5.3.4 Message too large\r\n")
         elif self.dialogue.crowded_out:
             self._defer(b"452 4.3.1 Too much mail in flight, try again later\r\n")
-        elif self.shared.space.short():
+        elif self.dialogue.too_much(message.held):
+            self._defer(b"452 4.5.3 Too many recipients for so large a message\r\n")
+        elif self.dialogue.short(message.held):
             _no_space.inc()
             self._defer(_NO_SPACE.encode() + b"\r\n")
         else:
@@ -1017,8 +1021,10 @@ class Session(SMTP):
         if fault.delay:
             self.lines.due = math.inf
             await self.lines.flush()
+            self._delayed = True  # as in `_miss`
             async with self._waits.pinned() as pinned:
                 await pinned.sleep(fault.delay)
+            self._delayed = False
         reply = fault.reply or chaos.strike(phase)
         if reply[:3] == "421":
             raise SessionOver("chaos", reply)

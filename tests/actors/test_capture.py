@@ -8,8 +8,9 @@ import pytest
 import trio
 
 from relay.mailboxes.capture import Capture
+from relay.smtp.limits import SmtpLimits
 from tests.eventually import eventually
-from tests.smtp.service import serving
+from tests.smtp.service import Service, serving
 
 CAPTURE = Capture.beside(["relay.localhost"], 3600.0, 100)
 NOBODY = "550 5.1.1 No such mailbox here"
@@ -172,3 +173,55 @@ async def test_many_at_once_lose_and_double_nothing(pool):
     assert len(found) == 2000
     assert {found.count(address) for address in set(found)} == {2}
     assert await pool.fetch_value("SELECT count(*) FROM relay.mailboxes") == 1000
+
+
+async def test_mailboxes_that_end_at_once_cost_nobody_his_mail(pool):
+    """Two writers, the same few addresses, and mailboxes that are over again and again."""
+    capture = Capture.beside(["relay.localhost"], 0.2, 2000)
+    over, replies = trio.Event(), []
+    async with serving(pool, capture=capture) as one, serving(pool, capture=capture) as other:
+
+        async def session(end: Service, number: int) -> None:
+            async with end.client() as client:
+                for each in range(40):
+                    names = [f"{(number + each + more) % 7}@shop.example" for more in range(3)]
+                    replies.append((await client.deliver(b"x\r\n", *names))[:3])
+
+        async def end_them() -> None:
+            while not over.is_set():
+                await pool.execute("UPDATE relay.mailboxes SET is_active = false WHERE is_active")
+                await trio.sleep(0.02)
+
+        async with trio.open_nursery() as ending:
+            ending.start_soon(end_them)
+            async with trio.open_nursery() as nursery:
+                for number in range(6):
+                    nursery.start_soon(session, (one, other)[number % 2], number)
+            over.set()
+        assert set(replies) <= {"250", "451"}, "never that there is no such mailbox"
+        assert replies.count("250") > len(replies) * 3 // 4
+        assert await pool.fetch_value("SELECT count(*) FROM relay.messages") >= 3 * replies.count(
+            "250"
+        )
+
+
+async def test_an_address_that_was_set_aside_is_nobodys(pool):
+    """Or mail to it would keep its old address from being captured anew."""
+    async with serving(pool, capture=CAPTURE) as service, service.client() as client:
+        assert (await client.ask("MAIL FROM:<a@b.example>"))[:3] == "250"
+        assert await client.ask("RCPT TO:<0@expired.invalid>") == NOBODY
+
+
+async def test_a_message_is_not_copied_without_bounds(pool):
+    """What is too large for so many recipients is refused: at RCPT if it is announced."""
+    limits = SmtpLimits(max_stored_bytes=300_000)
+    async with serving(pool, capture=CAPTURE, limits=limits) as service, service.client() as client:
+        assert (await client.ask("MAIL FROM:<a@b.example> SIZE=100000"))[:3] == "250"
+        replies = [await client.ask(f"RCPT TO:<{each}@shop.example>") for each in range(4)]
+        assert [reply[:9] for reply in replies] == ["250 2.1.5"] * 3 + ["452 4.5.3"]
+        assert (await client.ask("RSET"))[:3] == "250"
+        names = [f"{each}@shop.example" for each in range(4)]
+        assert (await client.deliver(b"x\r\n", *names))[:3] == "250"
+        large = (b"x" * 98 + b"\r\n") * 990
+        assert (await client.deliver(large, *names))[:9] == "452 4.5.3"
+        assert (await client.deliver(large, *names[:3]))[:3] == "250"

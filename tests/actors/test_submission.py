@@ -266,6 +266,10 @@ async def test_a_key_sends_from_nothing_else_than_it_may(port: Port):
         b'From: "a@shop.example" <b@evil.example>',
         b'From: "x y"@evil.example (a@shop.example)',
         b"from :\r\n\tb@evil.example",
+        b"From: a@shop.example\r\nSender: b@evil.example",
+        b"From: =?utf-8?q?ceo=40bank.example?=",
+        b"From:",
+        b"Subject: from nobody",
     ):
         reply = await port.submit(token, field + b"\r\n\r\n", "b@y.example")
         assert reply[:9] == "550 5.7.1", field
@@ -278,8 +282,14 @@ async def test_role_names_are_the_administrators(port: Port):
     _, token = await port.key()
     refused = await port.talk(token, lambda client: client.mail("postmaster@relay.example"))
     assert refused[0] == 550
-    reply = await port.submit(token, b"From: security@relay.example\r\n\r\n", "b@y.example")
-    assert reply[:9] == "550 5.7.1"
+    for field in (
+        b"From: security@relay.example",
+        b'From: "postmaster"@relay.example',
+        b"From: <@a.b:postmaster@relay.example>",
+        b"From: postmaster@relay.example\0",
+    ):
+        reply = await port.submit(token, field + b"\r\n\r\n", "b@y.example")
+        assert reply[:9] == "550 5.7.1", field
     await port.queued(await port.submit(token, b"From: x@relay.example\r\n\r\n", "b@y.example"))
 
 

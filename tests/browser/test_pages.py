@@ -122,7 +122,7 @@ def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
         expect(page.frame_locator("iframe").get_by_text("styled")).to_be_visible()
         visit.check("message-html", axe)
 
-        letter = {"from": f"a@{address.partition('@')[2]}", "to": ["nobody@elsewhere.example"]}
+        letter = {"from": f"a@{address.partition('@')[2]}", "to": ["nobody@relay.localhost"]}
         sent = api.post("/api/v1/messages/send", json={**letter, "subject": "S" * 90, "text": "t"})
         outbound = sent.json()["messages"][0]["id"]
         visit.to("now")
@@ -330,7 +330,7 @@ def test_a_messages_story_is_told_and_changed(relay: RelayProcess, browse: Brows
         page = signed_in(visit, relay, "queue")
         page.get_by_role("button", name="pause all").click()
         expect(page.locator("#queue-state")).to_contain_text("Paused")
-        send("waits", "x@elsewhere.example")
+        send("waits", "x@relay.localhost")
         row(page, "outbound", "waits").get_by_role("link").click()
         story = page.locator("#story")
         story.get_by_role("button", name="hold").click()

@@ -226,6 +226,7 @@ def test_malformed(old, new):
         ([], "permerror"),
         (FAILED, "temperror"),
     ],
+    ids=lambda value: value if value in ("pass", "fail") else "key",  # keys are made anew each time
 )
 def test_keys(key_record, wanted):
     """A key record is for DKIM, for mail, for this kind of key, and not revoked."""
