@@ -18,7 +18,8 @@ is installed, else a small client here), in interleaved rounds; the figure is th
 - `Postfix`: its durable queue, where one can be run (`tests.bench.postfix`); reported only.
 
 The database is one PostgreSQL 18 with fsync, its tables emptied between rounds.  CPU seconds are
-those of the process that speaks SMTP; the server's beside them.
+those of the peer until it and the server are quiet, summaries included where it makes any (not the
+filters for searches, which it makes 2 s later); the server's beside them.
 """
 
 from __future__ import annotations
@@ -381,7 +382,7 @@ def run(
                     generate(peers[name].port, WARM_UP, connections, _to(name))
                 for _ in range(rounds):
                     for name, peer in peers.items():
-                        wait_for_rest(server)
+                        wait_for_rest(server, peer)
                         for database in dsns:
                             cluster.admin("TRUNCATE relay.messages CASCADE", database)
                             cluster.admin("TRUNCATE bench_messages", database)
@@ -389,6 +390,7 @@ def run(
                         cluster.admin("CHECKPOINT")
                         before, server_before = peer.cpu(), cpu_seconds(server)
                         seconds = generate(peer.port, MESSAGES, connections, _to(name))
+                        wait_for_rest(server, peer)
                         figures[name].append(
                             (
                                 MESSAGES / seconds,
@@ -397,6 +399,8 @@ def run(
                             )
                         )
                         _check(dsns[databases[name]], name)
+                        # Or it would go on with them beside the next: filters for searches, vacuum.
+                        cluster.admin("TRUNCATE relay.messages CASCADE", databases[name])
             finally:
                 for peer in peers.values():
                     peer.close()
@@ -434,12 +438,16 @@ def prepare(cluster: Cluster, database: str) -> str:
     return dsn
 
 
-def wait_for_rest(server: int) -> None:
-    """Wait until the database has finished with the round before (summaries, vacuum)."""
+def wait_for_rest(server: int, peer: Any = None) -> None:
+    """Wait until the database, and a peer, have finished with the round before."""
+
+    def spent() -> float:
+        return cpu_seconds(server) + (0.0 if peer is None else peer.cpu())
+
     for _ in range(120):
-        before = cpu_seconds(server)
+        before = spent()
         time.sleep(0.5)
-        if cpu_seconds(server) - before < 0.05:
+        if spent() - before < 0.05:
             return
 
 
@@ -471,6 +479,8 @@ def _report(
     ratios = {}
     for relay, peer, required, aim in (
         ("relay", "aiosmtpd, stores nothing", 1.5, 2.0),
+        ("relay", "Postfix", 4.5, None),
+        ("relay up", "relay", 0.6, 0.9),
         ("relay", "aiosmtpd, INSERT a message", 2.0, 2.7),
         ("relay, two processes", "relay", 0.6, 1.3),
         ("relay, captured anew", "relay", 0.5, 0.8),
@@ -480,11 +490,17 @@ def _report(
                 ours[0] / theirs[0]
                 for ours, theirs in zip(figures[relay], figures[peer], strict=True)
             )
-            ratios[f"{relay} / {peer}"] = {
-                "value": round(value, 2),
-                "required": required,
-                "aim": aim,
-            }
+            ratios[f"{relay} / {peer}"] = {"value": round(value, 2), "required": required}
+            if aim is not None:
+                ratios[f"{relay} / {peer}"]["aim"] = aim
+    if {"relay up", "Postfix"} <= figures.keys():
+        ratios["CPU a message, summary included: Postfix / relay up"] = {
+            "value": statistics.median(
+                sum(theirs[1:]) / sum(ours[1:])
+                for ours, theirs in zip(figures["relay up"], figures["Postfix"], strict=True)
+            ),
+            "required": 3.5,
+        }
     return {
         "name": f"durable ingest, {BYTES} bytes over {connections} connections",
         "unit": "messages/s",
