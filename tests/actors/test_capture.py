@@ -189,7 +189,14 @@ async def test_mailboxes_that_end_at_once_cost_nobody_his_mail(pool):
 
         async def end_them() -> None:
             while not over.is_set():
-                await pool.execute("UPDATE relay.mailboxes SET is_active = false WHERE is_active")
+                await pool.execute(
+                    """
+                    WITH ending AS (
+                        SELECT id FROM relay.mailboxes WHERE is_active ORDER BY address FOR UPDATE
+                    )
+                    UPDATE relay.mailboxes m SET is_active = false FROM ending e WHERE m.id = e.id
+                    """
+                )
                 await trio.sleep(0.02)
 
         async with trio.open_nursery() as ending:
