@@ -11,10 +11,10 @@ Promises
   other mailboxes; after twice as long a third, and so on, up to one a core but one (`parsers_on`).
 - Parsing happens in child processes that can be killed (`relay.mailboxes.parser`), niced, and
   rests only for mail that is arriving: until something has waited for `_PATIENCE`, since larger
-  groups cost less; a third of the time whatever waits, for accepting comes first; half of it,
-  without help, while those who send wait for their answers, so that they send as fast as they are
-  let (`relay.load.Senders`); and three quarters of it, without help, while accepting lacks the CPU
-  (`relay.load.Load`: a thread that accepts does nothing but run and wait for a core).
+  groups cost less; a third of the time whatever waits, for accepting comes first; and eight ninths
+  of it, without help, while mail comes in as fast as it is let: those who send wait for their
+  answers (`relay.load.Senders`), or accepting lacks the CPU (`relay.load.Load`: its thread does
+  nothing but run and wait for a core).
 - When nothing waits to be parsed, large mailboxes get the chunks that make searches fast
   (`relay.mailboxes.search`); when nothing came for `_QUIET`, all of them together, too
   (`relay.mailboxes.common_search`).
@@ -80,8 +80,7 @@ _LOOK_AGAIN = 0.03  # s; a helping parser's pause when there is nothing that it 
 _LET_GO = 60.0  # s; a helping parser that is idle ends after this
 _REST = 3.0  # multiple of a round's time to rest after it where more mail arrived, as a rule,
 _LEAST_REST = 0.5  # at least, whatever waits,
-_HELD_UP_REST = 1.0  # at least, while those who send wait for their answers,
-_GIVE_WAY = 3.0  # and while accepting lacks the CPU
+_GIVE_WAY = 8.0  # and while mail comes in as fast as it is let
 _LONGEST_REST = 0.25  # s
 _PATIENCE = 0.1  # s; nothing waits longer because of a rest, but for the least one
 _KNOWN = 4096  # messages of which it is remembered since when they wait
@@ -174,35 +173,26 @@ def parsers_on(cores: int) -> int:
     return max(2, min(cores - 1, _MOST_PARSERS))
 
 
-def rest(
-    began: float,
-    ended: float,
-    oldest: float = math.inf,
-    *,
-    lacking: bool = False,
-    held_up: bool = False,
-) -> float:
+def rest(began: float, ended: float, oldest: float = math.inf, *, flooded: bool = False) -> float:
     """Seconds to rest after a round, for mail is arriving.
 
     `oldest`: since when what has waited longest is known to wait.  What came during the round may
-    be as old as that.  `lacking`: whether accepting lacks the CPU; `held_up`: whether those who
-    send wait for it.
+    be as old as that.  `flooded`: whether it comes in as fast as it is let.
     """
-    if lacking:
-        return min((ended - began) * _GIVE_WAY, _LONGEST_REST)
     took = ended - began
+    if flooded:
+        return min(took * _GIVE_WAY, _LONGEST_REST)
     patience = min(oldest, began) + _PATIENCE - ended
-    least = took * (_HELD_UP_REST if held_up else _LEAST_REST)
-    return min(max(least, min(patience, took * _REST)), _LONGEST_REST)
+    return min(max(took * _LEAST_REST, min(patience, took * _REST)), _LONGEST_REST)
 
 
-def helps_since(began: float, oldest: float, *, lacking: bool = False) -> float:
+def helps_since(began: float, oldest: float, *, flooded: bool = False) -> float:
     """Since when a second parser is wanted.
 
     Since one group `began`; or since what has waited longest does, behind many short groups.  The
-    latter not while accepting lacks the CPU (`lacking`): that is what a flood does.
+    latter not while mail comes in as fast as it is let (`flooded`): that is what a flood does.
     """
-    return began if lacking else min(began, oldest)
+    return began if flooded else min(began, oldest)
 
 
 @dataclass
@@ -247,12 +237,9 @@ class Summariser:
                 if await self._arrived(ctx):
                     more, empty = True, 0
                     # Mail is coming in right now: accepting it goes first.
-                    now = trio.current_time()
-                    lacking, oldest = self.load.lacking(now), self._waits_since()
+                    now, oldest = trio.current_time(), self._waits_since()
                     self._held_up = self.senders is not None and self.senders.wait()
-                    await trio.sleep(
-                        rest(began, now, oldest, lacking=lacking, held_up=self._held_up)
-                    )
+                    await trio.sleep(rest(began, now, oldest, flooded=self._flooded(now)))
                 newest = not newest
             if trio.current_time() >= self._orphans_at:
                 self._orphans_at = trio.current_time() + _ORPHANS_EVERY
@@ -336,9 +323,12 @@ class Summariser:
                 helper.close()
 
     def _is_late(self, now: float, number: int) -> bool:
-        lacking = self.load.lacking(now) or self._held_up
-        since = helps_since(self._began, self._waits_since(), lacking=lacking)
+        since = helps_since(self._began, self._waits_since(), flooded=self._flooded(now))
         return now - since >= number * self.help_after
+
+    def _flooded(self, now: float) -> bool:
+        """Whether mail comes in as fast as it is let."""
+        return self._held_up or self.load.lacking(now)
 
     def _waits_since(self) -> float:
         """Since when what has waited longest is known to wait; what is in hand does not wait."""

@@ -276,22 +276,16 @@ def test_rests_no_longer_than_what_waits_can_bear():
     assert summariser.rest(10.0, 15.0) == 0.25  # one slow message makes no long rest
 
 
-def test_rests_three_quarters_of_the_time_while_accepting_lacks_the_cpu():
+def test_rests_eight_ninths_of_the_time_while_mail_comes_in_as_fast_as_it_is_let():
     """Whatever waits then: accepting comes first."""
-    assert summariser.rest(10.0, 10.01, oldest=5.0, lacking=True) == pytest.approx(0.03)
-    assert summariser.rest(10.0, 11.0, oldest=5.0, lacking=True) == 0.25
-
-
-def test_rests_half_of_the_time_while_those_who_send_wait():
-    """They send as fast as they are let; whatever waits to be parsed."""
-    assert summariser.rest(10.0, 10.01, oldest=5.0, held_up=True) == pytest.approx(0.01)
-    assert summariser.rest(10.0, 10.01, held_up=True) == pytest.approx(0.03)
+    assert summariser.rest(10.0, 10.01, oldest=5.0, flooded=True) == pytest.approx(0.08)
+    assert summariser.rest(10.0, 11.0, oldest=5.0, flooded=True) == 0.25
 
 
 def test_no_second_parser_helps_while_accepting_lacks_the_cpu():
     """Unless a group holds the first: what waits behind short ones is what floods do."""
     assert summariser.helps_since(began=9.0, oldest=5.0) == 5.0
-    assert summariser.helps_since(began=9.0, oldest=5.0, lacking=True) == 9.0
+    assert summariser.helps_since(began=9.0, oldest=5.0, flooded=True) == 9.0
 
 
 def test_parsers_leave_a_core_to_accepting():
