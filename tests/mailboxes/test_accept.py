@@ -66,7 +66,7 @@ class _Nobody:
     get_value = None
 
 
-@pytest.mark.parametrize(("senders", "each", "queries"), [(20, 500, 0.13), (3, 1050, 1.0)])
+@pytest.mark.parametrize(("senders", "each", "queries"), [(20, 500, 0.13), (3, 1050, 1.01)])
 async def test_those_who_ask_again_and_again_are_waited_for(autojump_clock, senders, each, queries):
     """Twenty share their queries, though they do not come at once; three wait for nobody."""
     nobody, asked = _Nobody(), 0
