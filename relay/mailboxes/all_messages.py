@@ -26,6 +26,7 @@ from uuid import UUID
 from relay.db.pool import Pool
 from relay.errors import Invalid
 from relay.mailboxes import common_search, search
+from relay.mailboxes.arrivals import cursor_after, seq_of
 from relay.mailboxes.cursors import decode_cursor, encode_cursor, parse_uuid
 from relay.mailboxes.matching import Condition, condition
 from relay.mailboxes.query import Term
@@ -34,6 +35,7 @@ from relay.mailboxes.records import (
     MESSAGE_COLUMNS,
     PLACED_COLUMNS,
     Entry,
+    News,
     Page,
     Placed,
     ReceivedMessage,
@@ -53,20 +55,6 @@ _FROM = """
     FROM relay.messages m
     JOIN relay.mailboxes b ON b.id = m.mailbox_id
     LEFT JOIN relay.summaries s ON s.message_id = m.id"""
-
-
-@dataclass(frozen=True)
-class News:
-    """What became readable after a cursor, and the cursor to go on from.
-
-    `more`: something is readable that comes behind what is being stored; look again soon.
-    `expires_in`: seconds, of the one mailbox that is looked at.
-    """
-
-    found: list[tuple[Entry, Placed]]
-    cursor: int
-    more: bool
-    expires_in: float | None
 
 
 @dataclass(frozen=True)
@@ -248,7 +236,7 @@ class AllMessages:
         if state is None:
             return None
         settled, newest, expires_in = state
-        if isinstance(after, UUID) and (seq := await self._seq(reach, after)) is not None:
+        if isinstance(after, UUID) and (seq := await seq_of(self._pool, reach, after)) is not None:
             above, after = max(above, seq), None
         wanted = condition(terms)
         asked = search.asked(terms)
@@ -306,7 +294,7 @@ class AllMessages:
 
     async def news(
         self, reach: Reach, cursor: int | None = None, *, limit: int = 100
-    ) -> News | None:
+    ) -> News[tuple[Entry, Placed]] | None:
         """What became readable after `cursor`, in that order; None if the one mailbox is over.
 
         `cursor` None starts at the present: nothing found, and the cursor to go on from.  A full
@@ -317,7 +305,7 @@ class AllMessages:
             return None
         settled, newest, expires_in = state
         if cursor is None:
-            return News([], settled, newest > settled, expires_in)
+            return News([], settled, expires_in, newest > settled)
         rows = await self._pool.fetch(
             f"""
             SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
@@ -335,43 +323,15 @@ class AllMessages:
         )
         found = [entry_of(row) for row in rows]
         if len(found) == limit:
-            return News(found, cast(int, found[-1][0].seq), False, expires_in)
-        return News(found, max(cursor, settled), newest > settled, expires_in)
+            return News(found, cast(int, found[-1][0].seq), expires_in)
+        return News(found, max(cursor, settled), expires_in, newest > settled)
 
     async def cursor_after(self, reach: Reach, message_id: str | UUID) -> int:
         """The cursor of `news` that goes on behind a message, which may be deleted by now.
 
         An id that is none starts at the beginning.
         """
-        wanted = parse_uuid(message_id)
-        if wanted is None:
-            return 0
-        seq = await self._seq(reach, wanted)
-        if seq is None:  # deleted: ids go by age, so behind the youngest that is not younger
-            seq = await self._pool.fetch_value(
-                """
-                SELECT seq
-                FROM relay.summaries
-                WHERE message_id < %s
-                ORDER BY message_id DESC
-                LIMIT 1
-                """,
-                (wanted,),
-            )
-        return cast("int | None", seq) or 0
-
-    async def _seq(self, reach: Reach, message_id: UUID) -> int | None:
-        value = await self._pool.fetch_value(
-            f"""
-            SELECT s.seq
-            FROM relay.summaries s
-            JOIN relay.mailboxes b ON b.id = s.mailbox_id
-            WHERE s.message_id = %(message)s
-              AND {reach.sql}
-            """,  # noqa: S608 - constants of ours only
-            {"message": message_id, **reach.values()},
-        )
-        return cast("int | None", value)
+        return await cursor_after(self._pool, reach, message_id)
 
     async def _state(self, reach: Reach) -> tuple[int, int, float | None] | None:
         """Up to where everything is settled, the newest `seq` there is, and the seconds that the

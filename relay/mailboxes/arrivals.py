@@ -21,8 +21,8 @@ from relay.errors import Invalid
 from relay.mailboxes import search
 from relay.mailboxes.cursors import parse_uuid
 from relay.mailboxes.grams import probes
-from relay.mailboxes.records import ENTRY_COLUMNS, MESSAGE_COLUMNS, Entry, Events, Found, message_of
-from relay.mailboxes.visibility import LIVE
+from relay.mailboxes.records import ENTRY_COLUMNS, MESSAGE_COLUMNS, Entry, Found, News, message_of
+from relay.mailboxes.visibility import LIVE, Reach
 from relay.times import parse_instant
 
 _ANYWHERE = """
@@ -49,7 +49,9 @@ class Arrivals:
         `sender` and `subject` are sub-strings without regard to case; `after` (see
         `parse_after`) is exclusive: with the id of the message before, every message comes once.
         """
-        seq = await self._seq(mailbox_id, after) if isinstance(after, UUID) else None
+        seq = None
+        if isinstance(after, UUID):
+            seq = await seq_of(self._pool, Reach(mailbox_id=mailbox_id), after)
         values: dict[str, Any] = {
             "mailbox": mailbox_id,
             "from": like_pattern(sender),
@@ -114,10 +116,10 @@ class Arrivals:
 
     async def events(
         self, mailbox_id: UUID, cursor: int | None = None, *, limit: int = 100
-    ) -> Events | None:
+    ) -> News[Entry] | None:
         """What became readable after `cursor`, in that order; None if the mailbox is not live.
 
-        `cursor` None starts at the present: no entries, and the cursor to go on from.  A full
+        `cursor` None starts at the present: nothing found, and the cursor to go on from.  A full
         answer (`limit` entries) means: ask again at once.
         """
         rows = await self._pool.fetch(
@@ -143,35 +145,64 @@ class Arrivals:
         if not rows:
             return None
         seconds, newest = rows[0][:2]
-        entries = [Entry(*row[2:]) for row in rows if row[2] is not None]
+        found = [Entry(*row[2:]) for row in rows if row[2] is not None]
         if cursor is None:
             cursor = newest or 0
-        elif entries:
-            cursor = cast(int, entries[-1].seq)
-        return Events(entries, cursor, seconds)
+        elif found:
+            cursor = cast(int, found[-1].seq)
+        return News(found, cursor, seconds)
 
     async def cursor_after(self, mailbox_id: UUID, message_id: str | UUID) -> int:
         """The cursor of `events` that goes on behind a message, which may be deleted by now.
 
         An id that is none starts at the beginning.
         """
-        wanted = parse_uuid(message_id)
-        if wanted is None:
-            return 0
-        seq = await self._seq(mailbox_id, wanted)
-        if seq is None:  # deleted: ids go by age, so behind the youngest that is not younger
-            seq = await self._pool.fetch_value(
-                "SELECT max(seq) FROM relay.summaries WHERE mailbox_id = %s AND message_id < %s",
-                (mailbox_id, wanted),
-            )
-        return cast("int | None", seq) or 0
+        return await cursor_after(self._pool, Reach(mailbox_id=mailbox_id), message_id)
 
-    async def _seq(self, mailbox_id: UUID, message_id: UUID) -> int | None:
-        value = await self._pool.fetch_value(
-            "SELECT seq FROM relay.summaries WHERE message_id = %s AND mailbox_id = %s",
-            (message_id, mailbox_id),
+
+async def cursor_after(pool: Pool, reach: Reach, message_id: str | UUID) -> int:
+    """The `seq` of a message within reach, which may be deleted by now.
+
+    0 for an id that is none.
+    """
+    wanted = parse_uuid(message_id)
+    if wanted is None:
+        return 0
+    seq = await seq_of(pool, reach, wanted)
+    if seq is None:  # deleted: ids go by age, so behind those that are not younger
+        seq = await pool.fetch_value(
+            """
+            SELECT max(seq)
+            FROM relay.summaries
+            WHERE mailbox_id = %(reach_mailbox)s
+              AND message_id < %(message)s
+            """
+            if reach.mailbox_id is not None
+            else """
+            SELECT seq
+            FROM relay.summaries
+            WHERE message_id < %(message)s
+            ORDER BY message_id DESC
+            LIMIT 1
+            """,
+            {"message": wanted, **reach.values()},
         )
-        return cast("int | None", value)
+    return cast("int | None", seq) or 0
+
+
+async def seq_of(pool: Pool, reach: Reach, message_id: UUID) -> int | None:
+    """The `seq` of a message; None if it is gone, not parsed yet, or out of reach."""
+    value = await pool.fetch_value(
+        f"""
+        SELECT s.seq
+        FROM relay.summaries s
+        JOIN relay.mailboxes b ON b.id = s.mailbox_id
+        WHERE s.message_id = %(message)s
+          AND {reach.sql}
+        """,  # noqa: S608 - constants of ours only
+        {"message": message_id, **reach.values()},
+    )
+    return cast("int | None", value)
 
 
 def parse_after(value: str) -> UUID | datetime:

@@ -20,10 +20,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from relay.db.pool import Pool
-from relay.mailboxes.matching import DETAILS, RECIPIENT, SENDER, TEXT
-from relay.mailboxes.search import HOLDS, LEAST, SIZE, MakeFilter
-
-_BYTES = 512 * 1024  # of text in a chunk, unless it is one message's
+from relay.mailboxes.search import HOLDS, LEAST, SIZE, MakeFilter, filter_of, next_texts
 
 
 class Run(NamedTuple):
@@ -114,44 +111,26 @@ async def grow(pool: Pool, make: MakeFilter, *, size: int = SIZE, least: int = L
     """Make the next chunk.  False when there are too few messages for one."""
     settled: int = await pool.fetch_value("SELECT relay.settled_seq()")
     after = await mark(pool)
-    rows = await pool.fetch(
-        f"""
-        SELECT id, seq, text, waiting
-        FROM (
-            SELECT m.id, s.seq, count(*) OVER () AS waiting,
-                   concat_ws(E'\\n\\n\\n', {SENDER}, relay.sender_of({DETAILS}), s.subject,
-                             {RECIPIENT}, {TEXT}) AS text,
-                   sum(octet_length(coalesce(s.body_text, s.body_html, '')))
-                       OVER (ORDER BY s.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-                       AS before
-            FROM (
-                SELECT *
-                FROM relay.summaries
-                WHERE seq > %(after)s AND seq <= %(settled)s
-                ORDER BY seq
-                LIMIT %(size)s
-            ) s
-            JOIN relay.messages m ON m.id = s.message_id
-            JOIN relay.mailboxes b ON b.id = m.mailbox_id
-        ) counted
-        WHERE coalesce(before, 0) < %(bytes)s
-          AND (%(after)s > 0 OR (
-              SELECT count(*)
-              FROM (SELECT FROM relay.summaries LIMIT %(least)s) first_ones) = %(least)s)
-        ORDER BY seq
-        """,  # noqa: S608 - constants of ours
-        {"after": after, "settled": settled, "size": size, "bytes": _BYTES, "least": least},
+    rows = await next_texts(
+        pool,
+        """seq > %(after)s
+           AND seq <= %(settled)s
+           AND (%(after)s > 0 OR (
+               SELECT count(*)
+               FROM (SELECT FROM relay.summaries LIMIT %(least)s) first_ones) = %(least)s)""",
+        size,
+        {"after": after, "settled": settled, "least": least},
     )
-    if not rows or rows[0][3] < size:
+    if not rows:
         return False
-    made = await make("\n\n\n".join(row[2] for row in rows).encode("utf-8", "replace"))
+    made = await filter_of(rows, make)
     await pool.execute(
         """
         INSERT INTO relay.common_chunks (last_seq, after_seq, newest_id, filter)
         VALUES (%s, %s, %s, %s)
         ON CONFLICT (last_seq) DO NOTHING
         """,
-        (rows[-1][1], after, max(row[0] for row in rows), made),
+        (rows[-1].seq, after, max(row.id for row in rows), made),
     )
     return True
 

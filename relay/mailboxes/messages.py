@@ -40,6 +40,15 @@ _RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
 _BEHIND = """(%(at)s::timestamptz IS NULL
     OR (m.received_at, m.id) < (%(at)s::timestamptz, %(id)s::uuid))"""
 
+# The primary key's one row.  Where nothing of `s` is asked for, it is not looked for either.
+_ONE = f"""
+    FROM relay.mailboxes b
+    JOIN relay.messages m ON m.mailbox_id = b.id
+    LEFT JOIN relay.summaries s ON s.message_id = m.id
+    WHERE b.id = %(mailbox)s
+      AND m.id = %(message)s
+      AND {LIVE}"""
+
 
 class NotParsed(TemporaryFailure):
     """The message has no summary yet, which would hold what is to be changed."""
@@ -227,12 +236,7 @@ class Messages:
             f"""
             WITH found AS MATERIALIZED (
                 SELECT {MESSAGE_COLUMNS}
-                FROM relay.mailboxes b
-                JOIN relay.messages m ON m.mailbox_id = b.id
-                LEFT JOIN relay.summaries s ON s.message_id = m.id
-                WHERE b.id = %(mailbox)s
-                  AND m.id = %(message)s
-                  AND {LIVE}
+                {_ONE}
             ), marked AS (
                 UPDATE relay.messages
                 SET is_read = true
@@ -256,15 +260,13 @@ class Messages:
             return None
         sql = f"""
             SELECT m.raw_email
-            FROM relay.mailboxes b
-            JOIN relay.messages m ON m.mailbox_id = b.id
-            WHERE b.id = %s
-              AND m.id = %s
-              AND {LIVE}
-            """  # noqa: S608 - constants of this module only
+            {_ONE}
+            """
         async with self._pool.connection(patience=_RAW_TIMEOUT) as conn:
             # Binary: as text every byte travels as two hexadecimal digits.
-            cursor = await conn.execute(sql, (mailbox_id, wanted), binary=True)
+            cursor = await conn.execute(
+                sql, {"mailbox": mailbox_id, "message": wanted}, binary=True
+            )
             row = await cursor.fetchone()
             return bytes(row[0]) if row else None
 
@@ -273,13 +275,9 @@ class Messages:
         row = await self._pool.fetch_row(
             f"""
             SELECT m.reverse_path, m.size
-            FROM relay.mailboxes b
-            JOIN relay.messages m ON m.mailbox_id = b.id
-            WHERE b.id = %s
-              AND m.id = %s
-              AND {LIVE}
-            """,  # noqa: S608 - constants of this module only
-            (mailbox_id, parse_uuid(message_id)),
+            {_ONE}
+            """,
+            {"mailbox": mailbox_id, "message": parse_uuid(message_id)},
         )
         return None if row is None else (row[0], row[1])
 
@@ -291,13 +289,9 @@ class Messages:
         row = await self._pool.fetch_row(
             f"""
             SELECT m.size
-            FROM relay.mailboxes b
-            JOIN relay.messages m ON m.mailbox_id = b.id
-            WHERE b.id = %s
-              AND m.id = %s
-              AND {LIVE}
-            """,  # noqa: S608 - constants of this module only
-            (mailbox_id, wanted),
+            {_ONE}
+            """,
+            {"mailbox": mailbox_id, "message": wanted},
         )
         return row[0] if row else None
 
@@ -349,12 +343,7 @@ class Messages:
             f"""
             WITH found AS MATERIALIZED (
                 SELECT m.id, m.is_read, %(tags)s::text[] IS NULL OR s.message_id IS NOT NULL AS may
-                FROM relay.mailboxes b
-                JOIN relay.messages m ON m.mailbox_id = b.id
-                LEFT JOIN relay.summaries s ON s.message_id = m.id
-                WHERE b.id = %(mailbox)s
-                  AND m.id = %(message)s
-                  AND {LIVE}
+                {_ONE}
             ), tagged AS (
                 UPDATE relay.summaries
                 SET tags = relay.tags_of(%(tags)s::text[])
@@ -376,13 +365,8 @@ class Messages:
         rows = await self._pool.fetch(
             f"""
             SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
-            FROM relay.mailboxes b
-            JOIN relay.messages m ON m.mailbox_id = b.id
-            LEFT JOIN relay.summaries s ON s.message_id = m.id
-            WHERE b.id = %(mailbox)s
-              AND m.id = %(message)s
-              AND {LIVE}
-            """,  # noqa: S608 - constants of this module only
+            {_ONE}
+            """,
             values,
         )
         return entry_of(rows[0]) if rows else None

@@ -184,12 +184,17 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Events:
-    """Entries that became readable after a cursor, the cursor to go on from, seconds to expiry."""
+class News(Generic[T]):
+    """What became readable after a cursor, and the cursor to go on from.
 
-    entries: list[Entry]
+    `expires_in`: seconds, of the one mailbox that is looked at.  `more`: something is readable that
+    comes behind what is being stored; look again soon.
+    """
+
+    found: list[T]
     cursor: int
-    expires_in: float
+    expires_in: float | None
+    more: bool = False
 
 
 MAILBOX_COLUMNS = """

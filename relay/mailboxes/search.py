@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -218,14 +218,25 @@ async def lagging(pool: Pool, *, least: int = LEAST, size: int = SIZE) -> list[U
     return [row[0] for row in rows]
 
 
-async def grow(pool: Pool, mailbox_id: UUID, make: MakeFilter, *, size: int = SIZE) -> bool:
-    """Make the next chunk of a mailbox.  False when there are too few messages for one."""
-    after = await mark(pool, mailbox_id)
+class Text(NamedTuple):
+    """A message that is to be in a chunk, and all of it that is searched."""
+
+    id: UUID
+    seq: int
+    received_at: datetime
+    text: str
+
+
+async def next_texts(pool: Pool, which: str, size: int, values: dict[str, Any]) -> list[Text]:
+    """Return the messages of the next chunk, by `seq`; none while there are fewer than `size`.
+
+    `which`: the condition on their summaries, in SQL, with its `values`.
+    """
     rows = await pool.fetch(
         f"""
-        SELECT seq, received_at, text, waiting
+        SELECT id, seq, received_at, text, waiting
         FROM (
-            SELECT s.seq, m.received_at, count(*) OVER () AS waiting,
+            SELECT m.id, s.seq, m.received_at, count(*) OVER () AS waiting,
                    concat_ws(E'\\n\\n\\n', {SENDER}, relay.sender_of({DETAILS}), s.subject,
                              {RECIPIENT}, {TEXT}) AS text,
                    sum(octet_length(coalesce(s.body_text, s.body_html, '')))
@@ -234,22 +245,37 @@ async def grow(pool: Pool, mailbox_id: UUID, make: MakeFilter, *, size: int = SI
             FROM (
                 SELECT *
                 FROM relay.summaries
-                WHERE mailbox_id = %s AND seq > %s
+                WHERE {which}
                 ORDER BY seq
-                LIMIT %s
+                LIMIT %(size)s
             ) s
             JOIN relay.messages m ON m.id = s.message_id
             JOIN relay.mailboxes b ON b.id = m.mailbox_id
         ) counted
-        WHERE coalesce(before, 0) < %s
+        WHERE coalesce(before, 0) < %(bytes)s
         ORDER BY seq
         """,  # noqa: S608 - constants of ours only
-        (mailbox_id, after, size, _BYTES),
+        {"size": size, "bytes": _BYTES, **values},
     )
-    if not rows or rows[0][3] < size:
+    return [Text(*row[:4]) for row in rows] if rows and rows[0][4] >= size else []
+
+
+async def filter_of(texts: Sequence[Text], make: MakeFilter) -> bytes:
+    """Make the filter of a chunk.  `TemporaryFailure` when it could not be made."""
+    return await make("\n\n\n".join(one.text for one in texts).encode("utf-8", "replace"))
+
+
+async def grow(pool: Pool, mailbox_id: UUID, make: MakeFilter, *, size: int = SIZE) -> bool:
+    """Make the next chunk of a mailbox.  False when there are too few messages for one."""
+    after = await mark(pool, mailbox_id)
+    rows = await next_texts(
+        pool, "mailbox_id = %(mailbox)s AND seq > %(after)s", size,
+        {"mailbox": mailbox_id, "after": after},
+    )  # fmt: skip
+    if not rows:
         return False
-    made = await make("\n\n\n".join(row[2] for row in rows).encode("utf-8", "replace"))
-    times = [row[1] for row in rows]
+    made = await filter_of(rows, make)
+    times = [row.received_at for row in rows]
     try:
         await pool.execute(
             """
@@ -260,7 +286,7 @@ async def grow(pool: Pool, mailbox_id: UUID, make: MakeFilter, *, size: int = SI
             WHERE b.id = %s
             ON CONFLICT (mailbox_id, last_seq) DO NOTHING
             """,
-            (rows[-1][0], after, min(times), max(times), made, mailbox_id),
+            (rows[-1].seq, after, min(times), max(times), made, mailbox_id),
         )
     except psycopg.errors.ForeignKeyViolation:
         return False  # the mailbox was deleted at this moment

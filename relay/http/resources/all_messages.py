@@ -14,17 +14,14 @@ Promises
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 import trio
 from pydantic import Field
 from quart import Response, request
 
-from relay.errors import DatabaseUnavailable, Invalid
-from relay.http.feeds import event_stream
+from relay.errors import Invalid
 from relay.http.operations import (
     Access,
     Answer,
@@ -38,7 +35,18 @@ from relay.http.operations import (
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import mailbox_not_found, unavailable
 from relay.http.resources.messages import PlacedEntry, WholeMessage
-from relay.http.resources.streams import NEW_MESSAGE, StreamQuery, WaitQuery
+from relay.http.resources.streams import (
+    EVENTS,
+    FOUND,
+    NOT_IN_TIME,
+    StreamQuery,
+    WaitQuery,
+    as_event,
+    entries,
+    events_of,
+    pause,
+    until_next,
+)
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
 from relay.http.waiting import Waiter, Watch, watching
@@ -48,10 +56,6 @@ from relay.mailboxes.records import Entry, Placed
 from relay.mailboxes.visibility import Reach
 
 BASE = "/api/v1/messages"
-
-_RETRY = 1.0  # s; before a stream looks again after an outage
-_SOON = 0.05  # s; until the next look where something is being stored
-_SLACK = 0.002  # s; so that a look at the end of a mailbox finds it ended
 
 
 class PlacedMessage(WholeMessage):
@@ -132,43 +136,39 @@ def register(api: Api) -> None:
         )
         return json_response([as_json(*one) for one in page.items], headers=next_link(page.cursor))
 
-    @api.add(
-        "DELETE",
-        BASE,
-        Operation(
-            "Delete messages of the caller's mailboxes for good",
-            "messages",
-            Access.OWN,
-            (Answer(200, "how many are gone", Counted),),
-            scope="send",
-            query=BulkQuery,
-            details="Those that `q` finds; `q=*` is all of them, an empty one is refused.",
-        ),
-    )
-    async def delete(call: Call) -> Response:
-        terms, reach = _named(call.query.q), reach_of(call)
-        return json_response(
-            {"count": await api.committed(lambda: everything.delete(reach, terms))}
+    def bulk(
+        method: str,
+        rule: str,
+        scope: str,
+        summary: str,
+        counted: str,
+        change: Callable[[Reach, Sequence[Term]], Awaitable[int]],
+    ) -> None:
+        @api.add(
+            method,
+            rule,
+            Operation(
+                summary,
+                "messages",
+                Access.OWN,
+                (Answer(200, counted, Counted),),
+                scope=scope,
+                query=BulkQuery,
+                details="Those that `q` finds; `q=*` is all of them, an empty one is refused.",
+            ),
         )
+        async def handler(call: Call) -> Response:
+            terms, reach = _named(call.query.q), reach_of(call)
+            return json_response({"count": await api.committed(lambda: change(reach, terms))})
 
-    @api.add(
-        "POST",
-        f"{BASE}/read",
-        Operation(
-            "Mark messages of the caller's mailboxes read",
-            "messages",
-            Access.OWN,
-            (Answer(200, "how many were unread", Counted),),
-            scope="read",
-            query=BulkQuery,
-            details="Those that `q` finds; `q=*` is all of them, an empty one is refused.",
-        ),
-    )
-    async def read(call: Call) -> Response:
-        terms, reach = _named(call.query.q), reach_of(call)
-        return json_response(
-            {"count": await api.committed(lambda: everything.mark_read(reach, terms))}
-        )
+    bulk(
+        "DELETE", BASE, "send", "Delete messages of the caller's mailboxes for good",
+        "how many are gone", everything.delete,
+    )  # fmt: skip
+    bulk(
+        "POST", f"{BASE}/read", "read", "Mark messages of the caller's mailboxes read",
+        "how many were unread", everything.mark_read,
+    )  # fmt: skip
 
     @api.add(
         "GET",
@@ -178,13 +178,8 @@ def register(api: Api) -> None:
             "messages",
             Access.OWN,
             (
-                Answer(
-                    200,
-                    "the oldest match; it is not marked read; null when none came in time and "
-                    "`empty=null` was said",
-                    PlacedMessage | None,
-                ),
-                Answer(204, "none came in time"),
+                Answer(200, FOUND, PlacedMessage | None),
+                NOT_IN_TIME,
                 over,
                 busy,
             ),
@@ -218,13 +213,12 @@ def register(api: Api) -> None:
                     return no_content() if query.empty is None else json_response(None)
                 if draining.is_set():
                     raise unavailable("The relay is stopping; ask again.", retry_after=1)
-                until = trio.current_time() + min(left, _until_next(match.more, match.expires_in))
-                woken = False
-                # No look for mail only because one at the key is due: an outage would show.
-                while not woken and (left := until - trio.current_time()) > 0:
-                    woken = await watch.wait(min(left, limits.keep_alive_every))
-                    if (refused := await call.refusal()) is not None:
-                        raise refused
+                await pause(
+                    call,
+                    watch,
+                    min(left, until_next(match.more, match.expires_in)),
+                    keep_alive_every=limits.keep_alive_every,
+                )
 
     @api.add(
         "GET",
@@ -234,11 +228,7 @@ def register(api: Api) -> None:
             "messages",
             Access.OWN,
             (
-                Answer(
-                    200,
-                    f"event: {NEW_MESSAGE}, id: the message's, data: its entry as JSON",
-                    media_type="text/event-stream",
-                ),
+                EVENTS,
                 over,
                 busy,
             ),
@@ -263,50 +253,21 @@ def register(api: Api) -> None:
         else:
             cursor = await everything.cursor_after(reach, last)
 
-        async def body() -> AsyncIterator[bytes]:
-            with (
-                slots.hold(waiter, "sse"),
-                watching(hub, reach.mailbox_id, draining, call.admission) as watch,
-            ):
-                yield b"retry: 1000\n\n"
-                async with aclosing(follow(call, reach, watch, cursor)) as pages:
-                    async for page in pages:
-                        yield page
+        def follow(watch: Watch) -> AsyncGenerator[list[tuple[Entry, Placed]], None]:
+            return entries(
+                lambda cursor: everything.news(reach, cursor), watch, cursor,
+                expires_in=None, draining=draining,
+                keep_alive_every=limits.keep_alive_every, refusal=call.refusal,
+            )  # fmt: skip
 
-        return event_stream(body())
-
-    async def follow(
-        call: Call, reach: Reach, watch: Watch, cursor: int
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield what becomes readable after `cursor`, and a comment after each silence."""
-        said = False
-        while not draining.is_set():
-            if await call.refusal() is not None:
-                return
-            news = None
-            with suppress(DatabaseUnavailable):
-                news = await everything.news(reach, cursor)
-                if news is None:
-                    return  # the mailbox is over
-            if news is None:
-                yield _SILENCE
-                await watch.wait(_RETRY)
-                continue
-            cursor = news.cursor
-            if news.found:
-                said = True
-                yield b"".join(_event(*one) for one in news.found)
-                continue
-            if not said:
-                said = True
-                yield _SILENCE
-            woken_by = trio.current_time() + limits.keep_alive_every
-            await watch.wait(min(limits.keep_alive_every, _until_next(news.more, news.expires_in)))
-            if trio.current_time() >= woken_by:
-                yield _SILENCE
-
-
-_SILENCE = b": still here\n\n"
+        return events_of(
+            api,
+            call,
+            waiter,
+            reach.mailbox_id,
+            follow,
+            lambda one: as_event(one[0], one[1].as_json()),
+        )
 
 
 def reach_of(call: Call) -> Reach:
@@ -335,15 +296,3 @@ def _terms(query: WaitAnywhereQuery) -> tuple[Term, ...]:
     if query.tag:
         found.append(Term("tag", query.tag))
     return tuple(found)
-
-
-def _until_next(more: bool, expires_in: float | None) -> float:
-    """Seconds until a look that no wake-up asks for."""
-    if more:
-        return _SOON
-    return float("inf") if expires_in is None else expires_in + _SLACK
-
-
-def _event(entry: Entry, placed: Placed) -> bytes:
-    data = json.dumps(as_json(entry, placed), ensure_ascii=False, separators=(",", ":"))
-    return f"event: {NEW_MESSAGE}\nid: {entry.id}\ndata: {data}\n\n".encode("utf-8", "replace")

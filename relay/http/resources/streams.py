@@ -13,6 +13,8 @@ Promises
   * A slow reader costs one page of entries, not a queue: the next page is read from the
     database when the one before has been written.
 
+Waits and streams over many mailboxes (`all_messages.py`) go by `entries` and `pause`, too.
+
 Fails: a database outage is a 503 for a wait that has to look for mail; streams outlive it and
 look again, for mail and for their keys.
 """
@@ -20,12 +22,17 @@ look again, for mail and for their keys.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
 )
 from contextlib import aclosing, suppress
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
+from uuid import UUID
 
 import trio
 from pydantic import Field
@@ -49,14 +56,28 @@ from relay.http.resources.messages import BASE, MessageEntry, WholeMessage
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
 from relay.http.waiting import Waiter, Watch, watching
-from relay.mailboxes.arrivals import Arrivals, parse_after
-from relay.mailboxes.records import Entry, Mailbox
+from relay.mailboxes.arrivals import parse_after
+from relay.mailboxes.records import Entry, Mailbox, News
+
+T = TypeVar("T")
 
 NEW_MESSAGE = "new_message"
 """What both streams call the arrival of a message."""
 MAX_WAIT = 3600.0
 """Seconds that a call may wait."""
+EVENTS = Answer(
+    200,
+    f"event: {NEW_MESSAGE}, id: the message's, data: its entry as JSON",
+    media_type="text/event-stream",
+)
+"""What a stream of Server-Sent Events answers."""
+FOUND = (
+    "the oldest match; it is not marked read; null when none came in time and `empty=null` was said"
+)
+"""What a wait answers."""
+NOT_IN_TIME = Answer(204, "none came in time")
 _RETRY = 1.0  # s; before a stream looks again after an outage
+_SOON = 0.05  # s; until the next look where something is being stored
 _SLACK = 0.002  # s; so that a look at the end of a mailbox finds it ended
 
 
@@ -91,51 +112,98 @@ class StreamQuery(Query):
     ] = None
 
 
+def until_next(more: bool, expires_in: float | None) -> float:
+    """Seconds until a look that no wake-up asks for (`News` says what the two are)."""
+    if more:
+        return _SOON
+    return math.inf if expires_in is None else expires_in + _SLACK
+
+
+async def pause(call: Call, watch: Watch, seconds: float, *, keep_alive_every: float) -> None:
+    """Return at the next wake-up, or after `seconds`.
+
+    Raises the refusal of the call when there is one.
+    """
+    until = trio.current_time() + seconds
+    woken = False
+    # No look for mail only because one at the key is due: an outage would show.
+    while not woken and (left := until - trio.current_time()) > 0:
+        woken = await watch.wait(min(left, keep_alive_every))
+        if (refused := await call.refusal()) is not None:
+            raise refused
+
+
 async def entries(
-    arrivals: Arrivals,
+    look: Callable[[int | None], Awaitable[News[T] | None]],
     watch: Watch,
-    mailbox: Mailbox,
     cursor: int | None,
     *,
+    expires_in: float | None,
     draining: trio.Event,
     keep_alive_every: float,
     refusal: Refusal,
-) -> AsyncGenerator[list[Entry], None]:
+) -> AsyncGenerator[list[T], None]:
     """Yield what becomes readable after `cursor`, page by page, until the mailbox ends.
 
-    An empty page comes first (the stream stands), and after each silent `keep_alive_every`.
-    Raises the `refusal` when there is one while the mailbox lives.
+    `look` finds what is new behind a cursor; `expires_in`: seconds, if it is of one mailbox.  An
+    empty page comes first (the stream stands), and after each silent `keep_alive_every`.  Raises
+    the `refusal` when there is one while the mailbox lives.
     """
-    ends_at = trio.current_time() + mailbox.expires_in
+    ends_at = trio.current_time() + (math.inf if expires_in is None else expires_in)
     started = False
     while not draining.is_set():
         refused = await refusal()  # first: one that is due to the mailbox's end is not raised
         try:
-            events = await arrivals.events(mailbox.id, cursor)
+            news = await look(cursor)
         except DatabaseUnavailable:
             if trio.current_time() >= ends_at:
                 return  # what was known last says that it is over
             yield []
             await watch.wait(_RETRY)
             continue
-        if events is None:
+        if news is None:
             return
         if refused is not None:
             raise refused
-        cursor = events.cursor
-        ends_at = trio.current_time() + events.expires_in
-        if events.entries:
+        cursor = news.cursor
+        if news.expires_in is not None:
+            ends_at = trio.current_time() + news.expires_in
+        if news.found:
             started = True
-            yield events.entries
+            yield news.found
             continue
         if not started:
             started = True
             yield []
-        left = events.expires_in + _SLACK
+        left = until_next(news.more, news.expires_in)
         woken_by = trio.current_time() + keep_alive_every
         await watch.wait(min(left, keep_alive_every))
         if trio.current_time() >= woken_by:
             yield []
+
+
+def events_of(
+    api: Api,
+    call: Call,
+    waiter: Waiter,
+    mailbox_id: UUID | None,
+    follow: Callable[[Watch], AsyncGenerator[list[T], None]],
+    as_event: Callable[[T], bytes],
+) -> Response:
+    """Answer with what `follow` yields, as Server-Sent Events.  Ask `Slots.check` first."""
+
+    async def body() -> AsyncIterator[bytes]:
+        with (
+            api.waits.hold(waiter, "sse"),
+            watching(api.deps.hub, mailbox_id, api.deps.draining, call.admission) as watch,
+            suppress(Problem),  # refused by now: all that is left to say is the end
+        ):
+            yield b"retry: 1000\n\n"
+            async with aclosing(follow(watch)) as pages:
+                async for page in pages:
+                    yield b"".join(map(as_event, page)) or b": still here\n\n"
+
+    return event_stream(body())
 
 
 def register(api: Api) -> None:
@@ -163,13 +231,8 @@ def register(api: Api) -> None:
             "messages",
             Access.MAILBOX,
             (
-                Answer(
-                    200,
-                    "the oldest match; it is not marked read; null when none came in time and "
-                    "`empty=null` was said",
-                    WholeMessage | None,
-                ),
-                Answer(204, "none came in time"),
+                Answer(200, FOUND, WholeMessage | None),
+                NOT_IN_TIME,
                 MAILBOX_NOT_FOUND,
                 busy,
             ),
@@ -203,13 +266,12 @@ def register(api: Api) -> None:
                     return no_content() if query.empty is None else json_response(None)
                 if draining.is_set():
                     raise unavailable("The relay is stopping; ask again.", retry_after=1)
-                until = trio.current_time() + min(left, found.expires_in + _SLACK)
-                woken = False
-                # No look for mail only because one at the key is due: an outage would show.
-                while not woken and (left := until - trio.current_time()) > 0:
-                    woken = await watch.wait(min(left, limits.keep_alive_every))
-                    if (refused := await call.refusal()) is not None:
-                        raise refused
+                await pause(
+                    call,
+                    watch,
+                    min(left, until_next(False, found.expires_in)),
+                    keep_alive_every=limits.keep_alive_every,
+                )
 
     @api.add(
         "GET",
@@ -219,11 +281,7 @@ def register(api: Api) -> None:
             "messages",
             Access.MAILBOX,
             (
-                Answer(
-                    200,
-                    f"event: {NEW_MESSAGE}, id: the message's, data: its entry as JSON",
-                    media_type="text/event-stream",
-                ),
+                EVENTS,
                 MAILBOX_NOT_FOUND,
                 busy,
             ),
@@ -240,19 +298,9 @@ def register(api: Api) -> None:
         waiter = Waiter.of(call, request, trusted)
         slots.check(waiter)
         cursor = await start(call.mailbox, request.headers.get("Last-Event-ID", call.query.after))
-
-        async def body() -> AsyncIterator[bytes]:
-            with (
-                slots.hold(waiter, "sse"),
-                watching(hub, call.mailbox.id, draining, call.admission) as watch,
-                suppress(Problem),  # refused by now: all that is left to say is the end
-            ):
-                yield b"retry: 1000\n\n"
-                async with aclosing(follow(call, watch, cursor)) as pages:
-                    async for page in pages:
-                        yield b"".join(map(as_event, page)) or b": still here\n\n"
-
-        return event_stream(body())
+        return events_of(
+            api, call, waiter, call.mailbox.id, lambda watch: follow(call, watch, cursor), as_event
+        )
 
     @api.add(
         "GET",
@@ -308,8 +356,10 @@ def register(api: Api) -> None:
                 await websocket.close(1000, "the mailbox is over")
 
     def follow(call: Call, watch: Watch, cursor: int | None) -> AsyncGenerator[list[Entry], None]:
+        mailbox: Mailbox = call.mailbox
         return entries(
-            arrivals, watch, call.mailbox, cursor, draining=draining,
+            lambda cursor: arrivals.events(mailbox.id, cursor), watch, cursor,
+            expires_in=mailbox.expires_in, draining=draining,
             keep_alive_every=limits.keep_alive_every, refusal=call.refusal,
         )  # fmt: skip
 
@@ -320,7 +370,7 @@ class ArrivedMessage(MessageEntry):
     type: Annotated[str, Field(description=f"always {NEW_MESSAGE}")]
 
 
-def as_event(entry: Entry) -> bytes:
-    """Return an entry as a Server-Sent Event."""
-    data = json.dumps(entry.as_json(), ensure_ascii=False, separators=(",", ":"))
-    return (f"event: {NEW_MESSAGE}\nid: {entry.id}\ndata: {data}\n\n").encode("utf-8", "replace")
+def as_event(entry: Entry, more: Mapping[str, Any] | None = None) -> bytes:
+    """Return an entry as a Server-Sent Event, with what else there is to show of it."""
+    data = json.dumps(entry.as_json() | dict(more or {}), ensure_ascii=False, separators=(",", ":"))
+    return f"event: {NEW_MESSAGE}\nid: {entry.id}\ndata: {data}\n\n".encode("utf-8", "replace")
