@@ -51,11 +51,12 @@ async def run(
     """
     # For the claimers of other processes, where none runs here.
     announcer = Announcer(partial(announce, pool), rest=_ANNOUNCE_EVERY)
-    parser = Parser()  # its child starts with the first attachment that somebody downloads
+    parser = Parser()  # its child starts with the first attachment, or check, that is asked for
     deps = make_deps(
         Serving(
             draining=ctx.draining,
             extract_attachment=parser.attachment,
+            examine=parser.examine,
             announce=lambda due_lanes: announcer.soon(high=any_high(due_lanes)),
         )
     )

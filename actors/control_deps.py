@@ -22,6 +22,7 @@ from relay.access.keys import Keys
 from relay.connections import endpoint
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
+from relay.dns.resolver import Resolver
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Deps, Limits, MakeDeps, Serving
 from relay.http.fetch import fetch, fetch_object
@@ -35,6 +36,7 @@ from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
+from relay.mailboxes.verdicts import Judge
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.gates import Gates, Standing
 from relay.outbound.right_of_way import RightOfWay
@@ -60,6 +62,7 @@ def control_deps(
     budget: Budget | None,
     chaos: Chaos | None,
     connections: int,
+    resolver: Resolver,
     upstream: str = "loop:",
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
@@ -68,10 +71,11 @@ def control_deps(
     what was queued, None where none runs; `right_of_way`: what high mail has over other in this
     process's sender; `devices`: this node's device inbox, if any; `budget`: the collectors', to be
     shown; `chaos`: the faults of SMTP sessions; `connections`: how many may be open;
-    `upstream`: the relay's own, without credentials.
+    `resolver`: asks the DNS about senders; `upstream`: the relay's own, without credentials.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
+    judge = Judge(resolver, receiver=store.domains[0])
 
     def destinations() -> Sequence[Standing]:
         return gates.statistics(trio.current_time())
@@ -94,6 +98,8 @@ def control_deps(
             hub=resources.hub,
             accept=Acceptor(writer, pool).accept,
             extract_attachment=serving.extract_attachment,
+            examine=serving.examine,
+            judge=judge.judge,
             supervision=Commands(resources.supervisor),
             logs=resources.logs,
             admin_token_hash=resources.admin_token_hash,

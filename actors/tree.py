@@ -49,7 +49,8 @@ control); the right of way of high mail (sender; told by the listener, control, 
 collector); how many of those who send mail wait (summariser; told by ingest and by the writer's
 mailbox); the hub of the database's news (listener, control, devices); the store of the device
 inboxes and the way into it (device_store, devices, control); the front of the SMTP processes
-(ingest, ingest-1 and so on); the keyring (sender, webhooks, collector, control).
+(ingest, ingest-1 and so on); the keyring (sender, webhooks, collector, control); the resolver of
+the DNS, which outlives a restart of control.
 
 Fails: each group by itself.  An actor that fails is started again after a pause that grows (0.5 s,
 doubled each time up to 30 s, at random below that).  More than 5 failures in 30 s: its group gives
@@ -112,6 +113,7 @@ from relay.devices.postgres import PostgresStore
 from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
+from relay.dns.resolver import Resolver
 from relay.errors import ConfigError
 from relay.http.serve import MAX_CONNECTIONS
 from relay.jitter import new_rng
@@ -132,7 +134,7 @@ from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.peers import shares
-from relay.settings import CONNECTIONS_A_PROCESS, Settings, captures
+from relay.settings import CONNECTIONS_A_PROCESS, Settings, captures, parse_dns_server
 from relay.smtp.channel import Setup
 from relay.smtp.chaos import DOMAIN as CHAOS_DOMAIN
 from relay.smtp.chaos import Chaos
@@ -453,6 +455,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     wake_outbound = _local_wake(boxes.claimer, right_of_way) if "claimer" in wanted else None
 
     senders = Senders(partial(_unanswered, boxes.writer))
+    resolver = Resolver(tuple(map(parse_dns_server, settings.dns.servers)))
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
     processes = settings.smtp_processes
@@ -665,6 +668,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 budget=_budget(settings),
                 chaos=chaos,
                 connections=connections["http"],
+                resolver=resolver,
                 upstream=upstream.url,
             ),
             connections=connections["http"],

@@ -100,6 +100,21 @@ def parse_endpoint(value: str) -> tuple[str, int]:
     return (host[1:-1] if bracketed else host), int(port)
 
 
+def parse_dns_server(value: str) -> tuple[str, int]:
+    """Split `address[:port]` (53 by default; IPv6 in brackets where a port follows)."""
+    try:
+        return str(ipaddress.ip_address(value)), 53
+    except ValueError:
+        pass
+    try:
+        host, port = parse_endpoint(value)
+        return str(ipaddress.ip_address(host)), port
+    except ValueError:
+        raise ValueError(
+            "each is an IP address, for example 192.0.2.53, 192.0.2.53:5353 or [2001:db8::53]:5353"
+        ) from None
+
+
 def _check_address(value: str) -> str:
     parse_endpoint(value)
     return value
@@ -408,6 +423,19 @@ class Devices(_Section):
         return value
 
 
+class Dns(_Section):
+    """Whom to ask about names."""
+
+    servers: tuple[str, ...] = ()
+
+    @field_validator("servers")
+    @classmethod
+    def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for server in value:
+            parse_dns_server(server)
+        return value
+
+
 class Storage(_Section):
     """The disk of the data directory."""
 
@@ -436,6 +464,7 @@ class Settings(_Section):
     collector: Collector = Collector()
     lifecycle: Lifecycle = Lifecycle()
     devices: Devices = Devices()
+    dns: Dns = Dns()
     storage: Storage = Storage()
     log: Log = Log()
 

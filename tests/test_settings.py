@@ -1,6 +1,7 @@
 """The settings: where a value comes from, and what is said about a wrong one."""
 
 import ast
+import json
 import os
 import tomllib
 from pathlib import Path
@@ -17,6 +18,7 @@ from relay.settings import (
     is_loopback,
     known_names,
     load,
+    parse_dns_server,
     parse_duration,
     parse_endpoint,
     show,
@@ -236,6 +238,21 @@ def test_addresses_split_into_host_and_port():
     for wrong in ("::1:25", "host", ":25", "host:", "host:70000", "host:²"):
         with pytest.raises(ValueError, match=r"must be host:port|brackets"):
             parse_endpoint(wrong)
+
+
+def test_servers_of_the_dns_are_addresses():
+    """With a port or without; names would have to be asked for."""
+    servers = '["192.0.2.53", "192.0.2.53:5353", "2001:db8::53", "[2001:db8::53]:5353"]'
+    read = load(environ={"RELAY_DNS__SERVERS": servers}).dns.servers
+    assert list(map(parse_dns_server, read)) == [
+        ("192.0.2.53", 53),
+        ("192.0.2.53", 5353),
+        ("2001:db8::53", 53),
+        ("2001:db8::53", 5353),
+    ]
+    for wrong in ("dns.example", "192.0.2.53:x", "[2001:db8::53", "192.0.2.300", ""):
+        with pytest.raises(ConfigError, match="each is an IP address"):
+            load(environ={"RELAY_DNS__SERVERS": json.dumps([wrong])})
 
 
 def test_loopback_is_told_from_the_world():

@@ -11,7 +11,7 @@ Imports the standard library and pure modules only, as the parser asks.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from relay.checks.author import Author, author
 from relay.checks.fields import Oversize, split
@@ -35,7 +35,11 @@ class Evidence(NamedTuple):
     @classmethod
     def from_json(cls, text: bytes) -> Evidence:
         """Read what `as_json` wrote; ValueError, KeyError or TypeError for anything else."""
-        said = json.loads(text)
+        return cls.from_object(json.loads(text))
+
+    @classmethod
+    def from_object(cls, said: Any) -> Evidence:
+        """Read what `as_json` wrote, once that is parsed; errors as `from_json`."""
         signatures = []
         for one in said["signatures"]:
             raw = {name: bytes.fromhex(one[name]) for name in ("signature", "digest")}

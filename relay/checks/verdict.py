@@ -76,7 +76,7 @@ def _spf(
     client: str | None, helo: str, mail_from: str, receiver: str, at: float
 ) -> Asking[spf.Spf]:
     if client is None:
-        return spf.Spf("none", "", "nothing tells which client the mail came from")
+        return spf.Spf("none", "", "the mail came from this machine, or nothing tells from where")
     try:
         address = ipaddress.ip_address(client.partition("%")[0])
     except ValueError:

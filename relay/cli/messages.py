@@ -17,6 +17,8 @@ import click
 from relay.cli import completion, exits, options, output
 from relay.cli.client import Api, segment
 
+_CHECK_TIMEOUT = 60.0  # s; the message is read, and the DNS asked, each within limits
+_COLOURS = {"pass": "green", "fail": "red", "error": "red", "warning": "yellow"}
 WAIT_STEP = 30.0  # seconds one call waits; longer waits are several calls
 
 
@@ -124,6 +126,42 @@ def release(
         return
     for queued in answer["messages"]:
         output.say(queued["id"])
+
+
+@messages.command()
+@click.argument("address", shell_complete=completion.addresses)
+@click.argument("message_id", metavar="ID")
+@options.token
+@options.data_dir
+@options.as_json
+def check(address: str, message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Say whether the world would take a message of ADDRESS: SPF, DKIM, DMARC, what readers miss.
+
+    Asks the DNS.
+    """
+    api = Api.find(data_dir, token=token_from(token))
+    path = f"{path_of(address)}/{segment(message_id)}/checks"
+    with output.working("Checking the message"):
+        answer = api.call("GET", path, timeout=_CHECK_TIMEOUT).json()
+    if as_json:
+        output.document(answer)
+        return
+    output.table(
+        ("check", "result", "why"),
+        [
+            *(_checked(name, answer[name]) for name in ("spf", "dkim", "dmarc")),
+            *(
+                (
+                    output.line(finding["id"]),
+                    (output.line(finding["severity"]), _COLOURS.get(finding["severity"], "")),
+                    output.line(finding["text"]),
+                )
+                for finding in answer["findings"]
+            ),
+        ],
+    )
+    output.say()
+    output.say(f"score: {answer['score']:g} of 10")
 
 
 @messages.command()
@@ -280,6 +318,11 @@ def present(message: dict[str, Any], as_json: bool) -> None:
     if body:
         output.say()
         output.say(output.safe(body).rstrip("\n"))
+
+
+def _checked(name: str, check: dict[str, str]) -> tuple[output.Cell, ...]:
+    result = output.line(check["result"])
+    return name, (result, _COLOURS.get(result, "")), output.line(check["detail"])
 
 
 def _listed(value: Any) -> str:

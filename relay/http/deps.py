@@ -25,6 +25,8 @@ from uuid import UUID
 import trio
 
 from relay.access.keys import Keys
+from relay.checks.evidence import Evidence
+from relay.checks.verdict import Verdict
 from relay.db.listen import Hub
 from relay.devices.inbox import DeviceInbox
 from relay.http.page_sessions import PageSessions
@@ -35,7 +37,9 @@ from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import Report
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
+from relay.mailboxes.examination import Examined
 from relay.mailboxes.messages import Messages
+from relay.mailboxes.records import Arrived
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
@@ -129,6 +133,11 @@ ExtractAttachment = Callable[[bytes, int], Awaitable[tuple[str, str, bytes] | No
 """File name, content type and bytes of the attachment of that index in a raw message, or None;
 parsed where hostile mail hurts nobody.  Raises `TemporaryFailure`."""
 
+Examine = Callable[[bytes], Awaitable[Examined]]
+"""What a check of a raw message takes; likewise."""
+
+Judge = Callable[[Evidence, Arrived], Awaitable[Verdict]]
+"""What the world would say to a message; asks the DNS, and raises nothing."""
 
 Fetch = Callable[[str], Awaitable[bytes]]
 """The body at an https address, within a deadline and a size, following no redirect.  Raises
@@ -171,6 +180,8 @@ class Deps:
     hub: Hub
     accept: Accept
     extract_attachment: ExtractAttachment
+    examine: Examine
+    judge: Judge
     supervision: Supervision
     logs: Logs
     admin_token_hash: bytes
@@ -223,6 +234,7 @@ class Serving:
 
     draining: trio.Event
     extract_attachment: ExtractAttachment
+    examine: Examine
     announce: WakeOutbound
     """Tells the claimers of all nodes, for where none runs in this process."""
 

@@ -25,6 +25,7 @@ from relay.mailboxes.records import (
     ENTRY_COLUMNS,
     MESSAGE_COLUMNS,
     PLACED_COLUMNS,
+    Arrived,
     Entry,
     Page,
     Placed,
@@ -280,6 +281,21 @@ class Messages:
             {"mailbox": mailbox_id, "message": parse_uuid(message_id)},
         )
         return None if row is None else (row[0], row[1])
+
+    async def arrived(self, mailbox_id: UUID, message_id: str | UUID) -> Arrived | None:
+        """How a message arrived; None if it or its mailbox is not there."""
+        row = await self._pool.fetch_row(
+            f"""
+            SELECT m.size, m.reverse_path, extract(epoch FROM m.received_at)::double precision
+            FROM relay.mailboxes b
+            JOIN relay.messages m ON m.mailbox_id = b.id
+            WHERE b.id = %s
+              AND m.id = %s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of this module only
+            (mailbox_id, parse_uuid(message_id)),
+        )
+        return None if row is None else Arrived(*row)
 
     async def raw_size(self, mailbox_id: UUID, message_id: str | UUID) -> int | None:
         """Bytes that `raw` gives, without reading them; None if it or its mailbox is not there."""

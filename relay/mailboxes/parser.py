@@ -34,9 +34,11 @@ import relay
 from relay import child_environment
 from relay.errors import TemporaryFailure
 from relay.log import get_logger
+from relay.mailboxes.examination import Examined
 from relay.mailboxes.summary import MAX_HEADER_BYTES, Summary
 from relay.mailboxes.worker import (
     ATTACHMENT,
+    EXAMINE,
     FAILED,
     FILTER,
     FOLLOWS,
@@ -149,6 +151,15 @@ class Parser:
         end = LENGTH.size + LENGTH.unpack_from(payload)[0]
         name, content_type = json.loads(payload[LENGTH.size : end])
         return name, content_type, payload[end:]
+
+    async def examine(self, raw: bytes) -> Examined:
+        """What a check of a message is made of; `TemporaryFailure` when it cannot be read within
+        the limits."""
+        async with self._lock:
+            replies, fault = await self._converse([(REQUEST.pack(EXAMINE, 0, len(raw)), raw)])
+        if fault is not None:
+            raise TemporaryFailure(fault)
+        return Examined.from_json(replies[0][2])
 
     async def filter(self, text: bytes) -> bytes:
         """The filter of some text in UTF-8 (`relay.mailboxes.grams`); `TemporaryFailure`."""

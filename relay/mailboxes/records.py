@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 from relay.mailboxes.summary import text_of
@@ -98,6 +98,20 @@ class Entry:
             "has_attachments": self.has_attachments,
             "size": self.size,
         }
+
+
+class Arrived(NamedTuple):
+    """How a message arrived.
+
+    `reverse_path`: empty for the null one; `at`: seconds since 1970; `client`: the IP address that
+    it came from (None: this machine, or nobody knows), which called itself `helo`.
+    """
+
+    size: int
+    reverse_path: str
+    at: float
+    client: str | None = None
+    helo: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ side.  It gives way to everybody else (nice 10), and limits itself in memory, an
 request: whatever a message does to it, the relay loses one child that it starts again.
 
 Wire, big-endian:
-    request   kind u8 (1 summarise, 2 attachment, 3 headers, 4 filter; +128: the reply may wait for
-              the next), argument u32, length u32, payload
+    request   kind u8 (1 summarise, 2 attachment, 3 headers, 4 filter, 5 examine; +128: the reply
+              may wait for the next), argument u32, length u32, payload
     reply     status u8 (0 done, 1 nothing there, 2 failed, 3 left), microseconds of CPU u32,
               length u32, payload
 The argument of the first summary of a batch is what the batch may take in milliseconds of CPU (0:
@@ -19,7 +19,8 @@ The payload of a summary is the row of `Summary.as_row`; of an attachment, the l
 of a JSON array [file name, content type], that array, and the bytes; of a failure, its reason.
 Replies that may wait are written together: each write wakes the parent up, which takes a quarter of
 what parsing a small message does.
-A filter is made of text in UTF-8 (`relay.mailboxes.grams`).
+A filter is made of text in UTF-8 (`relay.mailboxes.grams`).  To examine a message is to read what a
+check of it takes: the answer is that of `Examined.as_json` (`relay.mailboxes.examination`).
 
 Imports the standard library and pure modules only, so that it starts in a moment.
 """
@@ -42,7 +43,7 @@ from relay.mailboxes.summary import extract_attachment, fallback, summarise
 REQUEST = struct.Struct(">BII")
 REPLY = struct.Struct(">BII")
 LENGTH = struct.Struct(">I")
-SUMMARISE, ATTACHMENT, HEADERS, FILTER = 1, 2, 3, 4
+SUMMARISE, ATTACHMENT, HEADERS, FILTER, EXAMINE = 1, 2, 3, 4, 5
 HOLD = 128
 DONE, NOTHING, FAILED, LEFT = 0, 1, 2, 3
 FOLLOWS = 0xFFFFFFFF
@@ -103,6 +104,11 @@ def _answer(kind: int, argument: int, payload: bytes) -> tuple[int, bytes]:
         return DONE, fallback(payload[argument:], payload[:argument].decode()).as_row()
     if kind == FILTER:
         return DONE, make_filter(runs(payload.decode()))
+    if kind == EXAMINE:
+        # Here, for few of these processes are ever asked, and all are to start in a moment.
+        from relay.mailboxes.examination import examine
+
+        return DONE, examine(payload).as_json()
     found = extract_attachment(payload, argument)
     if found is None:
         return NOTHING, b""

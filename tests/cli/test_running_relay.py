@@ -158,6 +158,24 @@ def test_attachments_are_fetched_and_messages_and_mailboxes_deleted(
     assert "size:" in text(relay, "mailbox", "show", address)
 
 
+def test_a_message_is_checked(relay: RelayProcess) -> None:
+    """What the world would say: a table for people, and the answer of the API for programs."""
+    address = text(relay, "mailbox", "create").strip()
+    # Nothing of it asks the DNS, which is not the test's.
+    deliver(relay, address, b"Subject: a\r\nContent-Type: text/html\r\n\r\n<img src='cid:a'>\r\n")
+    got = document(relay, "messages", "wait", address)
+    said = document(relay, "messages", "check", address, got["id"])
+    assert said["dmarc"] == {"result": "permerror", "detail": "there is no From"}
+    shown = text(relay, "messages", "check", address, got["id"])
+    assert re.search(r"^spf +none +the mail came from this machine", shown, re.MULTILINE)
+    assert re.search(r"^dmarc +permerror +there is no From$", shown, re.MULTILINE)
+    assert re.search(
+        r"^images-without-alt +warning +1 of 1 images have no alt", shown, re.MULTILINE
+    )
+    assert f"score: {said['score']:g} of 10" in shown
+    assert run(relay, "messages", "check", address, "nonsense").returncode == 1
+
+
 def test_waiting_in_vain_is_1_and_says_why(relay: RelayProcess) -> None:
     """At the time-out stderr says that no message came, and stdout is empty."""
     address = text(relay, "mailbox", "create").strip()

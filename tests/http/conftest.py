@@ -27,6 +27,7 @@ from relay.datadir import DataDir
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
+from relay.dns.resolver import Resolver, Server
 from relay.http.deps import Deps, Limits, Serving
 from relay.http.serve import MAX_CONNECTIONS
 from relay.ids import new_id
@@ -137,6 +138,9 @@ class House:
         )
 
 
+NO_DNS = ("127.0.0.1", 9)
+"""A server that is none: a test that needs one gives its own."""
+
 SMALL = Limits(streams_per_mailbox=3, body_timeout=1.0, keep_alive_every=0.2, commit_timeout=10.0)
 
 
@@ -150,6 +154,7 @@ async def open_house(
     node: str = "",
     devices: DeviceInbox | None = None,
     wake_outbound: WakeOutbound | None = None,
+    dns: Server = NO_DNS,
     **changes: Any,
 ) -> AsyncIterator[House]:
     """Run a control plane for the block, as the tree makes it; `changes` are of its `Deps`."""
@@ -198,6 +203,7 @@ async def open_house(
         budget=None,
         chaos=chaos,
         connections=MAX_CONNECTIONS,
+        resolver=Resolver([dns]),
     )
 
     def make_deps(serving: Serving) -> Deps:

@@ -49,6 +49,8 @@ def inert(house: House) -> Deps:
         hub=house.hub,
         accept=None,  # type: ignore[arg-type]  # nothing is called
         extract_attachment=None,  # type: ignore[arg-type]
+        examine=None,  # type: ignore[arg-type]
+        judge=None,  # type: ignore[arg-type]
         supervision=Commands(house.supervisor),
         logs=house.ring,
         admin_token_hash=b"",

@@ -11,7 +11,9 @@ import trio
 import trio.testing
 
 from relay.errors import TemporaryFailure
+from relay.mailboxes.examination import examine
 from relay.mailboxes.parser import Parsed, Parser
+from tests.checks.signing import rsa_key, sign
 from tests.eventually import eventually_sync
 from tests.mailboxes.mail import read_row
 
@@ -45,6 +47,22 @@ async def test_extracts_attachments():
     async with Parser() as parser:
         assert await parser.attachment(raw, 0) == ("x.bin", "text/plain", raw[-300_000:])
         assert await parser.attachment(raw, 1) is None
+
+
+async def test_examines_a_message_for_a_check():
+    """What another process read is what would be read here; whatever the message is."""
+    signed = sign(SMALL % 1 + b"https://a.example/x\r\n", rsa_key(), names=("from",))
+    html = b"Content-Type: text/html\r\nFrom: a@b.example\r\n\r\n<img src=x>\r\n"
+    async with Parser() as parser:
+        for raw in (signed, html, b"", b"\0\xff", os.urandom(100_000)):
+            assert await parser.examine(raw) == examine(raw)
+        assert examine(signed).links == ("https://a.example/x",)
+        assert examine(signed).evidence.signatures[0].body_matches
+        parser.deadline = 0.2
+        assert parser.pid is not None
+        os.kill(parser.pid, signal.SIGSTOP)
+        with pytest.raises(TemporaryFailure, match=r"not parsed within 0\.2 s"):
+            await parser.examine(signed)
 
 
 async def test_a_message_that_kills_the_child_costs_nobody_else():

@@ -1,0 +1,119 @@
+"""`GET …/{address}/messages/{id}/checks`: would the world take this mail?
+
+Promises
+  * A message is read where hostile mail hurts nobody (`Deps.examine`), within a memory budget, and
+    the DNS is asked within a deadline; a few at a time, shared by owners.
+  * Nothing is stored and nothing is refused because of it; each call asks anew.
+
+Fails with 503 for a message that cannot be read within the parser's limits.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from quart import Response, request
+
+from relay.checks.findings import Severity, score
+from relay.errors import TemporaryFailure
+from relay.http.callers import owner_of
+from relay.http.deps import Examine
+from relay.http.fair_limiter import Crowded, FairLimiter
+from relay.http.operations import Access, Answer, Call, Operation, View, json_response
+from relay.http.problems import message_not_found, unavailable
+from relay.http.resources.messages import BASE, GONE, Downloads
+from relay.http.routing import Api
+from relay.mailboxes.examination import Examined
+
+_CHECKS, _CHECKS_OF_ONE, _WAITING = 16, 4, 16
+
+
+class Check(View):
+    """One check: its result in the words of RFC 8601, and why."""
+
+    result: Annotated[
+        str,
+        Field(
+            description="pass, fail, softfail, neutral, none (nothing to go by), permerror (a "
+            "mistake of the domain's), temperror (the DNS did not answer)"
+        ),
+    ]
+    detail: str
+
+
+class FindingEntry(View):
+    """One thing to mend."""
+
+    id: str
+    severity: Severity
+    text: str
+
+
+class Checks(View):
+    """What the world would say to a message."""
+
+    spf: Check
+    dkim: Check
+    dmarc: Check
+    score: Annotated[float, Field(ge=0, le=10, description="10: nothing to mend")]
+    findings: list[FindingEntry]
+
+
+def register(api: Api) -> None:
+    """Declare the call."""
+    deps = api.deps
+    turns = FairLimiter(_CHECKS, _CHECKS_OF_ONE, kept=1, waiting=_WAITING)
+    memory = Downloads(deps.limits.download_bytes // 4)
+
+    @api.add(
+        "GET",
+        f"{BASE}/<message_id>/checks",
+        Operation(
+            "Say whether the world would take a message: SPF, DKIM, DMARC, and what readers miss",
+            "messages",
+            Access.MAILBOX,
+            (
+                Answer(200, "the verdict", Checks),
+                GONE,
+                Answer(503, "it cannot be read within the limits, or too many are checked at once"),
+            ),
+            scope="read",
+            details="Asks the DNS, for 12 seconds at most. The message does not count as read.",
+        ),
+    )
+    async def checks(call: Call, message_id: str) -> Response:
+        owner, mailbox_id = owner_of(call.caller, request, deps.trusted_proxies), call.mailbox.id
+        arrived = await deps.messages.arrived(mailbox_id, message_id)
+        if arrived is None:
+            raise message_not_found()
+        try:
+            async with turns.turn(owner):
+                held = memory.hold(owner, arrived.size)
+                try:
+                    raw = await deps.messages.raw(mailbox_id, message_id)
+                    if raw is None:
+                        raise message_not_found()
+                    examined = await _examined(deps.examine, raw)
+                    del raw
+                finally:
+                    held.release()
+                verdict = await deps.judge(examined.evidence, arrived)
+        except Crowded:
+            raise unavailable("Too many messages are being checked; try again.") from None
+        findings = list(examined.findings)
+        results = {name: said["result"] for name, said in verdict.as_dict().items()}
+        return json_response(
+            {
+                **verdict.as_dict(),
+                "score": score(findings, results).score,
+                "findings": [finding._asdict() for finding in findings],
+            }
+        )
+
+
+async def _examined(examine: Examine, raw: bytes) -> Examined:
+    try:
+        return await examine(raw)
+    except TemporaryFailure as error:
+        raise unavailable(f"The message could not be examined: {error}.") from error
