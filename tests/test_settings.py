@@ -21,6 +21,7 @@ from relay.settings import (
     parse_dns_server,
     parse_duration,
     parse_endpoint,
+    processes_on,
     show,
 )
 
@@ -154,11 +155,17 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(environ, sentence):
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("1", 1), ("3", 3), ("auto", len(os.sched_getaffinity(0)))]
+    ("text", "count"), [("1", 1), ("3", 3), ("auto", processes_on(len(os.sched_getaffinity(0))))]
 )
-def test_processes_are_so_many_or_one_for_each_core(text, count):
-    """Of those that this process may use."""
+def test_processes_are_so_many_or_as_many_as_the_cores_feed(text, count):
+    """`auto` asks for the cores that this process may use."""
     assert load(environ={"RELAY_SMTP__PROCESSES": text}).smtp_processes == count
+
+
+@pytest.mark.parametrize(("cores", "count"), [(1, 1), (2, 1), (3, 1), (4, 2), (9, 4), (500, 64)])
+def test_two_cores_feed_one_process(cores, count):
+    """Below four cores one process accepts more than two would."""
+    assert processes_on(cores) == count
 
 
 def test_the_variables_of_a_kubernetes_service_are_ignored():

@@ -47,7 +47,7 @@ def main() -> int:
     """Run the benches asked for and report."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], help="default: all")
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
     parser.add_argument("--json", type=Path, default=Path("bench-results/latest.json"))
     arguments = parser.parse_args()
     console = Console()

@@ -177,10 +177,10 @@ def run(rounds: int) -> dict[str, Any]:
             "start on existing data, s": {"value": statistics.median(starts), "at_most": 1.0},
             "first start, with initdb, s": {"value": first, "at_most": 2.0},
             "relay status, ms": {"value": status * 1e3, "at_most": 100.0},
-            "idle, share of a core": {"value": idle, "at_most": 0.01, "aim": 0.003},
+            "idle, share of a core": {"value": idle, "at_most": 0.005, "aim": 0.003},
             "idle, without PostgreSQL, MB": {
                 "value": resident / 1e6,
-                "at_most": 130.0,
+                "at_most": 110.0,
                 "aim": 75.0,
             },
             "1000 idle sessions, MB": {"value": grown, "at_most": 100.0},

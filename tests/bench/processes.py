@@ -40,7 +40,7 @@ _GROUPS = Path("/sys/fs/cgroup/cpu")  # version 1, and …
 _UNIFIED = Path("/sys/fs/cgroup")  # … version 2
 
 
-def run(rounds: int = 3) -> list[dict[str, Any]]:
+def run(rounds: int = 5) -> list[dict[str, Any]]:
     """Measure both, over few connections and over many; and what a quota lets through."""
     variants = ("relay", "relay, two processes")
     found = [ingest.run(rounds, variants, connections) for connections in (FEW, MANY)]
