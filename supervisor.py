@@ -89,7 +89,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
@@ -117,6 +117,7 @@ __all__ = [
     "NotRunning",
     "NotUnderstood",
     "Paused",
+    "Process",
     "Ready",
     "Restart",
     "Restarting",
@@ -710,11 +711,26 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """A process that an actor runs, in the snapshot of a tree.
+
+    `pid`: None while there is none.  `restarts`: how often one ended and had to be replaced.
+    `cpu_seconds`: what this one has used; None where that is not known.
+    """
+
+    name: str
+    pid: int | None
+    restarts: int
+    cpu_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A child in the snapshot of a tree.
 
     `started_at` in seconds since the epoch, or None.  `last_error`: what ended an incarnation since
-    the child was last ready; of a supervisor, why it gave up.
+    the child was last ready; of a supervisor, why it gave up.  `processes`: those that the actor
+    runs, as far as it says so.
     """
 
     name: str
@@ -725,6 +741,7 @@ class Node:
     last_event: str | None
     children: tuple[Node, ...]
     last_error: BaseException | None = None
+    processes: tuple[Process, ...] = ()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -938,6 +955,8 @@ class Context:
         self.incarnation = incarnation
         self.inbox: Inbox[Any] = Inbox(child.mailbox, clocked=child.spec.liveness is not None)
         self.draining = trio.Event()
+        self.processes: Callable[[], Iterable[Process]] = tuple
+        """Asked when the tree is shown; an actor that runs processes puts its own here."""
         self._pause_lot = trio.lowlevel.ParkingLot()
         self._paused_at_start = child.paused
         self._told: weakref.WeakKeyDictionary[trio.lowlevel.Task, bool] = (
@@ -1233,7 +1252,11 @@ class _Worker(_Child):
         self.mailbox._close(failed=failed)
 
     def node(self) -> Node:
-        return replace(super().node(), mailbox_depth=self.mailbox.statistics().depth)
+        return replace(
+            super().node(),
+            mailbox_depth=self.mailbox.statistics().depth,
+            processes=() if self.context is None else tuple(self.context.processes()),
+        )
 
 
 class _Branch(_Child):

@@ -37,12 +37,13 @@ from actors.periodic import report_when_told
 from relay import child_environment
 from relay import log as logging
 from relay.db.hosts import Hosts
+from relay.load import cpu_seconds
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.smtp.channel import Channel, Kind, Packet, Setup, idle, ids, pack, pack_json, unread
 from relay.smtp.front import Front, Link
 from relay.storage import Space
-from supervisor import Context
+from supervisor import Context, Process
 
 log = get_logger()
 
@@ -147,6 +148,7 @@ class _Parent:
         self._began = trio.current_time()
         self._heard = True
         self._last_word = ""
+        ctx.processes = self._processes
 
     async def run(self, patience: float) -> None:
         """Until the process has ended, as it was told to."""
@@ -164,6 +166,10 @@ class _Parent:
                 self._obey(packet)
         if status or not self._ctx.draining.is_set():
             raise ProcessEnded(_how(status) + (self._last_word and f": {self._last_word}"))
+
+    def _processes(self) -> tuple[Process, ...]:
+        pid = self._process.pid
+        return (Process("process", pid, self._ctx.incarnation - 1, cpu_seconds(pid)),)
 
     def _figures(self) -> Mapping[str, object]:
         return {"pid": self._process.pid, "sessions": len(self._link.guests)}

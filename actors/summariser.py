@@ -39,6 +39,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any
 from uuid import UUID, uuid4
@@ -52,14 +53,14 @@ from actors.periodic import wait_for_messages
 from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
-from relay.load import Load, Senders
+from relay.load import Load, Senders, cpu_seconds
 from relay.log import get_logger
 from relay.mailboxes import common_search, search, summaries
 from relay.mailboxes.fair_order import GROUP, FairOrder, Waiting
 from relay.mailboxes.parser import Parser
 from relay.metrics import registry
 from relay.outage import Outage
-from supervisor import Context, Drained
+from supervisor import Context, Drained, Process
 
 log = get_logger()
 
@@ -153,6 +154,7 @@ async def run(
             load = Load(others=others_lack)
             summariser = Summariser(pool, made[0], made[1:], slice_for, help_after, lease_for, load)
             summariser.senders = senders
+            ctx.processes = partial(_processes, made)
             for number in range(1, count):
                 nursery.start_soon(summariser.assist, number)
             ctx.ready()
@@ -163,6 +165,15 @@ async def run(
                     seconds = await summariser.turn(ctx) or sweep_every
             except Drained:
                 nursery.cancel_scope.cancel()
+
+
+def _processes(parsers: Sequence[Parser]) -> list[Process]:
+    """Those that have parsed, as the tree shows them; one that was never needed is none."""
+    return [
+        Process(f"parser-{number}", one.pid, one.restarts, cpu_seconds(one.pid))
+        for number, one in enumerate(parsers, 1)
+        if one.pid is not None or one.restarts
+    ]
 
 
 def parsers_on(cores: int) -> int:

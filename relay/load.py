@@ -19,6 +19,7 @@ Where that file is missing nobody knows how long a thread waited.  There a proce
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,17 @@ def scheduled(schedstat: Path = _SCHEDSTAT) -> Scheduled:
         return Scheduled(int(ran) / 1e9, int(waited) / 1e9)
     except (OSError, ValueError):
         return Scheduled(time.process_time(), None)
+
+
+def cpu_seconds(pid: int | None, proc: Path = Path("/proc")) -> float | None:
+    """What all threads of a process had of the CPU; None: no such process, or nothing tells it."""
+    if pid is None:
+        return None
+    try:
+        fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def lacks(before: Scheduled, after: Scheduled, seconds: float) -> bool:

@@ -1,11 +1,20 @@
 """Whether a thread lacks the CPU."""
 
+import os
 import threading
 import time
 
 import pytest
 
-from relay.load import UNKNOWN_SATURATED, Load, Scheduled, Senders, lacks, scheduled
+from relay.load import (
+    UNKNOWN_SATURATED,
+    Load,
+    Scheduled,
+    Senders,
+    cpu_seconds,
+    lacks,
+    scheduled,
+)
 from tests.eventually import eventually
 
 
@@ -97,6 +106,19 @@ def test_a_kernel_that_does_not_tell(tmp_path):
     assert scheduled(schedstat).ran == pytest.approx(time.process_time(), abs=1.0)
     schedstat.write_text("nothing\n")
     assert scheduled(schedstat).waited is None
+
+
+def test_the_cpu_of_a_process():
+    """Seconds that only rise; of one that is none nobody knows."""
+    before, until = cpu_seconds(os.getpid()), time.process_time() + 0.05
+    while time.process_time() < until:
+        pass
+    after = cpu_seconds(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after > before
+    assert cpu_seconds(None) is None
+    assert cpu_seconds(-1) is None
 
 
 def test_senders_wait_when_a_good_part_of_the_connections_has_mail_that_waits():

@@ -79,6 +79,16 @@ def rows(node: dict[str, Any], now: float, lead: str = "", below: str = "") -> I
         output.line(node["last_event"]),
     )
     children = node["children"]
+    for one in node.get("processes", ()):  # an actor has those, a group has children
+        last = one is node["processes"][-1] and not children
+        yield (
+            below + ("└─ " if last else "├─ ") + output.line(one["name"]),
+            "" if one["pid"] is None else ("running", STYLES["running"]),
+            str(one["restarts"]),
+            "",
+            "",
+            _process(one),
+        )
     for child in children:
         last = child is children[-1]
         yield from rows(
@@ -87,6 +97,13 @@ def rows(node: dict[str, Any], now: float, lead: str = "", below: str = "") -> I
             below + ("└─ " if last else "├─ "),
             below + ("   " if last else "│  "),
         )
+
+
+def _process(one: dict[str, Any]) -> str:
+    if one["pid"] is None:
+        return "none now"
+    used = one["cpu_seconds"]
+    return f"pid {one['pid']}" + ("" if used is None else f", {used:.1f} s of CPU")
 
 
 def uptime(node: dict[str, Any], now: float) -> str:

@@ -52,6 +52,19 @@ from relay.storage import AMPLE, Space
 from relay.webhooks.store import Webhooks
 
 
+class Process(Protocol):
+    """One process that an actor runs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def cpu_seconds(self) -> float | None: ...
+
+
 class Node(Protocol):
     """One child in the snapshot of the supervision tree."""
 
@@ -71,6 +84,8 @@ class Node(Protocol):
     def children(self) -> Sequence[Node]: ...
     @property
     def last_error(self) -> BaseException | None: ...
+    @property
+    def processes(self) -> Sequence[Process]: ...
 
 
 class Event(Protocol):

@@ -255,6 +255,7 @@ class Parser:
     async def _started(self) -> trio.Process:
         if self._process is not None and self._process.poll() is None:
             return self._process
+        self.restarts += self._process is not None  # it died while nothing was asked of it
         self.close()
         root = str(Path(relay.__file__).parent.parent)
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

@@ -154,6 +154,11 @@ async def test_a_process_that_is_killed_costs_its_own_sessions(pool, lines):
             if one.name == "ingest-1"
         ]  # fmt: skip
         assert said == "ready"
+        shown = {one.name: one.processes for one in service.supervisor.tree().children}
+        ((first,), (second,)) = shown["ingest-1"], shown["ingest-2"]
+        assert (first.restarts, second.restarts) == (1, 0)
+        assert first.pid != second.pid
+        assert first.cpu_seconds is not None
         async with clients(service, 2) as two:
             for client in two:
                 assert (await client.deliver(b"z\r\n", bob))[:3] == "250"

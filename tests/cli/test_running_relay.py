@@ -233,9 +233,16 @@ def test_keys_are_made_listed_and_revoked(relay: RelayProcess) -> None:
 
 
 def test_status_is_the_tree(relay: RelayProcess) -> None:
-    """Every actor has a line under its group's; --json is what the API answers."""
+    """Every actor has a line under its group's, and each of its processes one under the actor's;
+    --json is what the API answers."""
+    with smtplib.SMTP(*relay.smtp) as client:
+        client.sendmail("a@b.example", [relay.create_mailbox()], b"Subject: x\r\n\r\nx\r\n")
     with relay.http() as api:
-        tree = api.get("/api/v1/supervision").raise_for_status().json()
+        tree = eventually_sync(
+            lambda: api.get("/api/v1/supervision").raise_for_status().json(),
+            "something was parsed",
+            until=lambda tree: "parser-1" in _names(tree),
+        )
     printed = document(relay, "status")
     assert _shape(printed) == _shape(tree)
     lines = text(relay, "status").splitlines()
@@ -245,6 +252,8 @@ def test_status_is_the_tree(relay: RelayProcess) -> None:
     assert lines[2].startswith("├─ core ")
     assert lines[3].startswith("│  ├─ postgres ")
     assert lines[-1].startswith("   └─ control ")
+    (parser,) = (line for line in lines if line.startswith("│  │  └─ parser-1 "))
+    assert re.search(r" running +0 +pid \d+, \d+\.\d s of CPU$", parser)
     code, shown = on_terminal("status", "--data-dir", relay.data_dir)
     assert code == 0
     assert "\x1b[32mrunning" in shown
@@ -281,6 +290,7 @@ def test_status_loads_nothing_slow(relay: RelayProcess) -> None:
 
 def _names(node: dict[str, Any]) -> Iterator[str]:
     yield node["name"]
+    yield from (one["name"] for one in node["processes"])
     for child in node["children"]:
         yield from _names(child)
 

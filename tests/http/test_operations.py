@@ -18,12 +18,13 @@ TREE = "/api/v1/supervision"
 
 
 async def test_the_tree_is_shown_as_the_specification_has_it(house: House):
-    """Every node has the seven fields; times are RFC 3339."""
+    """Every node has the eight fields; times are RFC 3339."""
     tree = (await house.client.get(TREE, headers=house.admin)).json()
     assert [child["name"] for child in tree["children"]] == ["listener", "writer", "control"]
     for node in (tree, *tree["children"]):
         assert set(node) == {
-            "name", "state", "restarts", "started_at", "mailbox_depth", "last_event", "children",
+            "name", "state", "restarts", "started_at", "mailbox_depth", "last_event", "processes",
+            "children",
         }  # fmt: skip
         assert node["state"] == "running"
         assert node["started_at"].endswith("Z")

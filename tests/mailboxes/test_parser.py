@@ -87,6 +87,20 @@ async def test_a_message_that_kills_the_child_costs_nobody_else():
         assert parser.pid != pid
 
 
+async def test_a_child_that_dies_while_nothing_is_asked_of_it_costs_nobody():
+    """The next call has another, and it is counted."""
+    async with Parser() as parser:
+        await parser.summarise([SMALL % 0])
+        assert parser.pid is not None
+        process = parser.pid
+        os.kill(process, signal.SIGKILL)
+        await trio.to_thread.run_sync(os.waitid, os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        found = await parser.summarise([SMALL % 1])
+        assert (_subjects(found), _errors(found)) == (["1"], [None])
+        assert parser.pid != process
+        assert parser.restarts == 1
+
+
 async def test_the_one_that_kills_the_child_is_the_one_that_is_blamed():
     """However many answers were held back: they are written before anything that may kill."""
     async with Parser(memory=200 * 2**20) as parser:

@@ -1,5 +1,7 @@
 """Pause, resume, restart by name; the snapshot; the event stream; the wrapper."""
 
+import itertools
+
 import pytest
 import trio
 import trio.testing
@@ -10,6 +12,7 @@ from supervisor import (
     Mailbox,
     NotRunning,
     NotUnderstood,
+    Process,
     Restart,
     State,
     Strategy,
@@ -260,6 +263,24 @@ async def test_the_snapshot(autojump_clock):
         assert (b.state, b.restarts, b.mailbox_depth) == (State.BACKING_OFF, 0, 0)
         assert b.last_event == "backing off for 0.5 s"
         assert b.started_at == house.began
+
+
+async def test_the_snapshot_has_the_processes_that_an_actor_runs(autojump_clock):
+    """As it says whenever the tree is asked for; an incarnation that has ended has none."""
+    used = itertools.count(1.5)
+
+    async def run(ctx: Context) -> None:
+        ctx.processes = lambda: [Process("p", 17, 3, next(used))]
+        ctx.ready()
+        await ctx.draining.wait()
+
+    async with running(SupervisorSpec("root", (ChildSpec("a", run),))) as house:
+        await house.settle()
+        assert house.node("a").processes == (Process("p", 17, 3, 1.5),)
+        assert house.node("a").processes == (Process("p", 17, 3, 2.5),)
+        house.supervisor.shutdown()
+        await house.end()
+        assert house.node("a").processes == ()
 
 
 async def test_a_slow_reader_of_events_loses_the_oldest(autojump_clock):

@@ -34,8 +34,17 @@ _LACKING = {
 }
 
 
+class TreeProcess(View):
+    """A process that an actor runs; `restarts`: how often one ended and was replaced."""
+
+    name: str
+    pid: int | None
+    restarts: int
+    cpu_seconds: float | None
+
+
 class TreeNode(View):
-    """An actor or a supervisor, and what is under it."""
+    """An actor or a supervisor, the processes that it runs, and what is under it."""
 
     name: str
     state: str
@@ -43,6 +52,7 @@ class TreeNode(View):
     started_at: str | None
     mailbox_depth: int
     last_event: str | None
+    processes: list[TreeProcess]
     children: list[TreeNode]
 
 
@@ -55,6 +65,15 @@ def as_json(node: Node) -> dict[str, Any]:
         "started_at": _instant(node.started_at),
         "mailbox_depth": node.mailbox_depth,
         "last_event": node.last_event,
+        "processes": [
+            {
+                "name": one.name,
+                "pid": one.pid,
+                "restarts": one.restarts,
+                "cpu_seconds": one.cpu_seconds,
+            }
+            for one in node.processes
+        ],
         "children": [as_json(child) for child in node.children],
     }
 

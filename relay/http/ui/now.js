@@ -113,13 +113,18 @@ function showTraffic(counts, plots, seen, before) {
 function showTree(table, command, root) {
   const nodes = [];
   const walk = (node, depth) => {
-    nodes.push({ node, depth });
+    nodes.push({ node, depth, key: node.name });
+    for (const one of node.processes) {
+      const said = one.pid === null ? "none now" : `pid ${one.pid}, ${(one.cpu_seconds ?? 0).toFixed(1)} s of CPU`;
+      const shown = { name: one.name, state: one.pid === null ? "" : "running", restarts: one.restarts, mailbox_depth: "", last_event: said };
+      nodes.push({ node: shown, depth: depth + 1, key: `${node.name} ${one.name}`, process: true });
+    }
     for (const child of node.children) walk(child, depth + 1);
   };
   walk(root, 0);
   table.show(
     nodes,
-    ({ node }) => node.name,
+    ({ key }) => key,
     (row, { node, depth }) => {
       row.cells[0].className = `actor indent-${Math.min(depth, 3)}`;
       row.cells[1].className = `state ${node.state}`;
@@ -127,8 +132,8 @@ function showTree(table, command, root) {
       const swap = row.querySelector(".swap");
       if (swap) say(swap, node.state === "paused" ? "resume" : "pause");
     },
-    (row, { node, depth }) => {
-      if (depth === 0) return;
+    (row, { node, depth, process }) => {
+      if (depth === 0 || process) return;
       const swap = button("pause", (pressed) => command(node.name, () => swap.textContent)(pressed), { class: "swap" });
       row.cells[5].append(button("restart", command(node.name, () => "restart")), " ", swap, " ", h("a", { href: `#/logs?actor=${encodeURIComponent(node.name)}`, text: "log" }));
       for (const part of row.cells[5].children) part.ariaDescription = node.name;
