@@ -5,9 +5,9 @@ A `Certificate` is two PEM files and the context made of them.  Whoever begins a
 
 Promises:
 - TLS 1.2 or later; no renegotiation and no compression.
-- A changed file is taken up by `look`, which is cheap and may be called every second, and by
-  `reload` at once.  One that is being written, or has come without its other half, is left alone
-  until both have stayed as they are from one look to the next.
+- A changed file is taken up by `look`, which is cheap and may be called at any time by whoever
+  shows the certificate, and by `reload` at once.  One that is being written, or has come without
+  its other half, is left alone until both have stayed as they are from one look to the next.
 - Files that are of no use, once a certificate was loaded, change nothing: that is said in the log,
   once, and the old one serves on.
 
@@ -19,6 +19,7 @@ Why no thread that watches: two calls of stat(2) take four microseconds.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import ssl
 from typing import TypeAlias
@@ -29,7 +30,7 @@ from relay.log import get_logger
 log = get_logger()
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at the files."""
+"""Seconds between two looks at the files, whoever asks for them."""
 
 _Signature: TypeAlias = tuple[tuple[int, int, int, int] | None, ...]
 
@@ -43,6 +44,7 @@ class Certificate:
         """What a TLS session on a port of ours is begun with; None: there is none that is good."""
         self._tried: _Signature | None = None  # what was loaded last, or was no good
         self._seen: _Signature | None = None  # at the last look
+        self._looked_at = -math.inf
 
     @classmethod
     def load(cls, cert: str, key: str) -> Certificate:
@@ -65,8 +67,15 @@ class Certificate:
             log.info("tls.certificate_loaded", cert=self.cert)
         return not fault
 
-    def look(self) -> None:
-        """Take up files that have changed, and have not while nobody looked."""
+    def look(self, now: float) -> None:
+        """Take up files that have changed, and have not since the last look.
+
+        `now`: seconds of a clock that only rises.  Within `LOOK_EVERY` of a look there is none:
+        several ports may show one certificate, and each asks.
+        """
+        if now < self._looked_at + LOOK_EVERY:
+            return
+        self._looked_at = now
         signature = self._signature()
         settled, self._seen = signature == self._seen, signature
         if settled and signature != self._tried:

@@ -27,22 +27,34 @@ def test_a_bad_certificate_changes_nothing_and_is_said_once(tmp_path):
     context = certificate.context
     (tmp_path / "cert.pem").write_bytes(b"not yet whole")
     with structlog.testing.capture_logs() as lines:
-        certificate.look()
+        certificate.look(0.0)
         assert lines == []
-        for _ in range(3):
-            certificate.look()
+        for second in range(1, 4):
+            certificate.look(second)
     assert [line["event"] for line in lines] == ["tls.certificate_refused"]
     assert certificate.context is context
     (tmp_path / "cert.pem").unlink()
     with structlog.testing.capture_logs() as lines:
-        for _ in range(3):
-            certificate.look()
+        for second in range(4, 7):
+            certificate.look(second)
     assert [line["event"] for line in lines] == ["tls.certificate_refused"]
     assert "No such file" in lines[0]["reason"]
     write(tmp_path)
-    for _ in range(2):
-        certificate.look()
+    for second in range(7, 9):
+        certificate.look(second)
     assert certificate.context is not context
+
+
+def test_ports_that_share_a_certificate_look_once_a_second(tmp_path):
+    """However many ask: a file that is being written has a second to stay as it is."""
+    certificate = Certificate.load(*write(tmp_path))
+    (tmp_path / "cert.pem").write_bytes(b"not yet whole")
+    with structlog.testing.capture_logs() as lines:
+        for now in (0.0, 0.1, 0.9):
+            certificate.look(now)
+        assert lines == []
+        certificate.look(1.0)
+    assert [line["event"] for line in lines] == ["tls.certificate_refused"]
 
 
 def test_what_is_wrong_at_the_start_is_said(tmp_path):

@@ -29,7 +29,7 @@ from relay.smtp.shared import Canonical, Filter, Mailboxes, Shared, SignIn, Subm
 from relay.smtp.trampoline import Trampoline
 from relay.smtp.waits import Waits
 from relay.storage import AMPLE, Space
-from relay.tls import LOOK_EVERY, Certificate
+from relay.tls import Certificate
 
 log = get_logger()
 
@@ -179,7 +179,7 @@ class Server:
         shortest = min(limits.command_timeout, limits.data_timeout, limits.transaction_timeout)
         shortest = min(shortest, limits.handshake_timeout)
         tick = min(1.0, shortest / 4)
-        certificate, look_at = self.shared.certificate, trio.current_time()
+        certificate = self.shared.certificate
         while True:
             if not self.sessions:
                 self._some = trio.Event()
@@ -189,9 +189,8 @@ class Server:
             now = trio.current_time()
             for session in [session for session in self.sessions if session.due <= now]:
                 session.expire()
-            if certificate is not None and now >= look_at:
-                look_at = now + LOOK_EVERY
-                certificate.look()
+            if certificate is not None:
+                certificate.look(now)
 
     async def _attend(self, session: Session, seat: Seat) -> None:
         try:
