@@ -4,24 +4,15 @@
 accepts and passes on, and each SMTP process (`actors/ingest_main.py`) runs `run` without sockets,
 on the connections that its channel brings.
 
-Promises:
-- It serves on copies of the sockets it was given, so the port and the queue of connections
-  survive its restart.
-- Paused: new sessions get 421 4.3.2, open ones finish; port and address stay.
-- Draining: no new session; those with no message on its way get 421 4.3.2 at once, whatever they
-  have said so far; a message that is arriving (behind DATA) may finish, for as long as the
-  supervisor's `drain_timeout` allows.
-- `Report` logs how many sessions are open, and the bytes that they hold.
+Promises: what `actors/serving.py` does of the port, whoever listens.
 
-Fails: one session's error ends nothing but its transaction.  Without file descriptors it waits
-for sessions to end.  Without the writer or the database, sessions get 4xx.  A crash of `hand_on`
-costs no session.
+Fails: without the writer or the database, sessions get 4xx.  A crash of `hand_on` costs no session.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import trio
@@ -30,6 +21,7 @@ from aiosmtpd.smtp import Envelope, Session
 from actors.accepting import hand_over_nowait
 from actors.messages import Accept, Consult
 from actors.periodic import report_when_told
+from actors.serving import Arrivals, copied, serve
 from relay.accepted import Accepted
 from relay.addresses import canonical
 from relay.db.pool import Pool
@@ -51,12 +43,6 @@ from relay.tls import Certificate
 from supervisor import Context, Mailbox
 
 log = get_logger()
-
-DRAIN = 30.0
-"""Seconds that a message which is arriving may take to finish after SIGTERM."""
-
-Arrivals = Callable[[Server, trio.Nursery], Awaitable[object]]
-"""Has a server serve what arrives, each session in a nursery."""
 
 
 class _Mailboxes:
@@ -152,26 +138,7 @@ async def run(
     )
     if senders is not None:
         senders.count_by(lambda: server.gate.open)
-    copies = [one.dup() for one in sockets]
-    try:
-        async with trio.open_nursery() as service:
-            service.start_soon(lookups.run)
-            service.start_soon(server.run)
-            service.start_soon(report_when_told, ctx, server.figures)
-            async with trio.open_nursery() as sessions, trio.open_nursery() as listeners:
-                for copy in copies:
-                    copy.setblocking(False)
-                    listeners.start_soon(_accept, server, copy, sessions, ctx)
-                if arrivals is not None:
-                    listeners.start_soon(arrivals, server, sessions)
-                ctx.ready()
-                await ctx.draining.wait()
-                listeners.cancel_scope.cancel()
-                server.drain()
-            service.cancel_scope.cancel()
-    finally:
-        for copy in copies:
-            copy.close()
+    await serve(ctx, server, sockets, arrivals=arrivals, beside=[lookups.run])
 
 
 async def hand_on(ctx: Context, *, sockets: Sequence[socket.socket], front: Front) -> None:
@@ -179,13 +146,11 @@ async def hand_on(ctx: Context, *, sockets: Sequence[socket.socket], front: Fron
 
     `sockets` as in `run`.  Promises what that does, for the sessions in all processes.
     """
-    copies = [one.dup() for one in sockets]
-    try:
+    with copied(sockets) as copies:
         async with trio.open_nursery() as service:
             service.start_soon(report_when_told, ctx, front.figures)
             async with trio.open_nursery() as listeners:
                 for copy in copies:
-                    copy.setblocking(False)
                     listeners.start_soon(_pass_on, front, copy, ctx)
                 ctx.ready()
                 await ctx.draining.wait()
@@ -197,16 +162,7 @@ async def hand_on(ctx: Context, *, sockets: Sequence[socket.socket], front: Fron
                 front.cut()
                 raise
             service.cancel_scope.cancel()
-    finally:
-        for copy in copies:
-            copy.close()
 
 
 async def _pass_on(front: Front, listener: socket.socket, ctx: Context) -> None:
     await front.accept(listener, paused=lambda: ctx.paused)
-
-
-async def _accept(
-    server: Server, listener: socket.socket, sessions: trio.Nursery, ctx: Context
-) -> None:
-    await server.accept(listener, sessions, paused=lambda: ctx.paused)

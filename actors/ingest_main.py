@@ -41,6 +41,7 @@ import trio
 
 from actors import ingest, writer
 from actors.messages import Accept
+from actors.serving import SMTP_DRAIN
 from relay import log as logging
 from relay.db.hosts import Hosts
 from relay.db.pool import Pool
@@ -219,7 +220,7 @@ def _tree(
                     certificate=certificate,
                     arrivals=process.arrivals,
                 ),
-                drain_timeout=ingest.DRAIN,
+                drain_timeout=SMTP_DRAIN,
             ),
         ),
     )

@@ -1,15 +1,10 @@
 """Submission: takes mail that leaves from programs that sign in, and queues it.
 
 Promises
-- It serves on copies of the sockets it was given, so that ports and the queues of connections
-  survive its restart.
-- Paused: new sessions get 421 4.3.2, open ones finish; ports and addresses stay.
-- Draining: no new session; those with no message on its way get 421 4.3.2 at once; a message that
-  is arriving may finish, for as long as the supervisor's `drain_timeout` allows.
+- What `actors/serving.py` does of its ports.
 - What was queued is announced: to this process's claimer, or to all others where none runs here.
-- `Report` logs how many sessions are open, and the bytes that they hold.
 
-Fails: one session's error ends nothing but its transaction.  Without the database sessions get 4xx.
+Fails: without the database sessions get 4xx.
 """
 
 from __future__ import annotations
@@ -19,9 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Never
 
-import trio
-
-from actors.periodic import report_when_told
+from actors.serving import serve
 from relay.access.keys import Keys
 from relay.db.pool import Pool
 from relay.errors import Bug
@@ -39,8 +32,6 @@ from relay.storage import AMPLE, Space
 from relay.tls import Certificate
 from supervisor import Context
 
-DRAIN = 30.0
-"""Seconds that a message which is arriving may take to finish after SIGTERM."""
 _ANNOUNCE_EVERY = 0.05  # s
 
 
@@ -95,35 +86,4 @@ async def run(
         sign_in=submission,
         submissions=submission,
     )
-    copies = [
-        (one.dup(), tls_first)
-        for some, tls_first in ((sockets, False), (tls_sockets, True))
-        for one in some
-    ]
-    try:
-        async with trio.open_nursery() as service:
-            service.start_soon(announcer.run)
-            service.start_soon(server.run)
-            service.start_soon(report_when_told, ctx, server.figures)
-            async with trio.open_nursery() as sessions, trio.open_nursery() as listeners:
-                for copy, tls_first in copies:
-                    copy.setblocking(False)
-                    listeners.start_soon(_accept, server, copy, tls_first, sessions, ctx)
-                ctx.ready()
-                await ctx.draining.wait()
-                listeners.cancel_scope.cancel()
-                server.drain()
-            service.cancel_scope.cancel()
-    finally:
-        for copy, _ in copies:
-            copy.close()
-
-
-async def _accept(
-    server: Server,
-    listener: socket.socket,
-    tls_first: bool,
-    sessions: trio.Nursery,
-    ctx: Context,
-) -> None:
-    await server.accept(listener, sessions, paused=lambda: ctx.paused, tls_first=tls_first)
+    await serve(ctx, server, sockets, tls_sockets=tls_sockets, beside=[announcer.run])

@@ -104,6 +104,7 @@ from actors.commands import current_name
 from actors.control_deps import control_deps
 from actors.messages import Accept, Consult, Due, Report, SweepNow, Wake
 from actors.resources import Resources
+from actors.serving import SMTP_DRAIN
 from relay.db import channels
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
@@ -384,7 +385,7 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                     run,
                     role="ingest",
                     hears=(Report,),
-                    drain_timeout=ingest.DRAIN + 5.0,
+                    drain_timeout=SMTP_DRAIN + 5.0,
                     stop_timeout=_PROCESS_STOP,
                 )
                 for number, run in enumerate(parts.processes, 1)
@@ -405,13 +406,13 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 "ingest",
                 parts.ingest,
                 hears=(Report,),
-                drain_timeout=ingest.DRAIN,
+                drain_timeout=SMTP_DRAIN,
             ),
             actor(
                 "submission",
                 parts.submission,
                 hears=(Report,),
-                drain_timeout=submission.DRAIN,
+                drain_timeout=SMTP_DRAIN,
             ),
             actor(
                 "devices",

@@ -1,0 +1,84 @@
+"""Serving an SMTP port: what ingest and submission have in common, from listening to draining.
+
+Promises
+- It serves on copies of the sockets it was given, so that ports and the queues of connections
+  survive its restart.
+- Paused: new sessions get 421 4.3.2, open ones finish; ports and addresses stay.
+- Draining: no new session; those with no message on its way get 421 4.3.2 at once, whatever they
+  have said so far; a message that is arriving (behind DATA) may finish, for as long as the
+  supervisor's `drain_timeout` allows.
+- `Report` logs how many sessions are open, and the bytes that they hold.
+
+Fails: one session's error ends nothing but its transaction.  Without file descriptors it waits for
+sessions to end.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import trio
+
+from actors.periodic import report_when_told
+from relay.smtp.server import Server
+from supervisor import Context
+
+SMTP_DRAIN = 30.0
+"""Seconds that a message which is arriving may take to finish after SIGTERM."""
+
+Arrivals = Callable[[Server, trio.Nursery], Awaitable[object]]
+"""Has a server serve what arrives, each session in a nursery."""
+
+
+async def serve(
+    ctx: Context,
+    server: Server,
+    sockets: Sequence[socket.socket],
+    *,
+    tls_sockets: Sequence[socket.socket] = (),
+    arrivals: Arrivals | None = None,
+    beside: Sequence[Callable[[], Awaitable[object]]] = (),
+) -> None:
+    """Serve on `sockets`, which listen already and stay open, until drained.
+
+    On `tls_sockets` TLS comes before anything is said; `arrivals` serves connections that come
+    another way, until cancelled; `beside` runs as long as there are sessions.
+    """
+
+    async def accept(listener: socket.socket, tls_first: bool) -> None:
+        await server.accept(listener, sessions, paused=lambda: ctx.paused, tls_first=tls_first)
+
+    with copied(sockets) as plain, copied(tls_sockets) as encrypted:
+        async with trio.open_nursery() as service:
+            for each in beside:
+                service.start_soon(each)
+            service.start_soon(server.run)
+            service.start_soon(report_when_told, ctx, server.figures)
+            async with trio.open_nursery() as sessions, trio.open_nursery() as listeners:
+                for listener in plain:
+                    listeners.start_soon(accept, listener, False)
+                for listener in encrypted:
+                    listeners.start_soon(accept, listener, True)
+                if arrivals is not None:
+                    listeners.start_soon(arrivals, server, sessions)
+                ctx.ready()
+                await ctx.draining.wait()
+                listeners.cancel_scope.cancel()
+                server.drain()
+            service.cancel_scope.cancel()
+
+
+@contextmanager
+def copied(sockets: Sequence[socket.socket]) -> Iterator[list[socket.socket]]:
+    """Copies of sockets, which do not block and are closed at the end."""
+    copies: list[socket.socket] = []
+    try:
+        for each in sockets:
+            copies.append(each.dup())
+            copies[-1].setblocking(False)
+        yield copies
+    finally:
+        for copy in copies:
+            copy.close()
