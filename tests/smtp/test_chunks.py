@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any
-
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.db.pool import Pool
 from relay.smtp.chunks import ChunkedMessage
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.trampoline import Trampoline
-from tests.smtp import service as services
-from tests.smtp.plain import Plain
 from tests.smtp.service import Client
-
-
-def _served(how: Any) -> Callable[..., AbstractAsyncContextManager[services.Service]]:
-    def made(pool: Pool, **options: Any) -> AbstractAsyncContextManager[services.Service]:
-        if how is services.serving_by_processes:
-            return how(pool, count=1, **options)
-        return services.serving(pool, scheduling=how(), **options)
-
-    return made
-
-
-@pytest.fixture(params=[Trampoline, Plain, services.serving_by_processes])
-def serving(request):
-    """Serves on the trampoline, as plain tasks, and in another process: all behave alike."""
-    return _served(request.param)
 
 
 async def begin(client: Client, *recipients: str) -> None:

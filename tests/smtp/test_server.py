@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
 
-from relay.db.pool import Pool
 from relay.metrics import registry
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.server import Server
 from relay.smtp.session import Session
-from relay.smtp.trampoline import Trampoline
 from tests.eventually import eventually
-from tests.smtp import service as services
-from tests.smtp.plain import Plain
 from tests.smtp.service import Client, Nobody
 
 
@@ -29,27 +22,6 @@ from tests.smtp.service import Client, Nobody
 async def _in_time():
     with trio.fail_after(50):
         yield
-
-
-def _served(how: Any) -> Callable[..., AbstractAsyncContextManager[services.Service]]:
-    def made(pool: Pool, **options: Any) -> AbstractAsyncContextManager[services.Service]:
-        if how is services.serving_by_processes:
-            return how(pool, count=1, **options)
-        return services.serving(pool, scheduling=how(), **options)
-
-    return made
-
-
-@pytest.fixture(params=[Trampoline, Plain, services.serving_by_processes])
-def serving(request):
-    """Serves on the trampoline, as plain tasks, and in another process: all behave alike."""
-    return _served(request.param)
-
-
-@pytest.fixture(params=[Trampoline, Plain])
-def serving_here(request):
-    """The same in this process, whose clock, code, log or knowledge of sessions a test needs."""
-    return _served(request.param)
 
 
 async def send_until_cut_off(client: Client, data: bytes, every: float = 0.0) -> None:

@@ -8,49 +8,22 @@ import smtplib
 import socket
 import ssl
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 import pytest
 import trio
 from cryptography import x509
 
-from relay.db.pool import Pool
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.tls import TlsSocket
-from relay.smtp.trampoline import Trampoline
 from tests.certificates import serial, write
 from tests.eventually import eventually
 from tests.smtp import service as services
-from tests.smtp.plain import Plain
 
 
 @pytest.fixture(autouse=True)
 async def _in_time():
     with trio.fail_after(50):
         yield
-
-
-def _served(how: Any) -> Callable[..., AbstractAsyncContextManager[services.Service]]:
-    def made(pool: Pool, **options: Any) -> AbstractAsyncContextManager[services.Service]:
-        if how is services.serving_by_processes:
-            return how(pool, count=1, **options)
-        return services.serving(pool, scheduling=how(), **options)
-
-    return made
-
-
-@pytest.fixture(params=[Trampoline, Plain, services.serving_by_processes])
-def serving(request):
-    """Serves on the trampoline, as plain tasks, and in another process: all behave alike."""
-    return _served(request.param)
-
-
-@pytest.fixture(params=[Trampoline, Plain])
-def serving_here(request):
-    """The same in this process."""
-    return _served(request.param)
 
 
 @pytest.fixture
