@@ -11,15 +11,20 @@ And any command of a kind may be refused, with a code and at a rate (`Chaos.rate
 Promises: without an address of it and without rates nothing goes wrong; what is dropped at the dot
 is not stored.  Where it is on, no mail is ordinary: each command is looked at.
 
-Fails with `ValueError` for a fault that there is not.  Pure, but for chance.
+Fails with `ValueError` for a fault that there is not, and a session with `SessionOver` where it is
+to break.  All but `Faults`, which has a session's go wrong, is pure, but for chance.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from relay.smtp.lines import Lines, SessionOver
+from relay.smtp.responder import Responder
 
 DOMAIN = "chaos.relay.localhost"
 """The domain whose addresses are faults."""
@@ -88,3 +93,41 @@ def fault_of(address: str) -> Fault:
 def said(code: int, enhanced: str | None = None) -> str:
     """Return a reply with this code."""
     return f"{code} {enhanced or f'{code // 100}.0.0'} Chaos, as you asked"
+
+
+class Faults:
+    """What goes wrong in one session."""
+
+    __slots__ = ("_chaos", "_dropping", "_lines", "_responder")
+
+    def __init__(self, chaos: Chaos, lines: Lines, responder: Responder) -> None:
+        self._chaos = chaos
+        self._lines = lines
+        self._responder = responder
+        self._dropping: set[str] = set()  # phases of this transaction: it breaks there
+
+    def forget(self) -> None:
+        """The transaction is over."""
+        self._dropping.clear()
+
+    async def strike(self, phase: str, address: str = "") -> str | None:
+        """Let go wrong what was asked for, by address or by chance; None: nothing does."""
+        try:
+            fault = fault_of(address)
+        except ValueError:
+            return "550 5.1.1 Chaos: no fault is named so"
+        if fault.drop:
+            if PHASES.index(fault.drop) < PHASES.index(phase):
+                return "550 5.1.1 Chaos: it is too late for that fault"
+            self._dropping.add(fault.drop)
+        if phase in self._dropping:
+            self._lines.replies.clear()
+            raise SessionOver("chaos")
+        if fault.delay:
+            self._lines.due = math.inf
+            await self._lines.flush()
+            await self._responder.keep_waiting(fault.delay)
+        reply = fault.reply or self._chaos.strike(phase)
+        if reply[:3] == "421":
+            raise SessionOver("chaos", reply)
+        return reply or None

@@ -2,8 +2,8 @@
 
 A `Dialogue` is given the bytes as they come and queues the replies: to one command or to a
 pipelined group, in one list that leaves with one system call.  What it does not know, or will not
-decide, it leaves where it stands to the session (`relay.smtp.session`), which has aiosmtpd's class
-for all that is rare.  Both work on one `Transaction`.
+decide, it leaves where it stands to the session (`relay.smtp.session`), whose commands
+(`relay.smtp.commands`) have aiosmtpd's class for all that is rare.  Both work on one `Transaction`.
 
 Promises:
 - What is answered here is answered as the session would: tests/smtp/test_dialogue.py holds the one

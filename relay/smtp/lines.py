@@ -58,6 +58,7 @@ class Lines:
         "_limits",
         "_waits",
         "due",
+        "encrypted",
         "replies",
         "sock",
         "waiting",
@@ -68,6 +69,8 @@ class Lines:
         """`sock` is connected and does not block; `waits` waits for it."""
         self.sock = sock
         """What replies are sent to."""
+        self.encrypted = False
+        """Whether they go on in TLS."""
         self._waits = waits
         self._limits = limits
         self._command_timeout = limits.command_timeout

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from aiosmtpd.smtp import Envelope
-from aiosmtpd.smtp import Session as Conversation
-
 from relay.accepted import Accepted
 from relay.smtp.chaos import Chaos
 from relay.smtp.handshakes import Handshakes
@@ -50,9 +47,12 @@ class Filter(Protocol):
     """The hooks it has, of EHLO, HELO, MAIL, RCPT, DATA; no other is asked for."""
 
     async def ask(
-        self, hook: str, session: Conversation, envelope: Envelope, arguments: tuple[Any, ...]
+        self, hook: str, session: Any, envelope: Any, arguments: tuple[Any, ...]
     ) -> object:
-        """Return what the hook returned; None or `TemporaryFailure` when it failed."""
+        """Return what the hook returned; None or `TemporaryFailure` when it failed.
+
+        `session` and `envelope` are aiosmtpd's.
+        """
 
 
 class SignIn(Protocol):

@@ -1,21 +1,33 @@
-"""AUTH as the server sees it: PLAIN and LOGIN (RFC 4954, 4616).
+"""AUTH as the server sees it: the mechanisms PLAIN and LOGIN, and a session's attempts.
 
-A mechanism is a generator: it yields challenges, is sent the answers, and returns user name and
-password.  Base64 and lines are `decoded`'s and the session's; whether AUTH is offered at all, and
-what a password is worth, is `relay.smtp.shared.SignIn`'s and the session's, too.
+A mechanism (RFC 4954, 4616) is a generator: it yields challenges, is sent the answers, and returns
+user name and password.  Base64 is `decoded`'s.  `Attempts` has the peer asked, and judged by
+`relay.smtp.shared.SignIn`; whether AUTH may come now is the session's business.
 
-Fails with `ValueError`, whose text is a reply, for what the mechanism does not allow.
+Promises: a wrong password is answered late (`_WRONG`), later to whoever guesses much, and no more
+than `_GUESSES` are heard in one session; no reply and no log repeats a name or a password.
 
-Pure.
+Fails: a mechanism with `ValueError`, whose text is a reply, for what it does not allow.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Generator
+from typing import cast
+
+from relay.errors import TemporaryFailure
+from relay.smtp.lines import Lines, SessionOver
+from relay.smtp.responder import Responder
+from relay.smtp.shared import SignIn
+from relay.smtp.waits import Waits
 
 Exchange = Generator[bytes, bytes, tuple[str, str]]
+
+_GUESSES = 3  # wrong passwords in one session, each answered …
+_WRONG = 1.0  # s … so late at least
 
 MALFORMED = "501 5.5.2 Malformed answer"
 CANCELLED = "501 5.7.0 Authentication cancelled"
@@ -64,3 +76,62 @@ def _text(answer: bytes) -> str:
     if "\0" in text:
         raise ValueError(MALFORMED)
     return text
+
+
+class Attempts:
+    """One session's, to sign in."""
+
+    __slots__ = ("_guesses", "_lines", "_responder", "_sign_in", "_waits")
+
+    def __init__(self, sign_in: SignIn, lines: Lines, waits: Waits, responder: Responder) -> None:
+        self._sign_in = sign_in
+        self._lines = lines
+        self._waits = waits
+        self._responder = responder
+        self._guesses = 0  # wrong passwords
+
+    async def make(self, exchange: Exchange, initial: str, until: float) -> object | None:
+        """Answer AUTH; return what stands for whoever has signed in (`SignIn`), None: nobody.
+
+        `initial`: the answer that came with the command; `until`: when the peer is out of time.
+        """
+        try:
+            user, password = await self._ask(exchange, initial, until)
+        except ValueError as error:
+            self._responder.reply(str(error))
+            return None
+        return await self._judge(user, password)
+
+    async def _ask(self, exchange: Exchange, initial: str, until: float) -> tuple[str, str]:
+        """Ask for what a mechanism asks for."""
+        question = next(exchange)
+        answer = initial.encode() if initial else None
+        while True:
+            if answer is None:
+                self._lines.say(challenge(question))
+                answer = await self._lines.line(until)
+                if answer is None:
+                    raise ValueError("500 5.5.6 Line too long")
+            try:
+                question = exchange.send(decoded(answer))
+            except StopIteration as done:
+                return cast("tuple[str, str]", done.value)
+            answer = None
+
+    async def _judge(self, user: str, password: str) -> object | None:
+        self._lines.due = math.inf
+        try:
+            async with self._waits.pinned() as pinned:
+                found = await pinned.run(lambda: self._sign_in.check(user, password))
+        except TemporaryFailure:
+            self._responder.say(b"454 4.7.0 Try again later\r\n")
+            return None
+        if found is not None:
+            self._responder.say(b"235 2.7.0 Signed in\r\n")
+            return found
+        self._guesses += 1
+        if self._guesses > _GUESSES:
+            raise SessionOver("guesses", "421 4.7.0 Too many wrong passwords; good-bye")
+        await self._responder.slow_down(_WRONG)
+        self._responder.say(b"535 5.7.8 Wrong user name or password\r\n")
+        return None

@@ -46,8 +46,7 @@ POSTMASTER = re.compile(r"(?i:TO): ?<(postmaster)> ?", re.IGNORECASE)
 FOREIGN_SIZE = re.compile(r"(?i: SIZE=)[^ ]*[^\x00-\x7f]")
 """Digits to `str.isdigit` and none to `int`: aiosmtpd takes the one for the other."""
 
-QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"@[^"]+')
-"""An address with a quoted local part, its quotes closed."""
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"@[^"]+')  # an address with its quotes closed
 
 HTTP_VERBS = frozenset({"GET", "POST", "PUT", "HEAD", "OPTIONS", "CONNECT", "PATCH", "DELETE"})
 """What a browser says that was talked into opening this port."""
@@ -89,6 +88,24 @@ def enhanced(reply: str) -> str:
         return reply
     fitting = _ENHANCED.get(code, f"{code[:1]}.0.0")
     return f"{code} {fitting} {text}".rstrip()
+
+
+def is_sound(address: str, path: str, rest: str) -> bool:
+    """Whether the general parser was right to see `address` in front of `rest`, in this path.
+
+    That is the email package's: it forgives and it has faults.
+    """
+    # It decodes encoded words: to control characters, to surrogates that nothing can store.
+    if not address.isprintable():
+        return False
+    # It closes the brackets and the quotes that nobody closed.
+    if path.startswith("<") and not path[: len(path) - len(rest)].rstrip().endswith(">"):
+        return False
+    if '"' in address and not _QUOTED.fullmatch(address):
+        return False
+    # Allowed in quotes (RFC 5321, 4.1.2), and read as the end of the path by so many programs
+    # behind us that it is an attack on them rather than an address.
+    return address == "<>" or not ("<" in address or ">" in address)
 
 
 def foreign_reply(reply: object) -> str | None:

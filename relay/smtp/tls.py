@@ -195,6 +195,7 @@ async def begin(
     finally:
         (_done if tls.established else _failed).value += 1
     waits.go_through(tls)
+    lines.encrypted = True
 
 
 async def _shake(

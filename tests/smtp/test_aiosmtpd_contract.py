@@ -1,4 +1,4 @@
-"""What relay/smtp/session.py relies on in aiosmtpd; its version is pinned for this reason."""
+"""What relay/smtp/commands.py relies on in aiosmtpd; its version is pinned for this reason."""
 
 from __future__ import annotations
 

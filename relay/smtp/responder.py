@@ -1,0 +1,170 @@
+"""What one SMTP session says, and what is counted of it.
+
+All parts of a session answer by its `Responder`: it queues replies (`relay.smtp.lines` sends them),
+counts what the peer did wrong, whom it could not reach and what became of its messages, and lets
+it wait where that is the answer.
+
+Promises: a reply that should have an enhanced status code has one; every answered final dot is
+counted once.
+
+Fails: never by itself.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import Counter
+
+from relay.log import get_logger
+from relay.metrics import Counts, registry
+from relay.peers import peer_key
+from relay.smtp.limits import Misses
+from relay.smtp.lines import Lines
+from relay.smtp.syntax import enhanced
+from relay.smtp.waits import Waits
+
+log = get_logger()
+
+SENDERS_FAULT = "5.1.7"
+"""The enhanced code of a malformed address behind MAIL …"""
+RECIPIENTS_FAULT = "5.1.3"
+"""… and behind RCPT, which is what `enhanced` knows."""
+
+# One object for each child of a labelled counter: labels() takes a lock and a look-up.
+_OUTCOMES = ("accepted", "rejected", "deferred")
+_RECEIVED = Counts(
+    "relay_smtp_messages", "Messages whose final dot was answered.", "outcome", _OUTCOMES
+).of
+_SUBMITTED = Counts(
+    "relay_submission_messages",
+    "Submitted messages whose final dot was answered.",
+    "outcome",
+    _OUTCOMES,
+).of
+_RECIPIENTS = Counter(
+    "relay_smtp_recipients_refused",
+    "Recipients refused, by why: unknown (no such address), expired (its mailbox is over),"
+    " over_quota (it is full), filter (the operator's).",
+    ["why"],
+    registry=registry,
+)
+_recipients_refused = {
+    why: _RECIPIENTS.labels(why) for why in ("unknown", "expired", "over_quota", "filter")
+}
+(_bytes,) = Counts("relay_smtp_received_bytes", "Bytes of messages accepted.").of.values()
+
+
+class Responder:
+    """One session's."""
+
+    __slots__ = (
+        "_accepted",
+        "_answered",
+        "_lines",
+        "_misses",
+        "_waits",
+        "delayed",
+        "errors",
+        "host",
+        "idle_commands",
+        "path_code",
+        "refused",
+        "stored",
+        "turned_down",
+        "unknown",
+    )
+
+    def __init__(
+        self, lines: Lines, waits: Waits, misses: Misses, host: str, *, submission: bool
+    ) -> None:
+        """`misses`: who has named so many unknown recipients, or guessed; `host`: the peer's;
+        `submission`: whether its messages count as submitted."""
+        self._lines = lines
+        self._waits = waits
+        self._misses = misses
+        self._answered = _SUBMITTED if submission else _RECEIVED
+        self._accepted = self._answered["accepted"]
+        self.host = host
+        self.path_code = RECIPIENTS_FAULT
+        """Of a malformed address: sender's or recipient's."""
+        self.delayed = False
+        """Whether it is we who keep the peer waiting, for what it guessed or asked for."""
+        self.errors = self.unknown = self.idle_commands = 0
+        """Replies 5xx, commands that are none, and commands since the last message."""
+        self.stored = self.refused = 0
+        """Messages answered 2xx, and otherwise."""
+        self.turned_down: dict[str, int] = {}
+        """Recipients, by why."""
+
+    # ------------------------------------------------------------------------ replies
+
+    def reply(self, status: str) -> None:
+        """Queue a reply of one line, which may lack its enhanced code."""
+        said = enhanced(status).replace(RECIPIENTS_FAULT, self.path_code, 1)
+        self.say(said.encode() + b"\r\n")
+
+    def say(self, reply: bytes) -> None:
+        """Queue a reply that is complete."""
+        self._lines.say(reply)
+        if reply[0] == 53:  # b"5"
+            self.errors += 1
+
+    # ------------------------------------------------------------------------ of messages
+
+    def kept(self, size: int) -> None:
+        """Count a message of so many bytes that was stored."""
+        self.stored += 1
+        self.errors = self.unknown = self.idle_commands = 0
+        self._accepted.value += 1
+        _bytes.value += size
+
+    def queued(self, reply: bytes) -> None:
+        """Answer a message that was queued."""
+        self.say(reply)
+        self.stored += 1
+        self.errors = self.unknown = self.idle_commands = 0
+        self._accepted.value += 1
+
+    def refuse(self, reply: bytes) -> None:
+        """Answer a message that is refused for good (5xx), or for now."""
+        self.say(reply)
+        self.refused += 1
+        self._answered["rejected" if reply[:1] == b"5" else "deferred"].value += 1
+
+    # ------------------------------------------------------------------------ of recipients
+
+    def turn_down(self, why: str, recipients: int = 1) -> None:
+        """Count recipients who get no mail, for the log and the metrics."""
+        self.turned_down[why] = self.turned_down.get(why, 0) + recipients
+        _recipients_refused[why].inc(recipients)
+
+    # ------------------------------------------------------------------------ waiting
+
+    async def slow_down(self, least: float = 0.0) -> None:
+        """Let the peer wait for a wrong guess: longer, the more of them it made."""
+        delay = self._misses.note(peer_key(self.host), self._waits.now())
+        await self.keep_waiting(max(least, delay))
+
+    async def keep_waiting(self, seconds: float) -> None:
+        """Let the peer wait.  The session may be ended meanwhile: by a drain, or for a newcomer."""
+        if seconds:
+            self.delayed = True
+            async with self._waits.pinned() as pinned:
+                await pinned.sleep(seconds)
+            self.delayed = False
+
+    # ------------------------------------------------------------------------ the log
+
+    def log_end(self, reason: str, seconds: float) -> None:
+        """Say that the session has ended, and what happened in it."""
+        happened = self.stored or self.refused or self.errors or self.turned_down
+        write = log.info if happened else log.debug
+        write(
+            "smtp.session_ended",
+            peer=self.host,
+            reason=reason,
+            accepted=self.stored,
+            refused=self.refused,
+            errors=self.errors,
+            **{f"recipients_{why}": count for why, count in self.turned_down.items()},
+            seconds=round(seconds, 3),
+        )
