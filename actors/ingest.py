@@ -22,7 +22,7 @@ from actors.accepting import hand_over_nowait
 from actors.messages import Accept, Consult
 from actors.periodic import report_when_told
 from actors.serving import Arrivals, copied, serve
-from relay.accepted import Accepted
+from relay.accepted import Accepted, Origin
 from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
@@ -54,11 +54,16 @@ class _Mailboxes:
         self._capture = capture
 
     def store(
-        self, reverse_path: str, recipients: Sequence[str], raw: bytes, login: object
+        self,
+        reverse_path: str,
+        recipients: Sequence[str],
+        raw: bytes,
+        login: object,
+        origin: Origin | None,
     ) -> Future[Accepted]:
         named = tuple((new_id(), address) for address in recipients)
         if self._capture is None:
-            message = Accept(reverse_path, named, raw, admitted=True)
+            message = Accept(reverse_path, named, raw, admitted=True, origin=origin)
         else:
             message = Accept(
                 reverse_path,
@@ -67,6 +72,7 @@ class _Mailboxes:
                 admitted=True,
                 captured=self._capture.among(recipients),
                 login=str(login) if login else None,
+                origin=origin,
             )
         return hand_over_nowait(self._writer, message)
 

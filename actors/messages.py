@@ -19,7 +19,7 @@ from uuid import UUID
 
 from aiosmtpd.smtp import Envelope, Session
 
-from relay.accepted import Accepted
+from relay.accepted import Accepted, Origin
 from relay.futures import Future
 from relay.outbound.claimed import Batch
 from relay.outbound.lanes import DueLane
@@ -55,7 +55,8 @@ class Accept:
     so handing the same `Accept` over twice stores it once.  `admitted`: their mailboxes had room
     when they were named (RCPT), so that one is refused for its quota only together with all the
     others.  `captured`: addresses among them whose mailboxes are made if they are missing; `login`:
-    as whom its sender signed in.
+    as whom its sender signed in; `origin`: from where it came by SMTP; None: from this machine, or
+    another way.
     """
 
     reverse_path: str
@@ -65,6 +66,7 @@ class Accept:
     admitted: bool = False
     captured: tuple[str, ...] = ()
     login: str | None = None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True)

@@ -223,10 +223,12 @@ class _Writer:
             self._ctx.beat()
 
     async def _dispatch(self, held: list[Held[Accept]], storing: trio.Nursery) -> None:
-        small = [one for one in held if not _alone(one.message)]
+        small = []
         for one in held:
             if _alone(one.message):
                 storing.start_soon(self._store_aside, one)
+            else:
+                small.append(one)
         if self._capture is None:
             for batch in self._batches(small):
                 await self._store(batch)
@@ -345,18 +347,23 @@ class _Writer:
             return before | await self._insert_captured(batch, self._capture)
         if _alone(message):
             return before | await insert_one(
-                self._pool, message.reverse_path, message.recipients, message.raw
+                self._pool, message.reverse_path, message.recipients, message.raw, message.origin
             )
         rows = []
+        from_elsewhere = False
         for one in batch:
             message = one.message
             identity, address = message.recipients[0]
             rows.append(Row(identity, address, message.reverse_path, message.raw))
-        return before | await insert_many(self._pool, rows)
+            if message.origin is not None:
+                from_elsewhere = True
+        if not from_elsewhere:
+            return before | await insert_many(self._pool, rows)
+        return before | await insert_many(self._pool, rows, [one.message.origin for one in batch])
 
     async def _insert_captured(self, batch: list[Held[Accept]], capture: Capture) -> set[UUID]:
         messages = [
-            Captured(one.recipients, one.reverse_path, one.raw, one.login, one.captured)
+            Captured(one.recipients, one.reverse_path, one.raw, one.login, one.captured, one.origin)
             for one in (held.message for held in batch)
         ]
         named = {id_: address for one in messages for id_, address in one.recipients}

@@ -1,9 +1,18 @@
-"""What became of a message that was to be stored here, as SMTP, HTTP and the loop are told."""
+"""A message that is to be stored here: where it came from, and what became of it, as SMTP, HTTP and
+the loop are told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
+
+
+class Origin(NamedTuple):
+    """The SMTP client that brought a message from elsewhere: its IP address, and its HELO."""
+
+    client: str
+    helo: str
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from uuid import UUID
 import psycopg
 import trio
 
+from relay.accepted import Origin
 from relay.db.arrays import BYTEA, BYTEAS, TEXT, TEXTS, UUIDS, byteas, texts, uuids
 from relay.db.connection import Statement
 from relay.db.pool import Pool
@@ -66,8 +67,9 @@ class Row(NamedTuple):
 
 _INSERT = """
     WITH stored AS (
-        INSERT INTO relay.messages (id, mailbox_id, received_at, reverse_path, recipient, raw_email)
-        SELECT o.id, m.id, clock_timestamp(), o.reverse_path, o.address, o.raw
+        INSERT INTO relay.messages
+            (id, mailbox_id, received_at, reverse_path, recipient, raw_email{columns})
+        SELECT o.id, m.id, clock_timestamp(), o.reverse_path, o.address, o.raw{values}
         FROM {source}
         CROSS JOIN LATERAL (
             SELECT b.id
@@ -99,44 +101,74 @@ _INSERT = """
 # plans it anew each time where the first few were short: longer than it takes to store a message.
 _MANY = """unnest(
             (SELECT $1)::uuid[], (SELECT $2)::text[], (SELECT $3)::text[], (SELECT $4)::bytea[]
-        ) AS o (id, address, reverse_path, raw)"""
-_TYPES = (UUIDS, TEXTS, TEXTS, BYTEAS)
-_IGNORE = "ON CONFLICT (id) DO NOTHING"
-_REQUEUE = "ON CONFLICT (message_id) DO NOTHING"  # of a message of this id that was deleted
+            {more}
+        ) AS o (id, address, reverse_path, raw{columns})"""
+_IGNORE = {
+    "conflict": "ON CONFLICT (id) DO NOTHING",
+    "requeue": "ON CONFLICT (message_id) DO NOTHING",  # of a message of this id that was deleted
+}
+
+
+def _many(*, again: bool, origins: bool) -> Statement:
+    """`again`: some may be stored already; `origins`: some come from elsewhere."""
+    columns = ", client, helo" if origins else ""
+    more = ", (SELECT $5)::text[], (SELECT $6)::text[]" if origins else ""
+    return Statement(
+        _INSERT.format(
+            source=_MANY.format(more=more, columns=columns),
+            columns=columns,
+            values=", o.client::inet, o.helo" if origins else "",
+            **(_IGNORE if again else {"conflict": "", "requeue": ""}),
+        ),
+        (UUIDS, TEXTS, TEXTS, BYTEAS, *((TEXTS, TEXTS) if origins else ())),
+    )
+
+
 # Looking for conflicts first costs each row a second walk of the index and a record in the log, so
 # that is for what was handed over before: tests/mailboxes/test_accept.py, and the bench `ingest`.
-_FRESH = Statement(_INSERT.format(source=_MANY, conflict="", requeue=""), _TYPES)
-_AGAIN = Statement(_INSERT.format(source=_MANY, conflict=_IGNORE, requeue=_REQUEUE), _TYPES)
+_FRESH, _AGAIN = _many(again=False, origins=False), _many(again=True, origins=False)
+# Mail from this machine has no origin, and pays nothing for that of others.
+_FRESH_FROM, _AGAIN_FROM = _many(again=False, origins=True), _many(again=True, origins=True)
 _ONE = Statement(
     _INSERT.format(
         source="(SELECT r.id, r.address, $1 AS reverse_path, $2 AS raw"
         " FROM unnest((SELECT $3)::uuid[], (SELECT $4)::text[]) AS r (id, address)) AS o",
-        conflict=_IGNORE,
-        requeue=_REQUEUE,
+        columns=", client, helo",
+        values=", $5::inet, $6",
+        **_IGNORE,
     ),
-    (TEXT, BYTEA, UUIDS, TEXTS),
+    (TEXT, BYTEA, UUIDS, TEXTS, TEXT, TEXT),
 )
 
 
-async def insert_many(pool: Pool, rows: Sequence[Row]) -> set[UUID]:
+async def insert_many(
+    pool: Pool, rows: Sequence[Row], origins: Sequence[Origin | None] = ()
+) -> set[UUID]:
     """Store rows whose mailboxes are live; return the ids stored now.  What was stored before
     is durable as well.
+
+    `origins`: where each came from; none: all from this machine, or nobody knows.
 
     Keep them small together (`LARGE` each, a mebibyte in all): PostgreSQL spreads the arrays out
     in memory.
     """
-    columns = (
+    columns: tuple[bytes, ...] = (
         uuids([row.id for row in rows]).data,
         texts([row.address for row in rows]).data,
         texts([row.reverse_path for row in rows]).data,
         byteas([row.raw for row in rows]).data,
     )
+    if origins:
+        columns += (
+            texts([origin and origin.client for origin in origins]).data,
+            texts([origin and origin.helo for origin in origins]).data,
+        )
     again = False
     try:
-        result = await pool.run(_FRESH, columns)
+        result = await pool.run(_FRESH_FROM if origins else _FRESH, columns)
     except psycopg.errors.UniqueViolation:
         again = True
-        result = await pool.run(_AGAIN, columns)
+        result = await pool.run(_AGAIN_FROM if origins else _AGAIN, columns)
     stored = {result.get_value(number, 0) for number in range(result.ntuples)}
     if again:
         await stored_among(pool, [row.id for row in rows if row.id.bytes not in stored])
@@ -144,10 +176,16 @@ async def insert_many(pool: Pool, rows: Sequence[Row]) -> set[UUID]:
 
 
 async def insert_one(
-    pool: Pool, reverse_path: str, recipients: Sequence[tuple[UUID, str]], raw: bytes
+    pool: Pool,
+    reverse_path: str,
+    recipients: Sequence[tuple[UUID, str]],
+    raw: bytes,
+    origin: Origin | None = None,
 ) -> set[UUID]:
     """Store one message for its live recipients; return the ids stored now.  What was stored
     before is durable as well.
+
+    `origin`: where it came from, as for `insert_many`.
 
     The text travels once, whatever the number of recipients.
     """
@@ -156,6 +194,7 @@ async def insert_one(
         raw,  # as it is: between here and libpq's buffer it is copied once
         uuids([identity for identity, _ in recipients]).data,
         texts([address for _, address in recipients]).data,
+        *((None, None) if origin is None else (origin.client.encode(), origin.helo.encode())),
     )
     async with pool.connection() as conn:
         result = await conn.run(_ONE, columns)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 from uuid import UUID
 
+from relay.accepted import Origin
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.addresses import canonical_domain
 from relay.db.arrays import (
@@ -76,7 +77,7 @@ class Captured(NamedTuple):
     """A message with what capture knows of it.
 
     `recipients`: (message id, canonical address); `captured`: those among the addresses whose
-    mailbox may be made; `login`: as whom its sender signed in.
+    mailbox may be made; `login`: as whom its sender signed in; `origin`: where it came from.
     """
 
     recipients: Sequence[tuple[UUID, str]]
@@ -84,6 +85,7 @@ class Captured(NamedTuple):
     raw: bytes
     login: str | None
     captured: Sequence[str]
+    origin: Origin | None = None
 
 
 # Sorted by whoever calls, so that two who capture for the same addresses wait for each other in one
@@ -120,11 +122,13 @@ _STORE = Statement(
           AND (b.captured_at IS NULL OR b.address <> ALL ((SELECT $7)::text[]))
     ), stored AS (
         INSERT INTO relay.messages
-            (id, mailbox_id, received_at, reverse_path, recipient, raw_email, login)
-        SELECT r.id, live.id, clock_timestamp(), m.reverse_path, r.address, m.raw, m.login
+            (id, mailbox_id, received_at, reverse_path, recipient, raw_email, login, client, helo)
+        SELECT r.id, live.id, clock_timestamp(), m.reverse_path, r.address, m.raw, m.login,
+               m.client::inet, m.helo
         FROM unnest($1, $2, $3) AS r (id, address, number)
         JOIN live ON live.address = r.address
-        JOIN unnest($4, $5, $6) WITH ORDINALITY AS m (reverse_path, raw, login, number)
+        JOIN unnest($4, $5, $6, $9, $10) WITH ORDINALITY
+                AS m (reverse_path, raw, login, client, helo, number)
             ON m.number = r.number
         ON CONFLICT (id) DO NOTHING
         RETURNING id, mailbox_id, size
@@ -140,7 +144,7 @@ _STORE = Statement(
     )
     SELECT id, EXISTS (SELECT FROM made WHERE is_new) FROM stored
     """,  # noqa: S608 - a constant of ours
-    (UUIDS, TEXTS, BIGINTS, TEXTS, BYTEAS, TEXTS, TEXTS, DOUBLE),
+    (UUIDS, TEXTS, BIGINTS, TEXTS, BYTEAS, TEXTS, TEXTS, DOUBLE, TEXTS, TEXTS),
 )
 
 # Locked in the order in which `_STORE` locks them.
@@ -195,6 +199,8 @@ async def store(pool: Pool, messages: Sequence[Captured], ttl: float) -> tuple[s
         texts([message.login for message in messages]).data,
         texts(sorted({address for message in messages for address in message.captured})).data,
         _seconds(ttl),
+        texts([one.origin and one.origin.client for one in messages]).data,
+        texts([one.origin and one.origin.helo for one in messages]).data,
     )
     async with pool.connection() as conn:
         result = await conn.run(_STORE, columns)

@@ -286,7 +286,8 @@ class Messages:
         """How a message arrived; None if it or its mailbox is not there."""
         row = await self._pool.fetch_row(
             f"""
-            SELECT m.size, m.reverse_path, extract(epoch FROM m.received_at)::double precision
+            SELECT m.size, m.reverse_path, extract(epoch FROM m.received_at)::double precision,
+                   host(m.client), coalesce(m.helo, '')
             FROM relay.mailboxes b
             JOIN relay.messages m ON m.mailbox_id = b.id
             WHERE b.id = %s

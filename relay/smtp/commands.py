@@ -44,7 +44,7 @@ from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.proxy import is_loopback
 from relay.smtp.reception import NO_SPACE, Reception, chunk_without_end, no_space
 from relay.smtp.responder import RECIPIENTS_FAULT, SENDERS_FAULT, Responder
-from relay.smtp.shared import Shared
+from relay.smtp.shared import Shared, origin_of
 from relay.smtp.sign_in import MECHANISMS, Attempts
 from relay.smtp.submitting import Submitting
 from relay.smtp.syntax import FOREIGN_SIZE, HTTP_VERBS, MAIL, POSTMASTER, RCPT, is_sound
@@ -259,7 +259,7 @@ class Commands(SMTP):
         if refusal is not None:
             await self.push(refusal)
             return
-        self.session.host_name = hostname
+        self._greet(hostname)
         self.lines.say("".join(f"{line}\r\n" for line in offers).encode())
 
     @syntax("HELO hostname")
@@ -275,8 +275,13 @@ class Commands(SMTP):
             return
         self.forget_transaction()
         self.session.extended_smtp = False
-        self.session.host_name = hostname
+        self._greet(hostname)
         self.lines.say(b"250 %b\r\n" % self.shared.hostname.encode())
+
+    def _greet(self, hostname: str) -> None:
+        """Take note of what the peer calls itself."""
+        self.session.host_name = hostname
+        self.dialogue.origin = origin_of(self.responder.host, hostname)
 
     @property
     def _may_sign_in(self) -> bool:

@@ -30,7 +30,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from relay.accepted import Accepted
+from relay.accepted import Accepted, Origin
 from relay.errors import TemporaryFailure
 from relay.smtp.chunks import ChunkedMessage
 from relay.smtp.data import DataDecoder, whole_message
@@ -110,6 +110,7 @@ class Dialogue:
         "login",
         "message",
         "most",
+        "origin",
         "receiving",
         "replies",
         "storing",
@@ -140,6 +141,8 @@ class Dialogue:
         self._answer: Answer[Any] | None = None  # awaited, or no welcome, and the session's
         self.login: object = None
         """As whom the peer has signed in (`relay.smtp.shared.SignIn`); None: it has not."""
+        self.origin: Origin | None = None
+        """Where its mail comes from, since its HELO or EHLO; None: this machine."""
         self.receiving = False
         """Whether a message is arriving: between 354 and the final dot."""
         self.complete = False
@@ -375,6 +378,7 @@ class Dialogue:
             tuple(transaction.recipients),
             raw,
             self.login,
+            self.origin,
         )
         return answer
 

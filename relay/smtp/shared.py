@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from relay.accepted import Accepted
+from relay.accepted import Accepted, Origin
+from relay.peers import ip_address
 from relay.smtp.chaos import Chaos
 from relay.smtp.handshakes import Handshakes
 from relay.smtp.limits import MemoryBudget, Misses, SmtpLimits
@@ -28,11 +29,17 @@ class Mailboxes(Protocol):
         """
 
     def store(
-        self, reverse_path: str, recipients: Sequence[str], raw: bytes, login: object
+        self,
+        reverse_path: str,
+        recipients: Sequence[str],
+        raw: bytes,
+        login: object,
+        origin: Origin | None,
     ) -> Answer[Accepted]:
         """Make a message durable; raises nothing.
 
-        `login`: what `SignIn` made of whoever sends it; None: nobody has signed in.
+        `login`: what `SignIn` made of whoever sends it; None: nobody has signed in.  `origin`:
+        where it came from; None: this machine.
         """
 
 
@@ -104,6 +111,20 @@ class Submissions(Protocol):
 
 LONGEST_LOGIN = 100
 """Characters of a user name that are kept."""
+
+
+_LONGEST_HELO = 255
+
+
+def origin_of(host: str, helo: str) -> Origin | None:
+    """Return where mail of a peer comes from; None: from this machine, or from no IP address."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    if address.is_loopback:
+        return None
+    return Origin(str(address), "".join(filter(str.isprintable, helo))[:_LONGEST_HELO])
 
 
 class Anybody:

@@ -329,6 +329,20 @@ HERITAGE = (
         "SELECT count(*), min(last_seq) FROM relay.common_chunks",
         (0, None),
     ),
+    Heritage(
+        25,
+        """
+        UPDATE relay.messages
+        SET client = '192.0.2.1', helo = 'mx.example.org'
+        WHERE recipient IS NULL
+        """,
+        """
+        SELECT count(*) > 0, min(host(client)), min(helo), count(*) FILTER (WHERE helo IS NULL)
+        FROM relay.messages
+        WHERE client IS NOT NULL
+        """,
+        (True, "192.0.2.1", "mx.example.org", 0),
+    ),
 )
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import trio
 
+from relay.accepted import Origin
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.ids import new_id
@@ -148,6 +149,25 @@ async def test_rows_are_stored_as_they_are_and_once(pool, raws):
     assert pool.call_timeout < math.inf
 
 
+async def test_where_a_message_came_from_is_stored_with_it(pool):
+    """Of several in one statement, of one for several, and of a repetition; or nothing is known."""
+    await pool.execute("INSERT INTO relay.mailboxes (address) VALUES ('a@x'), ('b@x')")
+    rows = [Row(new_id(), "a@x", "", b"one"), Row(new_id(), "b@x", "", b"two")]
+    four, six = Origin("192.0.2.7", "mx.ö.example"), Origin("2001:db8::7", "")
+    assert len(await insert_many(pool, rows[:1], [four])) == 1
+    # One of them was stored before: the other way of storing many.
+    assert len(await insert_many(pool, rows, [six, None])) == 1
+    pairs = [(new_id(), "a@x"), (new_id(), "b@x")]
+    assert len(await insert_one(pool, "", pairs, b"three", six)) == 2
+    found = await pool.fetch(
+        "SELECT convert_from(raw_email, 'UTF8'), client, helo"
+        " FROM relay.messages ORDER BY received_at, recipient"
+    )
+    assert [(raw, client and str(client), helo) for raw, client, helo in found] == [
+        ("one", *four), ("two", None, None), ("three", *six), ("three", *six),
+    ]  # fmt: skip
+
+
 async def test_an_address_is_looked_up_whatever_the_statistics_say(any_pool):
     """Planned while nothing was counted, asked when very much is: still a few blocks each."""
     await any_pool.execute("VACUUM ANALYZE relay.usage_changes")
@@ -192,8 +212,9 @@ async def test_looking_up_passes_over_what_was_folded(any_pool):
     assert blocks[-1] < pages
 
 
+@pytest.mark.parametrize("origins", [False, True])
 @pytest.mark.parametrize("rows", [1, 3])
-async def test_storing_is_planned_once(database_url, rows):
+async def test_storing_is_planned_once(database_url, rows, origins):
     """Whatever length the first batches have, and mailboxes are looked up by their addresses."""
     pool = Pool(database_url, size=1)
     await pool.execute(
@@ -203,7 +224,8 @@ async def test_storing_is_planned_once(database_url, rows):
     await pool.execute("ANALYZE relay.mailboxes")
     for _ in range(8):
         batch = [Row(new_id(), f"b{number}@x", "", b"raw") for number in range(1, rows + 1)]
-        assert len(await insert_many(pool, batch)) == rows
+        known = [Origin("192.0.2.1", "x")] * rows if origins else []
+        assert len(await insert_many(pool, batch, known)) == rows
     async with pool.connection() as conn:
         cursor = await conn.execute(
             "SELECT name, generic_plans FROM pg_prepared_statements "
@@ -212,7 +234,8 @@ async def test_storing_is_planned_once(database_url, rows):
         ((name, generic),) = await cursor.fetchall()
         assert generic == 3
         await conn.execute("SET plan_cache_mode = force_generic_plan")
-        cursor = await conn.execute(f"EXPLAIN EXECUTE {name} (NULL, NULL, NULL, NULL)")
+        nulls = ", ".join(["NULL"] * (6 if origins else 4))
+        cursor = await conn.execute(f"EXPLAIN EXECUTE {name} ({nulls})")
         plan = "\n".join(row[0] for row in await cursor.fetchall())
     assert "Index Scan using mailboxes_address_key" in plan
     assert "Seq Scan on mailboxes" not in plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import trio
 
+from relay.accepted import Origin
 from relay.ids import new_id
 from relay.mailboxes.capture import Capture, Captured, evict, set_aside, store
 
@@ -32,6 +33,15 @@ def test_what_is_captured():
     assert not capture.takes("ada@xn--bcher-kva.example")
     assert capture.takes("ada@mail.relay.localhost")
     assert capture.among([ADA, "bob@relay.localhost"]) == (ADA,)
+
+
+async def test_captured_mail_has_an_origin_if_it_came_from_elsewhere(pool):
+    """Beside such that came from this machine."""
+    elsewhere = message(ADA)._replace(origin=Origin("192.0.2.7", "mx.example"))
+    stored, _ = await store(pool, [elsewhere, message(BOB)], 60.0)
+    assert len(stored) == 2
+    rows = await pool.fetch("SELECT recipient, host(client), helo FROM relay.messages")
+    assert set(rows) == {(ADA, "192.0.2.7", "mx.example"), (BOB, None, None)}
 
 
 async def test_a_mailbox_is_made_once(pool):

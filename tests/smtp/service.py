@@ -15,7 +15,7 @@ import trio
 from actors import filter as filter_actor
 from actors import ingest, ingest_process, writer
 from actors.messages import Accept, Consult, Report
-from relay.accepted import Accepted
+from relay.accepted import Accepted, Origin
 from relay.db.pool import Pool
 from relay.errors import ConfigError
 from relay.futures import Future
@@ -123,7 +123,12 @@ class Nobody:
         return answer
 
     def store(
-        self, reverse_path: str, recipients: Sequence[str], raw: bytes, login: object
+        self,
+        reverse_path: str,
+        recipients: Sequence[str],
+        raw: bytes,
+        login: object,
+        origin: Origin | None,
     ) -> Future[Accepted]:
         """Nothing is stored."""
         answer: Future[Accepted] = Future()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from relay.accepted import Accepted
+from relay.accepted import Accepted, Origin
 from relay.addresses import canonical
 from relay.errors import DatabaseUnavailable, OverQuota
 from relay.futures import Future
@@ -69,7 +69,12 @@ class Someone:
         return self._answer(known.get(address.partition("@")[0]))
 
     def store(
-        self, reverse_path: str, recipients: Sequence[str], raw: bytes, login: object
+        self,
+        reverse_path: str,
+        recipients: Sequence[str],
+        raw: bytes,
+        login: object,
+        origin: Origin | None,
     ) -> Future[Accepted]:
         """By the text."""
         self.seen.append(("store", reverse_path, tuple(recipients), raw))

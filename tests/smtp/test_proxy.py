@@ -196,3 +196,28 @@ async def test_a_proxy_that_speaks_for_itself_is_a_peer(pool, serving):
         async with serving(pool) as service, by_proxy(service, header) as client:
             assert (await client.reply())[:3] == "220"
             assert (await client.ask("QUIT"))[:3] == "221"
+
+
+@pytest.mark.parametrize(
+    ("greeting", "header", "origin"),
+    [
+        ("EHLO mx.example", ONE, ("192.0.2.1", "mx.example")),
+        ("HELO mx.example", version2("2001:db8::1"), ("2001:db8::1", "mx.example")),
+        ("EHLO " + "c" * 300, ONE, ("192.0.2.1", "c" * 255)),
+        ("EHLO x\r\nEHLO y", b"PROXY TCP6 ::ffff:192.0.2.7 ::1 1 2\r\n", ("192.0.2.7", "y")),
+        ("EHLO mx.example", b"PROXY TCP4 127.0.0.9 10.0.0.1 1 2\r\n", (None, None)),
+        ("EHLO mx.example", b"PROXY UNKNOWN\r\n", (None, None)),
+    ],
+)
+async def test_mail_has_the_origin_that_the_proxy_names(pool, serving, greeting, header, origin):
+    """Its address and its HELO; none where that is this machine."""
+    async with serving(pool) as service:
+        bob = await service.mailbox()
+        async with by_proxy(service, header) as client:
+            assert (await client.reply())[:3] == "220"
+            for line in greeting.split("\r\n"):
+                assert (await client.ask(line))[:3] == "250"
+            await client.begin(bob)
+            assert (await client.ask("Subject: x\r\n\r\nx\r\n."))[:3] == "250"
+        rows = await pool.fetch("SELECT host(client), helo FROM relay.messages")
+        assert rows == [origin]

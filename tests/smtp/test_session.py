@@ -11,7 +11,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.accepted import Accepted
+from relay.accepted import Accepted, Origin
 from relay.addresses import canonical
 from relay.futures import Future
 from relay.smtp.limits import SmtpLimits
@@ -39,7 +39,12 @@ class Everybody:
         return answer
 
     def store(
-        self, reverse_path: str, recipients: Sequence[str], raw: bytes, login: object
+        self,
+        reverse_path: str,
+        recipients: Sequence[str],
+        raw: bytes,
+        login: object,
+        origin: Origin | None,
     ) -> Future[Accepted]:
         """It is stored."""
         self._seen.append(("store", reverse_path, *recipients))
