@@ -5,7 +5,7 @@ was let in is the business of who opened the door: `relay.smtp.server` runs its 
 `relay.smtp.front` passes it to a process.
 
 A connection of a trusted proxy counts as that of whoever the proxy names (`relay.smtp.proxy`), and
-not at all before it has: such wait aside, `_UNNAMED` of them at most.
+not at all before it has: such wait aside, `UNNAMED` of them at most, for a few seconds.
 
 Promises
   * No more connections than the limits say, of one peer and in all; whoever is not let in is told
@@ -13,6 +13,8 @@ Promises
   * Of a proxy's header no byte too many is read: what follows it is the session's.
   * A trusted proxy's connection without a header that is good, or in time, is closed; nobody else's
     header is read as one.
+  * Those that say nothing keep nobody out: where too many wait aside, the one that has waited
+    longest is closed for the newcomer.  A proxy says whom it serves at once.
 
 Fails: with the error of a listening socket, for supervision.
 """
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -38,7 +41,8 @@ from relay.throttle import Throttle
 
 log = get_logger()
 
-_UNNAMED = 256  # connections of proxies that have not said yet for whom they are
+UNNAMED = 256
+"""Connections of proxies that have not said yet for whom they are, at most."""
 
 _NOT_LET_IN = {
     TurnedAway.PEER: "421 4.7.0 Too many connections from your address",
@@ -93,7 +97,8 @@ class Door:
         self._buffered = buffered
         self._proxies = proxies
         self._proxy_timeout = limits.proxy_timeout
-        self._unnamed = 0
+        # The oldest first; the first of a plain dict is found by walking over all that went.
+        self._unnamed: OrderedDict[trio.CancelScope, None] = OrderedDict()
         self._complaints = Throttle(1.0)
         self._refusals = Throttle(1.0)
         _OPEN[port].set_function(lambda: self.gate.open)
@@ -112,16 +117,16 @@ class Door:
             host = str(address[0])
             if not proxy.is_among(host, self._proxies):
                 return False
-            if self._unnamed >= _UNNAMED:
-                self.turn_away(sock, address, TurnedAway.FULL)
-                sock.close()
-            else:
-                self._unnamed += 1
-                nursery.start_soon(introduce, sock, address)
+            if len(self._unnamed) >= UNNAMED:
+                oldest, _ = self._unnamed.popitem(last=False)
+                oldest.cancel()
+            patience = trio.CancelScope(deadline=trio.current_time() + self._proxy_timeout)
+            self._unnamed[patience] = None
+            nursery.start_soon(introduce, sock, address, patience)
             return True
 
-        async def introduce(sock: socket.socket, address: Any) -> None:
-            named = await self._named(sock, address)
+        async def introduce(sock: socket.socket, address: Any, patience: trio.CancelScope) -> None:
+            named = await self._named(sock, address, patience)
             if named is not None:
                 admit(
                     sock,
@@ -147,11 +152,11 @@ class Door:
             await let_in(hold=hold)
         raise AssertionError  # not reached: accept ends by an exception only
 
-    async def _named(self, sock: socket.socket, address: Any) -> Any:
+    async def _named(self, sock: socket.socket, address: Any, patience: trio.CancelScope) -> Any:
         """Return for whom a proxy has connected; None: it did not say, and is gone."""
         reason = "it said nothing in time"
         try:
-            with trio.move_on_after(self._proxy_timeout):
+            with patience:
                 found = await _header(sock)
                 return address if found is None else (*found, str(address[0]))
         except proxy.Malformed as error:
@@ -162,7 +167,7 @@ class Door:
             sock.close()
             raise
         finally:
-            self._unnamed -= 1
+            self._unnamed.pop(patience, None)
         if self._complaints.ready():
             log.warning("smtp.proxy_refused", peer=str(address[0]), reason=reason)
         _refused.inc()

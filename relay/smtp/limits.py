@@ -67,7 +67,7 @@ class SmtpLimits:
     """How long a session waits to hear that its message is durable."""
     filter_timeout: float = 30.0
     """How long a session waits for the operator's filter."""
-    proxy_timeout: float = 10.0
+    proxy_timeout: float = 5.0
     """From a trusted proxy's connection to the end of its PROXY header."""
     handshake_timeout: float = 30.0
     """From STARTTLS to the end of the TLS handshake, however steadily bytes drip in."""

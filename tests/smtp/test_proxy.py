@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.smtp.door import UNNAMED
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.proxy import LONGEST, SIGNATURE, Malformed, is_among, is_loopback, networks, read
 from tests.smtp import service as services
@@ -174,6 +176,30 @@ async def test_a_proxy_must_say_it_and_others_must_not(pool, serving):
                 assert (await client.reply())[:3] == "220"
                 await client.send(header + b"\r\n")
                 assert (await client.reply())[:3] == "500"
+
+
+async def test_silent_connections_of_a_proxy_keep_nobody_out(pool, serving):
+    """However many wait: the one that has waited longest is closed for the next."""
+    async with serving(pool, limits=SmtpLimits(proxy_timeout=60.0)) as service:
+        with contextlib.ExitStack() as stack:
+            silent = [
+                stack.enter_context(
+                    socket.create_connection(("127.0.0.1", service.port), source_address=(PROXY, 0))
+                )
+                for _ in range(UNNAMED)
+            ]
+            async with by_proxy(service, ONE) as client:
+                assert (await client.reply())[:3] == "220"
+                with trio.fail_after(10):
+                    assert await trio.to_thread.run_sync(silent[0].recv, 1) == b""
+            for each in silent[1:]:
+                each.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    each.recv(1)
+            silent[1].sendall(OTHER)
+            silent[1].setblocking(True)
+            silent[1].settimeout(10)
+            assert (await trio.to_thread.run_sync(silent[1].recv, 4)) == b"220 "
 
 
 async def test_who_is_named_counts_and_the_proxy_does_not(pool, serving):
