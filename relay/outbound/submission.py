@@ -4,8 +4,8 @@
 
 Promises
 - Whoever signs in has an API key with the scope `send`, or the administrator's token; the user name
-  is not looked at.  A revoked key opens nothing from the next command on, its message in hand
-  included.
+  is not looked at.  Nothing is queued for a key that was revoked before the final dot, and its
+  session ends there, or at the first command `LOOK_EVERY` after the last look.
 - 250 comes after COMMIT, with the ids; 4xx and 5xx after the final dot mean that nothing is queued,
   but for 451, after which nobody knows.
 - What may be sent from which address, suppressions, idempotency keys and the queue itself are what
@@ -17,6 +17,7 @@ Fails with `TemporaryFailure`, which is 451.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
@@ -40,6 +41,9 @@ from relay.smtp.shared import Arrival
 BURST = 10.0
 """Seconds' worth of messages that a key may submit at once, as of its calls over HTTP."""
 
+LOOK_EVERY = 2.0
+"""Seconds for which a key that was found live is believed at commands; not at the final dot."""
+
 _MAX_TOKEN = 512  # characters; a password beyond is not even looked up
 _KEYS = 20_000  # of which the rate is remembered
 _IN_A_THREAD = 256 * 1024  # bytes of a message from which preparing it would be felt by others
@@ -52,10 +56,14 @@ _SUPPRESSED = "550 5.7.1 This recipient is on the suppression list"
 
 
 class Login:
-    """Who has signed in: the holder of `key`, as it was last found; None: the administrator."""
+    """Who has signed in: the holder of `key`, as it was found at `found_at`.
 
-    def __init__(self, key: ApiKey | None) -> None:
+    None: the administrator.
+    """
+
+    def __init__(self, key: ApiKey | None, found_at: float) -> None:
         self.key = key
+        self.found_at = found_at
 
     @property
     def owner(self) -> UUID:
@@ -88,17 +96,25 @@ class Submission:
             return None
         token_hash = hash_token(password)
         if tokens_equal(token_hash, self._admin_token_hash):
-            return Login(None)
+            return Login(None, math.inf)
+        now = trio.current_time()
         key = await self._keys.authenticate(token_hash)
-        return Login(key) if key is not None and key.allows("send") else None
+        return Login(key, now) if key is not None and key.allows("send") else None
 
     async def look_again(self, login: object) -> str | None:
-        """Refuse a key that has been revoked, or has ended."""
-        if isinstance(login, Login) and login.key is not None:
+        """Refuse a key that has been revoked, or has ended; one just found live is believed."""
+        if isinstance(login, Login) and trio.current_time() >= login.found_at + LOOK_EVERY:
+            return await self._find(login)
+        return None
+
+    async def _find(self, login: Login) -> str | None:
+        """Refuse a key that is not live now."""
+        if login.key is not None:
+            now = trio.current_time()
             found = await self._keys.live(login.key.id)
             if found is None:
                 return _REVOKED
-            login.key = found
+            login.key, login.found_at = found, now
         return None
 
     async def begin(self, login: object, sender: str) -> str | None:
@@ -134,7 +150,7 @@ class Submission:
         """Queue a message, one row a recipient."""
         if not isinstance(login, Login):
             return _SIGN_IN
-        if (refusal := await self.look_again(login)) is not None:
+        if (refusal := await self._find(login)) is not None:
             return refusal
         large = len(arrival.raw) > _IN_A_THREAD
         prepare = partial(_prepared, arrival, self._hostname, login)

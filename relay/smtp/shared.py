@@ -97,7 +97,7 @@ class Submissions(Protocol):
     """
 
     async def look_again(self, login: object) -> str | None:
-        """Ask before each command whether who has signed in still may."""
+        """Ask before each command whether who has signed in still may, as far as is known."""
 
     async def begin(self, login: object, sender: str) -> str | None:
         """Ask at MAIL; `sender`: empty for the null one."""

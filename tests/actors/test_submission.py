@@ -29,6 +29,7 @@ from relay.errors import DatabaseUnavailable
 from relay.mailboxes.names import Names
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.submission import LOOK_EVERY
 from relay.outbound.suppressions import Suppressions
 from relay.smtp.limits import SmtpLimits
 from relay.tls import Certificate
@@ -363,15 +364,19 @@ async def test_a_key_that_sends_too_often_is_told_to_wait(port: Port):
     assert await port.talk(TOKEN, session) == [250] * 5
 
 
-async def test_a_revoked_key_ends_its_sessions_at_their_next_command(port: Port):
-    """421, whatever the command is, and at the dot of a message that is arriving."""
+async def test_a_revoked_key_ends_its_sessions(port: Port):
+    """421 at the dot of a message that is arriving, and soon at any command."""
     key, token = await port.key()
     other, second = await port.key()
 
     def at_noop(client: smtplib.SMTP) -> tuple[int, bytes]:
         assert client.noop()[0] == 250
         trio.from_thread.run(port.keys.revoke, key.id)
-        return client.noop()
+        revoked_at = time.monotonic()
+        while (reply := client.noop())[0] == 250:
+            assert time.monotonic() < revoked_at + LOOK_EVERY + 5.0
+            time.sleep(0.05)
+        return reply
 
     def at_the_dot(client: smtplib.SMTP) -> tuple[int, bytes]:
         client.mail("a@shop.example")
@@ -384,6 +389,29 @@ async def test_a_revoked_key_ends_its_sessions_at_their_next_command(port: Port)
     for word, talk in ((token, at_noop), (second, at_the_dot)):
         assert await port.talk(word, talk) == (421, b"4.7.0 This key may send no more; good-bye")
     assert await port.pool.fetch_value("SELECT count(*) FROM relay.outbound_letters") == 0
+
+
+async def test_a_key_is_looked_up_once_for_many_commands(port: Port, monkeypatch):
+    """With AUTH, and at each final dot; at commands only when the last look is old."""
+    looks: list[str] = []
+
+    def watched(name: str) -> Callable[..., Any]:
+        real = getattr(Keys, name)
+
+        async def look(*args: Any) -> Any:
+            looks.append(name)
+            return await real(*args)
+
+        return look
+
+    for name in ("authenticate", "live"):
+        monkeypatch.setattr(Keys, name, watched(name))
+    _, token = await port.key()
+    began = time.monotonic()
+    await port.queued(await port.submit(token, MAIL, *(f"b{n}@y.example" for n in range(20))))
+    assert looks[:1] == ["authenticate"]
+    assert 1 <= looks.count("live") <= 1 + (time.monotonic() - began) / LOOK_EVERY
+    assert len(looks) == 1 + looks.count("live")
 
 
 async def test_what_cannot_be_a_message_is_refused_and_the_session_goes_on(port: Port):
