@@ -10,7 +10,7 @@ import click
 
 from relay.cli import entries, options, output
 from relay.cli.client import Api, segment
-from relay.cli.messages import token_from
+from relay.cli.options import token_from
 
 BASE = "/api/v1/accounts"
 

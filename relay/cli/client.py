@@ -80,6 +80,12 @@ def segment(text: str) -> str:
     return text.replace(".", "%2E") if text in {".", ".."} else quote(text, safe="@")
 
 
+def path_of(address: str, message_id: str = "") -> str:
+    """Return the path of the messages of a mailbox, or of one of them."""
+    path = f"/api/v1/mailboxes/{segment(address)}/messages"
+    return f"{path}/{segment(message_id)}" if message_id else path
+
+
 @dataclass(frozen=True)
 class Answer:
     """A successful answer, read whole."""
@@ -263,4 +269,4 @@ def refusal(status: int, reason: str, content: bytes) -> Failure:
     code = exits.REFUSED
     if status >= 500:
         code = exits.UNAVAILABLE if status == 503 else exits.INTERNAL
-    return Failure(line(sentence), code)
+    return Failure(line(sentence), code, status=status)

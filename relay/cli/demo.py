@@ -35,9 +35,9 @@ import click
 
 import relay
 from relay.cli import exits, options, output
-from relay.cli.client import Api, segment
+from relay.cli.client import Api, path_of, segment
 from relay.cli.exits import Failure
-from relay.cli.messages import await_message, path_of
+from relay.cli.messages import await_message
 from relay.datadir import DataDir
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _wait(stage: Stage) -> str:
 
 def _read(stage: Stage) -> str:
     api = stage.api()
-    message = api.get(f"{path_of(stage.address)}/{segment(stage.message_id)}")
+    message = api.get(path_of(stage.address, stage.message_id))
     if message["otp"] != CODE or LINK not in message["links"]:
         raise Unexpected(f"code {message['otp']!r}, links {message['links']!r}")
     return f"code {message['otp']}, link {message['links'][0]}"
@@ -184,7 +184,7 @@ def _read(stage: Stage) -> str:
 
 def _compare(stage: Stage) -> str:
     api = stage.api()
-    raw = api.call("GET", f"{path_of(stage.address)}/{segment(stage.message_id)}/raw").content
+    raw = api.call("GET", f"{path_of(stage.address, stage.message_id)}/raw").content
     if raw != stage.sent:
         raise Unexpected(f"{len(stage.sent)} bytes were sent and {len(raw)} others came back")
     return f"{len(raw)} bytes, all equal"
@@ -214,7 +214,7 @@ def _arrive(stage: Stage) -> str:
     message = await_message(api, stage.address, STEP_TIMEOUT, subject="has left")
     if message is None:
         raise Unexpected("it did not come")
-    raw = api.call("GET", f"{path_of(stage.address)}/{segment(message['id'])}/raw").content
+    raw = api.call("GET", f"{path_of(stage.address, message['id'])}/raw").content
     if f"Message-ID: <{stage.outbound_id}@".encode() not in raw:
         raise Unexpected("another message came")
     stage.message_id = message["id"]
@@ -285,7 +285,7 @@ def _activation(stage: Stage) -> str:
     if found is None:
         raise Unexpected("it did not come")
     stage.message_id = found["id"]
-    message = api.get(f"{path_of(stage.address)}/{segment(stage.message_id)}")
+    message = api.get(path_of(stage.address, stage.message_id))
     stage.link = next((link for link in message["links"] if "/activate?token=" in link), "")
     if not stage.link.startswith(stage.run["http"]):
         raise Unexpected(f"links {message['links']!r}")

@@ -14,7 +14,7 @@ import click
 
 from relay.cli import options, output
 from relay.cli.client import Api, segment
-from relay.cli.messages import token_from
+from relay.cli.options import token_from
 
 
 def add(

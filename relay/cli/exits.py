@@ -28,8 +28,12 @@ the output went away."""
 
 
 class Failure(RelayError):
-    """Ends the command: one sentence for stderr, and the exit code."""
+    """Ends the command: one sentence for stderr, and the exit code.
 
-    def __init__(self, sentence: str, code: int = REFUSED) -> None:
+    `status`: of the relay's answer over HTTP, 0 where that is not why.
+    """
+
+    def __init__(self, sentence: str, code: int = REFUSED, *, status: int = 0) -> None:
         super().__init__(sentence)
         self.code = code
+        self.status = status

@@ -12,7 +12,7 @@ import click
 
 from relay.cli import completion, options, output
 from relay.cli.client import Api, segment
-from relay.cli.messages import token_from
+from relay.cli.options import token_from
 
 BASE = "/api/v1/mailboxes"
 _SLACK = 60.0  # s; the way here, and clocks that differ

@@ -1,4 +1,4 @@
-"""`relay messages`: list, read, fetch raw, and wait for mail in a mailbox.
+"""`relay messages`: list, read, fetch raw, change and wait for mail in a mailbox, or in all.
 
 Promises: raw mail and attachments are written byte for byte; on a terminal what could drive it is
 shown as escapes.  Nothing that is there already is overwritten.
@@ -6,36 +6,77 @@ shown as escapes.  Nothing that is there already is overwritten.
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from relay.cli import completion, exits, options, output
-from relay.cli.client import Api, segment
+from relay.cli import bulk, completion, entries, exits, options, output
+from relay.cli.bulk import EVERYWHERE, Target
+from relay.cli.client import Api, path_of
+from relay.cli.options import token_from
 
 _CHECK_TIMEOUT = 60.0  # s; the message is read, and the DNS asked, each within limits
 _COLOURS = {"pass": "green", "fail": "red", "error": "red", "warning": "yellow"}
 WAIT_STEP = 30.0  # seconds one call waits; longer waits are several calls
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _anywhere(command: F) -> F:
+    """Add an ADDRESS that may be left out."""
+    return click.argument(
+        "address", required=False, default=None, shell_complete=completion.addresses
+    )(command)
+
+
+def _query(command: F) -> F:
+    """Add `-q`."""
+    return click.option(
+        "-q", "--query", metavar="Q", help="Only messages that this finds; see `list --help`."
+    )(command)
+
+
+def _one_or_all(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ADDRESS and ID, or `--all -q Q`; the command gets them as its `target`."""
+
+    @functools.wraps(command)
+    def called(
+        address: str | None,
+        message_id: str | None,
+        everywhere: bool,
+        query: str | None,
+        **others: Any,
+    ) -> Any:
+        return command(target=Target.of(address, message_id, everywhere, query), **others)
+
+    called = click.option(
+        "--all", "everywhere", is_flag=True, help="All that -q finds, in all mailboxes."
+    )(_query(called))
+    return _anywhere(
+        click.argument("message_id", metavar="[ID]", required=False, default=None)(called)
+    )
+
+
 @click.group()
 def messages() -> None:
-    """The mail in a mailbox."""
+    """The mail in a mailbox, or in all of them."""
 
 
 @messages.command(name="list")
-@click.argument("address", shell_complete=completion.addresses)
-@click.option("--query", metavar="Q", help="Only messages that contain this.")
+@_anywhere
+@_query
 @options.limit(20)
 @options.token
 @options.data_dir
 @options.as_json
 def list_(
-    address: str,
+    address: str | None,
     query: str | None,
     limit: int,
     everything: bool,
@@ -43,26 +84,37 @@ def list_(
     data_dir: Path,
     as_json: bool,
 ) -> None:
-    """List the messages of ADDRESS, newest first."""
+    """List the messages of ADDRESS, or without one of all mailboxes, newest first.
+
+    \b
+    Examples:
+      relay messages list ada@customer.example
+      relay messages list -q 'from:shop is:unread'
+      relay messages list --all -q 'tag:billing after:2026-11-01' --json
+
+    A query has words, "phrases", -not, from: to: subject: tag: has:attachment is:unread is:read
+    before: after: larger: smaller:, all of which must hold.
+    """
     api = Api.find(data_dir, token=token_from(token))
-    found = list(api.pages(path_of(address), limit=None if everything else limit, q=query))
+    path = EVERYWHERE if address is None else path_of(address)
+    found = list(api.pages(path, limit=None if everything else limit, q=query))
     if as_json:
         output.document(found)
         return
-    output.table(
-        ("id", "received", "from", "subject", "size", ""),
-        [
-            (
-                output.line(item["id"]),
-                output.moment(item["received_at"]),
-                output.line(item["from_address"]),
-                output.line(item["subject"]),
-                output.size(item["size"]),
-                ("", "") if item["is_read"] else ("new", "green"),
-            )
-            for item in found
-        ],
-    )
+    columns: dict[str, Callable[[dict[str, Any]], output.Cell]] = {
+        "id": entries.cell("id"),
+        "received": entries.moment("received_at"),
+        **(
+            {"mailbox": entries.cell("mailbox"), "tags": entries.joined("tags")}
+            if address is None
+            else {}
+        ),
+        "from": entries.cell("from_address"),
+        "subject": entries.cell("subject"),
+        "size": lambda item: output.size(item["size"]),
+        "": lambda item: ("", "") if item["is_read"] else ("new", "green"),
+    }
+    output.table(tuple(columns), [[cell(item) for cell in columns.values()] for item in found])
 
 
 @messages.command()
@@ -74,7 +126,7 @@ def list_(
 def show(address: str, message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
     """Show a message of ADDRESS, and mark it read."""
     api = Api.find(data_dir, token=token_from(token))
-    message = api.get(f"{path_of(address)}/{segment(message_id)}")
+    message = api.get(path_of(address, message_id))
     present(message, as_json)
 
 
@@ -89,7 +141,7 @@ def raw(address: str, message_id: str, token: str | None, data_dir: Path) -> Non
     On a terminal, what could drive it is shown as escapes.
     """
     api = Api.find(data_dir, token=token_from(token))
-    with api.stream(f"{path_of(address)}/{segment(message_id)}/raw", quiet=30.0) as chunks:
+    with api.stream(f"{path_of(address, message_id)}/raw", quiet=30.0) as chunks:
         pour(chunks)
 
 
@@ -119,7 +171,7 @@ def release(
     Prints the ids that it has in the queue.
     """
     api = Api.find(data_dir, token=token_from(token))
-    path = f"{path_of(address)}/{segment(message_id)}/release"
+    path = f"{path_of(address, message_id)}/release"
     answer = api.call("POST", path, json={"to": list(to)}).json()
     if as_json:
         output.document(answer)
@@ -140,7 +192,7 @@ def check(address: str, message_id: str, token: str | None, data_dir: Path, as_j
     Asks the DNS.
     """
     api = Api.find(data_dir, token=token_from(token))
-    path = f"{path_of(address)}/{segment(message_id)}/checks"
+    path = f"{path_of(address, message_id)}/checks"
     with output.working("Checking the message"):
         answer = api.call("GET", path, timeout=_CHECK_TIMEOUT).json()
     if as_json:
@@ -184,7 +236,7 @@ def attachment(
     On a terminal, what could drive it is shown as escapes.
     """
     api = Api.find(data_dir, token=token_from(token))
-    path = f"{path_of(address)}/{segment(message_id)}/attachments/{index}"
+    path = f"{path_of(address, message_id)}/attachments/{index}"
     with api.stream(path, quiet=30.0) as chunks:
         if out is None:
             pour(chunks)
@@ -200,18 +252,110 @@ def attachment(
 
 
 @messages.command()
-@click.argument("address", shell_complete=completion.addresses)
-@click.argument("message_id", metavar="ID")
+@_one_or_all
+@click.option("--yes", is_flag=True, help="Delete all that -q finds without asking.")
 @options.token
 @options.data_dir
-def delete(address: str, message_id: str, token: str | None, data_dir: Path) -> None:
-    """Delete a message of ADDRESS for good, at once."""
+@options.as_json
+def delete(target: Target, yes: bool, token: str | None, data_dir: Path, as_json: bool) -> int:
+    """Delete a message of ADDRESS for good, at once; or with --all what -q finds anywhere.
+
+    \b
+    Examples:
+      relay messages delete ada@customer.example 01a1fe77-f8c8-7278-8db0-bae5d604828d
+      relay messages delete --all -q 'tag:nightly before:2026-11-01'
+      relay messages delete --all -q '*' --yes
+
+    On a terminal it asks before it deletes many; elsewhere --yes must be said.
+    """
     api = Api.find(data_dir, token=token_from(token))
-    api.call("DELETE", f"{path_of(address)}/{segment(message_id)}", params={"purge": "true"})
+    if target.query is None:
+        api.call("DELETE", target.path, params={"purge": "true"})
+        return exits.OK
+    if not bulk.confirmed(api, target.query, yes):
+        output.note("relay: Nothing was deleted.")
+        return exits.REFUSED
+    bulk.report(_all("DELETE", api, EVERYWHERE, target.query), "deleted", as_json)
+    return exits.OK
 
 
 @messages.command()
-@click.argument("address", shell_complete=completion.addresses)
+@_one_or_all
+@options.token
+@options.data_dir
+@options.as_json
+def read(target: Target, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Mark a message of ADDRESS read; or with --all what -q finds anywhere.
+
+    \b
+    Examples:
+      relay messages read ada@customer.example 01a1fe77-f8c8-7278-8db0-bae5d604828d
+      relay messages read --all -q 'from:newsletter'
+    """
+    api = Api.find(data_dir, token=token_from(token))
+    if target.query is None:
+        api.call("PATCH", target.path, json={"is_read": True})
+        return
+    bulk.report(_all("POST", api, f"{EVERYWHERE}/read", target.query), "marked read", as_json)
+
+
+@messages.command()
+@_one_or_all
+@options.token
+@options.data_dir
+@options.as_json
+def unread(target: Target, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Mark a message of ADDRESS unread; or with --all what -q finds anywhere.
+
+    \b
+    Example:
+      relay messages unread --all -q 'from:shop after:2026-11-20'
+    """
+    api = Api.find(data_dir, token=token_from(token))
+    if target.query is None:
+        api.call("PATCH", target.path, json={"is_read": False})
+        return
+    query = bulk.narrowed(target.query, "is:read")
+    bulk.report(bulk.each(api, query, lambda _: {"is_read": False}), "marked unread", as_json)
+
+
+@messages.command()
+@click.argument("tag", metavar="TAG")
+@_one_or_all
+@options.token
+@options.data_dir
+@options.as_json
+def tag(tag: str, target: Target, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Add TAG to a message of ADDRESS; or with --all to what -q finds anywhere.
+
+    \b
+    Examples:
+      relay messages tag checked ada@customer.example 01a1fe77-f8c8-7278-8db0-bae5d604828d
+      relay messages tag release-7 --all -q 'from:shop after:2026-11-20'
+    """
+    _tag(Api.find(data_dir, token=token_from(token)), target, "tagged", as_json, add=tag)
+
+
+@messages.command()
+@click.argument("tag", metavar="TAG")
+@_one_or_all
+@options.token
+@options.data_dir
+@options.as_json
+def untag(tag: str, target: Target, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """Take TAG from a message of ADDRESS; or with --all from what -q finds anywhere.
+
+    \b
+    Example:
+      relay messages untag checked --all -q '*'
+    """
+    _tag(Api.find(data_dir, token=token_from(token)), target, "untagged", as_json, remove=tag)
+
+
+@messages.command()
+@_anywhere
+@click.option("--all", "everywhere", is_flag=True, help="In any mailbox, instead of ADDRESS.")
+@_query
 @click.option(
     "--timeout",
     type=click.FloatRange(0),
@@ -227,7 +371,9 @@ def delete(address: str, message_id: str, token: str | None, data_dir: Path) -> 
 @options.data_dir
 @options.as_json
 def wait(
-    address: str,
+    address: str | None,
+    everywhere: bool,
+    query: str | None,
     timeout: float,
     sender: str | None,
     subject: str | None,
@@ -238,30 +384,45 @@ def wait(
 ) -> int:
     """Wait for a message in ADDRESS and show it; one that is already there counts.
 
+    With --all it may come to any mailbox, and -q says which one is meant.
+
+    \b
+    Examples:
+      relay messages wait ada@customer.example --subject Welcome
+      relay messages wait --all -q 'to:customer.example tag:shop' --timeout 60
+
     Exit code 0 with the message, 1 when none came in time or the mailbox expired.
     """
+    if (address is None) != everywhere:
+        raise click.UsageError("Give ADDRESS, or --all for any mailbox.")
+    if query is not None and not everywhere:
+        raise click.UsageError("-q needs --all; for one mailbox there are --from and --subject.")
     api = Api.find(data_dir, token=token_from(token))
-    with output.working(f"Waiting for mail to {output.line(address)}"):
-        message = await_message(
-            api, address, timeout, **{"from": sender, "subject": subject, "after": after}
-        )
+    where = "any mailbox" if address is None else output.line(address)
+    filters = {"from": sender, "subject": subject, "after": after, "q": query}
+    with output.working(f"Waiting for mail to {where}"):
+        message = await_message(api, address, timeout, **filters)
     if message is None:
-        output.note(f"relay: No message came to {output.line(address)} within {timeout:g} s.")
+        output.note(f"relay: No message came to {where} within {timeout:g} s.")
         return exits.REFUSED
     present(message, as_json)
     return exits.OK
 
 
 def await_message(
-    api: Api, address: str, timeout: float, **filters: str | None
+    api: Api, address: str | None, timeout: float, **filters: str | None
 ) -> dict[str, Any] | None:
-    """Return the oldest match within `timeout` seconds, else None; a dead mailbox is a Failure."""
+    """Return the oldest match within `timeout` seconds, else None; a dead mailbox is a Failure.
+
+    `address` None: in any mailbox.
+    """
+    path = EVERYWHERE if address is None else path_of(address)
     end = time.monotonic() + timeout
     while True:
         step = min(WAIT_STEP, max(0.0, end - time.monotonic()))
         response = api.call(
             "GET",
-            f"{path_of(address)}/wait",
+            f"{path}/wait",
             params={"timeout": f"{step:g}", **filters},
             timeout=step + 15.0,
         )
@@ -270,16 +431,6 @@ def await_message(
             return message
         if time.monotonic() >= end:
             return None
-
-
-def path_of(address: str) -> str:
-    """Return the path of the messages of a mailbox."""
-    return f"/api/v1/mailboxes/{segment(address)}/messages"
-
-
-def token_from(token: str | None) -> str | None:
-    """Return the value of `--token`, read from standard input where it is `-`."""
-    return sys.stdin.readline().strip() if token == "-" else token  # noqa: S105 - not a secret
 
 
 def pour(chunks: Iterator[bytes]) -> None:
@@ -304,6 +455,8 @@ def present(message: dict[str, Any], as_json: bool) -> None:
             ("id", output.line(message["id"])),
             ("from", output.line(message["from_address"])),
             ("to", output.line(_listed(message.get("to")))),
+            ("mailbox", output.line(message.get("mailbox"))),
+            ("tags", output.line(_listed(message.get("tags")))),
             ("subject", (output.line(message["subject"]), "bright_white")),
             ("received", output.moment(message["received_at"])),
             ("size", output.size(message["size"])),
@@ -323,6 +476,40 @@ def present(message: dict[str, Any], as_json: bool) -> None:
 def _checked(name: str, check: dict[str, str]) -> tuple[output.Cell, ...]:
     result = output.line(check["result"])
     return name, (result, _COLOURS.get(result, "")), output.line(check["detail"])
+
+
+def _all(method: str, api: Api, path: str, query: str) -> int:
+    """Have the relay change all that a query finds; return how many those were."""
+    # It goes through all messages of all mailboxes, where the query leaves no other way.
+    count: int = api.call(method, path, params={"q": query}, timeout=300.0).json()["count"]
+    return count
+
+
+def _tag(
+    api: Api,
+    target: Target,
+    done: str,
+    as_json: bool,
+    *,
+    add: str | None = None,
+    remove: str | None = None,
+) -> None:
+    """Add a tag, or take one away; the others of each message stay."""
+
+    def change(entry: dict[str, Any]) -> dict[str, Any] | None:
+        tags: list[str] = [one for one in entry["tags"] if one != remove]
+        if add is not None and add not in tags:
+            tags.append(add)
+        return None if tags == entry["tags"] else {"tags": tags}
+
+    if target.query is None:
+        # An empty change answers with the entry as it is.
+        entry = api.call("PATCH", target.path, json={}).json()
+        body = change(entry)
+        if body is not None:
+            api.call("PATCH", target.path, json=body)
+        return
+    bulk.report(bulk.each(api, target.query, change), done, as_json)
 
 
 def _listed(value: Any) -> str:

@@ -6,6 +6,7 @@ reads settings itself, `--json` where it lists or shows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +58,11 @@ def token(command: F) -> F:
         help="A session token or an API key instead of the administrator's token; "
         "- reads it from standard input, where other users cannot see it.",
     )(command)
+
+
+def token_from(token: str | None) -> str | None:
+    """Return the value of `--token`, read from standard input where it is `-`."""
+    return sys.stdin.readline().strip() if token == "-" else token  # noqa: S105 - not a secret
 
 
 def limit(default: int) -> Callable[[F], F]:

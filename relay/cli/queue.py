@@ -15,7 +15,8 @@ import click
 
 from relay.cli import options, output
 from relay.cli.client import Api, segment
-from relay.cli.messages import pour, token_from
+from relay.cli.messages import pour
+from relay.cli.options import token_from
 
 BASE = "/api/v1/outbound"
 

@@ -13,7 +13,7 @@ import click
 
 from relay.cli import options, output
 from relay.cli.client import Api
-from relay.cli.messages import token_from
+from relay.cli.options import token_from
 
 TIMEOUT = 120.0  # seconds; a large attachment is on its way for a while
 

@@ -8,7 +8,7 @@ import click
 
 from relay.cli import entries, options
 from relay.cli.client import Api, segment
-from relay.cli.messages import token_from
+from relay.cli.options import token_from
 from relay.webhooks.kinds import KINDS
 
 BASE = "/api/v1/webhooks"

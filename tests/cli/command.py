@@ -58,8 +58,8 @@ def cli(
     )
 
 
-def on_terminal(*arguments: str | Path, **changes: str) -> tuple[int, str]:
-    """Run `relay` on a terminal, and return its exit code and all that it wrote there."""
+def on_terminal(*arguments: str | Path, typed: bytes = b"", **changes: str) -> tuple[int, str]:
+    """Run `relay` on a terminal where `typed` is typed; return its exit code and what it wrote."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*RELAY, *map(str, arguments)],
@@ -70,6 +70,7 @@ def on_terminal(*arguments: str | Path, **changes: str) -> tuple[int, str]:
         close_fds=True,
     )
     os.close(theirs)
+    os.write(ours, typed)
     written = b""
     try:
         while chunk := os.read(ours, 65536):

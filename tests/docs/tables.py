@@ -39,7 +39,7 @@ PAGES = {
 """Which page holds which table."""
 
 # Options of so many commands that the table would be about them.
-EVERYWHERE = {"--data-dir", "--config", "--json", "--token", "--limit", "--all"}
+EVERYWHERE = {"data_dir", "config", "as_json", "token", "limit", "everything"}
 _SAMPLE = re.compile(r"^(\w+)\{([^}]*)\}", re.MULTILINE)
 
 
@@ -54,7 +54,7 @@ def commands() -> str:
         options = [
             _spelt(parameter, command)
             for parameter in command.params
-            if isinstance(parameter, click.Option) and not EVERYWHERE & set(parameter.opts)
+            if isinstance(parameter, click.Option) and parameter.name not in EVERYWHERE
         ]
         text = _cell(" ".join([*words, *options]))
         lines.append(f"| `{text}` | {_cell(command.get_short_help_str(200))} |")

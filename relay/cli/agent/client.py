@@ -24,9 +24,15 @@ import httpx
 import trio
 
 from relay.cli import exits
-from relay.cli.client import CALL_TIMEOUT, CONNECT_TIMEOUT, credential, read_run, refusal, segment
+from relay.cli.client import (
+    CALL_TIMEOUT,
+    CONNECT_TIMEOUT,
+    credential,
+    path_of,
+    read_run,
+    refusal,
+)
 from relay.cli.exits import Failure
-from relay.cli.messages import path_of
 
 SEARCHED = 20  # messages that are looked through for a code or a link, newest first
 
@@ -216,7 +222,7 @@ class AgentClient:
 
     async def message(self, address: str, message_id: str) -> dict[str, Any]:
         """Return one whole message, which marks it read."""
-        found: dict[str, Any] = await self.call("GET", f"{path_of(address)}/{segment(message_id)}")
+        found: dict[str, Any] = await self.call("GET", path_of(address, message_id))
         return found
 
     async def newest(

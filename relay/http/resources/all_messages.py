@@ -101,6 +101,7 @@ class WaitAnywhereQuery(WaitQuery):
         str | None, Field(alias="to", max_length=1000, description="a part of the recipient")
     ] = None
     tag: Annotated[str | None, Field(max_length=1000, description="a tag, as a whole")] = None
+    q: _Q = None
 
 
 def as_json(entry: Entry, placed: Placed) -> dict[str, Any]:
@@ -286,7 +287,7 @@ def _named(q: str | None) -> tuple[Term, ...]:
 
 
 def _terms(query: WaitAnywhereQuery) -> tuple[Term, ...]:
-    found: list[Term] = []
+    found = list(parse(query.q or ""))
     if query.sender:
         found.append(Term("from", query.sender))
     if query.recipient:
