@@ -155,6 +155,7 @@ def raw(address: str, message_id: str, token: str | None, data_dir: Path) -> Non
     metavar="ADDRESS",
     help="To whom; may be given several times.",
 )
+@options.idempotency_key
 @options.token
 @options.data_dir
 @options.as_json
@@ -162,6 +163,7 @@ def release(
     address: str,
     message_id: str,
     to: tuple[str, ...],
+    idempotency_key: str | None,
     token: str | None,
     data_dir: Path,
     as_json: bool,
@@ -169,10 +171,16 @@ def release(
     """Send a message of ADDRESS on, byte for byte, to those whom RELAY_OUTBOUND__RELEASE_TO allows.
 
     Prints the ids that it has in the queue.
+
+    \b
+    Example:
+      relay messages release ada@customer.example 01a1fe77-f8c8-7278-8db0-bae5d604828d \\
+        --to me@example.org
     """
     api = Api.find(data_dir, token=token_from(token))
     path = f"{path_of(address, message_id)}/release"
-    answer = api.call("POST", path, json={"to": list(to)}).json()
+    headers = options.key_header(idempotency_key)
+    answer = api.call("POST", path, json={"to": list(to)}, headers=headers).json()
     if as_json:
         output.document(answer)
         return

@@ -65,6 +65,23 @@ def token_from(token: str | None) -> str | None:
     return sys.stdin.readline().strip() if token == "-" else token  # noqa: S105 - not a secret
 
 
+def idempotency_key(command: F) -> F:
+    """Add `--idempotency-key`, for what is queued."""
+    return click.option(
+        "--idempotency-key", metavar="K", help="The same key within 24 hours sends nothing twice."
+    )(command)
+
+
+def key_header(key: str | None) -> dict[str, str]:
+    """Return the header that carries an idempotency key, none without one."""
+    if key is None:
+        return {}
+    if not key.isprintable() or not key.strip():
+        raise click.UsageError("--idempotency-key is empty or holds control characters.")
+    # Headers are bytes; http.client takes Latin-1, so that UTF-8 is spelt in it.
+    return {"Idempotency-Key": key.encode().decode("latin-1")}
+
+
 def limit(default: int) -> Callable[[F], F]:
     """Add `--limit` and `--all`."""
 

@@ -70,9 +70,7 @@ class Moment(click.ParamType[datetime]):
     show_default=True,
     help="Where it cannot be known whether it went out: send again, or hold it.",
 )
-@click.option(
-    "--idempotency-key", metavar="K", help="The same key within 24 hours sends nothing twice."
-)
+@options.idempotency_key
 @options.token
 @options.data_dir
 @options.as_json
@@ -122,7 +120,7 @@ def send(
         "/api/v1/messages/send",
         json=message,
         timeout=TIMEOUT,
-        headers=_key(idempotency_key),
+        headers=options.key_header(idempotency_key),
     ).json()
     if as_json:
         output.document(sent)
@@ -146,12 +144,3 @@ def _attachment(file: Path) -> dict[str, str]:
         "content_type": "application/octet-stream" if encoding or kind is None else kind,
         "content": b64encode(file.read_bytes()).decode(),
     }
-
-
-def _key(key: str | None) -> dict[str, str]:
-    if key is None:
-        return {}
-    if not key.isprintable() or not key.strip():
-        raise click.UsageError("--idempotency-key is empty or holds control characters.")
-    # Headers are bytes; http.client takes Latin-1, so that UTF-8 is spelt in it.
-    return {"Idempotency-Key": key.encode().decode("latin-1")}

@@ -3,9 +3,11 @@
 Promises
   * The 202 comes after the commit that queued it for each recipient; after a refusal (4xx) nothing
     is queued.
+  * With an Idempotency-Key the same call is queued once, however often it is made in 24 hours.
   * It goes by a server, to recipients whom the operator allows, by somebody who may send.
 
-Fails with `DatabaseUnavailable`, a 503, after which the mail may have been queued.
+Fails with `DatabaseUnavailable`, a 503, after which the mail may have been queued: the
+Idempotency-Key is for that.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from quart import Response
 from relay.http.operations import Access, Answer, Call, Form, Operation
 from relay.http.problems import Problem, message_not_found, missing_scope
 from relay.http.resources.messages import BASE, GONE, Downloads
-from relay.http.resources.send import Sent, answer_queued
+from relay.http.resources.send import Sent, answer_queued, idempotency_key
 from relay.http.routing import Api
 from relay.ids import new_id
+from relay.outbound.enqueue import body_hash
 from relay.outbound.release import LOOP, NotAllowed, Patterns, released
 from relay.outbound.sending import Sending
 
@@ -63,7 +66,11 @@ def register(api: Api) -> None:
                     "may not send, or not from the message's reverse-path",
                 ),
                 GONE,
-                Answer(409, "there is no upstream that leads to others: mail would stay here"),
+                Answer(
+                    409,
+                    "there is no upstream that leads to others: mail would stay here; or the "
+                    "Idempotency-Key was used for another call within 24 hours",
+                ),
                 Answer(422, "malformed, or a recipient is on the suppression list: nothing queued"),
                 Answer(503, "too many large messages are being read; try again"),
             ),
@@ -72,7 +79,8 @@ def register(api: Api) -> None:
             max_body=_BODY,
             stores=True,
             details="The reverse-path stays what it was. A mailbox's own session token is not "
-            "enough.",
+            "enough. With an Idempotency-Key header (1 to 255 bytes) the same call again within 24 "
+            "hours gives the same answer and sends nothing; keys belong to the credential.",
         ),
     )
     async def release(call: Call, message_id: str) -> Response:
@@ -80,6 +88,9 @@ def register(api: Api) -> None:
         if call.caller is None:
             raise missing_scope("send")
         mailbox_id, owner = call.mailbox.id, call.caller.owner_id
+        key = idempotency_key()
+        said = {"release": message_id.lower(), "from": str(mailbox_id), "to": wanted.to}
+        digest = None if key is None else body_hash(said)
         envelope = await deps.messages.envelope(mailbox_id, message_id)
         if envelope is None:
             raise message_not_found()
@@ -108,7 +119,7 @@ def register(api: Api) -> None:
                 postmaster=f"postmaster@{deps.store.domains[0]}",
             )
             del raw
-            queued = await api.committed(lambda: sending.queue(ready))
+            queued = await api.committed(lambda: sending.queue(ready, key=key, key_hash=digest))
         except NotAllowed as error:
             raise Problem(
                 403,

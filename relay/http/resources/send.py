@@ -179,7 +179,7 @@ def register(api: Api) -> None:
     )
     async def send(call: Call) -> Response:
         wanted: NewMessage = call.body
-        key = request.headers.get("Idempotency-Key")
+        key = idempotency_key()
         owner: UUID = call.caller.owner_id
         large = (request.content_length or SEND_BODY) > _IN_A_THREAD
 
@@ -188,9 +188,7 @@ def register(api: Api) -> None:
 
         ready, key_hash = await (_in_thread(prepare) if large else _here(prepare))
         await sending.check_senders(call.caller.key, [ready.sender.address])
-        queued = await api.committed(
-            lambda: sending.queue(ready, key=_header_text(key), key_hash=key_hash)
-        )
+        queued = await api.committed(lambda: sending.queue(ready, key=key, key_hash=key_hash))
         return answer_queued(queued)
 
 
@@ -215,8 +213,9 @@ async def _in_thread(work: Callable[[], T]) -> T:
     return await trio.to_thread.run_sync(work)
 
 
-def _header_text(value: str | None) -> str | None:
-    """Return a header as its sender wrote it: the framework reads bytes as Latin-1."""
+def idempotency_key() -> str | None:
+    """Return the call's Idempotency-Key as its sender wrote it, None without one."""
+    value = request.headers.get("Idempotency-Key")  # as Latin-1, which the framework reads bytes as
     if value is None:
         return None
     try:

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+import trio
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
@@ -53,6 +54,34 @@ async def test_a_released_message_is_in_the_queue_byte_for_byte(database_url: st
             front, _, rest = raw.partition(LETTER[:20])
             assert LETTER[:20] + rest == LETTER
             assert front.startswith(b"Resent-From: bounce@example.org\r\nResent-To: me@example.org")
+
+
+async def test_the_same_call_under_its_key_is_queued_once(database_url: str, pool: Pool):
+    """The same answer again, also when several ask at once; 409 for other recipients or another
+    message; without a key each call is one."""
+    async with open_house(database_url, pool, **SERVED) as house:
+        path, other = await captured(house), await captured(house)
+        keyed = {**house.admin, "Idempotency-Key": "r\u00e9lease 1".encode().decode("latin-1")}
+        answers: list[httpx.Response] = []
+
+        async def ask() -> None:
+            answers.append(await release(house, path, "me@example.org", **keyed))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(ask)
+        assert [answer.status_code for answer in answers] == [202] * 4
+        assert len({answer.text for answer in answers}) == 1
+        for where, to in ((path, "you@example.org"), (other, "me@example.org")):
+            refused = await release(house, where, to, **keyed)
+            assert case(refused) == (409, "idempotency-key-reused")
+        count = "SELECT count(*) FROM relay.outbound_messages"
+        assert await pool.fetch_value(count) == 1
+        for _ in range(2):
+            assert (await release(house, path, "me@example.org")).status_code == 202
+        assert await pool.fetch_value(count) == 3
+        wrong = await release(house, path, "me@example.org", **{**keyed, "Idempotency-Key": ""})
+        assert wrong.status_code == 422
 
 
 async def test_what_may_not_be_released_is_not(database_url: str, pool: Pool):
