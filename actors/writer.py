@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from uuid import UUID
 
 import psycopg
@@ -72,6 +73,7 @@ GRACE = 4.0
 _LONG = 32  # statements that added to a mailbox, after which its counts are folded
 _FOLD_EVERY = 0.25  # s, at most
 _WATCHED = 10_000  # mailboxes
+_NAMED = 8  # messages of a commit whose ids are logged
 _EVICT_EVERY = 0.25  # s, at most
 _ATTEMPTS = 5  # to find mailboxes live that were made a moment ago
 
@@ -438,7 +440,8 @@ def _settle_stored(batch: Sequence[Held[Accept]], stored: set[UUID]) -> None:
     if len(stored) == 1:
         log.info("writer.stored", messages=1, bytes=size, id=str(next(iter(stored))))
     else:
-        log.info("writer.stored", messages=len(stored), bytes=size)
+        some = [str(one) for one in islice(stored, _NAMED)]
+        log.info("writer.stored", messages=len(stored), bytes=size, ids=some)
 
 
 def _settle_failed(batch: Sequence[Held[Accept]], error: str) -> None:

@@ -36,7 +36,7 @@ from relay.outbound.message import Address, MalformedMessage, Message, parse_add
 from relay.outbound.sending import ForeignSender, ReservedSender, Sending
 from relay.outbound.submitted import Orders, Submitted, Trace
 from relay.outbound.suppressions import Suppressions
-from relay.smtp.shared import Arrival
+from relay.smtp.shared import Arrival, WrongLogin
 
 BURST = 10.0
 """Seconds' worth of messages that a key may submit at once, as of its calls over HTTP."""
@@ -74,6 +74,8 @@ class Login:
 class Submission:
     """One relay's."""
 
+    secret = True
+
     def __init__(
         self,
         keys: Keys,
@@ -90,16 +92,20 @@ class Submission:
         self._hostname = hostname
         self._rates = Gcra[UUID](_KEYS)
 
-    async def check(self, user: str, password: str) -> Login | None:
+    async def check(self, user: str, password: str) -> Login:
         """Return who this is, by the password alone."""
         if not password or len(password) > _MAX_TOKEN:
-            return None
+            raise WrongLogin("no key")
         token_hash = hash_token(password)
         if tokens_equal(token_hash, self._admin_token_hash):
             return Login(None, math.inf)
         now = trio.current_time()
         key = await self._keys.authenticate(token_hash)
-        return Login(key, now) if key is not None and key.allows("send") else None
+        if key is None:
+            raise WrongLogin("unknown key")
+        if not key.allows("send"):
+            raise WrongLogin("wrong scope", key=str(key.id), scopes=list(key.scopes), needs="send")
+        return Login(key, now)
 
     async def look_again(self, login: object) -> str | None:
         """Refuse a key that has been revoked, or has ended; one just found live is believed."""

@@ -8,7 +8,8 @@ submission port asks), and `responder`, by which all of them answer.
 
 Promises:
 - A command with a bare CR or LF is refused with 500 5.5.2, and never becomes two.
-- Nothing that a peer said in clear counts in TLS; no AUTH in clear beyond this machine.
+- Nothing that a peer said in clear counts in TLS; no AUTH in clear beyond this machine, but where
+  it takes anybody.
 - Trouble of ours is 4xx and says nothing about its cause, but for a disk that is nearly full
   (452 4.3.1): at MAIL, by the announced size too, and at the dot.
 
@@ -44,7 +45,7 @@ from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.proxy import is_loopback
 from relay.smtp.reception import NO_SPACE, Reception, chunk_without_end, no_space
 from relay.smtp.responder import RECIPIENTS_FAULT, SENDERS_FAULT, Responder
-from relay.smtp.shared import Shared, origin_of
+from relay.smtp.shared import Shared, WrongLogin, origin_of
 from relay.smtp.sign_in import MECHANISMS, Attempts
 from relay.smtp.submitting import Submitting
 from relay.smtp.syntax import FOREIGN_SIZE, HTTP_VERBS, MAIL, POSTMASTER, RCPT, is_sound
@@ -285,10 +286,11 @@ class Commands(SMTP):
 
     @property
     def _may_sign_in(self) -> bool:
-        """Whether AUTH is offered: not in clear beyond this machine."""
-        if self.shared.sign_in is None:
+        """Whether AUTH is offered: not in clear beyond this machine, where passwords are secret."""
+        sign_in = self.shared.sign_in
+        if sign_in is None:
             return False
-        return self.lines.encrypted or is_loopback(self.session.peer)
+        return self.lines.encrypted or not sign_in.secret or is_loopback(self.session.peer)
 
     async def _auth(self, argument: str) -> None:
         """Sign the peer in (RFC 4954)."""
@@ -305,7 +307,7 @@ class Commands(SMTP):
         else:
             if self._attempts is None:
                 self._attempts = Attempts(
-                    self.shared.sign_in, self.lines, self.waits, self.responder
+                    self.shared.sign_in, self.lines, self.waits, self.responder, self._wrong_login
                 )
             login = await self._attempts.make(
                 mechanism(), initial.strip(), self.dialogue.transaction.until
@@ -313,6 +315,12 @@ class Commands(SMTP):
             if login is not None:
                 self.dialogue.login = login
                 self.session.authenticated = True
+
+    def _wrong_login(self, error: WrongLogin) -> None:
+        """Say why in the log, which those who guess cannot fill."""
+        host = self.responder.host
+        if self.shared.wrong_logins.ready((peer_key(host), error.reason)):
+            log.info("smtp.login_refused", peer=host, reason=error.reason, **error.facts)
 
     @property
     def _may_start_tls(self) -> bool:

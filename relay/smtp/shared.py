@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from relay.accepted import Accepted, Origin
+from relay.errors import PermanentFailure
 from relay.peers import ip_address
 from relay.smtp.chaos import Chaos
 from relay.smtp.handshakes import Handshakes
 from relay.smtp.limits import MemoryBudget, Misses, SmtpLimits
 from relay.smtp.waits import Answer
 from relay.storage import AMPLE, Space
+from relay.throttle import Throttle
 from relay.tls import Certificate
 
 
@@ -62,13 +64,28 @@ class Filter(Protocol):
         """
 
 
+class WrongLogin(PermanentFailure):
+    """Nobody signs in so (535).
+
+    `reason` and `facts` are for the log alone: the reply tells strangers nothing.
+    """
+
+    def __init__(self, reason: str, **facts: object) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.facts = facts
+
+
 class SignIn(Protocol):
     """Who may sign in (AUTH), and what is known of them then."""
 
-    async def check(self, user: str, password: str) -> object | None:
-        """Return what stands for whoever this is, from now on in this session; None: nobody.
+    secret: bool
+    """Whether passwords open anything; if so, AUTH is not offered in clear beyond this machine."""
 
-        Raises `TemporaryFailure` when that cannot be told now.
+    async def check(self, user: str, password: str) -> object:
+        """Return what stands for whoever this is, from now on in this session.
+
+        Raises `WrongLogin` for nobody, and `TemporaryFailure` when that cannot be told now.
         """
 
 
@@ -130,7 +147,9 @@ def origin_of(host: str, helo: str) -> Origin | None:
 class Anybody:
     """Signs everybody in, as whom they say; the password is not looked at."""
 
-    async def check(self, user: str, password: str) -> object | None:
+    secret = False
+
+    async def check(self, user: str, password: str) -> object:
         """Return the name, as a tag may hold it."""
         return "".join(filter(str.isprintable, user)).strip()[:LONGEST_LOGIN]
 
@@ -171,6 +190,7 @@ class Shared:
         self.space = space
         self.budget = MemoryBudget(self.limits) if budget is None else budget
         self.misses = Misses(self.limits)
+        self.wrong_logins = Throttle(1.0)  # lines of the log, for each peer and reason
         self.certificate = certificate
         self.handshakes = Handshakes()
         self.draining = False

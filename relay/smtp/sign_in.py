@@ -15,13 +15,13 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import cast
 
 from relay.errors import TemporaryFailure
 from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.responder import Responder
-from relay.smtp.shared import SignIn
+from relay.smtp.shared import SignIn, WrongLogin
 from relay.smtp.waits import Waits
 
 Exchange = Generator[bytes, bytes, tuple[str, str]]
@@ -81,13 +81,22 @@ def _text(answer: bytes) -> str:
 class Attempts:
     """One session's, to sign in."""
 
-    __slots__ = ("_guesses", "_lines", "_responder", "_sign_in", "_waits")
+    __slots__ = ("_guesses", "_lines", "_responder", "_sign_in", "_tell", "_waits")
 
-    def __init__(self, sign_in: SignIn, lines: Lines, waits: Waits, responder: Responder) -> None:
+    def __init__(
+        self,
+        sign_in: SignIn,
+        lines: Lines,
+        waits: Waits,
+        responder: Responder,
+        tell: Callable[[WrongLogin], None],
+    ) -> None:
+        """`tell` is told of each that was wrong."""
         self._sign_in = sign_in
         self._lines = lines
         self._waits = waits
         self._responder = responder
+        self._tell = tell
         self._guesses = 0  # wrong passwords
 
     async def make(self, exchange: Exchange, initial: str, until: float) -> object | None:
@@ -126,12 +135,16 @@ class Attempts:
         except TemporaryFailure:
             self._responder.say(b"454 4.7.0 Try again later\r\n")
             return None
-        if found is not None:
-            self._responder.say(b"235 2.7.0 Signed in\r\n")
-            return found
+        except WrongLogin as error:
+            self._tell(error)
+            await self._refuse()
+            return None
+        self._responder.say(b"235 2.7.0 Signed in\r\n")
+        return found
+
+    async def _refuse(self) -> None:
         self._guesses += 1
         if self._guesses > _GUESSES:
             raise SessionOver("guesses", "421 4.7.0 Too many wrong passwords; good-bye")
         await self._responder.slow_down(_WRONG)
         self._responder.say(b"535 5.7.8 Wrong user name or password\r\n")
-        return None

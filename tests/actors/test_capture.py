@@ -129,6 +129,20 @@ async def test_anybody_may_sign_in(pool, said, login):
         assert await logins(pool) == [login, login]
 
 
+async def test_anybody_may_sign_in_from_elsewhere_without_tls(pool):
+    """As from another container: no password opens anything here, so none needs TLS."""
+    async with (
+        serving(pool, capture=CAPTURE, proxies=["127.0.0.1"]) as service,
+        service.raw_client() as client,
+    ):
+        await client.send(b"PROXY TCP4 192.0.2.1 192.0.2.2 1234 25\r\n")
+        assert (await client.reply())[:3] == "220"
+        assert "250-AUTH PLAIN LOGIN" in await client.ask("EHLO client.example")
+        assert (await client.ask(f"AUTH PLAIN {coded('', 'shop', 'x')}"))[:3] == "235"
+        await client.deliver(b"x\r\n", "ada@shop.example")
+        assert await logins(pool) == ["shop"]
+
+
 async def test_what_is_no_sign_in(pool):
     """Each is refused with its reason, and the session goes on."""
     async with serving(pool, capture=CAPTURE) as service, service.client() as client:

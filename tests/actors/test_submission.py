@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
+import structlog
 import trio
 
 from actors import submission
@@ -233,6 +234,27 @@ async def test_nothing_goes_without_signing_in(port: Port):
         assert (refused.value.smtp_code, refused.value.smtp_error[:5]) == (535, b"5.7.8")
         assert trio.current_time() - began > 0.9, "guesses are slow"
     assert await port.pool.fetch_value("SELECT count(*) FROM relay.outbound_letters") == 0
+
+
+async def test_the_log_says_why_somebody_is_not_let_in(port: Port):
+    """A key that may not send is named with what it may and needs, another word is not; never the
+    key itself, and to the client all is one."""
+    key, reading = await port.key("read", "accounts")
+    with structlog.testing.capture_logs() as lines:
+        for wrong in (reading, "ra_unknown", "x" * 600):
+            with pytest.raises(smtplib.SMTPAuthenticationError) as refused:
+                await port.talk(wrong, lambda client: None)
+            assert refused.value.smtp_error == b"5.7.8 Wrong user name or password"
+    said = [line for line in lines if line["event"] == "smtp.login_refused"]
+    assert [(line["reason"], line["peer"]) for line in said] == [
+        ("wrong scope", "127.0.0.1"),
+        ("unknown key", "127.0.0.1"),
+        ("no key", "127.0.0.1"),
+    ]
+    assert (said[0]["key"], said[0]["needs"]) == (str(key.id), "send")
+    assert said[0]["scopes"] == ["read", "accounts"]
+    assert reading not in str(lines)
+    assert "ra_unknown" not in str(lines)
 
 
 async def test_those_who_guess_are_put_out_and_hear_ever_later(pool: Pool):
