@@ -50,7 +50,7 @@ from relay.errors import ConfigError, innermost
 from relay.keyring import Keyring
 from relay.log import get_logger
 from relay.memory import return_large_blocks, settle_garbage
-from relay.settings import Settings, ignored, load, parse_endpoint, parse_floor
+from relay.settings import Settings, chosen, ignored, load, parse_endpoint, parse_floor
 from relay.storage import Space, measure, usual_floor
 from relay.systemd import ServiceManager
 from relay.tls import Certificate
@@ -357,7 +357,11 @@ async def _run(
         entries["devices_push"] = endpoint(ports.push[0])
         entries["devices_receive"] = endpoint(ports.receive[0])
         entries["devices_key"] = device_key.public.hex()
-    entries |= {"database_url": dsn, "admin_token": admin_token}
+    entries |= {
+        "database_url": dsn,
+        "admin_token": admin_token,
+        "settings": chosen(settings),
+    }
     code = EXIT_CLEAN
     manager = ServiceManager.from_environment()
     gathered = _gather_metrics(supervisor, pool)

@@ -743,3 +743,36 @@ def show(settings: Settings) -> dict[str, Any]:
             value = re.sub(r"(://[^:@/]*:)[^@/]*(@)", r"\1***\2", value)
         shown[name] = list(value) if isinstance(value, tuple) else value
     return shown
+
+
+def chosen(settings: Settings) -> dict[str, Any]:
+    """Return what `show` says of those settings that somebody has set."""
+    return {name: value for name, value in show(settings).items() if _is_set(settings, name)}
+
+
+def as_chosen(values: Mapping[str, Any], secrets: Settings) -> Settings:
+    """Return the settings of which another process said `values` (by `chosen`).
+
+    What is masked in them is taken from `secrets`.  `ConfigError` for what is no setting here.
+    """
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        if isinstance(value, str) and "***" in value:
+            value = getattr(secrets, section)
+            value = getattr(value, key) if key else value
+        if key:
+            nested.setdefault(section, {})[key] = value
+        else:
+            nested[section] = value
+    try:
+        return Settings.model_validate(nested)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, {})) from error
+
+
+def _is_set(settings: Settings, name: str) -> bool:
+    section, _, key = name.partition(".")
+    if not key:
+        return section in settings.model_fields_set
+    return key in getattr(settings, section).model_fields_set

@@ -44,7 +44,8 @@ def test_what_is_published_is_private_and_goes_with_a_clean_stop(tmp_path):
     relay.start()
     assert stat.S_IMODE(relay.run_file.stat().st_mode) == 0o600
     ports = {"http", "smtp", "submission", "devices_push", "devices_receive"}
-    assert set(relay.run) == {"pid", *ports, "devices_key", "database_url", "admin_token"}
+    secret = {"database_url", "admin_token"}
+    assert set(relay.run) == {"pid", *ports, "devices_key", "settings", *secret}
     assert relay.run["pid"] == relay.pid
     with psycopg.connect(relay.run["database_url"]) as database:
         assert database.execute("SELECT count(*) FROM relay.mailboxes").fetchone() == (0,)

@@ -65,8 +65,9 @@ def sign_in_link(data_dir: Path, lasts: float) -> str:
 def banner(entries: Mapping[str, Any], data_dir: Path) -> str:
     """Return what a person wants to know of a relay that is ready; `entries`: its `relay.json`."""
     relay = sys.argv[0] if Path(sys.argv[0]).name == "relay" else "relay"
-    there = Path(os.environ.get("RELAY_DATA_DIR") or options.DEFAULT_DATA_DIR)
-    where = [] if data_dir.absolute() == there.absolute() else ["--data-dir", str(data_dir)]
+    # Another shell knows neither this one's variables nor its options.
+    usual = data_dir.absolute() == options.DEFAULT_DATA_DIR.absolute()
+    where = [] if usual else ["--data-dir", str(data_dir)]
 
     def command(*words: str) -> str:
         return shlex.join([relay, *words, *where])
@@ -74,8 +75,12 @@ def banner(entries: Mapping[str, Any], data_dir: Path) -> str:
     lines: list[tuple[str, str]] = []
     if "smtp" in entries:
         lines.append(("mail", f"{entries['smtp']} (SMTP)"))
+        if _captures(data_dir):
+            lines.append(("", "any address is captured, and nothing leaves from here;"))
+            lines.append(("", "any user and password will do, the user name becomes a tag"))
     if "submission" in entries:
         lines.append(("send", f"{entries['submission']} (SMTP, a key as the password)"))
+        lines.append(("", command("key", "create", "--owner", "me", "--scope", "send")))
     if "devices_push" in entries:
         lines.append(
             ("devices", f"push {entries['devices_push']}, receive {entries['devices_receive']}")
@@ -90,9 +95,18 @@ def banner(entries: Mapping[str, Any], data_dir: Path) -> str:
             lines.append(("page", link))
             lines.append(("", f"signs you in once, within {BANNER_LASTS / 60:.0f} minutes"))
         lines.append(("later", command("open")))
-        lines.append(("try", command("mailbox", "create")))
+        lines.append(("try", command("messages", "list")))
+        lines.append(("", command("mailbox", "create")))
     shown = "".join(f"  {name:<9}{text}\n" for name, text in lines)
     return f"\nRelay is ready.\n\n{shown}\n"
+
+
+def _captures(data_dir: Path) -> bool:
+    """Whether the relay keeps mail for any domain."""
+    try:
+        return bool(Api.find(data_dir).get("/api/v1/info")["capture"])
+    except Failure:
+        return False  # it serves no HTTP, or is on its way out
 
 
 def _has_browser() -> bool:

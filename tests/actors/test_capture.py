@@ -10,7 +10,7 @@ import trio
 from relay.mailboxes.capture import Capture
 from relay.smtp.limits import SmtpLimits
 from tests.eventually import eventually
-from tests.smtp.service import Service, serving
+from tests.smtp.service import Client, Service, serving
 
 CAPTURE = Capture.beside(["relay.localhost"], 3600.0, 100)
 NOBODY = "550 5.1.1 No such mailbox here"
@@ -132,9 +132,10 @@ async def test_anybody_may_sign_in(pool, said, login):
 async def test_anybody_may_sign_in_from_elsewhere_without_tls(pool):
     """As from another container: no password opens anything here, so none needs TLS."""
     async with (
-        serving(pool, capture=CAPTURE, proxies=["127.0.0.1"]) as service,
-        service.raw_client() as client,
+        serving(pool, capture=CAPTURE, proxies=["127.0.0.2"]) as service,
+        await trio.open_tcp_stream("127.0.0.1", service.port, local_address="127.0.0.2") as stream,
     ):
+        client = Client(stream)
         await client.send(b"PROXY TCP4 192.0.2.1 192.0.2.2 1234 25\r\n")
         assert (await client.reply())[:3] == "220"
         assert "250-AUTH PLAIN LOGIN" in await client.ask("EHLO client.example")

@@ -35,11 +35,13 @@ from relay.cli.doctor.database import (
 )
 from relay.cli.doctor.findings import Check, Finding, Patient
 from relay.cli.doctor.machine import (
+    check_capture,
     check_certificate,
     check_disk_space,
     check_file_system,
     check_letters,
     check_ports,
+    check_submission,
 )
 from relay.cli.doctor.replication import Facts, inspect, judge
 from relay.cli.doctor.running import check_actors, check_queue, check_upstream, notices
@@ -81,6 +83,90 @@ def test_a_certificate_that_ends_soon_is_warned_of(
     Path(cert).write_bytes(b"")
     assert only(check_certificate, of).state == "FAIL"
     assert list(check_certificate(patient(tmp_path))) == []
+
+
+def test_a_certificate_without_a_name_of_ours_is_warned_of(tmp_path: Path) -> None:
+    """Who verifies it would refuse it; and a key that is another's is found."""
+    cert, key = write(tmp_path)
+    os.chmod(key, 0o600)
+    own = {"RELAY_SMTP__TLS_CERT": cert, "RELAY_SMTP__TLS_KEY": key}
+    finding = only(check_certificate, patient(tmp_path, **own))
+    assert "for localhost, 127.0.0.1, ends" in finding.found
+    domains = {"RELAY_SMTP__DOMAINS": '["shop.example"]'}
+    first, second = check_certificate(patient(tmp_path, None, **own, **domains))
+    assert (first.state, second.state) == ("ok", "warn")
+    assert "none that belongs to shop.example" in second.found
+    (tmp_path / "other").mkdir()
+    other = write(tmp_path / "other")[1]
+    mixed = patient(tmp_path, RELAY_SMTP__TLS_CERT=cert, RELAY_SMTP__TLS_KEY=other)
+    assert only(check_certificate, mixed).state == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("settings", "state", "says"),
+    [
+        ({}, "ok", "on: any address at 127.0.0.1:2525"),
+        ({"RELAY_SMTP__CAPTURE": "off"}, "ok", "off (RELAY_SMTP__CAPTURE=off)"),
+        ({"RELAY_SMTP__BIND": "0.0.0.0:2525"}, "ok", "off, for others than this machine"),
+        (
+            {"RELAY_SMTP__BIND": "0.0.0.0:2525", "RELAY_SMTP__CAPTURE": "on"},
+            "warn",
+            "AUTH takes anything, in clear too",
+        ),
+    ],
+)
+def test_what_is_captured_is_said(
+    settings: dict[str, str], state: str, says: str, tmp_path: Path
+) -> None:
+    """On, off and why; a warning where others than this machine reach it."""
+    finding = only(check_capture, patient(tmp_path, **settings))
+    assert finding.state == state
+    assert says in finding.found
+
+
+def test_where_programs_may_submit_is_said(tmp_path: Path) -> None:
+    """Off; in clear for this machine; beyond it a certificate is wanted, or nobody signs in."""
+
+    def found(**settings: str) -> tuple[str, str]:
+        finding = only(check_submission, patient(tmp_path, **settings))
+        return finding.state, finding.found
+
+    assert found(RELAY_SUBMISSION__BIND="") == ("ok", "off")
+    assert found() == ("ok", "127.0.0.1:2587 in clear, with a key that has the scope send")
+    state, said = found(RELAY_SUBMISSION__BIND="0.0.0.0:2587")
+    assert state == "warn"
+    assert "only this machine may sign in" in said
+    cert, key = write(tmp_path)
+    own = {"RELAY_SMTP__TLS_CERT": cert, "RELAY_SMTP__TLS_KEY": key}
+    state, said = found(
+        RELAY_SUBMISSION__BIND="0.0.0.0:2587", RELAY_SUBMISSION__TLS_BIND="0.0.0.0:2465", **own
+    )
+    assert state == "ok"
+    assert "0.0.0.0:2587 in clear or by STARTTLS, 0.0.0.0:2465 in TLS" in said
+
+
+def test_a_relay_that_runs_is_judged_by_its_own_settings(tmp_path: Path) -> None:
+    """This shell's variables count for nothing but a row that names where they differ."""
+    path = tmp_path / "node"
+    with RelayProcess(
+        path, env={"RELAY_SMTP__CAPTURE": "off", "RELAY_SECRET_KEY": "7" * 64}
+    ) as node:
+        assert "7" * 64 not in node.run_file.read_text()
+
+        def rows(**env: str) -> dict[str, Any]:
+            done = cli("doctor", "--json", "--data-dir", node.data_dir, env=env)
+            return {row["check"]: row for row in json.loads(done.stdout)}
+
+        found = rows()
+        assert found["capture"]["found"] == "off (RELAY_SMTP__CAPTURE=off)"
+        assert found["settings"]["state"] == "ok"
+        found = rows(RELAY_SMTP__CAPTURE="on", RELAY_LOG__LEVEL="debug")
+        assert found["capture"]["found"] == "off (RELAY_SMTP__CAPTURE=off)"
+        assert found["settings"]["state"] == "warn"
+        assert "RELAY_SMTP__CAPTURE, RELAY_LOG__LEVEL" in found["settings"]["found"]
+        found = rows(RELAY_SMTP__CAPTURE="often")
+        assert found["settings"]["state"] == "FAIL"
+        assert found["capture"]["found"] == "off (RELAY_SMTP__CAPTURE=off)"
 
 
 def test_a_data_directory_in_memory_is_warned_of(tmp_path: Path) -> None:

@@ -82,13 +82,16 @@ def test_a_relay_on_a_terminal_says_where_it_is(tmp_path: Path) -> None:
     os.close(theirs)
     written, deadline = "", time.monotonic() + 60
     try:
-        while "mailbox create" not in written:
+        while "mailbox create" not in written:  # the last line
             assert time.monotonic() < deadline, written
             written += os.read(ours, 65536).decode("utf-8", "replace")
         run = json.loads(node.run_file.read_text())
         assert "Relay is ready." in written
         assert f"{run['smtp']} (SMTP)" in written
         assert f"relay open --data-dir {node.data_dir}" in written
+        assert f"relay messages list --data-dir {node.data_dir}" in written
+        assert "any address is captured, and nothing leaves" in written
+        assert "key create --owner me --scope send --data-dir" in written
         found = re.search(rf"({re.escape(run['http'])}/#\S+)", written)
         assert found is not None, written
         assert [sign_in(found[1]), sign_in(found[1])] == [200, 401]

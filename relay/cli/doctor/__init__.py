@@ -1,6 +1,7 @@
 """`relay doctor`: what a person would forget to check, each with what to do about it.
 
-Promises: changes nothing, starts nothing; each check stands alone (one that cannot be made
+Promises: a relay that runs is judged by its own settings, which it publishes, and not by those of
+this shell; changes nothing, starts nothing; each check stands alone (one that cannot be made
 because another failed says so); every call has a deadline.  Exit code 1 when one FAILs.
 
 The checks are by what they look at: `machine` (settings, files, ports), `database` and
@@ -10,6 +11,7 @@ at and what it says is in `findings`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -49,13 +51,21 @@ def doctor(config: Path | None, data_dir: Path, as_json: bool) -> int:
 
 
 def _patient(config: Path | None, data_dir: Path) -> Patient:
-    from relay.settings import load
+    from relay.settings import Settings, as_chosen, load
 
     data = DataDir(data_dir)
+    run = data.read_run()
+    here, fault = None, ""
     try:
-        return Patient(data, load(config=config), "", data.read_run())
+        here = load(config=config)
     except ConfigError as error:
-        return Patient(data, None, str(error), data.read_run())
+        fault = str(error)
+    values = (run or {}).get("settings")
+    if values is None:
+        return Patient(data, here, fault, run)
+    with contextlib.suppress(ConfigError):  # of another version, which has its own finding
+        return Patient(data, as_chosen(values, here or Settings()), fault, run, here)
+    return Patient(data, here, fault, run)
 
 
 def examine(patient: Patient, checks: tuple[Check, ...] = CHECKS) -> Iterator[Finding]:

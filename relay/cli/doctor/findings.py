@@ -31,12 +31,17 @@ def judged(check: str, good: bool, found: str, advice: str, *, bad: str = WARN) 
 
 @dataclass(frozen=True)
 class Patient:
-    """What the checks look at; `settings` is None where they are not valid."""
+    """What the checks look at.
+
+    `settings`: those of the relay that runs, else those that one started here would have; None
+    where these are not valid, and `fault` says why.  `here`: the latter, where one runs.
+    """
 
     data: DataDir
     settings: Settings | None
     fault: str
     run: dict[str, Any] | None
+    here: Settings | None = None
 
     @property
     def database_url(self) -> str | None:

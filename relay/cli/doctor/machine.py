@@ -14,10 +14,16 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from relay.cli import output
 from relay.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, Patient, judged
 from relay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+    from relay.settings import Settings
 
 NO_SPACE = 64 << 20  # bytes free; whatever the floor
 OTHER_FILES = 200  # descriptors beside one a session: pool, workers, HTTP, libraries
@@ -36,12 +42,14 @@ def check_python(_: Patient) -> Iterator[Finding]:
 
 
 def check_settings(patient: Patient) -> Iterator[Finding]:
-    """Read the settings as the relay would."""
+    """Read the settings as the relay would, and see whether it runs with them."""
     settings = patient.settings
-    if settings is None:
+    if patient.fault:
         yield Finding("settings", FAIL, output.line(patient.fault), "change that setting")
+    if settings is None:
         return
-    yield Finding("settings", OK, "valid")
+    if not patient.fault:
+        yield _settings(settings, patient.here)
     level = settings.log.level
     yield Finding(
         "log level",
@@ -49,7 +57,7 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
         level,
         "debug is slow and verbose; use info unless you hunt something" if level == "debug" else "",
     )
-    from relay.settings import captures, is_loopback, parse_endpoint
+    from relay.settings import is_loopback, parse_endpoint
 
     if not is_loopback(parse_endpoint(settings.smtp.bind)[0]) and all(
         name == "localhost" or name.endswith(".localhost") for name in settings.smtp.domains
@@ -60,13 +68,6 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
             f"SMTP listens on {settings.smtp.bind}, but every domain is local",
             "set RELAY_SMTP__DOMAINS to the domains whose MX points here",
         )
-    if captures(settings.smtp) and not is_loopback(parse_endpoint(settings.smtp.bind)[0]):
-        yield Finding(
-            "capture",
-            WARN,
-            f"SMTP listens on {settings.smtp.bind}, and mail for every domain is kept",
-            "set RELAY_SMTP__CAPTURE=auto, unless all who reach the port are your own applications",
-        )
     if not is_loopback(parse_endpoint(settings.http.bind)[0]) and not settings.http.link_base:
         yield Finding(
             "public URL",
@@ -74,6 +75,75 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
             f"HTTP listens on {settings.http.bind} without a public URL",
             "set RELAY_HTTP__PUBLIC_URL: other Host headers are refused",
         )
+
+
+def _settings(settings: Settings, here: Settings | None) -> Finding:
+    """See whether what is set here is what the relay runs with."""
+    from relay.settings import as_environment, chosen, show
+
+    if here is None:
+        return Finding("settings", OK, "valid")
+    theirs = show(settings)
+    others = [name for name, value in chosen(here).items() if theirs.get(name) != value]
+    return judged(
+        "settings",
+        not others,
+        f"set here, but not so in the relay that runs: {', '.join(map(as_environment, others))}"
+        if others
+        else "valid; those of the relay that runs",
+        "all else here is judged by its settings; restart it to apply these",
+    )
+
+
+def check_capture(patient: Patient) -> Iterator[Finding]:
+    """See whether mail for others' domains is kept, and from whom."""
+    from relay.settings import captures, is_loopback, parse_endpoint
+
+    if patient.settings is None:
+        return
+    smtp = patient.settings.smtp
+    # As it is told apart when it starts: by where it listens.
+    listens = str((patient.run or {}).get("smtp", smtp.bind))
+    if not captures(smtp, [parse_endpoint(listens)[0]]):
+        why = "" if smtp.capture == "off" else ", for others than this machine reach SMTP"
+        yield Finding("capture", OK, f"off{why} (RELAY_SMTP__CAPTURE={smtp.capture})")
+        return
+    yield judged(
+        "capture",
+        is_loopback(parse_endpoint(listens)[0]),
+        f"SMTP listens on {listens}: mail for every domain is kept, and AUTH takes anything, in "
+        "clear too"
+        if not is_loopback(parse_endpoint(listens)[0])
+        else f"on: any address at {listens} is kept, and never leaves",
+        "set RELAY_SMTP__CAPTURE=auto, unless all who reach the port are your own applications",
+    )
+
+
+def check_submission(patient: Patient) -> Iterator[Finding]:
+    """See whether programs can submit mail, and sign in from where they are."""
+    from relay.settings import is_loopback, parse_endpoint
+
+    if patient.settings is None:
+        return
+    settings, run = patient.settings, patient.run
+    places = {"in clear or by STARTTLS": "submission", "in TLS": "submission_tls"}
+    binds = {"submission": settings.submission.bind, "submission_tls": settings.submission.tls_bind}
+    if settings.smtp.certificate is None:
+        places = {"in clear": "submission"}
+    told = {how: (binds if run is None else run).get(name) for how, name in places.items()}
+    found = [f"{place} {how}" for how, place in told.items() if place]
+    if not found:
+        yield Finding("submission", OK, "off")
+        return
+    alone = is_loopback(parse_endpoint(str(told.get("in clear") or "127.0.0.1:0"))[0])
+    yield judged(
+        "submission",
+        alone or settings.smtp.certificate is not None,
+        f"{', '.join(found)}, with a key that has the scope send"
+        if alone or settings.smtp.certificate is not None
+        else f"{', '.join(found)}: without a certificate only this machine may sign in",
+        "set RELAY_SMTP__TLS_CERT and RELAY_SMTP__TLS_KEY",
+    )
 
 
 def check_letters(patient: Patient) -> Iterator[Finding]:
@@ -108,26 +178,57 @@ def check_certificate(patient: Patient) -> Iterator[Finding]:
 
     from cryptography import x509
 
-    from relay.tls import Certificate
+    from relay import tls
 
     cert, key = settings.smtp.certificate
     try:
-        Certificate.load(cert, key)
+        tls.Certificate.load(cert, key)
     except ConfigError as error:
         yield Finding("certificate", FAIL, output.line(error), "see `relay tls self-signed --help`")
         return
-    until = x509.load_pem_x509_certificate(Path(cert).read_bytes()).not_valid_after_utc
+    found = x509.load_pem_x509_certificate(Path(cert).read_bytes())
+    until = found.not_valid_after_utc
     days = (until - datetime.now(UTC)).days
     state = FAIL if days < 0 else WARN if days < ENDS_SOON else OK
     advice = "put a new one in its place; the relay takes it up by itself"
+    names = _names(found)
+    shown = ", ".join(map(output.line, names)) or "no name"
     yield Finding(
         "certificate",
         state,
-        f"{cert}: {'ended' if days < 0 else 'ends'} on {until:%Y-%m-%d}",
+        f"{cert}: for {shown}, {'ended' if days < 0 else 'ends'} on {until:%Y-%m-%d}",
         "" if state == OK else advice,
     )
+    if not any(_belong(name, domain) for name in names for domain in settings.smtp.domains):
+        yield Finding(
+            "certificate names",
+            WARN,
+            f"{shown}: none that belongs to {', '.join(settings.smtp.domains)}",
+            "who verifies it needs the name by which this relay is reached",
+        )
     if stat.S_IMODE(os.stat(key).st_mode) & 0o077:
         yield Finding("key", WARN, f"{key} can be read by others", f"chmod 600 {key}")
+
+
+def _names(certificate: Certificate) -> list[str]:
+    """The host names and addresses that a certificate is for."""
+    from cryptography import x509
+
+    try:
+        field = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    hosts = field.value.get_values_for_type(x509.DNSName)
+    return [*hosts, *map(str, field.value.get_values_for_type(x509.IPAddress))]
+
+
+def _belong(name: str, domain: str) -> bool:
+    """Whether a name of a certificate may be that of the server of a domain."""
+    name, domain = name.lower().removeprefix("*."), domain.lower()
+    local = ("localhost", "127.0.0.1", "::1")
+    if domain.endswith("localhost") and (name in local or name.endswith(".localhost")):
+        return True
+    return name == domain or name.endswith(f".{domain}") or domain.endswith(f".{name}")
 
 
 def check_data_directory(patient: Patient) -> Iterator[Finding]:
@@ -328,6 +429,8 @@ def check_embedded(patient: Patient) -> Iterator[Finding]:
 CHECKS: tuple[Check, ...] = (
     check_python,
     check_settings,
+    check_capture,
+    check_submission,
     check_letters,
     check_certificate,
     check_data_directory,
