@@ -36,6 +36,11 @@ NAMES = [
     "create_inbox",
     "wait_for_mail",
     "latest_mail",
+    "search_mail",
+    "wait_for_any_mail",
+    "read_mail",
+    "tag_mail",
+    "release_mail",
     "extract_code",
     "extract_link",
     "complete_signup",
@@ -177,7 +182,7 @@ def deliver(relay: RelayProcess, address: str, subject: str, text: str) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_every_tool_is_described(relay: RelayProcess, mode: str) -> None:
-    """Old clients and new see the eight tools, described, with schemas."""
+    """Old clients and new see all tools, described, with schemas."""
     async with agent(relay, mode=mode) as ask:
         found = (await ask.client.list_tools()).tools
         assert [tool.name for tool in found] == NAMES
@@ -353,6 +358,55 @@ async def test_an_agent_reaches_its_own_inboxes_only(relay: RelayProcess) -> Non
         (key,) = own_keys(relay)
         assert (key["scopes"], key["from"]) == (["read"], ["own"])
     assert own_keys(relay) == []
+
+
+async def test_all_inboxes_are_searched_awaited_read_and_tagged(relay: RelayProcess) -> None:
+    """What an agent made is found at once by a query, and nothing of others'; tags come and go."""
+    theirs = relay.create_mailbox()
+    await trio.to_thread.run_sync(deliver, relay, theirs, "Secret", "Your code is 482913.")
+    async with agent(relay) as ask:
+        first, second = [(await ask("create_inbox"))["address"] for _ in range(2)]
+        await trio.to_thread.run_sync(deliver, relay, first, "Verify", "Your code is 111222.")
+        await trio.to_thread.run_sync(deliver, relay, second, "Welcome", "Hello there.")
+        found = await ask("wait_for_any_mail", query="subject:welcome", timeout=30)
+        assert (found["found"], found["mail"]["mailbox"]) == (True, second)
+        assert found["mail"]["text"].startswith("Hello there.")
+        assert (await ask("wait_for_any_mail", query="subject:verify", timeout=30))["mail"][
+            "code"
+        ] == "111222"
+        vain = await ask("wait_for_any_mail", query="subject:secret", timeout=0.1)
+        assert vain == {"found": False, "mail": None}
+        listed = (await ask("search_mail"))["messages"]
+        assert [entry["mailbox"] for entry in listed] == [second, first]
+        (entry,) = (await ask("search_mail", query=f"to:{first}"))["messages"]
+        this = {"address": first, "message_id": entry["id"]}
+        assert (await ask("read_mail", **this))["mail"]["code"] == "111222"
+        tagged = await ask("tag_mail", **this, add=["a", "b", "a"], is_read=False)
+        assert (tagged["tags"], tagged["is_read"]) == (["a", "b"], False)
+        assert (await ask("tag_mail", **this, remove=["a"], add=["c"]))["tags"] == ["b", "c"]
+        (entry,) = (await ask("search_mail", query="tag:c is:unread"))["messages"]
+        assert entry["mailbox"] == first
+        assert "no operator" in await ask.refused("search_mail", query="colour:red")
+        foreign = {"address": theirs, "message_id": entry["id"]}
+        for tool in ("read_mail", "tag_mail"):
+            assert "no such mailbox" in await ask.refused(tool, **foreign)
+        refused = await ask.refused("release_mail", **this, to=["a@b.example"])
+        assert "--allow-send" in refused
+
+
+async def test_what_was_captured_is_the_administrators_to_find_and_release(
+    relay: RelayProcess,
+) -> None:
+    """With --admin captured mail is found and may be released, where the operator allows it."""
+    person = "ada@mcp-customer.example"
+    await trio.to_thread.run_sync(deliver, relay, person, "Captured", "For Ada.")
+    async with within(relay) as ask:
+        assert (await ask("search_mail", query=f"to:{person}"))["messages"] == []
+    async with within(relay, admin=True) as ask:
+        found = await ask("wait_for_any_mail", query=f"to:{person}", timeout=30)
+        this = {"address": person, "message_id": found["mail"]["id"]}
+        refused = await ask.refused("release_mail", **this, to=["a@b.example"])
+        assert "loop:" in refused, "this relay has no upstream that leads to others"
 
 
 async def test_an_agent_that_may_send_sends_from_its_own_inboxes(relay: RelayProcess) -> None:

@@ -107,11 +107,98 @@ class Mail(Result):
     attachments: list[Attachment]
 
 
+class PlacedMail(Mail):
+    """A message, and where it is."""
+
+    mailbox: Annotated[str, Field(description="the inbox it is in")]
+    tags: list[str]
+
+
+class PlacedResult(Result):
+    """A message of any inbox, or none."""
+
+    found: Annotated[bool, Field(description="false: none came in time")]
+    mail: PlacedMail | None
+
+
 class MailResult(Result):
     """A message, or none."""
 
     found: Annotated[bool, Field(description="false: none came in time, or none is there")]
     mail: Mail | None
+
+
+_SEARCH = (
+    'words, "phrases", -not, from: to: subject: tag: has:attachment is:unread is:read '
+    "before:2026-11-01 after: larger:100k smaller:, all of which must hold"
+)
+
+
+class SearchMail(Arguments):
+    """Arguments of search_mail."""
+
+    query: Annotated[str, Field(description=f"{_SEARCH}; all mail when left out")] = ""
+    limit: Annotated[int, Field(ge=1, le=200, description="messages at most")] = 20
+
+
+class Entry(Result):
+    """A message as a list shows it."""
+
+    id: str
+    mailbox: Annotated[str, Field(description="the inbox it is in, as other tools take it")]
+    from_address: str | None
+    subject: str | None
+    received_at: str
+    is_read: bool
+    tags: list[str]
+    snippet: Annotated[str | None, Field(description="how its text begins")]
+    has_attachments: bool | None
+
+
+class SearchResult(Result):
+    """What was found, newest first."""
+
+    messages: list[Entry]
+
+
+class WaitAnywhere(Arguments):
+    """Arguments of wait_for_any_mail."""
+
+    query: Annotated[str, Field(description=f"{_SEARCH}; any mail when left out")] = ""
+    timeout: Timeout = 60.0
+    after: Annotated[
+        str | None,
+        Field(description="only mail after this message id or RFC 3339 time; else any counts"),
+    ] = None
+
+
+class OneMessage(Arguments):
+    """Which message is meant."""
+
+    address: Address
+    message_id: Annotated[str, Field(min_length=1, description="as lists and other tools give it")]
+
+
+class ReadMail(OneMessage):
+    """Arguments of read_mail."""
+
+
+class TagMail(OneMessage):
+    """Arguments of tag_mail."""
+
+    add: Annotated[list[str], Field(max_length=20, description="tags to add")] = []
+    remove: Annotated[list[str], Field(max_length=20, description="tags to take away")] = []
+    is_read: Annotated[bool | None, Field(description="mark it read or unread")] = None
+
+
+class ReleaseMail(OneMessage):
+    """Arguments of release_mail."""
+
+    to: Annotated[list[str], Field(min_length=1, max_length=100, description="addresses")]
+    idempotency_key: Annotated[
+        str | None,
+        Field(description="the same key and call within 24 hours releases it once"),
+    ] = None
 
 
 class ExtractCode(Arguments):
