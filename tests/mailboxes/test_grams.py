@@ -65,6 +65,21 @@ def test_several_needles_must_all_be_there() -> None:
     assert holds(made, probes(None, "ADA@"))
 
 
+@pytest.mark.parametrize("count", [1, 50, 200, 256, 5000])
+def test_a_filter_has_the_bits_that_are_asked_for_and_no_others(count: int) -> None:
+    """However many of them are made at once."""
+    text = "".join(random.Random(count).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=count))
+    made = filter_of(text)
+    wanted = bytearray(len(made))
+    data = text + "\n\n\n"
+    for start in range(len(text)):
+        for length in range(1, 5):
+            for place in probes(data[start : start + length]):
+                place %= 8 * len(made)
+                wanted[place >> 3] |= 1 << (place & 7)
+    assert made == wanted
+
+
 def test_a_filter_is_bounded() -> None:
     """However much text: then it lets everything through, and nothing is passed over."""
     rng = random.Random(2)
