@@ -38,6 +38,7 @@ BENCHES = (
     "collector",
     "tail",
     "page",
+    "lists",
     "devices",
     "device_sessions",
 )
