@@ -7,6 +7,8 @@ Promises
 - Those who wait see each message once, in the order in which messages became readable over all
   mailboxes (`relay.settled_seq`), also when one that came earlier took longer to parse.
 - What a bulk call changes was there when it began, and matches when it is changed.
+- No search and no look of a wait keeps the database busy for much more than a second
+  (`walks.py`): it says where to go on.
 
 A list goes by the ids, which are made as mail comes, since no index has the times of all mailboxes;
 so over several nodes it is as exact as their clocks agree.  Within a page it is by time.
@@ -22,6 +24,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
+
+import trio
 
 from relay.db.pool import Pool
 from relay.errors import Invalid
@@ -44,13 +48,23 @@ from relay.mailboxes.records import (
     placed_of,
 )
 from relay.mailboxes.visibility import LIVE, Reach
+from relay.mailboxes.walks import SECONDS, Walk
 
 _BULK = 500  # messages that one statement of a bulk call changes
 _PLACED = 4  # columns
-_ANYWHERE = """
-    relay.summaries s
-    JOIN relay.messages m ON m.id = s.message_id
-    JOIN relay.mailboxes b ON b.id = m.mailbox_id"""
+_STEP = 4096
+# OFFSET 0: these messages and no others, whatever the statistics say.
+_NEXT = """
+    (
+        SELECT *
+        FROM relay.summaries
+        WHERE seq > %(above)s
+          AND seq <= %(settled)s
+        ORDER BY seq
+        OFFSET 0
+    ) s
+    CROSS JOIN LATERAL (SELECT * FROM relay.messages WHERE id = s.message_id OFFSET 0) m
+    CROSS JOIN LATERAL (SELECT * FROM relay.mailboxes WHERE id = m.mailbox_id OFFSET 0) b"""
 _FROM = """
     FROM relay.messages m
     JOIN relay.mailboxes b ON b.id = m.mailbox_id
@@ -61,20 +75,28 @@ _FROM = """
 class Match:
     """What a waiter found: the oldest match if any, else what it need not look at again.
 
-    `above`, `more`, `expires_in`: as `News` has them.
+    `more`, `expires_in`: as `News` has them.  `cut`: not all was looked at yet, what is there
+    already is beyond `above`.
     """
 
     message: tuple[ReceivedMessage, Placed] | None
     above: int
     more: bool
     expires_in: float | None
+    cut: bool = False
 
 
 class AllMessages:
-    """The messages of all of one relay's mailboxes."""
+    """The messages of all of one relay's mailboxes.
 
-    def __init__(self, pool: Pool) -> None:
+    `seconds`: how long one search, or one look of a wait, goes on; `step`: messages that one
+    statement of a wait reads, out of chunks.
+    """
+
+    def __init__(self, pool: Pool, *, seconds: float = SECONDS, step: int = _STEP) -> None:
         self._pool = pool
+        self._step = step
+        self._seconds = seconds
 
     async def page(
         self,
@@ -86,6 +108,7 @@ class AllMessages:
     ) -> Page[tuple[Entry, Placed]]:
         """The messages that fulfil all terms, newest first.
 
+        A page of a long search may hold less than its limit, or nothing, and have a next one.
         `Invalid` for a cursor that was not made here.
         """
         below = None
@@ -93,8 +116,10 @@ class AllMessages:
             below = parse_uuid(after[0])
             if below is None:
                 raise Invalid("the cursor is not one of ours")
-        ids = await self._find(reach, terms, below=below, limit=limit + 1)
-        shown = ids[:limit]
+        found = await Walk(self._pool, reach, terms, seconds=self._seconds).find(
+            below=below, limit=limit + 1
+        )
+        shown = found.ids[:limit]
         rows = await self._pool.fetch(
             f"""
             SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
@@ -106,83 +131,10 @@ class AllMessages:
             """,
             {"ids": shown, **reach.values()},
         )
-        more = encode_cursor(str(shown[-1])) if len(ids) > limit else None
-        return Page([entry_of(row) for row in rows], more)
-
-    async def _find(
-        self, reach: Reach, terms: Sequence[Term], *, below: UUID | None, limit: int
-    ) -> list[UUID]:
-        """The ids of matches with lower ids than `below`, the highest first."""
-        wanted = condition(terms)
-        asked = search.asked(terms)
-        if asked and (mark := await common_search.mark(self._pool)):
-            return await self._search(reach, wanted, asked, mark, below, limit)
-        rows = await self._pool.fetch(
-            # The primary key gives the order.
-            f"""
-            SELECT m.id
-            {_FROM}
-            WHERE (%(below)s::uuid IS NULL OR m.id < %(below)s)
-              AND {LIVE}
-              AND {reach.sql}
-              AND {wanted.sql}
-            ORDER BY m.id DESC
-            LIMIT %(limit)s
-            """,
-            {"below": below, "limit": limit, **reach.values(), **wanted.values},
+        below = shown[-1] if len(found.ids) > limit else found.below
+        return Page(
+            [entry_of(row) for row in rows], None if below is None else encode_cursor(str(below))
         )
-        return [row[0] for row in rows]
-
-    async def _search(
-        self,
-        reach: Reach,
-        wanted: Condition,
-        asked: list[int],
-        mark: int,
-        below: UUID | None,
-        limit: int,
-    ) -> list[UUID]:
-        """What `_find` gives, of mail all of which up to `mark` is in chunks."""
-        values = {"below": below, "limit": limit, "mark": mark, **reach.values(), **wanted.values}
-        matches = f"""
-            WHERE (%(below)s::uuid IS NULL OR m.id < %(below)s)
-              AND {LIVE}
-              AND {reach.sql}
-              AND {wanted.sql}
-            ORDER BY m.id DESC
-            LIMIT %(limit)s"""
-        rows = await self._pool.fetch(
-            # The tail: what is in no chunk yet.
-            f"""
-            SELECT m.id
-            FROM (
-                SELECT message_id FROM relay.summaries WHERE seq > %(mark)s
-                UNION
-                SELECT message_id FROM relay.unsummarised
-            ) tail
-            JOIN relay.messages m ON m.id = tail.message_id
-            JOIN relay.mailboxes b ON b.id = m.mailbox_id
-            LEFT JOIN relay.summaries s ON s.message_id = m.id
-            {matches}
-            """,  # noqa: S608 - constants of ours only
-            values,
-        )
-        found = {row[0] for row in rows}
-        # Nothing as high as the cursor is wanted, but lower ids may be in a chunk with higher ones.
-        last: common_search.Run | None = None
-        batch = search.FIRST_CHUNKS
-        while True:
-            runs = await common_search.backwards(self._pool, asked, below=last, most=batch)
-            best = sorted(found, reverse=True)[:limit]
-            # No chunk that is left has anything as new as the last of what is asked for.
-            if not runs or (len(best) == limit and best[-1] > runs[0].newest_id):
-                return best
-            rows = await self._pool.fetch(
-                f"SELECT m.id FROM {common_search.IN_RUNS} {matches}",  # noqa: S608 - likewise
-                values | common_search.bounds(runs),
-            )
-            found |= {row[0] for row in rows}
-            last, batch = runs[-1], min(2 * batch, search.MOST_CHUNKS)
 
     async def delete(self, reach: Reach, terms: Sequence[Term]) -> int:
         """Delete all matches for good; return how many there were.
@@ -212,12 +164,17 @@ class AllMessages:
               AND {wanted.sql}
             """
         count, below = 0, None
-        while ids := await self._find(reach, terms, below=below, limit=_BULK):
-            count += await self._pool.execute_durable(
-                change.format(found=found), {"ids": ids, **reach.values(), **wanted.values}
+        while True:
+            stretch = await Walk(self._pool, reach, terms, seconds=self._seconds).find(
+                below=below, limit=_BULK
             )
-            below = ids[-1]
-        return count
+            if stretch.ids:
+                count += await self._pool.execute_durable(
+                    change.format(found=found),
+                    {"ids": stretch.ids, **reach.values(), **wanted.values},
+                )
+            if (below := stretch.below) is None:
+                return count
 
     async def next_match(
         self,
@@ -248,11 +205,15 @@ class AllMessages:
             **reach.values(),
             **wanted.values,
         }
-        mark = min(settled, await common_search.mark(self._pool)) if asked else 0
+        since = (Term("before", after, negated=True),) if isinstance(after, datetime) else ()
+        narrowed = common_search.narrow((*terms, *since))
+        by_chunks = asked or narrowed is not None
+        mark = min(settled, await common_search.mark(self._pool)) if by_chunks else 0
         batch = search.FIRST_CHUNKS
+        until = trio.current_time() + self._seconds
         while mark > values["above"]:
             runs = await common_search.forwards(
-                self._pool, asked, above=values["above"], most=batch
+                self._pool, asked, narrowed, above=values["above"], most=batch
             )
             if not runs:
                 values["above"] = mark
@@ -264,10 +225,35 @@ class AllMessages:
                 return _match(rows[0], expires_in)
             values["above"] = runs[-1].last_seq
             batch = min(2 * batch, search.MOST_CHUNKS)
-        rows = await self._oldest(reach, wanted, _ANYWHERE, values)
-        if rows:
-            return _match(rows[0], expires_in)
+            if trio.current_time() > until:
+                return Match(None, values["above"], True, expires_in, cut=True)
+        while values["above"] < settled:
+            values["settled"] = await self._end_of_step(values["above"], settled)
+            rows = await self._oldest(reach, wanted, _NEXT, values)
+            if rows:
+                return _match(rows[0], expires_in)
+            values["above"] = values["settled"]
+            if values["above"] < settled and trio.current_time() > until:
+                return Match(None, values["above"], True, expires_in, cut=True)
         return Match(None, max(above, settled), newest > settled, expires_in)
+
+    async def _end_of_step(self, above: int, settled: int) -> int:
+        """The `seq` up to which one statement may look."""
+        if settled - above <= self._step:
+            return settled
+        found: int | None = await self._pool.fetch_value(
+            """
+            SELECT seq
+            FROM relay.summaries
+            WHERE seq > %s
+              AND seq <= %s
+            ORDER BY seq
+            OFFSET %s
+            LIMIT 1
+            """,
+            (above, settled, self._step - 1),
+        )
+        return settled if found is None else found
 
     async def _oldest(
         self, reach: Reach, wanted: Condition, where: str, values: dict[str, Any]

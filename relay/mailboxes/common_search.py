@@ -6,6 +6,8 @@ summaries, whosever they are, by the `seq` that orders them over all mailboxes.
 Promises
 - Every summary up to `mark` is in a chunk; what lies above it, and what has no summary yet, is the
   tail, which is read as ever.
+- It says of its messages what their times and sizes lie between, too, and whether some have
+  attachments and some none (`narrow`).
 - A chunk is made of what is settled (`relay.settled_seq`): nothing appears within it later.
 - With fewer than `LEAST` messages there are none, and they cost nothing.
 - Deletion and expiry change no chunk; one of which nothing is left goes with `tidy`.
@@ -16,10 +18,12 @@ Fails with `DatabaseUnavailable` from the pool, `TemporaryFailure` when no filte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from relay.db.pool import Pool
+from relay.mailboxes.matching import Condition
+from relay.mailboxes.query import Term
 from relay.mailboxes.search import HOLDS, LEAST, SIZE, MakeFilter, filter_of, next_texts
 
 
@@ -31,8 +35,16 @@ class Run(NamedTuple):
     newest_id: UUID
 
 
-def _candidates(which: str, order: str) -> str:
+def _candidates(which: str, order: str, asked: Sequence[int]) -> str:
     # OFFSET 0: sorted first, without the filters, of which no more are asked than are needed.
+    filtered = f"""
+        CROSS JOIN LATERAL (
+            SELECT filter
+            FROM relay.common_chunks
+            WHERE last_seq = sorted.last_seq
+            OFFSET 0
+        ) c
+        WHERE {HOLDS}"""  # noqa: S608 - constants of ours
     return f"""
         SELECT sorted.after_seq, sorted.last_seq, sorted.newest_id
         FROM (
@@ -42,21 +54,9 @@ def _candidates(which: str, order: str) -> str:
             ORDER BY {order}
             OFFSET 0
         ) sorted
-        CROSS JOIN LATERAL (
-            SELECT filter
-            FROM relay.common_chunks
-            WHERE last_seq = sorted.last_seq
-            OFFSET 0
-        ) c
-        WHERE {HOLDS}
+        {filtered if asked else ""}
         LIMIT %(most)s"""  # noqa: S608 - constants of ours
 
-
-_BACKWARDS = _candidates(
-    "%(id)s::uuid IS NULL OR (newest_id, last_seq) < (%(id)s::uuid, %(last)s::bigint)",
-    "newest_id DESC, last_seq DESC",
-)
-_FORWARDS = _candidates("last_seq > %(above)s", "last_seq")
 
 IN_RUNS = """
     unnest(%(run_after)s::bigint[], %(run_last)s::bigint[]) c (after_seq, last_seq)
@@ -84,27 +84,77 @@ async def mark(pool: Pool) -> int:
     return found
 
 
-async def backwards(pool: Pool, asked: Sequence[int], *, below: Run | None, most: int) -> list[Run]:
-    """Return the next chunks that may hold what is `asked`, newest mail first, behind `below`."""
-    values = {
-        "id": below.newest_id if below else None,
-        "last": below.last_seq if below else None,
-        "first": asked[0] if asked else None,
-        "asked": list(asked),
-        "most": most,
-    }
-    return [Run(*row) for row in await pool.fetch(_BACKWARDS, values)]
+def narrow(terms: Sequence[Term]) -> Condition | None:
+    """Return the condition on chunks that sizes, times and attachments make; None without any.
+
+    Chunks that do not fulfil it hold no message that fulfils the terms.
+    """
+    parts: list[str] = []
+    values: dict[str, Any] = {}
+    for number, term in enumerate(terms):
+        name = f"n{number}"
+        if term.field == "attachment":
+            parts.append("some_plain" if term.negated else "some_attached")
+        elif (known := _BETWEEN.get((term.field, term.negated))) is not None:
+            parts.append(known.format(name=f"%({name})s"))
+            values[name] = term.value
+    return Condition(" AND ".join(parts), values) if parts else None
 
 
-async def forwards(pool: Pool, asked: Sequence[int], *, above: int, most: int) -> list[Run]:
+_BETWEEN = {
+    ("before", False): "oldest_at < {name}::timestamptz",
+    ("before", True): "newest_at >= {name}::timestamptz",
+    ("larger", False): "largest > {name}::bigint",
+    ("larger", True): "smallest <= {name}::bigint",
+    ("smaller", False): "smallest < {name}::bigint",
+    ("smaller", True): "largest >= {name}::bigint",
+}
+_ANY = Condition("true", {})
+
+
+async def backwards(
+    pool: Pool,
+    asked: Sequence[int],
+    narrowed: Condition | None,
+    *,
+    behind: Run | None,
+    below: UUID,
+    most: int,
+) -> list[Run]:
+    """Return the next chunks that may hold what is `asked`, newest mail first, `behind` one.
+
+    `narrowed`: what `narrow` said; `below`: with lower ids than that.
+    """
+    which, values = narrowed or _ANY
+    if behind is not None:
+        which += " AND (newest_id, last_seq) < (%(newest)s, %(last)s)"
+        values = values | {"newest": behind.newest_id, "last": behind.last_seq}
+    rows = await pool.fetch(
+        _candidates(f"oldest_id < %(below)s AND {which}", "newest_id DESC, last_seq DESC", asked),
+        {"below": below, "most": most, **_probed(asked), **values},
+    )
+    return [Run(*row) for row in rows]
+
+
+async def forwards(
+    pool: Pool,
+    asked: Sequence[int],
+    narrowed: Condition | None = None,
+    *,
+    above: int,
+    most: int,
+) -> list[Run]:
     """Return the next chunks that may hold what is `asked`, by `seq` from beyond `above`."""
-    values = {
-        "above": above,
-        "first": asked[0] if asked else None,
-        "asked": list(asked),
-        "most": most,
-    }
-    return [Run(*row) for row in await pool.fetch(_FORWARDS, values)]
+    which, values = narrowed or _ANY
+    rows = await pool.fetch(
+        _candidates(f"last_seq > %(above)s AND {which}", "last_seq", asked),
+        {"above": above, "most": most, **_probed(asked), **values},
+    )
+    return [Run(*row) for row in rows]
+
+
+def _probed(asked: Sequence[int]) -> dict[str, Any]:
+    return {"first": asked[0], "asked": list(asked)} if asked else {}
 
 
 async def grow(pool: Pool, make: MakeFilter, *, size: int = SIZE, least: int = LEAST) -> bool:
@@ -126,11 +176,25 @@ async def grow(pool: Pool, make: MakeFilter, *, size: int = SIZE, least: int = L
     made = await filter_of(rows, make)
     await pool.execute(
         """
-        INSERT INTO relay.common_chunks (last_seq, after_seq, newest_id, filter)
-        VALUES (%s, %s, %s, %s)
+        INSERT INTO relay.common_chunks (
+            last_seq, after_seq, oldest_id, newest_id, oldest_at, newest_at,
+            smallest, largest, some_attached, some_plain, filter)
+        VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
         ON CONFLICT (last_seq) DO NOTHING
         """,
-        (rows[-1].seq, after, max(row.id for row in rows), made),
+        (
+            rows[-1].seq,
+            after,
+            min(row.id for row in rows),
+            max(row.id for row in rows),
+            min(row.received_at for row in rows),
+            max(row.received_at for row in rows),
+            min(row.size for row in rows),
+            max(row.size for row in rows),
+            any(row.attached for row in rows),
+            not all(row.attached for row in rows),
+            made,
+        ),
     )
     return True
 

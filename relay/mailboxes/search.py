@@ -224,6 +224,8 @@ class Text(NamedTuple):
     id: UUID
     seq: int
     received_at: datetime
+    size: int
+    attached: bool
     text: str
 
 
@@ -234,9 +236,10 @@ async def next_texts(pool: Pool, which: str, size: int, values: dict[str, Any]) 
     """
     rows = await pool.fetch(
         f"""
-        SELECT id, seq, received_at, text, waiting
+        SELECT id, seq, received_at, size, attached, text, waiting
         FROM (
-            SELECT m.id, s.seq, m.received_at, count(*) OVER () AS waiting,
+            SELECT m.id, s.seq, m.received_at, m.size,
+                   s.has_attachments IS TRUE AS attached, count(*) OVER () AS waiting,
                    concat_ws(E'\\n\\n\\n', {SENDER}, relay.sender_of({DETAILS}), s.subject,
                              {RECIPIENT}, {TEXT}) AS text,
                    sum(octet_length(coalesce(s.body_text, s.body_html, '')))
@@ -257,7 +260,7 @@ async def next_texts(pool: Pool, which: str, size: int, values: dict[str, Any]) 
         """,  # noqa: S608 - constants of ours only
         {"size": size, "bytes": _BYTES, **values},
     )
-    return [Text(*row[:4]) for row in rows] if rows and rows[0][4] >= size else []
+    return [Text(*row[:6]) for row in rows] if rows and rows[0][6] >= size else []
 
 
 async def filter_of(texts: Sequence[Text], make: MakeFilter) -> bytes:

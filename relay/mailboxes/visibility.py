@@ -58,6 +58,11 @@ class Reach:
     mailbox_id: UUID | None = None
 
     @property
+    def sees_all(self) -> bool:
+        """Whether it is the administrator's."""
+        return self.owner_id is None and self.mailbox_id is None
+
+    @property
     def sql(self) -> str:
         """The condition on `b`; each has an index of its own."""
         if self.mailbox_id is not None:

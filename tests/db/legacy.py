@@ -343,6 +343,16 @@ HERITAGE = (
         """,
         (True, "192.0.2.1", "mx.example.org", 0),
     ),
+    Heritage(
+        26,
+        "SELECT",  # the tags of 23
+        """
+        SELECT min(tag), max(tag),
+               count(*) = (SELECT count(*) FROM relay.summaries WHERE tags IS NOT NULL)
+        FROM relay.tagged
+        """,
+        ("kept", "kept", True),
+    ),
 )
 
 

@@ -210,6 +210,12 @@ def register(api: Api) -> None:
                     return json_response(message.as_json() | placed.as_json())
                 above = match.above
                 left = deadline - trio.current_time()
+                if left <= 0 and match.cut:
+                    raise unavailable(
+                        "There is more mail than a wait looks through in this time; say `after`, "
+                        "or more of what to wait for.",
+                        retry_after=1,
+                    )
                 if left <= 0:
                     return no_content() if query.empty is None else json_response(None)
                 if draining.is_set():
