@@ -1,4 +1,8 @@
-"""What a mailbox holds, and may hold: the count as SQL, in which `b` is relay.mailboxes."""
+"""What a mailbox holds, and may hold: the count as SQL, in which `b` is relay.mailboxes.
+
+`relay.find_mailboxes` (migration 0021), which RCPT asks, says the same in SQL of its own, for it is
+planned otherwise; tests/mailboxes/test_usage.py holds both to each other.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from uuid import UUID
 
 import psycopg
@@ -11,7 +12,7 @@ import trio
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.ids import new_id
-from relay.mailboxes.accept import Row, fold, full_among, insert_many, insert_one
+from relay.mailboxes.accept import Row, fold, full_among, insert_many, insert_one, room_in
 from relay.mailboxes.records import Created
 from relay.mailboxes.store import Store
 
@@ -153,3 +154,79 @@ async def test_limits_are_not_negative(pool: Pool):
     """A plan says how many, or nothing."""
     with pytest.raises(psycopg.errors.CheckViolation):
         await pool.execute("UPDATE relay.plans SET max_bytes = -1")
+
+
+async def test_whoever_asks_whether_a_mailbox_is_full_hears_the_same(pool: Pool, store: Store):
+    """By the function that RCPT asks, by the room that is left, by what lists show: over generated
+    plans and uses, folded or not, of all kinds of owners."""
+    chosen = random.Random(1)
+    await pool.execute(
+        """
+        INSERT INTO relay.plans
+            (name, default_ttl_minutes, max_ttl_minutes, max_messages, max_bytes)
+        SELECT format('%s messages, %s bytes', messages, bytes), 60, 60, messages, bytes
+        FROM unnest('{0,1,3,NULL}'::integer[]) messages,
+            unnest('{0,1,100,5000000000,NULL}'::bigint[]) bytes
+        """
+    )
+    plans = [plan for (plan,) in await pool.fetch("SELECT name FROM relay.plans")]
+    boxes: dict[str, UUID] = {}
+    for number in range(400):
+        address = f"full{number}@relay.localhost"
+        boxes[address] = await pool.fetch_value(
+            """
+            INSERT INTO relay.mailboxes
+                (address, plan, owner_id, captured_at, created_at, expires_at, is_active)
+            VALUES (%s, %s, %s, CASE WHEN %s THEN now() END, now() - interval '1 h',
+                now() + %s * interval '1 min', %s)
+            RETURNING id
+            """,
+            (
+                address,
+                chosen.choice(plans),
+                chosen.choice([None, ADMINISTRATOR_ID, new_id()]),
+                chosen.random() < 0.3,
+                chosen.choice([-1, 10, 10, 10]),
+                chosen.random() < 0.9,
+            ),
+        )
+        messages, size = (chosen.choice([0, 1, 3, 4]) for _ in range(2))
+        size = chosen.choice([0, 1, size, 99, 100, 101, 5_000_000_000])
+        taken = chosen.randint(-2, 2)  # what came or went since it was folded
+        if chosen.random() < 0.6:
+            await pool.execute(
+                "INSERT INTO relay.mailbox_usage VALUES (%s, %s, %s)",
+                (boxes[address], messages - taken, size - taken),
+            )
+        for _ in range(abs(taken)):
+            change = taken // abs(taken)
+            await pool.execute(
+                "INSERT INTO relay.usage_changes VALUES (%s, %s, %s)",
+                (boxes[address], change, change),
+            )
+    by_function: dict[str, bool | None] = dict(
+        await pool.fetch(
+            "SELECT address, is_full FROM relay.find_mailboxes(%s)", ([*boxes, "none@x"],)
+        )
+    )
+    rooms = await room_in(pool, boxes)
+    seen = set()
+    for address, box in boxes.items():
+        usage = await store.usage(box)
+        if usage is None:
+            said = None
+        else:
+            said = any(
+                most is not None and held >= most
+                for held, most in (
+                    (usage.messages, usage.max_messages),
+                    (usage.bytes, usage.max_bytes),
+                )
+            )
+            left = rooms.get(address, ())
+            assert any(room is not None and room <= 0 for room in left) == said, address
+        assert by_function[address] is said, (address, usage)
+        seen.add(said)
+    assert by_function.keys() == boxes.keys()
+    assert seen == {None, False, True}
+    assert await full_among(pool, boxes) == {one for one, full in by_function.items() if full}
