@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 
@@ -91,6 +93,27 @@ def load(relay: RelayProcess, addresses: list[str], senders: int) -> Iterator[Le
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def children(relay: RelayProcess, module: str) -> list[int]:
+    """The processes that run a module for this relay."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == relay.pid and module.encode() in (directory / "cmdline").read_bytes():
+                found.append(int(directory.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return sorted(found)
+
+
+def flows(ledger: Ledger) -> None:
+    """Wait until mail is accepted that was not before."""
+    before = len(ledger.accepted)
+    eventually_sync(
+        lambda: len(ledger.accepted), "mail flows", until=lambda n: n >= before + 40, within=60.0
+    )
 
 
 def stored(relay: RelayProcess, addresses: list[str]) -> dict[tuple[str, bytes], int]:
