@@ -308,6 +308,8 @@ class _Reader:
                     self.fault(f"parts nested deeper than {MAX_DEPTH}")
                     continue
                 children = self._split(start, end, boundary, MAX_PARTS - parts)
+                if not children:
+                    self.fault("a multipart without parts")
                 stack += [(None, s, e, depth + 1, content_type) for s, e in reversed(children)]
                 continue
             if content_type.startswith("multipart/"):
@@ -544,7 +546,7 @@ def _decoded(value: str) -> str:
 
 
 _BRACKETED = re.compile(r"<([^<>]*)>")
-_WORD = re.compile(r"[^\s,;:]+")
+_WORD = re.compile(r"[^\s,;:<>]+")
 _QUOTED = re.compile(r'"[^"]*"?')
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]+")
 _MAX_LOCAL, _MAX_DOMAIN = 200, 255

@@ -45,6 +45,22 @@ def test_reads_an_ordinary_message():
     assert summary.error is None
 
 
+@pytest.mark.parametrize("boundary", ["b", '"b"; x=y'])
+def test_a_multipart_in_which_nothing_is_found_says_so(boundary):
+    """Its boundary is nowhere, or ends it at once: nothing is shown, and the reason is."""
+    for body in (b"--c\r\n\r\nYour code: 123456\r\n--c--\r\n", b"--b--\r\n", b""):
+        head = f"Content-Type: multipart/mixed; boundary={boundary}\r\n\r\n"
+        summary = summarise(head.encode() + body)
+        assert summary.body_text is None
+        assert summary.error == "a multipart without parts"
+
+
+def test_a_bracket_that_is_never_closed_is_no_part_of_an_address():
+    """Whatever it opens."""
+    assert summarise(b"From: Shop <a@b.example\r\n\r\n").from_address == "a@b.example"
+    assert summarise(b"From: a@b.example>\r\n\r\n").from_address == "a@b.example"
+
+
 def test_reads_what_the_standard_library_writes():
     """Alternatives, attachments and non-ASCII headers of `email` come out as they went in."""
     message = _message(From="Jürgen <j@x.example>", Subject="Grüße ✓ " * 12)
