@@ -1,12 +1,12 @@
-"""Serving an SMTP port: what ingest and submission have in common, from listening to draining.
+"""Serving a port: what ingest, submission and pop3 have in common, from listening to draining.
 
 Promises
 - It serves on copies of the sockets it was given, so that ports and the queues of connections
   survive its restart.
-- Paused: new sessions get 421 4.3.2, open ones finish; ports and addresses stay.
+- Paused: new sessions are turned away (421 4.3.2), open ones finish; ports and addresses stay.
 - Draining: no new session; those with no message on its way get 421 4.3.2 at once, whatever they
   have said so far; a message that is arriving (behind DATA) may finish, for as long as the
-  supervisor's `drain_timeout` allows.
+  supervisor's `drain_timeout` allows.  Of POP3: -ERR [SYS/TEMP], and a command that is obeyed.
 - `Report` logs how many sessions are open, and the bytes that they hold.
 
 Fails: one session's error ends nothing but its transaction.  Without file descriptors it waits for
@@ -16,8 +16,9 @@ sessions to end.
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NoReturn, Protocol, TypeVar
 
 import trio
 
@@ -32,13 +33,39 @@ Arrivals = Callable[[Server, trio.Nursery], Awaitable[object]]
 """Has a server serve what arrives, each session in a nursery."""
 
 
+class PortServer(Protocol):
+    """The sessions of a port (`relay.smtp.server.Server`, `relay.pop3.server.Server`)."""
+
+    async def run(self) -> None:
+        """Do what sessions need besides, until cancelled."""
+
+    async def accept(
+        self,
+        listener: socket.socket,
+        nursery: trio.Nursery,
+        *,
+        paused: Callable[[], bool],
+        tls_first: bool = False,
+    ) -> NoReturn:
+        """Start a session in `nursery` for everyone who connects, until cancelled."""
+
+    def drain(self) -> None:
+        """End the sessions that have nothing in hand, and the others when they have not."""
+
+    def figures(self) -> Mapping[str, object]:
+        """Return what is under way."""
+
+
+S = TypeVar("S", bound=PortServer)
+
+
 async def serve(
     ctx: Context,
-    server: Server,
+    server: S,
     sockets: Sequence[socket.socket],
     *,
     tls_sockets: Sequence[socket.socket] = (),
-    arrivals: Arrivals | None = None,
+    arrivals: Callable[[S, trio.Nursery], Awaitable[object]] | None = None,
     beside: Sequence[Callable[[], Awaitable[object]]] = (),
 ) -> None:
     """Serve on `sockets`, which listen already and stay open, until drained.

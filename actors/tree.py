@@ -27,6 +27,7 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
         ├── filter        the operator's aiosmtpd handler, on asyncio (only if one is configured)
         ├── ingest        SMTP sessions
         ├── submission    takes mail that leaves from programs that sign in
+        ├── pop3          lets mail readers fetch what came (only if it has an address)
         ├── devices       push and receive sessions of devices
         └── control       the HTTP control plane, and the operator's page
 
@@ -91,6 +92,7 @@ from actors import (
     ingest,
     ingest_process,
     listener,
+    pop3,
     postgres,
     reaper,
     sender,
@@ -135,6 +137,7 @@ from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.peers import shares
+from relay.pop3.limits import Pop3Limits
 from relay.settings import CONNECTIONS_A_PROCESS, Settings, captures, parse_dns_server
 from relay.smtp.channel import Setup
 from relay.smtp.chaos import DOMAIN as CHAOS_DOMAIN
@@ -160,6 +163,7 @@ ROLES = (
     "listener",
     "ingest",
     "submission",
+    "pop3",
     "ticker",
     "claimer",
     "sender",
@@ -243,6 +247,7 @@ class Parts:
     """One for each process that SMTP sessions are in; none: they are in this one."""
     ingest: Run
     submission: Run | None
+    pop3: Run | None
     devices: Run | None
     control: Run
     sweep_every: float
@@ -413,6 +418,12 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 parts.submission,
                 hears=(Report,),
                 drain_timeout=SMTP_DRAIN,
+            ),
+            actor(
+                "pop3",
+                parts.pop3,
+                hears=(Report,),
+                drain_timeout=pop3.POP3_DRAIN,
             ),
             actor(
                 "devices",
@@ -645,6 +656,22 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         )
         if settings.submission.bind or settings.submission.tls_bind
         else None,
+        pop3=partial(
+            pop3.run,
+            sockets=resources.pop3_sockets,
+            tls_sockets=resources.pop3_tls_sockets,
+            pool=pool,
+            store=store,
+            admin_token_hash=resources.admin_token_hash,
+            limits=Pop3Limits(
+                max_connections=connections["pop3"],
+                max_connections_per_peer=settings.pop3.max_connections_per_peer,
+                idle_timeout=settings.pop3.idle_timeout,
+            ),
+            certificate=resources.certificate,
+        )
+        if settings.pop3.bind or settings.pop3.tls_bind
+        else None,
         devices=partial(
             devices.run,
             server=device_server,
@@ -717,6 +744,10 @@ def _connections(settings: Settings, resources: Resources) -> dict[str, int]:
         "submission": (
             (*resources.submission_sockets, *resources.submission_tls_sockets),
             settings.smtp.max_connections,
+        ),
+        "pop3": (
+            (*resources.pop3_sockets, *resources.pop3_tls_sockets),
+            settings.pop3.max_connections,
         ),
         "push": (resources.push_sockets, DeviceLimits.max_push_sessions),
         "receive": (resources.receive_sockets, DeviceLimits.max_receive_sessions),

@@ -83,7 +83,10 @@ BLOCKED_EXIT = 60.0  # seconds of one blocking step after which the process ends
 
 ALIVE_EVERY = 10.0  # seconds at most between two signs of life to the service manager
 
-PORTS = ("http", "smtp", "submission", "submission_tls", "devices_push", "devices_receive")
+PORTS = (
+    *("http", "smtp", "submission", "submission_tls", "pop3", "pop3_tls"),
+    *("devices_push", "devices_receive"),
+)
 """What `relay.json` says of where this relay is reached."""
 
 Greet = Callable[[Mapping[str, object]], None]
@@ -138,6 +141,16 @@ def up(
                 and (only is None or "submission" in only),
             ) as submission_tls,
             _Listening(
+                "RELAY_POP3__BIND",
+                settings.pop3.bind,
+                wanted=bool(settings.pop3.bind) and (only is None or "pop3" in only),
+            ) as pop3,
+            _Listening(
+                "RELAY_POP3__TLS_BIND",
+                settings.pop3.tls_bind,
+                wanted=bool(settings.pop3.tls_bind) and (only is None or "pop3" in only),
+            ) as pop3_tls,
+            _Listening(
                 "RELAY_HTTP__BIND", settings.http.bind, wanted=only is None or "control" in only
             ) as http,
             _Listening(
@@ -156,6 +169,8 @@ def up(
                 smtp.sockets,
                 submission.sockets,
                 submission_tls.sockets,
+                pop3.sockets,
+                pop3_tls.sockets,
                 http.sockets,
                 push.sockets,
                 receive.sockets,
@@ -270,6 +285,8 @@ class Ports:
     smtp: tuple[socket.socket, ...]
     submission: tuple[socket.socket, ...]
     submission_tls: tuple[socket.socket, ...]
+    pop3: tuple[socket.socket, ...]
+    pop3_tls: tuple[socket.socket, ...]
     http: tuple[socket.socket, ...]
     push: tuple[socket.socket, ...]
     receive: tuple[socket.socket, ...]
@@ -329,6 +346,8 @@ async def _run(
             smtp_sockets=ports.smtp,
             submission_sockets=ports.submission,
             submission_tls_sockets=ports.submission_tls,
+            pop3_sockets=ports.pop3,
+            pop3_tls_sockets=ports.pop3_tls,
             http_sockets=ports.http,
             push_sockets=ports.push,
             receive_sockets=ports.receive,
@@ -353,6 +372,10 @@ async def _run(
         entries["submission"] = endpoint(ports.submission[0])
     if ports.submission_tls:
         entries["submission_tls"] = endpoint(ports.submission_tls[0])
+    if ports.pop3:
+        entries["pop3"] = endpoint(ports.pop3[0])
+    if ports.pop3_tls:
+        entries["pop3_tls"] = endpoint(ports.pop3_tls[0])
     if device_key is not None:
         entries["devices_push"] = endpoint(ports.push[0])
         entries["devices_receive"] = endpoint(ports.receive[0])

@@ -333,6 +333,16 @@ class Submission(_Section):
     tls_bind: OptionalBind = ""
 
 
+class Pop3(_Section):
+    """The ports on which mailboxes are fetched."""
+
+    bind: OptionalBind = ""
+    tls_bind: OptionalBind = ""
+    max_connections: Annotated[int, Field(ge=1, le=100_000)] = 200
+    max_connections_per_peer: Annotated[int, Field(ge=1, le=100_000)] = 50
+    idle_timeout: Annotated[Seconds, Field(gt=0)] = 600.0
+
+
 class Expiry(_Section):
     """How mailboxes end."""
 
@@ -466,6 +476,7 @@ class Settings(_Section):
     http: Http = Http()
     smtp: Smtp = Smtp()
     submission: Submission = Submission()
+    pop3: Pop3 = Pop3()
     ingest: Ingest = Ingest()
     expiry: Expiry = Expiry()
     outbound: Outbound = Outbound()
@@ -563,6 +574,11 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
     if settings.submission.tls_bind and not settings.smtp.tls_cert:
         raise ConfigError(
             "RELAY_SUBMISSION__TLS_BIND needs a certificate: set RELAY_SMTP__TLS_CERT and "
+            "RELAY_SMTP__TLS_KEY."
+        )
+    if settings.pop3.tls_bind and not settings.smtp.tls_cert:
+        raise ConfigError(
+            "RELAY_POP3__TLS_BIND needs a certificate: set RELAY_SMTP__TLS_CERT and "
             "RELAY_SMTP__TLS_KEY."
         )
     if settings.smtp.filter and settings.smtp_processes > 1:

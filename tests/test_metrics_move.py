@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import poplib
 import re
 import smtplib
 import socket
@@ -73,6 +74,12 @@ OUTCOMES: dict[tuple[str, str], dict[str, str]] = {
         "deferred": "tests/actors/test_submission.py::"
         "test_without_a_database_nothing_is_said_to_be_queued",
     },
+    ("relay_pop3_sessions_total", "outcome"): {
+        "served": "",
+        "refused": "tests/actors/test_pop3.py::test_a_connection_too_many_is_told_so",
+    },
+    ("relay_pop3_sign_ins_total", "outcome"): {"right": "", "wrong": ""},
+    ("relay_pop3_messages_sent_total", "command"): {"retr": "", "top": ""},
     ("relay_smtp_sessions_total", "outcome"): {
         "served": "",
         "refused": f"{_SMTP}test_connection_caps",
@@ -192,6 +199,7 @@ class Drive:
             self.watch.until("relay_submission_buffered_bytes")
             session.send(b"\r\n.\r\n")
             session.getreply()
+        self.mail_fetched(address)
         self.watch.until("relay_messages_summarised", "relay_writer_batch_rows")
         self.sql.execute("UPDATE relay.mailboxes SET expires_at = now() - interval '1 hour'")
         self.watch.until("relay_mailboxes_expired")
@@ -203,6 +211,21 @@ class Drive:
         with anonymous:
             while anonymous.post("/api/v1/mailboxes").status_code != 429:
                 pass
+
+    def mail_fetched(self, address: str) -> None:
+        """Somebody mistypes a token, and then reads and deletes by POP3 what is in a mailbox."""
+        host, _, port = self.relay.run["pop3"].rpartition(":")
+        session = poplib.POP3(host, int(port), timeout=20)
+        with pytest.raises(poplib.error_proto):
+            session.user(address)
+            session.pass_("wrong")
+        session.user(address)
+        session.pass_(self.relay.run["admin_token"])
+        self.watch.until("relay_pop3_sessions_open", "relay_pop3_buffered_bytes")
+        session.retr(1)
+        session.top(1, 0)
+        session.dele(1)
+        session.quit()
 
     def devices(self) -> None:
         """A blob goes through, one finds no room, one expires."""
@@ -362,6 +385,7 @@ async def test_every_metric_moves(tmp_path: Path, pool: Pool, database_url: str)
                 "RELAY_OUTBOUND__UPSTREAM": sink.url,
                 "RELAY_OUTBOUND__RETRY_UNIT": "0.2",
                 "RELAY_OUTBOUND__LEASE_TIMEOUT": "60",
+                "RELAY_POP3__BIND": "127.0.0.1:0",
                 "RELAY_EXPIRY__RETENTION": "0",
                 "RELAY_HTTP__ANONYMOUS_RATE": "1",
                 "RELAY_COLLECTOR__MONTHLY_BUDGET": "100",

@@ -81,6 +81,8 @@ def banner(entries: Mapping[str, Any], data_dir: Path) -> str:
     if "submission" in entries:
         lines.append(("send", f"{entries['submission']} (SMTP, a key as the password)"))
         lines.append(("", command("key", "create", "--owner", "me", "--scope", "send")))
+    if "pop3" in entries:
+        lines.append(("fetch", f"{entries['pop3']} (POP3, an address and its token)"))
     if "devices_push" in entries:
         lines.append(
             ("devices", f"push {entries['devices_push']}, receive {entries['devices_receive']}")

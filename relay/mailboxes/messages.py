@@ -38,6 +38,8 @@ from relay.times import parse_instant
 
 _RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
 
+_DELETED_AT_ONCE = 500  # messages
+
 _BEHIND = """(%(at)s::timestamptz IS NULL
     OR (m.received_at, m.id) < (%(at)s::timestamptz, %(id)s::uuid))"""
 
@@ -334,6 +336,41 @@ class Messages:
             row = await cursor.fetchone()
             return bytes(row[0]) if row else None
 
+    async def snapshot(self, mailbox_id: UUID, most: int) -> bytes | None:
+        """The ids and sizes of a mailbox's newest `most` messages, the oldest first; None if it is
+        no longer live.
+
+        Twenty bytes a message: 16 of its id, and its size as a number of 32 bits, big-endian.
+        """
+        async with self._pool.connection() as conn:
+            cursor = await conn.execute(
+                # Put together there: a hundred thousand rows would hold everybody up here.
+                f"""
+                SELECT coalesce(
+                    (
+                        SELECT string_agg(
+                            uuid_send(id) || int4send(size), ''::bytea ORDER BY received_at, id
+                        )
+                        FROM (
+                            SELECT id, size, received_at
+                            FROM relay.messages
+                            WHERE mailbox_id = b.id
+                            ORDER BY received_at DESC, id DESC
+                            LIMIT %s
+                        ) newest
+                    ),
+                    ''::bytea
+                )
+                FROM relay.mailboxes b
+                WHERE b.id = %s
+                  AND {LIVE}
+                """,  # noqa: S608 - constants of this module only
+                (most, mailbox_id),
+                binary=True,
+            )
+            row = await cursor.fetchone()
+            return bytes(row[0]) if row else None
+
     async def change(
         self,
         mailbox_id: UUID,
@@ -405,6 +442,33 @@ class Messages:
             (mailbox_id, wanted),
         )
         return changed > 0
+
+    async def delete_all(self, mailbox_id: UUID, message_ids: Sequence[UUID]) -> bool:
+        """Delete these messages of a live mailbox for good, those that are there still.
+
+        In short statements, each durable when the next begins; False if the mailbox was over then.
+        """
+        for at in range(0, len(message_ids), _DELETED_AT_ONCE):
+            row = await self._pool.fetch_durable(
+                f"""
+                WITH live AS (
+                    SELECT b.id
+                    FROM relay.mailboxes b
+                    WHERE b.id = %s
+                      AND {LIVE}
+                ), deleted AS (
+                    DELETE FROM relay.messages m
+                    USING live
+                    WHERE m.mailbox_id = live.id
+                      AND m.id = ANY(%s)
+                )
+                SELECT FROM live
+                """,  # noqa: S608 - constants of this module only
+                (mailbox_id, list(message_ids[at : at + _DELETED_AT_ONCE])),
+            )
+            if not row:
+                return False
+        return True
 
 
 def _newest_first(row: tuple[Any, ...]) -> tuple[float, int]:

@@ -32,12 +32,17 @@ from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.waits import Answer, ByteSocket, Waits
 
 _RECORD = 16_384 + 512  # bytes read at once: a full record of TLS with its overhead
-_HELLO = 4096  # likewise of a handshake
-_LONGEST_HANDSHAKE = 65_536  # bytes of the peer's
+HELLO = 4096
+"""Bytes of a handshake that are read at once."""
+LONGEST_HANDSHAKE = 65_536
+"""Bytes of the peer's that are read in all."""
 _OVERHEAD = 65_536  # bytes of records without any content, or of ours that nobody reads
 
 _done, _failed = Counts(
-    "relay_tls_handshakes", "TLS handshakes on the SMTP port.", "outcome", ("done", "failed")
+    "relay_tls_handshakes",
+    "TLS handshakes on the ports of SMTP, submission and POP3.",
+    "outcome",
+    ("done", "failed"),
 ).of.values()
 
 
@@ -177,6 +182,11 @@ class TlsSocket:
                 self.push()
 
 
+def count(tls: TlsSocket) -> None:
+    """Count a handshake that is over, one way or the other."""
+    (_done if tls.established else _failed).value += 1
+
+
 async def begin(
     lines: Lines, waits: Waits, context: ssl.SSLContext, turn: Callable[[], Answer[None]]
 ) -> None:
@@ -193,7 +203,7 @@ async def begin(
     except ssl.SSLError as error:
         raise SessionOver("tls") from error
     finally:
-        (_done if tls.established else _failed).value += 1
+        count(tls)
     waits.go_through(tls)
     lines.encrypted = True
 
@@ -203,9 +213,9 @@ async def _shake(
 ) -> None:
     received = 0
     while not tls.established:
-        data = await waits.read(_HELLO)
+        data = await waits.read(HELLO)
         received += len(data)
-        if not data or received > _LONGEST_HANDSHAKE:
+        if not data or received > LONGEST_HANDSHAKE:
             raise SessionOver("closed")
         await waits.wait(turn())
         tls.shake(data, context)

@@ -44,6 +44,8 @@ def built(
         smtp_sockets=(),
         submission_sockets=(),
         submission_tls_sockets=(),
+        pop3_sockets=(),
+        pop3_tls_sockets=(),
         http_sockets=(),
         push_sockets=(),
         receive_sockets=(),
@@ -82,14 +84,15 @@ def names(
     return [child.name for child in leaves(built(settings, only, page_url))]
 
 
-PROCESSES = {"RELAY_SMTP__PROCESSES": "2"}
-FILTER = {"RELAY_SMTP__FILTER": "tests.actors.test_filter:Handler"}
+POP3 = {"RELAY_POP3__BIND": "127.0.0.1:0"}
+PROCESSES = {"RELAY_SMTP__PROCESSES": "2"} | POP3
+FILTER = {"RELAY_SMTP__FILTER": "tests.actors.test_filter:Handler"} | POP3
 
 
 def test_every_actor_has_its_place():
     """What has a `run` in actors/ is built where all is wanted, and may import no other actor."""
     root = Path(tree_module.__file__).parent
-    actors = {file.stem for file in root.glob("*.py") if "async def run(" in file.read_text()}
+    actors = {file.stem for file in root.glob("*.py") if "\nasync def run(" in file.read_text()}
     built_here = set(names(load(environ=FILTER))) | set(names(load(environ=PROCESSES)))
     assert {"ingest_process", *built_here} - {"ingest-1", "ingest-2"} == actors
     contracts = tomllib.loads((root.parent / "pyproject.toml").read_text())
@@ -126,6 +129,12 @@ def test_a_filter_stands_before_the_ingest_that_asks_it():
     assert "filter" not in names(Settings())
 
 
+def test_mailboxes_are_fetched_only_where_there_is_an_address():
+    """POP3 is off unless it is asked for."""
+    assert "pop3" in names(load(environ=POP3))
+    assert "pop3" not in names(Settings())
+
+
 def test_processes_stand_before_the_ingest_that_feeds_them():
     """As many as are set, with the role; none where that is one."""
     order = names(load(environ=PROCESSES))
@@ -160,7 +169,9 @@ def test_what_can_be_said_to_an_actor_is_listed_beside_it():
     assert heard[SweepNow] == {
         "ticker", "reaper", "summariser", "claimer", "collector", "webhooks",
     }  # fmt: skip
-    assert heard[Report] == {"control", "devices", "device_store", "ingest", "submission"}
+    assert heard[Report] == {
+        "control", "devices", "device_store", "ingest", "pop3", "submission",
+    }  # fmt: skip
     assert Report in next(
         spec.hears for spec in leaves(built(load(environ=PROCESSES))) if spec.name == "ingest-2"
     )
@@ -191,6 +202,7 @@ NEEDED = {
     "listener": CORE,
     "ingest": [*CORE, *MAIL, "ingest"],
     "submission": [*CORE, "submission"],
+    "pop3": [*CORE, "pop3"],
     "ticker": [*CORE, "ticker"],
     "claimer": [*CORE, *MAIL, "sender", "claimer"],
     "sender": [*CORE, *MAIL, "sender", "claimer"],
@@ -205,7 +217,7 @@ NEEDED = {
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_brings_what_it_needs_and_no_more(role):
     """The database and its news always, whom it writes to, and nobody else."""
-    assert names(Settings(), frozenset({role})) == NEEDED[role]
+    assert names(load(environ=POP3), frozenset({role})) == NEEDED[role]
 
 
 def test_blobs_that_come_by_http_need_the_store_that_nodes_share():

@@ -181,6 +181,8 @@ async def open_house(
         smtp_sockets=(),
         submission_sockets=(),
         submission_tls_sockets=(),
+        pop3_sockets=(),
+        pop3_tls_sockets=(),
         http_sockets=(listening,),
         push_sockets=(),
         receive_sockets=(),

@@ -68,6 +68,14 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
             f"SMTP listens on {settings.smtp.bind}, but every domain is local",
             "set RELAY_SMTP__DOMAINS to the domains whose MX points here",
         )
+    pop3 = settings.pop3.bind
+    if pop3 and not is_loopback(parse_endpoint(pop3)[0]) and not settings.smtp.tls_cert:
+        yield Finding(
+            "pop3",
+            WARN,
+            f"POP3 listens on {pop3}, but takes no password from elsewhere in clear",
+            "set RELAY_SMTP__TLS_CERT and RELAY_SMTP__TLS_KEY",
+        )
     if not is_loopback(parse_endpoint(settings.http.bind)[0]) and not settings.http.link_base:
         yield Finding(
             "public URL",
@@ -351,6 +359,12 @@ def check_ports(patient: Patient) -> Iterator[Finding]:
                 )
             ]
             if settings.submission.tls_bind
+            else []
+        ),
+        *([("pop3", "pop3", "RELAY_POP3__BIND", settings.pop3.bind)] if settings.pop3.bind else []),
+        *(
+            [("pop3 over TLS", "pop3_tls", "RELAY_POP3__TLS_BIND", settings.pop3.tls_bind)]
+            if settings.pop3.tls_bind
             else []
         ),
         ("push", "devices_push", "RELAY_DEVICES__PUSH_BIND", settings.devices.push_bind),

@@ -1,0 +1,1 @@
+"""POP3: mailboxes fetched by mail readers (RFC 1939)."""
