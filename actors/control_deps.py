@@ -26,6 +26,7 @@ from relay.dns.resolver import Resolver
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Deps, Limits, MakeDeps, Serving
 from relay.http.fetch import fetch, fetch_object
+from relay.http.links import Links
 from relay.http.page_sessions import PageSessions
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.budget import Budget
@@ -63,6 +64,7 @@ def control_deps(
     chaos: Chaos | None,
     connections: int,
     resolver: Resolver,
+    links: Links | None = None,
     upstream: str = "loop:",
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
@@ -71,7 +73,8 @@ def control_deps(
     what was queued, None where none runs; `right_of_way`: what high mail has over other in this
     process's sender; `devices`: this node's device inbox, if any; `budget`: the collectors', to be
     shown; `chaos`: the faults of SMTP sessions; `connections`: how many may be open;
-    `resolver`: asks the DNS about senders; `upstream`: the relay's own, without credentials.
+    `resolver`: asks the DNS about senders, `links` the web about links of messages; `upstream`: the
+    relay's own, without credentials.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
@@ -140,6 +143,7 @@ def control_deps(
                 settings.smtp, (sock.getsockname()[0] for sock in resources.smtp_sockets)
             ),
             max_message_bytes=settings.smtp.max_message_bytes,
+            links=links,
             fetch=fetch,
             chaos=chaos,
             version=__version__,

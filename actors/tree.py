@@ -118,6 +118,7 @@ from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
 from relay.dns.resolver import Resolver
 from relay.errors import ConfigError
+from relay.http.links import Links
 from relay.http.serve import MAX_CONNECTIONS
 from relay.jitter import new_rng
 from relay.lifecycle import budget_store
@@ -187,6 +188,9 @@ _NEEDS = {
 
 _OTHER_FILES = 96
 """Files that are open besides connections: listeners, logs, stores, pipes, libraries."""
+
+_LINK_TIMEOUT = 5.0
+"""Seconds that a link of a message may take to answer."""
 
 _PROCESS_STOP = 6.0
 """Seconds that a process may take to end once it is killed."""
@@ -467,6 +471,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     wake_outbound = _local_wake(boxes.claimer, right_of_way) if "claimer" in wanted else None
 
     senders = Senders(partial(_unanswered, boxes.writer))
+    posting = client_tls(outbound.ca_file or None)  # shared by those who speak HTTPS
     resolver = Resolver(tuple(map(parse_dns_server, settings.dns.servers)))
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
@@ -573,7 +578,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             poster=Poster(
                 allow_private=settings.webhooks.allow_private,
                 timeout=settings.webhooks.timeout,
-                context=client_tls(outbound.ca_file or None),
+                context=posting,
             ),
             keyring=resources.keyring,
             retry_unit=outbound.retry_unit,
@@ -697,6 +702,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 chaos=chaos,
                 connections=connections["http"],
                 resolver=resolver,
+                links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),
                 upstream=upstream.url,
             ),
             connections=connections["http"],

@@ -191,10 +191,18 @@ def release(
 @messages.command()
 @click.argument("address", shell_complete=completion.addresses)
 @click.argument("message_id", metavar="ID")
+@click.option("--links", is_flag=True, help="Ask whether its links answer, too.")
 @options.token
 @options.data_dir
 @options.as_json
-def check(address: str, message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
+def check(
+    address: str,
+    message_id: str,
+    links: bool,
+    token: str | None,
+    data_dir: Path,
+    as_json: bool,
+) -> None:
     """Say whether the world would take a message of ADDRESS: SPF, DKIM, DMARC, what readers miss.
 
     Asks the DNS.
@@ -202,7 +210,8 @@ def check(address: str, message_id: str, token: str | None, data_dir: Path, as_j
     api = Api.find(data_dir, token=token_from(token))
     path = f"{path_of(address, message_id)}/checks"
     with output.working("Checking the message"):
-        answer = api.call("GET", path, timeout=_CHECK_TIMEOUT).json()
+        params = {"links": "true" if links else None}
+        answer = api.call("GET", path, params=params, timeout=_CHECK_TIMEOUT).json()
     if as_json:
         output.document(answer)
         return

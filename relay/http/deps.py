@@ -29,6 +29,7 @@ from relay.checks.evidence import Evidence
 from relay.checks.verdict import Verdict
 from relay.db.listen import Hub
 from relay.devices.inbox import DeviceInbox
+from relay.http.links import Links
 from relay.http.page_sessions import PageSessions
 from relay.http.rate_limits import KnownKeys
 from relay.keyring import Keyring
@@ -231,6 +232,7 @@ class Deps:
     captures: bool = False  # whether mail for others' domains is kept
     release_to: Collection[str] = ()  # patterns of whom received mail may be released to
     max_message_bytes: int = 26_214_400  # of mail that is fetched
+    links: Links | None = None  # asks whether the links of a message answer; None: nobody does
     fetch: Fetch | None = None  # None: no SNS message can be verified, so all are refused
     chaos: Chaos | None = None  # the faults of this process's SMTP sessions, where they are on
     version: str = ""

@@ -57,26 +57,35 @@ class Poster:
 
     async def post(self, text: str, body: bytes, headers: Mapping[str, str]) -> int:
         """Post `body` and return the status of the answer, or raise `NotPosted`."""
+        return await self._ask("POST", text, body, headers)
+
+    async def head(self, text: str, headers: Mapping[str, str]) -> int:
+        """Ask for the head of what is there, and return the status, or raise `NotPosted`."""
+        return await self._ask("HEAD", text, b"", headers)
+
+    async def _ask(self, method: str, text: str, body: bytes, headers: Mapping[str, str]) -> int:
         try:
             url = check_url(text, allow_private=self._allow_private)
         except BadUrl as error:
             raise Refused(f"the URL {error}") from error
         try:
             with trio.fail_after(self._timeout):
-                return await self._post(url, body, headers)
+                return await self._send(method, url, body, headers)
         except (UnicodeError, httpx.InvalidURL) as error:
             # What `check_url` takes and a codec further down does not.
             raise Refused("the URL cannot be posted to") from error
         except trio.TooSlowError as error:
             raise NotPosted(f"no answer within {self._timeout:g} s") from error
 
-    async def _post(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> int:
+    async def _send(
+        self, method: str, url: httpx.URL, body: bytes, headers: Mapping[str, str]
+    ) -> int:
         failure: Exception | None = None
         for address in await addresses_of(
             url, allow_private=self._allow_private, resolve=self._resolve
         ):
             request = httpx.Request(
-                "POST",
+                method,
                 url.copy_with(host=address),
                 headers={
                     **headers,

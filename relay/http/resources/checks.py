@@ -20,7 +20,7 @@ from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
 from relay.http.deps import Examine
 from relay.http.fair_limiter import Crowded, FairLimiter
-from relay.http.operations import Access, Answer, Call, Operation, View, json_response
+from relay.http.operations import Access, Answer, Call, Operation, Query, View, json_response
 from relay.http.problems import message_not_found, unavailable
 from relay.http.resources.messages import BASE, GONE, Downloads
 from relay.http.routing import Api
@@ -60,6 +60,15 @@ class Checks(View):
     findings: list[FindingEntry]
 
 
+class ChecksQuery(Query):
+    """What is looked at besides."""
+
+    links: Annotated[
+        bool,
+        Field(description="true: ask whether its links answer (by HEAD, public addresses alone)"),
+    ] = False
+
+
 def register(api: Api) -> None:
     """Declare the call."""
     deps = api.deps
@@ -79,10 +88,13 @@ def register(api: Api) -> None:
                 Answer(503, "it cannot be read within the limits, or too many are checked at once"),
             ),
             scope="read",
-            details="Asks the DNS, for 12 seconds at most. The message does not count as read.",
+            query=ChecksQuery,
+            details="Asks the DNS, for 12 seconds at most, and links for 20. The message does not "
+            "count as read.",
         ),
     )
     async def checks(call: Call, message_id: str) -> Response:
+        wanted: ChecksQuery = call.query
         owner, mailbox_id = owner_of(call.caller, request, deps.trusted_proxies), call.mailbox.id
         arrived = await deps.messages.arrived(mailbox_id, message_id)
         if arrived is None:
@@ -99,9 +111,11 @@ def register(api: Api) -> None:
                 finally:
                     held.release()
                 verdict = await deps.judge(examined.evidence, arrived)
+                findings = list(examined.findings)
+                if wanted.links and deps.links is not None:
+                    findings += await deps.links.look_at(examined.links)
         except Crowded:
             raise unavailable("Too many messages are being checked; try again.") from None
-        findings = list(examined.findings)
         results = {name: said["result"] for name, said in verdict.as_dict().items()}
         return json_response(
             {

@@ -13,8 +13,10 @@ import trio
 
 from relay.db.pool import Pool
 from relay.dns.resolver import Resolver
+from relay.http.links import Links
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.verdicts import Judge
+from relay.webhooks.post import Poster
 from tests.checks.signing import ed25519_key, record, rsa_key, sign
 from tests.dns.server import DnsServer
 from tests.eventually import eventually
@@ -185,6 +187,20 @@ async def test_a_message_that_hangs_the_parser_is_said_to(database_url: str, poo
             os.kill(pid, 0)
         parser.deadline = 5.0
         assert (await checked(house, PLAIN)).status_code == 200
+
+
+async def test_links_are_asked_on_demand_alone(database_url: str, pool: Pool):
+    """With `links=true`; those that lead into this network are not asked even then."""
+    raw = PLAIN + b"https://127.0.0.1:1/x http://localhost:1/\r\n"
+    async with open_house(database_url, pool, links=Links(Poster(timeout=5.0))) as house:
+        address, token = await house.mailbox()
+        wanted = await house.deliver(address, raw)
+        answer = await check(house, address, wanted, token)
+        assert answer.json()["findings"] == []
+        asked = await check(house, address, wanted, token, links="true")
+        assert [one["id"] for one in asked.json()["findings"]] == ["link-not-asked"] * 2
+        assert asked.json()["score"] == answer.json()["score"] - 2
+        assert (await check(house, address, wanted, token, links="maybe")).status_code == 422
 
 
 async def test_one_owner_has_not_all_the_turns(asking: House, names: DnsServer):
