@@ -1,4 +1,4 @@
-"""Handing mail to the writer, and what it said.
+"""What those who take mail in ask of other actors: to store it, and to look at it first.
 
 Promises
 - There is an answer whatever becomes of the writer: one that has ended, or is too far behind for
@@ -12,16 +12,20 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 import trio
+from aiosmtpd.smtp import Envelope, Session
 
-from actors.messages import Accept
-from relay.accepted import Accepted
+from actors.messages import Accept, Consult
+from relay.accepted import Accepted, Origin
 from relay.db.pool import Pool
-from relay.errors import DatabaseUnavailable, OverQuota
+from relay.errors import DatabaseUnavailable, OverQuota, TemporaryFailure
 from relay.futures import Future
-from relay.mailboxes.accept import full_among
+from relay.ids import new_id
+from relay.mailboxes.accept import Lookups, full_among
+from relay.mailboxes.capture import Capture
 from supervisor import Mailbox
 
 _ENDED = "the writer has ended"
@@ -45,6 +49,58 @@ async def hand_over(writer: Mailbox[Accept], message: Accept) -> Accepted:
     except (trio.ClosedResourceError, trio.BrokenResourceError):
         return Accepted({}, _ENDED)
     return await message.reply.wait()
+
+
+class AskedMailboxes:
+    """What sessions see of the database: a shared look-up, and the writer's mailbox."""
+
+    def __init__(self, lookups: Lookups, writer: Mailbox[Accept], capture: Capture | None) -> None:
+        self.find = lookups.find
+        self._writer = writer
+        self._capture = capture
+
+    def store(
+        self,
+        reverse_path: str,
+        recipients: Sequence[str],
+        raw: bytes,
+        login: object,
+        origin: Origin | None,
+    ) -> Future[Accepted]:
+        named = tuple((new_id(), address) for address in recipients)
+        if self._capture is None:
+            message = Accept(reverse_path, named, raw, admitted=True, origin=origin)
+        else:
+            message = Accept(
+                reverse_path,
+                named,
+                raw,
+                admitted=True,
+                captured=self._capture.among(recipients),
+                login=str(login) if login else None,
+                origin=origin,
+            )
+        return hand_over_nowait(self._writer, message)
+
+
+class AskedFilter:
+    """What sessions see of the operator's filter: the mailbox of the actor that runs it."""
+
+    def __init__(self, mailbox: Mailbox[Consult], hooks: frozenset[str]) -> None:
+        self.hooks = hooks
+        self._mailbox = mailbox
+
+    async def ask(
+        self, hook: str, session: Session, envelope: Envelope, arguments: tuple[Any, ...]
+    ) -> object:
+        message = Consult(hook, session, envelope, arguments)
+        try:
+            self._mailbox.send_nowait(message)
+        except trio.WouldBlock:
+            raise TemporaryFailure("the filter is behind") from None
+        except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
+            raise TemporaryFailure("the filter has ended") from error
+        return await message.reply.wait()
 
 
 class Acceptor:

@@ -13,21 +13,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Any
 
 import trio
-from aiosmtpd.smtp import Envelope, Session
 
-from actors.accepting import hand_over_nowait
+from actors.accepting import AskedFilter, AskedMailboxes
 from actors.messages import Accept, Consult
 from actors.periodic import report_when_told
 from actors.serving import Arrivals, copied, serve
-from relay.accepted import Accepted, Origin
 from relay.addresses import canonical
 from relay.db.pool import Pool
-from relay.errors import TemporaryFailure
-from relay.futures import Future
-from relay.ids import new_id
 from relay.load import Senders
 from relay.log import get_logger
 from relay.mailboxes.accept import Lookups
@@ -43,58 +37,6 @@ from relay.tls import Certificate
 from supervisor import Context, Mailbox
 
 log = get_logger()
-
-
-class _Mailboxes:
-    """What sessions see of the database: a shared look-up, and the writer's mailbox."""
-
-    def __init__(self, lookups: Lookups, writer: Mailbox[Accept], capture: Capture | None) -> None:
-        self.find = lookups.find
-        self._writer = writer
-        self._capture = capture
-
-    def store(
-        self,
-        reverse_path: str,
-        recipients: Sequence[str],
-        raw: bytes,
-        login: object,
-        origin: Origin | None,
-    ) -> Future[Accepted]:
-        named = tuple((new_id(), address) for address in recipients)
-        if self._capture is None:
-            message = Accept(reverse_path, named, raw, admitted=True, origin=origin)
-        else:
-            message = Accept(
-                reverse_path,
-                named,
-                raw,
-                admitted=True,
-                captured=self._capture.among(recipients),
-                login=str(login) if login else None,
-                origin=origin,
-            )
-        return hand_over_nowait(self._writer, message)
-
-
-class _Filter:
-    """What sessions see of the operator's filter: the mailbox of the actor that runs it."""
-
-    def __init__(self, mailbox: Mailbox[Consult], hooks: frozenset[str]) -> None:
-        self.hooks = hooks
-        self._mailbox = mailbox
-
-    async def ask(
-        self, hook: str, session: Session, envelope: Envelope, arguments: tuple[Any, ...]
-    ) -> object:
-        message = Consult(hook, session, envelope, arguments)
-        try:
-            self._mailbox.send_nowait(message)
-        except trio.WouldBlock:
-            raise TemporaryFailure("the filter is behind") from None
-        except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
-            raise TemporaryFailure("the filter has ended") from error
-        return await message.reply.wait()
 
 
 async def run(
@@ -129,11 +71,11 @@ async def run(
     """
     lookups = Lookups(pool, captures=None if capture is None else capture.takes)
     server = Server(
-        _Mailboxes(lookups, writer, capture),
+        AskedMailboxes(lookups, writer, capture),
         canonical,
         limits=limits,
         domains=domains,
-        filter_=None if filter_ is None else _Filter(filter_, filter_hooks),
+        filter_=None if filter_ is None else AskedFilter(filter_, filter_hooks),
         space=space,
         scheduling=scheduling,
         budget=budget,

@@ -30,6 +30,7 @@ class Resources:
     smtp_sockets: tuple[socket.socket, ...]
     submission_sockets: tuple[socket.socket, ...]
     submission_tls_sockets: tuple[socket.socket, ...]
+    lmtp_sockets: tuple[socket.socket, ...]
     pop3_sockets: tuple[socket.socket, ...]
     pop3_tls_sockets: tuple[socket.socket, ...]
     http_sockets: tuple[socket.socket, ...]

@@ -26,6 +26,7 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
     └── edge              who calls; drains first
         ├── filter        the operator's aiosmtpd handler, on asyncio (only if one is configured)
         ├── ingest        SMTP sessions
+        ├── lmtp          takes mail from a server in front, by a Unix socket (only if it has one)
         ├── submission    takes mail that leaves from programs that sign in
         ├── pop3          lets mail readers fetch what came (only if it has an address)
         ├── devices       push and receive sessions of devices
@@ -35,8 +36,9 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
 
     from                     message                         to
     -----------------------  ------------------------------  -----------------------------------
-    ingest, control, sender  Accept                          writer
-    ingest                   Consult                         filter
+    ingest, lmtp, control,   Accept                          writer
+    sender
+    ingest, lmtp             Consult                         filter
     writer                   Wake                            summariser
     listener                 Wake                            summariser, ticker, claimer,
                                                              webhooks, collector
@@ -92,6 +94,7 @@ from actors import (
     ingest,
     ingest_process,
     listener,
+    lmtp,
     pop3,
     postgres,
     reaper,
@@ -163,6 +166,7 @@ ROLES = (
     "postgres",
     "listener",
     "ingest",
+    "lmtp",
     "submission",
     "pop3",
     "ticker",
@@ -180,6 +184,7 @@ _ALL = frozenset(ROLES) | {"writer", "summariser", "device_store", "filter"}
 _ALWAYS = {"postgres", "listener"}
 _NEEDS = {
     "ingest": {"writer", "summariser", "filter"},
+    "lmtp": {"writer", "summariser", "filter"},
     "control": {"writer", "summariser"},
     "claimer": {"sender", "writer", "summariser"},  # the writer for what goes to the loop
     "sender": {"claimer", "writer", "summariser"},
@@ -250,6 +255,7 @@ class Parts:
     processes: tuple[Run, ...]
     """One for each process that SMTP sessions are in; none: they are in this one."""
     ingest: Run
+    lmtp: Run | None
     submission: Run | None
     pop3: Run | None
     devices: Run | None
@@ -414,6 +420,12 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
             actor(
                 "ingest",
                 parts.ingest,
+                hears=(Report,),
+                drain_timeout=SMTP_DRAIN,
+            ),
+            actor(
+                "lmtp",
+                parts.lmtp,
                 hears=(Report,),
                 drain_timeout=SMTP_DRAIN,
             ),
@@ -645,6 +657,21 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             proxies=proxies,
             senders=senders,
         ),
+        lmtp=partial(
+            lmtp.run,
+            sockets=resources.lmtp_sockets,
+            pool=pool,
+            writer=boxes.writer,
+            limits=_lmtp_limits(settings, connections["lmtp"]),
+            domains=settings.smtp.domains,
+            capture=capture,
+            chaos=chaos,
+            filter_=boxes.filter if filter_class else None,
+            filter_hooks=filter_class.hooks if filter_class else frozenset(),
+            space=resources.space,
+        )
+        if settings.smtp.lmtp
+        else None,
         submission=partial(
             submission.run,
             sockets=resources.submission_sockets,
@@ -751,6 +778,7 @@ def _connections(settings: Settings, resources: Resources) -> dict[str, int]:
             (*resources.submission_sockets, *resources.submission_tls_sockets),
             settings.smtp.max_connections,
         ),
+        "lmtp": (resources.lmtp_sockets, settings.smtp.max_connections),
         "pop3": (
             (*resources.pop3_sockets, *resources.pop3_tls_sockets),
             settings.pop3.max_connections,
@@ -772,6 +800,12 @@ def _smtp_limits(settings: Settings, connections: int) -> SmtpLimits:
         max_recipients=settings.smtp.max_recipients,
         filter_timeout=settings.smtp.filter_timeout,
     )
+
+
+def _lmtp_limits(settings: Settings, connections: int) -> SmtpLimits:
+    """Those of a server that passes on what others send: it guesses nothing, and is one peer."""
+    limits = _smtp_limits(settings, connections)
+    return replace(limits, max_connections_per_peer=connections, max_errors=10_000, miss_delay=0.0)
 
 
 def _capture(settings: Settings, resources: Resources) -> Capture | None:

@@ -18,6 +18,7 @@ for a configuration error found while running (a schema newer than this program)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -25,6 +26,7 @@ import re
 import resource
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -84,7 +86,7 @@ BLOCKED_EXIT = 60.0  # seconds of one blocking step after which the process ends
 ALIVE_EVERY = 10.0  # seconds at most between two signs of life to the service manager
 
 PORTS = (
-    *("http", "smtp", "submission", "submission_tls", "pop3", "pop3_tls"),
+    *("http", "smtp", "lmtp", "submission", "submission_tls", "pop3", "pop3_tls"),
     *("devices_push", "devices_receive"),
 )
 """What `relay.json` says of where this relay is reached."""
@@ -128,6 +130,11 @@ def up(
                 share=settings.smtp.share_port,
                 wanted=only is None or "ingest" in only,
             ) as smtp,
+            _UnixListening(
+                "RELAY_SMTP__LMTP",
+                settings.smtp.lmtp,
+                wanted=bool(settings.smtp.lmtp) and (only is None or "lmtp" in only),
+            ) as lmtp,
             _Listening(
                 "RELAY_SUBMISSION__BIND",
                 settings.submission.bind,
@@ -167,6 +174,7 @@ def up(
                 log.info("relay.ignored_variables", names=names, why="a Kubernetes Service's")
             ports = Ports(
                 smtp.sockets,
+                lmtp.sockets,
                 submission.sockets,
                 submission_tls.sockets,
                 pop3.sockets,
@@ -278,11 +286,83 @@ class _Listening:
             listener.close()
 
 
+class _UnixListening:
+    """The Unix socket of one setting, bound before the tree starts, and removed at the end.
+
+    Only its owner and their group may connect, from the first instant.  It is made beside and moved
+    into its place, so whoever connects meanwhile reaches the old one or this; one that a relay left
+    which was killed is replaced, anything else there is an error and is left alone.
+    """
+
+    def __init__(self, name: str, path: str, *, wanted: bool) -> None:
+        self.name, self.path, self.wanted = name, path, wanted
+        self.sockets: tuple[socket.socket, ...] = ()
+        self._made: os.stat_result | None = None
+
+    def __enter__(self) -> _UnixListening:
+        if not self.wanted:
+            return self
+        fault = self._in_the_way()
+        made = f"{self.path}.{os.getpid()}"
+        listener = socket.socket(socket.AF_UNIX)
+        if not fault:
+            before = os.umask(0o117)
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(made)  # of one that was killed
+                listener.bind(made)
+                listener.listen(1024)
+                listener.setblocking(False)
+                self._made = os.lstat(made)
+                os.rename(made, self.path)
+            except OSError as error:
+                fault = error.strerror or str(error)
+                with contextlib.suppress(OSError):
+                    os.unlink(made)
+            finally:
+                os.umask(before)
+        if fault:
+            listener.close()
+            raise ConfigError(
+                f"{self.name} is {self.path!r}, which cannot be listened on ({fault}); choose a "
+                "path in a directory that is there and writable."
+            )
+        self.sockets = (listener,)
+        return self
+
+    def _in_the_way(self) -> str:
+        """Return what is wrong with what is there; empty: nothing is, or nobody listens on it."""
+        try:
+            found = os.lstat(self.path)
+        except OSError:
+            return ""  # binding says what is wrong with the directory
+        if not stat.S_ISSOCK(found.st_mode):
+            return "what is there is no socket"
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(self.path)
+            except ConnectionRefusedError:
+                return ""
+            except OSError as error:
+                if error.errno != errno.EAGAIN:  # its queue is full
+                    return error.strerror or str(error)
+        return "another program listens on it"
+
+    def __exit__(self, *_: object) -> None:
+        for listener in self.sockets:
+            listener.close()
+            with contextlib.suppress(OSError):
+                if self._made is not None and os.path.samestat(os.lstat(self.path), self._made):
+                    os.unlink(self.path)
+
+
 @dataclasses.dataclass(frozen=True)
 class Ports:
     """The sockets that listen, by what is spoken there; none where no role here serves it."""
 
     smtp: tuple[socket.socket, ...]
+    lmtp: tuple[socket.socket, ...]
     submission: tuple[socket.socket, ...]
     submission_tls: tuple[socket.socket, ...]
     pop3: tuple[socket.socket, ...]
@@ -344,6 +424,7 @@ async def _run(
             pool=pool,
             hub=Hub(),
             smtp_sockets=ports.smtp,
+            lmtp_sockets=ports.lmtp,
             submission_sockets=ports.submission,
             submission_tls_sockets=ports.submission_tls,
             pop3_sockets=ports.pop3,
@@ -368,6 +449,8 @@ async def _run(
         entries["http"] = f"http://{endpoint(ports.http[0])}"
     if ports.smtp:
         entries["smtp"] = endpoint(ports.smtp[0])
+    if ports.lmtp:
+        entries["lmtp"] = settings.smtp.lmtp
     if ports.submission:
         entries["submission"] = endpoint(ports.submission[0])
     if ports.submission_tls:

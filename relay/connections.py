@@ -37,6 +37,10 @@ _OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _LISTENER_BROKEN = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
 
 
+UNIX = ("unix", 0)
+"""What stands for the address of a peer that came by a Unix socket."""
+
+
 async def accept(
     listener: socket.socket,
     gate: PortGate,
@@ -61,6 +65,7 @@ async def accept(
         if complaints.ready():
             log.error(starved, error=str(error))
 
+    by_path = listener.family == socket.AF_UNIX
     while True:
         await wait_readable(listener)
         for _ in range(BURST):
@@ -78,7 +83,10 @@ async def accept(
                 continue  # ECONNABORTED and its kin
             try:
                 sock.setblocking(False)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if by_path:
+                    address = UNIX
+                else:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError:
                 sock.close()
                 continue

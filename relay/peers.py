@@ -282,7 +282,7 @@ class PortGate:
         return True
 
 
-WEIGHTS = {"http": 2, "smtp": 2, "submission": 1, "pop3": 1, "push": 1, "receive": 4}
+WEIGHTS = {"http": 2, "smtp": 2, "lmtp": 1, "submission": 1, "pop3": 1, "push": 1, "receive": 4}
 """What part of the file descriptors each port gets, where there are fewer than all would take."""
 
 

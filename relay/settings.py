@@ -247,6 +247,7 @@ class Smtp(_Section):
     filter: str = ""
     filter_timeout: Seconds = 30.0
     trusted_proxies: tuple[str, ...] = ()
+    lmtp: str = ""
     tls_cert: str = ""
     tls_key: str = ""
 
@@ -255,6 +256,13 @@ class Smtp(_Section):
     def _trusted_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for network in value:
             ipaddress.ip_network(network)  # a ValueError says what is wrong
+        return value
+
+    @field_validator("lmtp")
+    @classmethod
+    def _lmtp(cls, value: str) -> str:
+        if value and not value.startswith("/"):
+            raise ValueError("it must be the absolute path of a socket, as /run/relay/lmtp")
         return value
 
     @property

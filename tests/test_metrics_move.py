@@ -199,6 +199,16 @@ class Drive:
             self.watch.until("relay_submission_buffered_bytes")
             session.send(b"\r\n.\r\n")
             session.getreply()
+        with smtplib.LMTP(self.relay.run["lmtp"]) as session:
+            self.watch.until("relay_lmtp_sessions_open")
+            session.ehlo()
+            session.mail("a@example.org")
+            session.rcpt(address)
+            session.docmd("DATA")
+            session.send(b"x" * 70 + b"\r\n")
+            self.watch.until("relay_lmtp_buffered_bytes")
+            session.send(b"\r\n.\r\n")
+            session.getreply()
         self.mail_fetched(address)
         self.watch.until("relay_messages_summarised", "relay_writer_batch_rows")
         self.sql.execute("UPDATE relay.mailboxes SET expires_at = now() - interval '1 hour'")
@@ -386,6 +396,7 @@ async def test_every_metric_moves(tmp_path: Path, pool: Pool, database_url: str)
                 "RELAY_OUTBOUND__RETRY_UNIT": "0.2",
                 "RELAY_OUTBOUND__LEASE_TIMEOUT": "60",
                 "RELAY_POP3__BIND": "127.0.0.1:0",
+                "RELAY_SMTP__LMTP": str(tmp_path / "lmtp"),
                 "RELAY_EXPIRY__RETENTION": "0",
                 "RELAY_HTTP__ANONYMOUS_RATE": "1",
                 "RELAY_COLLECTOR__MONTHLY_BUDGET": "100",

@@ -42,6 +42,7 @@ from relay.smtp.chaos import Faults
 from relay.smtp.consultation import Consultation
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
 from relay.smtp.lines import Lines, SessionOver
+from relay.smtp.lmtp import Recipients, verbs_of
 from relay.smtp.proxy import is_loopback
 from relay.smtp.reception import NO_SPACE, Reception, chunk_without_end, no_space
 from relay.smtp.responder import RECIPIENTS_FAULT, SENDERS_FAULT, Responder
@@ -139,6 +140,11 @@ class Commands(SMTP):
                 responder,
                 store_timeout=limits.store_timeout,
             )
+        self.recipients: Recipients | None = None
+        """Those who are answered one by one, in LMTP."""
+        if shared.lmtp:
+            self.recipients = Recipients(lines, responder)
+            self._smtp_methods = verbs_of(self._smtp_methods)
         self.reception = Reception(
             limits,
             dialogue,
@@ -148,10 +154,12 @@ class Commands(SMTP):
             faults=self._faults,
             consultation=self._consultation,
             submitting=self._submitting,
+            recipients=self.recipients,
         )
         self.takes_ordinary = (
             self._faults is None
             and self._submitting is None
+            and self.recipients is None
             and (self._consultation is None or not self._consultation.about_all)
         )
         """Whether ordinary mail may be left to the dialogue."""
@@ -237,6 +245,8 @@ class Commands(SMTP):
             self._faults.forget()
         if self._consultation is not None:
             self._consultation.forget()
+        if self.recipients is not None:
+            self.recipients.forget()
 
     _set_post_data_state = forget_transaction  # what aiosmtpd's RSET calls
 
@@ -251,7 +261,7 @@ class Commands(SMTP):
         """Greet, list the extensions, and forget any transaction."""
         self.responder.idle_commands += 1
         if not hostname:
-            await self.push("501 Syntax: EHLO hostname")
+            await self.push(f"501 Syntax: {'LHLO' if self.shared.lmtp else 'EHLO'} hostname")
             return
         self.forget_transaction()
         self.session.extended_smtp = True
@@ -507,6 +517,8 @@ class Commands(SMTP):
         if canonical in recipients:
             # Or a transaction would grow as long as it is repeated.
             self.responder.idle_commands += 1
+            if self.recipients is not None:
+                self.recipients.add(canonical)
             return _RECIPIENT_OK
         try:
             why_not = await self.waits.wait(self.dialogue.find(canonical))
@@ -523,6 +535,8 @@ class Commands(SMTP):
             return refusal
         self.envelope.rcpt_options.extend(options)
         recipients[canonical] = address
+        if self.recipients is not None:
+            self.recipients.add(canonical)
         return _RECIPIENT_OK
 
     async def _miss(self, why: str) -> str:

@@ -42,6 +42,7 @@ from relay.smtp.waits import Answer
 SENDER_OK = b"250 2.1.0 OK\r\n"
 RECIPIENT_OK = b"250 2.1.5 OK\r\n"
 STORED = b"250 2.6.0 Stored as %b\r\n"
+CAPTURED = b"250 2.0.0 captured as %b\r\n"
 GO_AHEAD = b"354 End data with <CR><LF>.<CR><LF>\r\n"
 
 _DATA = b"DATA\r\n"
@@ -395,7 +396,7 @@ class Dialogue:
     def welcome(self, accepted: Accepted) -> None:
         """Answer the final dot of a message that is durable."""
         name = str(next(iter(accepted.stored.values())))
-        reply = b"250 2.0.0 captured as %b\r\n" if accepted.captured else STORED
+        reply = CAPTURED if accepted.captured else STORED
         self.replies.append(reply % name.encode())
         self._stored(self._size)
 

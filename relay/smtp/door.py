@@ -59,6 +59,7 @@ _SESSIONS = Counter(
 served, _refused = _SESSIONS.labels("served"), _SESSIONS.labels("refused")
 _OPEN = {
     "smtp": Gauge("relay_smtp_sessions_open", "SMTP sessions open now.", registry=registry),
+    "lmtp": Gauge("relay_lmtp_sessions_open", "LMTP sessions open now.", registry=registry),
     "submission": Gauge(
         "relay_submission_sessions_open", "Submission sessions open now.", registry=registry
     ),
@@ -66,6 +67,11 @@ _OPEN = {
 _BUFFERED = {
     "smtp": Gauge(
         "relay_smtp_buffered_bytes", "Bytes of messages in flight now.", registry=registry
+    ),
+    "lmtp": Gauge(
+        "relay_lmtp_buffered_bytes",
+        "Bytes of messages in flight by LMTP now.",
+        registry=registry,
     ),
     "submission": Gauge(
         "relay_submission_buffered_bytes",

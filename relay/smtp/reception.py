@@ -16,6 +16,7 @@ Fails with `SessionOver` where the end of what is sent is unknown, or too far.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from relay.accepted import Accepted
 from relay.smtp.chaos import Faults
@@ -25,6 +26,7 @@ from relay.smtp.data import DataDecoder
 from relay.smtp.dialogue import Dialogue
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.lines import Lines, SessionOver
+from relay.smtp.lmtp import Recipients
 from relay.smtp.responder import Responder
 from relay.smtp.submitting import Submitting
 from relay.smtp.waits import Waits
@@ -54,6 +56,7 @@ class Reception:
         "_faults",
         "_limits",
         "_lines",
+        "_recipients",
         "_responder",
         "_submitting",
         "_waits",
@@ -72,8 +75,10 @@ class Reception:
         faults: Faults | None,
         consultation: Consultation | None,
         submitting: Submitting | None,
+        recipients: Recipients | None,
     ) -> None:
-        """`faults`, `consultation`, `submitting`: what is asked of a message, where it is."""
+        """`faults`, `consultation`, `submitting`: what is asked of a message, where it is;
+        `recipients`: those who are answered one by one, in LMTP."""
         self._limits = limits
         self._dialogue = dialogue
         self._lines = lines
@@ -82,6 +87,7 @@ class Reception:
         self._faults = faults
         self._consultation = consultation
         self._submitting = submitting
+        self._recipients = recipients
         self.chunks: ChunkedMessage | None = None
         """The message, since its first BDAT."""
         self.suspect = False
@@ -137,15 +143,19 @@ class Reception:
         if message is None:
             self._responder.say(b"503 5.5.1 Error: need MAIL and RCPT before BDAT\r\n")
         elif message.refused:
-            self._responder.say(b"503 5.5.1 Error: a chunk was refused\r\n")
+            reply = b"503 5.5.1 Error: a chunk was refused\r\n"
+            self._responder.say(reply)
+            if last and self._recipients is not None:
+                self._lines.say(reply * (len(self._recipients) - 1))
         elif faults is not None and (struck := await faults.strike("data")) is not None:
-            self._responder.reply(struck)
+            for _ in range(len(self._recipients) if last and self._recipients is not None else 1):
+                self._responder.reply(struck)
             self._drop(message)
         elif last:
             self._lines.due = math.inf
             dialogue.whole()
             await self._finish(message)
-        elif self._refuses(message):
+        elif self._refuses(message, self._responder.refuse):
             self._drop(message)
         else:
             self._responder.say(b"250 2.0.0 %d octets\r\n" % size)
@@ -180,8 +190,8 @@ class Reception:
         if message.bare:
             if isinstance(message, DataDecoder):
                 await self._be_wary()
-            self._responder.refuse(b"554 5.6.0 Bare CR or LF in the message\r\n")
-        elif not self._refuses(message):
+            self._refuse(b"554 5.6.0 Bare CR or LF in the message\r\n")
+        elif not self._refuses(message, self._refuse):
             await self._store(message.take())
 
     async def _be_wary(self) -> None:
@@ -193,9 +203,17 @@ class Reception:
         """
         self.suspect = await self._lines.peek(self._limits.smuggling_silence)
 
-    def _refuses(self, message: DataDecoder | ChunkedMessage) -> bool:
+    def _refuse(self, reply: bytes) -> None:
+        """Answer the end of a message that nobody gets."""
+        if self._recipients is None:
+            self._responder.refuse(reply)
+        else:
+            self._recipients.refuse(reply)
+
+    def _refuses(
+        self, message: DataDecoder | ChunkedMessage, refuse: Callable[[bytes], object]
+    ) -> bool:
         """Refuse a message if there is no room for it."""
-        refuse = self._responder.refuse
         if message.too_large:
             refuse(b"552 5.3.4 Message too large\r\n")
         elif self._dialogue.crowded_out:
@@ -220,11 +238,15 @@ class Reception:
         if refusal is None and self._consultation is not None:
             refusal = await self._consultation.ask("DATA", content=raw)
         if refusal is not None:
-            self._responder.refuse(refusal.encode() + b"\r\n")
+            self._refuse(refusal.encode() + b"\r\n")
             return
         # Past it the session ends without a reply, as the dialogue's does: no late 250.
         self._lines.due = self._waits.now() + self._limits.store_timeout
-        self._conclude(await self._waits.wait(self._dialogue.store(raw)))
+        accepted = await self._waits.wait(self._dialogue.store(raw))
+        if self._recipients is None:
+            self._conclude(accepted)
+        else:
+            self._recipients.conclude(accepted, len(raw))
 
     def _conclude(self, accepted: Accepted) -> None:
         """Say what became of the message."""

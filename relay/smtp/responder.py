@@ -127,8 +127,12 @@ class Responder:
     def refuse(self, reply: bytes) -> None:
         """Answer a message that is refused for good (5xx), or for now."""
         self.say(reply)
+        self.count_refused(rejected=reply[:1] == b"5")
+
+    def count_refused(self, *, rejected: bool) -> None:
+        """Count a message that was refused for good (`rejected`), or for now."""
         self.refused += 1
-        self._answered["rejected" if reply[:1] == b"5" else "deferred"].value += 1
+        self._answered["rejected" if rejected else "deferred"].value += 1
 
     # ------------------------------------------------------------------------ of recipients
 

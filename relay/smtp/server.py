@@ -72,12 +72,13 @@ class Server:
         proxies: Sequence[Network] = (),
         chaos: Chaos | None = None,
         submissions: Submissions | None = None,
+        lmtp: bool = False,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `scheduling`: how sessions wait, where not on a `Trampoline`; `budget`: of the bytes of all
-        messages, where others than these sessions share it; `sign_in`, `certificate`, `chaos` and
-        `submissions`: as `Shared` has them; `proxies`: as `Door` does.
+        messages, where others than these sessions share it; `sign_in`, `certificate`, `chaos`,
+        `submissions` and `lmtp`: as `Shared` has them; `proxies`: as `Door` does.
         """
         self.shared = Shared(
             mailboxes,
@@ -91,9 +92,10 @@ class Server:
             certificate=certificate,
             chaos=chaos,
             submissions=submissions,
+            lmtp=lmtp,
         )
         self.limits = self.shared.limits
-        port = "smtp" if submissions is None else "submission"
+        port = "lmtp" if lmtp else "smtp" if submissions is None else "submission"
         self._door = Door(self.limits, lambda: self.shared.budget.used, proxies, port)
         self.scheduling = Trampoline() if scheduling is None else scheduling
         """How sessions wait.  Someone must `run` it."""

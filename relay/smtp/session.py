@@ -147,8 +147,9 @@ class Session(Commands):
                 raise
             except Exception as error:
                 await self.push(await self.handle_exception(error))
-                if self.dialogue.receiving:
+                if self.dialogue.receiving or self.recipients:
                     # Where the message ends is unknown: what follows must not be read as commands.
+                    # Or, in LMTP, how many replies it still gets.
                     raise SessionOver("failed", "421 4.3.0 Internal error; good-bye") from error
                 self.forget_transaction()
             if self.ending:

@@ -171,13 +171,14 @@ class Shared:
         certificate: Certificate | None = None,
         chaos: Chaos | None = None,
         submissions: Submissions | None = None,
+        lmtp: bool = False,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `budget`: of the bytes of all messages, where others than these sessions share it;
         `sign_in`: who may sign in; None: nobody, AUTH is not known; `certificate`: for STARTTLS;
         None: it is not offered; `chaos`: faults on demand; `submissions`: what is asked in place of
-        mailboxes, on a port for mail that leaves.
+        mailboxes, on a port for mail that leaves; `lmtp`: LMTP is spoken in place of SMTP.
         """
         self.mailboxes = mailboxes
         self.canonical = canonical
@@ -187,6 +188,7 @@ class Shared:
         self.sign_in = sign_in
         self.chaos = chaos
         self.submissions = submissions
+        self.lmtp = lmtp
         self.space = space
         self.budget = MemoryBudget(self.limits) if budget is None else budget
         self.misses = Misses(self.limits)
@@ -195,7 +197,7 @@ class Shared:
         self.handshakes = Handshakes()
         self.draining = False
         """Whether the relay stops: no further command is read."""
-        self.greeting = f"220 {self.hostname} ESMTP Relay\r\n".encode()
+        self.greeting = f"220 {self.hostname} {'LMTP' if lmtp else 'ESMTP'} Relay\r\n".encode()
         self._offers = (
             self.hostname,
             "PIPELINING",

@@ -42,6 +42,7 @@ def built(
         pool=Pool(DSN),
         hub=Hub(),
         smtp_sockets=(),
+        lmtp_sockets=(),
         submission_sockets=(),
         submission_tls_sockets=(),
         pop3_sockets=(),
@@ -84,9 +85,9 @@ def names(
     return [child.name for child in leaves(built(settings, only, page_url))]
 
 
-POP3 = {"RELAY_POP3__BIND": "127.0.0.1:0"}
-PROCESSES = {"RELAY_SMTP__PROCESSES": "2"} | POP3
-FILTER = {"RELAY_SMTP__FILTER": "tests.actors.test_filter:Handler"} | POP3
+OFTEN_OFF = {"RELAY_POP3__BIND": "127.0.0.1:0", "RELAY_SMTP__LMTP": "/nowhere/lmtp"}
+PROCESSES = {"RELAY_SMTP__PROCESSES": "2"} | OFTEN_OFF
+FILTER = {"RELAY_SMTP__FILTER": "tests.actors.test_filter:Handler"} | OFTEN_OFF
 
 
 def test_every_actor_has_its_place():
@@ -129,10 +130,10 @@ def test_a_filter_stands_before_the_ingest_that_asks_it():
     assert "filter" not in names(Settings())
 
 
-def test_mailboxes_are_fetched_only_where_there_is_an_address():
-    """POP3 is off unless it is asked for."""
-    assert "pop3" in names(load(environ=POP3))
-    assert "pop3" not in names(Settings())
+def test_lmtp_and_pop3_are_served_only_where_they_have_an_address():
+    """They are off unless they are asked for."""
+    assert {"pop3", "lmtp"} <= set(names(load(environ=OFTEN_OFF)))
+    assert not {"pop3", "lmtp"} & set(names(Settings()))
 
 
 def test_processes_stand_before_the_ingest_that_feeds_them():
@@ -170,7 +171,7 @@ def test_what_can_be_said_to_an_actor_is_listed_beside_it():
         "ticker", "reaper", "summariser", "claimer", "collector", "webhooks",
     }  # fmt: skip
     assert heard[Report] == {
-        "control", "devices", "device_store", "ingest", "pop3", "submission",
+        "control", "devices", "device_store", "ingest", "lmtp", "pop3", "submission",
     }  # fmt: skip
     assert Report in next(
         spec.hears for spec in leaves(built(load(environ=PROCESSES))) if spec.name == "ingest-2"
@@ -201,6 +202,7 @@ NEEDED = {
     "postgres": CORE,
     "listener": CORE,
     "ingest": [*CORE, *MAIL, "ingest"],
+    "lmtp": [*CORE, *MAIL, "lmtp"],
     "submission": [*CORE, "submission"],
     "pop3": [*CORE, "pop3"],
     "ticker": [*CORE, "ticker"],
@@ -217,7 +219,7 @@ NEEDED = {
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_brings_what_it_needs_and_no_more(role):
     """The database and its news always, whom it writes to, and nobody else."""
-    assert names(load(environ=POP3), frozenset({role})) == NEEDED[role]
+    assert names(load(environ=OFTEN_OFF), frozenset({role})) == NEEDED[role]
 
 
 def test_blobs_that_come_by_http_need_the_store_that_nodes_share():

@@ -73,6 +73,7 @@ trace unix - - n - 0 bounce
 proxymap unix - - n - - proxymap
 discard unix - - n - - discard
 smtp unix - - n - - smtp
+lmtp unix - - n - - lmtp
 scache unix - - n - 1 scache
 retry unix - - n - - error
 anvil unix - - n - 1 anvil
@@ -95,6 +96,12 @@ def _tree() -> Path | None:
     return None
 
 
+def _transport(deliver_to: int | str | None) -> str:
+    if isinstance(deliver_to, str):
+        return f"lmtp:unix:{deliver_to}"
+    return "discard" if deliver_to is None else f"smtp:[127.0.0.1]:{deliver_to}"
+
+
 def available() -> bool:
     """Whether a Postfix can be run here."""
     return os.geteuid() == 0 and _tree() is not None
@@ -103,10 +110,11 @@ def available() -> bool:
 class Postfix:
     """A Postfix that listens on `port` until closed."""
 
-    def __init__(self, deliver_to: int | None = None) -> None:
+    def __init__(self, deliver_to: int | str | None = None) -> None:
         """Start it, in a directory that its own account may enter.
 
-        `deliver_to`: a port that takes all its mail once it is released; None: it is discarded.
+        `deliver_to`: a port that takes all its mail once it is released, or the path of a Unix
+        socket that takes it by LMTP; None: it is discarded.
         """
         self._home = home = Path(tempfile.mkdtemp(prefix="relay-bench-"))
         home.chmod(0o755)
@@ -131,7 +139,7 @@ class Postfix:
                 commands=tree / "usr/sbin",
                 owner=owner.pw_name,
                 group="uucp",
-                transport="discard" if deliver_to is None else f"smtp:[127.0.0.1]:{deliver_to}",
+                transport=_transport(deliver_to),
                 deliveries=DELIVERIES,
             )
         )

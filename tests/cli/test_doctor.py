@@ -40,6 +40,8 @@ from relay.cli.doctor.machine import (
     check_disk_space,
     check_file_system,
     check_letters,
+    check_lmtp,
+    check_pop3,
     check_ports,
     check_submission,
 )
@@ -222,6 +224,29 @@ def test_every_port_is_looked_at(tmp_path: Path) -> None:
     assert list(found) == ["http port", "smtp port", "push port", "receive port"]
     assert [f.state for f in found.values()] == ["ok", "ok", "FAIL", "ok"]
     assert "RELAY_DEVICES__PUSH_BIND" in found["push port"].advice
+
+
+def test_the_socket_of_lmtp_needs_a_directory(tmp_path: Path) -> None:
+    """Said only where there is to be one."""
+    assert list(check_lmtp(patient(tmp_path))) == []
+    path = str(tmp_path / "lmtp")
+    assert only(check_lmtp, patient(tmp_path, RELAY_SMTP__LMTP=path)).state == "ok"
+    held = only(check_lmtp, patient(tmp_path, {"lmtp": path}, RELAY_SMTP__LMTP=path))
+    assert held.found == f"{path}, held by this relay"
+    found = only(check_lmtp, patient(tmp_path, RELAY_SMTP__LMTP=str(tmp_path / "none" / "lmtp")))
+    assert (found.state, "RELAY_SMTP__LMTP" in found.advice) == ("FAIL", True)
+
+
+def test_pop3_beyond_this_machine_needs_a_certificate(tmp_path: Path) -> None:
+    """Without one nobody can sign in from elsewhere."""
+    assert list(check_pop3(patient(tmp_path))) == []
+    assert only(check_pop3, patient(tmp_path, RELAY_POP3__BIND="127.0.0.1:2110")).state == "ok"
+    wide = {"RELAY_POP3__BIND": "0.0.0.0:2110"}
+    found = only(check_pop3, patient(tmp_path, **wide))
+    assert (found.state, "RELAY_SMTP__TLS_CERT" in found.advice) == ("warn", True)
+    cert, key = write(tmp_path)
+    wide |= {"RELAY_SMTP__TLS_CERT": cert, "RELAY_SMTP__TLS_KEY": key}
+    assert only(check_pop3, patient(tmp_path, **wide)).state == "ok"
 
 
 async def test_a_pooler_that_loses_wake_ups_is_found(

@@ -179,6 +179,7 @@ async def open_house(
         pool=pool,
         hub=hub,
         smtp_sockets=(),
+        lmtp_sockets=(),
         submission_sockets=(),
         submission_tls_sockets=(),
         pop3_sockets=(),

@@ -68,14 +68,6 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
             f"SMTP listens on {settings.smtp.bind}, but every domain is local",
             "set RELAY_SMTP__DOMAINS to the domains whose MX points here",
         )
-    pop3 = settings.pop3.bind
-    if pop3 and not is_loopback(parse_endpoint(pop3)[0]) and not settings.smtp.tls_cert:
-        yield Finding(
-            "pop3",
-            WARN,
-            f"POP3 listens on {pop3}, but takes no password from elsewhere in clear",
-            "set RELAY_SMTP__TLS_CERT and RELAY_SMTP__TLS_KEY",
-        )
     if not is_loopback(parse_endpoint(settings.http.bind)[0]) and not settings.http.link_base:
         yield Finding(
             "public URL",
@@ -151,6 +143,22 @@ def check_submission(patient: Patient) -> Iterator[Finding]:
         if alone or settings.smtp.certificate is not None
         else f"{', '.join(found)}: without a certificate only this machine may sign in",
         "set RELAY_SMTP__TLS_CERT and RELAY_SMTP__TLS_KEY",
+    )
+
+
+def check_pop3(patient: Patient) -> Iterator[Finding]:
+    """See whether mail readers can sign in from where they are."""
+    from relay.settings import is_loopback, parse_endpoint
+
+    settings = patient.settings
+    if settings is None or not settings.pop3.bind:
+        return
+    bind = settings.pop3.bind
+    yield judged(
+        "pop3",
+        is_loopback(parse_endpoint(bind)[0]) or settings.smtp.certificate is not None,
+        bind,
+        "set RELAY_SMTP__TLS_CERT and RELAY_SMTP__TLS_KEY: without them only this machine signs in",
     )
 
 
@@ -391,6 +399,23 @@ def check_ports(patient: Patient) -> Iterator[Finding]:
             yield _free(f"{name} port", host, port, variable)
 
 
+def check_lmtp(patient: Patient) -> Iterator[Finding]:
+    """See whether there is a place for the socket of LMTP."""
+    path = "" if patient.settings is None else patient.settings.smtp.lmtp
+    if not path:
+        return
+    if (patient.run or {}).get("lmtp") == path:
+        yield Finding("lmtp socket", OK, f"{path}, held by this relay")
+        return
+    usable = os.access(Path(path).parent, os.W_OK | os.X_OK)
+    yield Finding(
+        "lmtp socket",
+        OK if usable else FAIL,
+        path if usable else f"{path}: its directory is not there, or not writable",
+        "" if usable else "set RELAY_SMTP__LMTP to a path in a directory that is there",
+    )
+
+
 def _free(check: str, host: str, port: int, variable: str) -> Finding:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -445,12 +470,14 @@ CHECKS: tuple[Check, ...] = (
     check_settings,
     check_capture,
     check_submission,
+    check_pop3,
     check_letters,
     check_certificate,
     check_data_directory,
     check_file_system,
     check_disk_space,
     check_ports,
+    check_lmtp,
     check_open_files,
     check_embedded,
 )

@@ -1,0 +1,57 @@
+"""LMTP: takes mail from a mail server in front, over a Unix socket, and hands it to the writer.
+
+Promises what `actors/serving.py` does of its ports.  It is in this process however many there are
+for SMTP, and asks the writer of this one.
+
+Fails: without the writer or the database, sessions get 4xx.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from actors.accepting import AskedFilter, AskedMailboxes
+from actors.messages import Accept, Consult
+from actors.serving import serve
+from relay.addresses import canonical
+from relay.db.pool import Pool
+from relay.mailboxes.accept import Lookups
+from relay.mailboxes.capture import Capture
+from relay.smtp.chaos import Chaos
+from relay.smtp.limits import SmtpLimits
+from relay.smtp.server import Server
+from relay.storage import AMPLE, Space
+from supervisor import Context, Mailbox
+
+
+async def run(
+    ctx: Context,
+    *,
+    sockets: Sequence[socket.socket],
+    pool: Pool,
+    writer: Mailbox[Accept],
+    limits: SmtpLimits | None = None,
+    domains: Sequence[str] = ("relay.localhost",),
+    filter_: Mailbox[Consult] | None = None,
+    filter_hooks: frozenset[str] = frozenset(),
+    space: Space = AMPLE,
+    capture: Capture | None = None,
+    chaos: Chaos | None = None,
+) -> None:
+    """Serve LMTP on `sockets`, which listen already and stay open, until drained.
+
+    The others as in `actors/ingest.py`.
+    """
+    lookups = Lookups(pool, captures=None if capture is None else capture.takes)
+    server = Server(
+        AskedMailboxes(lookups, writer, capture),
+        canonical,
+        limits=limits,
+        domains=domains,
+        filter_=None if filter_ is None else AskedFilter(filter_, filter_hooks),
+        space=space,
+        chaos=chaos,
+        lmtp=True,
+    )
+    await serve(ctx, server, sockets, beside=[lookups.run])
