@@ -26,7 +26,8 @@ def key() -> None:
     default="read",
     show_default=True,
     metavar="A,B",
-    help="What it may do: read, send, accounts, admin; separated by commas.",
+    help="What it may do: read, send (the password of the submission port, too), accounts, admin; "
+    "separated by commas.",
 )
 @click.option(
     "--plan",
@@ -48,14 +49,23 @@ def key() -> None:
 def create(
     owner: str, scope: str, plan: str, senders: tuple[str, ...], data_dir: Path, as_json: bool
 ) -> None:
-    """Make an API key and print its token, which is shown this once only."""
+    """Make an API key and print its token, which is shown this once only.
+
+    \b
+    Examples:
+      relay key create --owner tests
+      relay key create --owner shop --scope send --from @shop.example
+    """
     scopes = [name.strip() for name in scope.split(",") if name.strip()]
     values: dict[str, Any] = {"owner": owner, "scopes": scopes, "plan": plan}
     if senders:
         values["from"] = list(senders)
     made = entries.add(BASE, values, "token", token=None, data_dir=data_dir, as_json=as_json)
     if not as_json and output.is_terminal(sys.stderr):
-        output.note(f"key {made['id']}; keep the token, it is not shown again")
+        output.note(
+            f"key {made['id']}, which may {' and '.join(scopes)}; keep the token, it is not shown "
+            "again"
+        )
 
 
 def _state(item: dict[str, Any]) -> output.Cell:

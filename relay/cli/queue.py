@@ -75,8 +75,8 @@ def list_(
                 output.line(item["id"]),
                 _status(item),
                 str(item["attempts"]),
-                output.line(item["recipient"]),
-                output.line(item["subject"]),
+                _theirs(item["recipient"]),
+                _theirs(item["subject"]),
                 output.moment(item["created_at"]),
                 output.until(item["next_retry_at"]) if item["next_retry_at"] else "",
             )
@@ -205,8 +205,8 @@ def _show(item: dict[str, Any]) -> None:
         [
             ("id", output.line(item["id"])),
             ("status", _status(item)),
-            ("recipient", output.line(item["recipient"])),
-            ("subject", output.line(item["subject"])),
+            ("recipient", _theirs(item["recipient"])),
+            ("subject", _theirs(item["subject"])),
             ("priority", output.line(item["priority"])),
             ("attempts", str(item["attempts"])),
             ("made", output.moment(item["created_at"])),
@@ -237,6 +237,11 @@ def _show_stats(now: dict[str, Any], as_json: bool) -> None:
             ),
         ]
     )
+
+
+def _theirs(value: str | None) -> output.Cell:
+    """What only a message's owner is shown; `--raw` shows the administrator anybody's."""
+    return ("another's", "bright_black") if value is None else output.line(value)
 
 
 def _status(item: dict[str, Any]) -> tuple[str, str]:

@@ -51,7 +51,7 @@ def _shape(line: str) -> str:
 
 
 def test_the_five_minutes_are_as_they_are_told(tmp_path: Path) -> None:
-    """Every command runs as it stands, but for the two ports, and prints what is shown."""
+    """Every command runs as it stands, but for the ports, and prints what is shown."""
     commands = _commands()
     assert len(commands) > 15
     bin_dir = binaries(18)
@@ -63,6 +63,7 @@ def test_the_five_minutes_are_as_they_are_told(tmp_path: Path) -> None:
             script += [command, f"echo @@{at}"]
         text = "\n".join(script)
         text = text.replace("127.0.0.1:2525", relay.run["smtp"])
+        text = text.replace("127.0.0.1:2587", relay.run["submission"])
         text = text.replace("http://127.0.0.1:8025", relay.run["http"])
         done = subprocess.run(
             [shutil.which("bash") or "bash", "-c", text],

@@ -170,7 +170,8 @@ def check_letters(patient: Patient) -> Iterator[Finding]:
     settings = patient.settings
     if settings is None:
         return
-    base = settings.http.link_base or f"http://{settings.http.bind}"
+    reached = (patient.run or {}).get("http") or f"http://{settings.http.bind}"
+    base = settings.http.link_base or str(reached)
     try:
         letters_of(settings, base)
     except ConfigError as error:
