@@ -51,7 +51,7 @@ from relay.mailboxes.visibility import LIVE, Reach
 from relay.mailboxes.walks import SECONDS, Walk
 
 _BULK = 500  # messages that one statement of a bulk call changes
-_PLACED = 4  # columns
+_PLACED = 5  # columns
 _STEP = 4096
 # OFFSET 0: these messages and no others, whatever the statistics say.
 _NEXT = """

@@ -21,7 +21,17 @@ from relay.errors import Invalid
 from relay.mailboxes import search
 from relay.mailboxes.cursors import parse_uuid
 from relay.mailboxes.grams import probes
-from relay.mailboxes.records import ENTRY_COLUMNS, MESSAGE_COLUMNS, Entry, Found, News, message_of
+from relay.mailboxes.records import (
+    ENTRY_COLUMNS,
+    MESSAGE_COLUMNS,
+    PLACED_COLUMNS,
+    Entry,
+    Found,
+    News,
+    Placed,
+    entry_of,
+    message_of,
+)
 from relay.mailboxes.visibility import LIVE, Reach
 from relay.times import parse_instant
 
@@ -116,7 +126,7 @@ class Arrivals:
 
     async def events(
         self, mailbox_id: UUID, cursor: int | None = None, *, limit: int = 100
-    ) -> News[Entry] | None:
+    ) -> News[tuple[Entry, Placed]] | None:
         """What became readable after `cursor`, in that order; None if the mailbox is not live.
 
         `cursor` None starts at the present: nothing found, and the cursor to go on from.  A full
@@ -129,7 +139,7 @@ class Arrivals:
                    e.*
             FROM relay.mailboxes b
             LEFT JOIN LATERAL (
-                SELECT {ENTRY_COLUMNS}
+                SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
                 FROM relay.summaries s
                 JOIN relay.messages m ON m.id = s.message_id
                 WHERE s.mailbox_id = b.id
@@ -145,11 +155,11 @@ class Arrivals:
         if not rows:
             return None
         seconds, newest = rows[0][:2]
-        found = [Entry(*row[2:]) for row in rows if row[2] is not None]
+        found = [entry_of(row[2:]) for row in rows if row[2] is not None]
         if cursor is None:
             cursor = newest or 0
         elif found:
-            cursor = cast(int, found[-1].seq)
+            cursor = cast(int, found[-1][0].seq)
         return News(found, cursor, seconds)
 
     async def cursor_after(self, mailbox_id: UUID, message_id: str | UUID) -> int:

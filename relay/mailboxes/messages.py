@@ -71,7 +71,7 @@ class Messages:
         offset: int = 0,
         cursor: str | None = None,
         terms: Sequence[Term] = (),
-    ) -> Page[Entry] | None:
+    ) -> Page[tuple[Entry, Placed]] | None:
         """The messages of a mailbox that fulfil all terms, newest first; None if it is no longer
         live.
 
@@ -101,9 +101,9 @@ class Messages:
                 rows = await self._scan(values, wanted)
         if not rows:
             return None
-        items = [Entry(*row) for row in rows[:limit] if row[0] is not None]
+        items = [entry_of(row) for row in rows[:limit] if row[0] is not None]
         more = len(rows) > limit
-        last = items[-1] if items else None
+        last = items[-1][0] if items else None
         if not more or last is None:
             return Page(items, None)
         return Page(items, encode_cursor(last.received_at.isoformat(), str(last.id)))
@@ -118,7 +118,7 @@ class Messages:
             SELECT e.*
             FROM relay.mailboxes b
             LEFT JOIN LATERAL (
-                SELECT {ENTRY_COLUMNS}
+                SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
                 FROM (
                     SELECT id
                     FROM relay.messages
@@ -147,7 +147,7 @@ class Messages:
             SELECT e.*
             FROM relay.mailboxes b
             LEFT JOIN LATERAL (
-                SELECT {ENTRY_COLUMNS}
+                SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
                 FROM relay.messages m
                 LEFT JOIN relay.summaries s ON s.message_id = m.id
                 WHERE m.mailbox_id = b.id
@@ -176,7 +176,7 @@ class Messages:
             SELECT e.*
             FROM relay.mailboxes b
             LEFT JOIN LATERAL (
-                SELECT {ENTRY_COLUMNS}
+                SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
                 FROM (
                     SELECT message_id FROM relay.summaries
                     WHERE mailbox_id = b.id AND seq > %(mark)s
@@ -210,7 +210,7 @@ class Messages:
                 break
             rows = await self._pool.fetch(
                 f"""
-                SELECT {ENTRY_COLUMNS}
+                SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
                 FROM relay.mailboxes b
                 {search.IN_CHUNKS}
                 WHERE b.id = %(mailbox)s

@@ -156,7 +156,7 @@ class ReceivedMessage(Entry):
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a message is, how it is tagged, and how its text begins.
+    """Where a message is, how it is tagged, how its text begins, and the code in it.
 
     `beginning` is of the text, or of the HTML of a message without one (`is_html`).
     """
@@ -165,9 +165,10 @@ class Placed:
     tags: list[str]
     beginning: str | None
     is_html: bool
+    otp: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """What lists over several mailboxes show beside an entry, or beside a whole message."""
+        """What lists show beside an entry, and calls over several mailboxes beside a message."""
         text = self.beginning or ""
         if self.is_html:
             text = text_of(text)
@@ -178,6 +179,7 @@ class Placed:
             "mailbox": self.mailbox,
             "tags": self.tags,
             "snippet": None if self.beginning is None else snippet,
+            "otp": self.otp,
         }
 
 
@@ -230,11 +232,10 @@ MESSAGE_COLUMNS = (
 )  # rows from before `details` have the three columns
 _ENTRY_WIDTH = 9
 SNIPPET = 160
-"""Characters of a message's text that lists over several mailboxes show."""
+"""Characters of a message's text that lists show."""
 PLACED_COLUMNS = """
     b.address, s.tags, CASE WHEN s.body_text IS NULL THEN left(s.body_html, 4000)
-    ELSE left(s.body_text, 400) END, s.body_text IS NULL"""
-_PLACED_WIDTH = 4
+    ELSE left(s.body_text, 400) END, s.body_text IS NULL, s.otp"""
 
 
 def message_of(row: tuple[Any, ...]) -> ReceivedMessage:
@@ -256,5 +257,5 @@ def entry_of(row: tuple[Any, ...]) -> tuple[Entry, Placed]:
 
 def placed_of(row: tuple[Any, ...]) -> Placed:
     """Return the record of a row of `PLACED_COLUMNS`."""
-    address, tags, beginning, is_html = row
-    return Placed(address, tags or [], beginning, is_html)
+    address, tags, beginning, is_html, otp = row
+    return Placed(address, tags or [], beginning, is_html, otp)

@@ -158,12 +158,11 @@ def test_what_was_shown_and_loaded_by_links_is_over_with_the_session(
     with browse() as visit, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
         deliver(relay, address, message.as_bytes())
-        page = signed_in(visit, relay, f"inboxes/{address}")
+        page = signed_in(visit, relay, f"mail/{address}")
         expect(page.locator("#stream")).to_have_text("listening")
         deliver(relay, address, mail("comes by itself", "t"))
         expect(row(page, "messages", "comes by itself")).to_be_visible()
         page.get_by_role("link", name="The invoice").click()
-        page.get_by_role("button", name="HTML").click()
         expect(page.frame_locator("iframe").get_by_text("styled")).to_be_visible()
         with page.expect_download() as download:
             page.get_by_role("button", name="invoice.pdf").click()
@@ -189,7 +188,7 @@ def test_signing_out_shuts_an_open_inbox(relay: RelayProcess, browse: Browse) ->
     """The address and the errors of an inbox that may not be read any more are gone."""
     with browse() as visit, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
-        page = signed_in(visit, relay, f"inboxes/{address}")
+        page = signed_in(visit, relay, f"mail/{address}")
         expect(page.locator("#stream")).to_have_text("listening")
         page.get_by_role("button", name="Sign out").click()
         signed_out(page)

@@ -78,7 +78,7 @@ async def found(messages: Messages, mailbox: UUID, limit: int = 50) -> dict[str,
         while True:
             page = await messages.page(mailbox, limit=limit, cursor=cursor, terms=parse(needle))
             assert page is not None
-            answers[needle] += [each.id for each in page.items]
+            answers[needle] += [each.id for each, _ in page.items]
             if (cursor := page.cursor) is None:
                 break
     return answers

@@ -273,7 +273,7 @@ def register(api: Api) -> None:
             waiter,
             reach.mailbox_id,
             follow,
-            lambda one: as_event(one[0], one[1].as_json()),
+            as_event,
         )
 
 

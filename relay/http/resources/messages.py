@@ -70,6 +70,12 @@ _CONNECTS = re.compile(
     r"<(?=(?:link|iframe|frame|object|embed|fencedframe|portal)\b)", re.IGNORECASE
 )
 
+# A link would lead the frame away from the message, to an error where the policy stops it.  Its
+# tab would be a new one, which the sandbox does not allow: so nothing happens.  The first base with
+# a target counts, and a doctype stays what comes first.
+_DOCTYPE = re.compile(r"\s*<!doctype[^>]*>", re.IGNORECASE)
+_STAYS = '<base target="_blank">'
+
 
 class MessageEntry(View):
     """A message in a list; what needs parsing is null until it was parsed (below a second)."""
@@ -109,13 +115,14 @@ class WholeMessage(MessageEntry):
 
 
 class PlacedEntry(MessageEntry):
-    """A message in a list over several mailboxes, and after a change of it."""
+    """A message in a list, and after a change of it."""
 
     mailbox: Annotated[str, Field(description="its address")]
     tags: list[str]
     snippet: Annotated[
         str | None, Field(description="how its text begins; null until it was parsed")
     ]
+    otp: Annotated[str | None, Field(description="a one-time code, if one was found")]
 
 
 class MessageChange(Form):
@@ -169,7 +176,7 @@ def register(api: Api) -> None:
             "List messages, newest first",
             "messages",
             Access.MAILBOX,
-            (Answer(200, "a page of them", list[MessageEntry], headers=NEXT), MAILBOX_NOT_FOUND),
+            (Answer(200, "a page of them", list[PlacedEntry], headers=NEXT), MAILBOX_NOT_FOUND),
             scope="read",
             query=MessagesQuery,
         ),
@@ -186,7 +193,7 @@ def register(api: Api) -> None:
         if page is None:
             raise mailbox_not_found()
         return json_response(
-            [entry.as_json() for entry in page.items],
+            [entry.as_json() | placed.as_json() for entry, placed in page.items],
             headers=next_link(page.cursor, offset=0),  # the cursor already stands behind it
         )
 
@@ -331,7 +338,7 @@ def register(api: Api) -> None:
         if page is None:
             page = f"<!doctype html><pre>{html.escape(message.body_text or '')}</pre>"
         return Response(
-            _CONNECTS.sub("<x-", page).encode("utf-8", "replace"),
+            _staying(_CONNECTS.sub("<x-", page)).encode("utf-8", "replace"),
             content_type="text/html; charset=utf-8",
             headers={
                 "Content-Security-Policy": PREVIEW_POLICY,
@@ -393,6 +400,13 @@ def register(api: Api) -> None:
                 "Content-Security-Policy": "sandbox; default-src 'none'",
             },
         )
+
+
+def _staying(page: str) -> str:
+    """The page, whose links lead its frame nowhere."""
+    doctype = _DOCTYPE.match(page)
+    at = doctype.end() if doctype else 0
+    return page[:at] + _STAYS + page[at:]
 
 
 _BUSY = "Too many large messages are being read; try again."

@@ -28,10 +28,9 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Mapping,
 )
 from contextlib import aclosing, suppress
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 from uuid import UUID
 
 import trio
@@ -52,12 +51,12 @@ from relay.http.operations import (
     no_content,
 )
 from relay.http.problems import Problem, mailbox_not_found, unavailable
-from relay.http.resources.messages import BASE, MessageEntry, WholeMessage
+from relay.http.resources.messages import BASE, PlacedEntry, WholeMessage
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
 from relay.http.waiting import Waiter, Watch, watching
 from relay.mailboxes.arrivals import parse_after
-from relay.mailboxes.records import Entry, Mailbox, News
+from relay.mailboxes.records import Entry, Mailbox, News, Placed
 
 T = TypeVar("T")
 
@@ -342,8 +341,9 @@ def register(api: Api) -> None:
                 try:
                     async with aclosing(follow(call, watch, cursor)) as pages:
                         async for page in pages:
-                            for entry in page:
-                                message = {"type": NEW_MESSAGE, **entry.as_json()}
+                            for entry, placed in page:
+                                shown = entry.as_json() | placed.as_json()
+                                message = {"type": NEW_MESSAGE, **shown}
                                 await websocket.send(json.dumps(message, ensure_ascii=False))
                 except Problem:
                     refused = True
@@ -355,7 +355,9 @@ def register(api: Api) -> None:
             else:
                 await websocket.close(1000, "the mailbox is over")
 
-    def follow(call: Call, watch: Watch, cursor: int | None) -> AsyncGenerator[list[Entry], None]:
+    def follow(
+        call: Call, watch: Watch, cursor: int | None
+    ) -> AsyncGenerator[list[tuple[Entry, Placed]], None]:
         mailbox: Mailbox = call.mailbox
         return entries(
             lambda cursor: arrivals.events(mailbox.id, cursor), watch, cursor,
@@ -364,13 +366,15 @@ def register(api: Api) -> None:
         )  # fmt: skip
 
 
-class ArrivedMessage(MessageEntry):
+class ArrivedMessage(PlacedEntry):
     """What a WebSocket sends for each new message."""
 
     type: Annotated[str, Field(description=f"always {NEW_MESSAGE}")]
 
 
-def as_event(entry: Entry, more: Mapping[str, Any] | None = None) -> bytes:
-    """Return an entry as a Server-Sent Event, with what else there is to show of it."""
-    data = json.dumps(entry.as_json() | dict(more or {}), ensure_ascii=False, separators=(",", ":"))
+def as_event(found: tuple[Entry, Placed]) -> bytes:
+    """Return an entry of a list as a Server-Sent Event."""
+    entry, placed = found
+    shown = entry.as_json() | placed.as_json()
+    data = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
     return f"event: {NEW_MESSAGE}\nid: {entry.id}\ndata: {data}\n\n".encode("utf-8", "replace")

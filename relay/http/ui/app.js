@@ -2,21 +2,22 @@
 //
 // A view is a module with `title`, `scope` (what a key needs for it; null: nothing) and
 // `open(place, page)`, which fills `place`.  What it starts ends with `page.signal`.  It may return
-// a function that takes a change of address within the view, so that lists stay as they are.
+// a function that takes a change of address within the view, so that lists stay as they are.  It may
+// have `strange(parts, who)`: whether an address of it is not for who is here.
 
 import { ask, get, Refused, send, session } from "/ui/calls.js";
 import { button, h, say } from "/ui/dom.js";
-import { drop, forget, handed, hold, inboxes as kept, pageKey, tabs } from "/ui/secrets.js";
+import { drop, forget, handed, hold, pageKey, tabs } from "/ui/secrets.js";
 import * as accounts from "/ui/accounts.js";
 import * as devices from "/ui/devices.js";
-import * as inboxes from "/ui/inboxes.js";
 import * as keys from "/ui/keys.js";
 import * as logs from "/ui/logs.js";
+import * as mail from "/ui/mail.js";
 import * as now from "/ui/now.js";
 import * as queue from "/ui/queue.js";
 import * as signin from "/ui/signin.js";
 
-const VIEWS = { now, inboxes, queue, accounts, devices, keys, logs };
+const VIEWS = { now, mail, queue, accounts, devices, keys, logs };
 const HANDED = 150; // ms that another tab has to hand its key on, before this one asks to sign in
 const place = document.getElementById("view");
 
@@ -27,10 +28,11 @@ const may = (scope) =>
 
 // Addresses --------------------------------------------------------------------------------------
 
+// `#/inboxes/…` is how older links say `#/mail/…`.
 function where() {
   const [path, values] = location.hash.replace(/^#\/?/, "").split("?");
   const [view, ...parts] = path.split("/").map(decoded);
-  return { view, parts: parts.filter(Boolean), values: new URLSearchParams(values ?? "") };
+  return { view: view === "inboxes" ? "mail" : view, parts: parts.filter(Boolean), values: new URLSearchParams(values ?? "") };
 }
 
 function decoded(part) {
@@ -41,10 +43,6 @@ function decoded(part) {
   }
 }
 
-// Whether the address is that of an inbox which nobody who is here may read.
-const stranger = ({ view, parts: [address] }) =>
-  view === "inboxes" && address?.includes("@") && page.who === null && !kept().some((one) => one.address === address);
-
 function open() {
   const at = where();
   if (at.view === "signin" && at.values.has("code")) {
@@ -52,9 +50,9 @@ function open() {
     return;
   }
   let name = at.view;
-  if (name !== "signin" && !Object.hasOwn(VIEWS, name)) name = may("admin") ? "now" : "inboxes";
+  if (name !== "signin" && !Object.hasOwn(VIEWS, name)) name = may("admin") ? "now" : "mail";
   let view = name === "signin" ? signin : VIEWS[name];
-  if (!may(view.scope) || stranger(at)) view = signin;
+  if (!may(view.scope) || view.strange?.(at.parts, page.who)) view = signin;
   if (page.view === view && page.move && page.move(at) !== false) return;
   page.left.abort();
   page.left = new AbortController();
@@ -64,6 +62,7 @@ function open() {
   for (const link of document.querySelectorAll("#views a")) {
     link.ariaCurrent = link.dataset.view === name && view !== signin ? "page" : null;
   }
+  document.body.dataset.view = view === signin ? "signin" : name;
   const heading = h("h1", { text: view.title, tabindex: "-1" });
   place.replaceChildren(heading);
   const signal = page.left.signal;
@@ -118,6 +117,7 @@ async function byLink(code) {
 }
 
 async function leave() {
+  page.left.abort(); // what the view still has to say is said as who one was
   // Where the relay does not answer, the key is gone all the same, so nobody is signed in.
   await send("DELETE", "/api/v1/session", undefined, { free: true }).catch(() => {});
   drop();

@@ -1,5 +1,7 @@
 // Elements.  Everything from outside is set as text, never as markup.
 
+import { clock } from "/ui/calls.js";
+
 export function h(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -32,6 +34,17 @@ export function keepFocus(place, change, next) {
   if (had && !place.contains(document.activeElement)) next()?.focus({ preventScroll: true });
 }
 
+// Have exactly these children, in this order; what stays is not moved, so that it keeps the focus.
+export function arrange(parent, wanted) {
+  const staying = new Set(wanted);
+  for (const child of [...parent.children]) if (!staying.has(child)) child.remove();
+  let next = parent.firstChild;
+  for (const child of wanted) {
+    if (child === next) next = next.nextSibling;
+    else parent.insertBefore(child, next);
+  }
+}
+
 // `act` once the calls pause: a search is asked for when the typing does.
 export function settled(act) {
   let timer;
@@ -41,18 +54,31 @@ export function settled(act) {
   };
 }
 
-// A button that copies a text, and says so.
-export function copyButton(text, what) {
-  const made = button("copy", async () => {
+// A button that copies a text, and says so; `copied` shows the text itself.
+export const copyButton = (text, what, properties) => copying("copy", text, what, properties);
+export const copied = (text, what, properties) => copying(text, text, what, properties);
+
+function copying(shown, text, what, properties = {}) {
+  const made = button(shown, async () => {
     try {
       await navigator.clipboard.writeText(text);
       made.textContent = "copied";
     } catch {
       made.textContent = "not allowed";
     }
-    setTimeout(() => (made.textContent = "copy"), 1500);
-  });
-  made.ariaLabel = `Copy ${what}`;
+    setTimeout(() => (made.textContent = shown), 1500);
+  }, { title: `Copy ${what}`, ...properties });
+  made.ariaLabel = `Copy ${what}${shown === text ? ` ${text}` : ""}`;
+  return made;
+}
+
+// A paperclip, drawn: not every machine has a font with one.
+export function clip() {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  for (const [name, value] of Object.entries({ viewBox: "0 0 16 16", class: "clip", role: "img", "aria-label": "with attachment" })) made.setAttribute(name, value);
+  const line = document.createElementNS(made.namespaceURI, "path");
+  line.setAttribute("d", "M11 4.5v6.2a3 3 0 0 1-6 0V4a2 2 0 0 1 4 0v6.4a1 1 0 0 1-2 0V5");
+  made.append(line);
   return made;
 }
 
@@ -197,6 +223,17 @@ export function when(instant) {
   if (!instant) return "";
   const date = new Date(instant);
   return date.toDateString() === new Date().toDateString() ? date.toLocaleTimeString() : date.toLocaleString();
+}
+
+// How long ago, in as few characters as a row has room for.
+export function since(instant) {
+  if (!instant) return "";
+  const date = new Date(instant);
+  const seconds = (clock.now() - date) / 1000;
+  if (seconds < 60) return "now";
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h`;
+  return date.toLocaleDateString(undefined, { day: "numeric", month: "short", ...(seconds > 300 * 86400 && { year: "numeric" }) });
 }
 
 export function lasting(seconds) {

@@ -42,7 +42,12 @@ async def test_messages_are_listed_newest_first_by_limit_offset_and_cursor(house
         "is_read": False,
         "has_attachments": False,
         "size": len(LETTER),
+        "mailbox": address,
+        "tags": [],
+        "snippet": everything[0]["snippet"],
+        "otp": "482913",
     }
+    assert "482913" in everything[0]["snippet"]
     part = await house.client.get(url, params={"limit": 2, "offset": 1}, headers=token)
     assert [item["id"] for item in part.json()] == ids[1:3]
     rest = await house.client.get(part.links["next"]["url"], headers=token)
@@ -172,6 +177,11 @@ async def test_the_preview_can_do_nothing(house: House):
     assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert response.headers["Referrer-Policy"] == "no-referrer"
     assert response.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert response.text.startswith('<base target="_blank">'), "a link would lead the frame away"
+    head = b"Content-Type: text/html\r\n\r\n"
+    strict = await house.deliver(address, head + b" <!DOCTYPE html><base target=_self><p>x</p>\r\n")
+    page = await house.client.get(f"{BASE}/{address}/messages/{strict}/html", headers=token)
+    assert page.text.startswith(' <!DOCTYPE html><base target="_blank"><base target=_self>')
     plain = await house.deliver(address, b"Subject: x\r\n\r\n<script>\r\n")
     text = await house.client.get(f"{BASE}/{address}/messages/{plain}/html", headers=token)
     assert "&lt;script&gt;" in text.text

@@ -216,6 +216,7 @@ async def test_events_tell_of_each_message_once_in_the_order_of_becoming_readabl
     data = json.loads(seen[0]["data"])
     assert set(data) == {
         "id", "from_address", "subject", "received_at", "is_read", "has_attachments", "size",
+        "mailbox", "tags", "snippet", "otp",
     }  # fmt: skip
     assert data["subject"] == "quick"
 
