@@ -21,7 +21,7 @@ from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 MESSAGES = 100_000
-CALLS = 100
+CALLS = 200
 WORDS = (
     "order,invoice,reset,password,welcome,shipping,account,please,thanks,team,monthly,report,"
     "click,button,below,address,delivery,number,total,payment"
