@@ -8,8 +8,9 @@ that it knows) outlives what it heard of them.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -22,7 +23,6 @@ from relay.access.keys import Keys
 from relay.connections import endpoint
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
-from relay.dns.resolver import Resolver
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Deps, Limits, MakeDeps, Serving
 from relay.http.fetch import fetch, fetch_object
@@ -49,6 +49,9 @@ from relay.smtp.chaos import Chaos
 from relay.webhooks.store import Webhooks
 from supervisor import Mailbox
 
+if TYPE_CHECKING:
+    from relay.dns.resolver import Resolver  # loaded when somebody asks
+
 
 def control_deps(
     settings: Settings,
@@ -63,7 +66,7 @@ def control_deps(
     budget: Budget | None,
     chaos: Chaos | None,
     connections: int,
-    resolver: Resolver,
+    resolver: Callable[[], Resolver],
     links: Links | None = None,
     upstream: str = "loop:",
 ) -> MakeDeps:
@@ -73,7 +76,7 @@ def control_deps(
     what was queued, None where none runs; `right_of_way`: what high mail has over other in this
     process's sender; `devices`: this node's device inbox, if any; `budget`: the collectors', to be
     shown; `chaos`: the faults of SMTP sessions; `connections`: how many may be open;
-    `resolver`: asks the DNS about senders, `links` the web about links of messages; `upstream`: the
+    `resolver`: gives what asks the DNS, `links` the web about links of messages; `upstream`: the
     relay's own, without credentials.
     """
     pool, keyring = resources.pool, resources.keyring

@@ -78,8 +78,8 @@ import resource
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import trio
@@ -119,7 +119,6 @@ from relay.devices.postgres import PostgresStore
 from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
-from relay.dns.resolver import Resolver
 from relay.errors import ConfigError
 from relay.http.links import Links
 from relay.http.serve import MAX_CONNECTIONS
@@ -161,6 +160,9 @@ from supervisor import (
     Strategy,
     SupervisorSpec,
 )
+
+if TYPE_CHECKING:
+    from relay.dns.resolver import Resolver
 
 ROLES = (
     "postgres",
@@ -484,7 +486,6 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
 
     senders = Senders(partial(_unanswered, boxes.writer))
     posting = client_tls(outbound.ca_file or None)  # shared by those who speak HTTPS
-    resolver = Resolver(tuple(map(parse_dns_server, settings.dns.servers)))
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
     processes = settings.smtp_processes
@@ -728,7 +729,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 budget=_budget(settings),
                 chaos=chaos,
                 connections=connections["http"],
-                resolver=resolver,
+                resolver=cache(partial(_resolver, settings)),
                 links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),
                 upstream=upstream.url,
             ),
@@ -838,6 +839,13 @@ def _process_setup(
         capture=None if capture is None else (capture.ttl, capture.most),
         certificate=settings.smtp.certificate,
     )
+
+
+def _resolver(settings: Settings) -> Resolver:
+    # Here, for a start of the relay is not to wait for what it may never need.
+    from relay.dns.resolver import Resolver
+
+    return Resolver(tuple(map(parse_dns_server, settings.dns.servers)))
 
 
 def _mailer(settings: Settings, resources: Resources) -> TokenMailer:

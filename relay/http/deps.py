@@ -19,14 +19,13 @@ from collections.abc import (
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 import trio
 
 from relay.access.keys import Keys
 from relay.checks.evidence import Evidence
-from relay.checks.verdict import Verdict
 from relay.db.listen import Hub
 from relay.devices.inbox import DeviceInbox
 from relay.http.links import Links
@@ -64,6 +63,10 @@ class Process(Protocol):
     def restarts(self) -> int: ...
     @property
     def cpu_seconds(self) -> float | None: ...
+
+
+if TYPE_CHECKING:
+    from relay.checks.verdict import Verdict  # which takes a while to load
 
 
 class Node(Protocol):
@@ -152,7 +155,7 @@ parsed where hostile mail hurts nobody.  Raises `TemporaryFailure`."""
 Examine = Callable[[bytes], Awaitable[Examined]]
 """What a check of a raw message takes; likewise."""
 
-Judge = Callable[[Evidence, Arrived], Awaitable[Verdict]]
+Judge = Callable[[Evidence, Arrived], Awaitable["Verdict"]]
 """What the world would say to a message; asks the DNS, and raises nothing."""
 
 Fetch = Callable[[str], Awaitable[bytes]]

@@ -206,7 +206,7 @@ async def open_house(
         budget=None,
         chaos=chaos,
         connections=MAX_CONNECTIONS,
-        resolver=Resolver([dns]),
+        resolver=functools.cache(lambda: Resolver([dns])),
     )
 
     def make_deps(serving: Serving) -> Deps:

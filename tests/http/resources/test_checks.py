@@ -125,7 +125,7 @@ async def test_a_dns_that_is_silent_holds_nobody_up(database_url: str, pool: Poo
     with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as udp:
         await udp.bind(("127.0.0.1", 0))
         resolver = Resolver([udp.getsockname()], server_timeout=0.5)
-        judge = Judge(resolver, receiver="relay.example", timeout=2.0).judge
+        judge = Judge(lambda: resolver, receiver="relay.example", timeout=2.0).judge
         async with open_house(database_url, pool, judge=judge) as house:
             answers: list[httpx.Response] = []
 
