@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import ssl
+import subprocess
+import warnings
+from pathlib import Path
 
 import pytest
 import structlog.testing
@@ -19,6 +24,82 @@ def test_what_is_offered(tmp_path):
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     assert context.options & ssl.OP_NO_RENEGOTIATION
     assert context.options & ssl.OP_NO_COMPRESSION
+
+
+SOUND = re.compile(r"TLS_AES_\w+|TLS_CHACHA20\w+|(?:ECDHE|DHE)-\w+-\S+")
+"""Suites with a key for each session, which whoever gets the certificate's key cannot open."""
+BROKEN = re.compile(r"NULL|EXP|RC[24]|DES|MD5|SHA$|PSK|SRP|ADH|AECDH|DSS|SEED|IDEA|ARIA|CAMELLIA")
+
+
+def shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[str, str | None] | None:
+    """Shake hands in memory: version and suite that were chosen, or None where nothing suits."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        server.wrap_bio(to_server, to_client, server_side=True),
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+    ]
+    for _ in range(6):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError:
+                return None
+    chosen = ends[1].cipher()
+    assert ends[0].compression() is None
+    assert chosen is not None
+    return str(ends[1].version()), chosen[0]
+
+
+def a_client(version: ssl.TLSVersion, ciphers: str) -> ssl.SSLContext:
+    """One that takes anything, of one version."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    client.options &= ~ssl.OP_NO_COMPRESSION
+    client.set_ciphers(ciphers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the old versions
+        client.minimum_version = client.maximum_version = version
+    return client
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize("kind", ["rsa", "ec"])
+def test_every_suite_that_a_client_could_ask_for(tmp_path, kind):
+    """Each by itself: those that are taken are sound, and some are; nothing below TLS 1.2."""
+    cert, key = write(tmp_path) if kind == "ec" else rsa(tmp_path)
+    server = server_context(cert, key)
+    everything = "ALL:COMPLEMENTOFALL:@SECLEVEL=0"
+    known = a_client(ssl.TLSVersion.TLSv1_2, everything).get_ciphers()
+    names = [each["name"] for each in known if not each["name"].startswith("TLS_")]
+    assert len(names) > 50, "this OpenSSL knows too few to tell"
+    taken = []
+    for name in names:
+        client = a_client(ssl.TLSVersion.TLSv1_2, f"{name}:@SECLEVEL=0")
+        if shaken(client, server) is not None:
+            taken.append(name)
+    assert len(taken) >= 4
+    assert [name for name in taken if not SOUND.fullmatch(name) or BROKEN.search(name)] == []
+    for old in (ssl.TLSVersion.SSLv3, ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
+        assert shaken(a_client(old, everything), server) is None
+    found = shaken(a_client(ssl.TLSVersion.TLSv1_3, everything), server)
+    assert found is not None
+    assert found[0] == "TLSv1.3"
+
+
+def rsa(folder: Path) -> tuple[str, str]:
+    """A certificate with an RSA key, which more suites can use than one of elliptic curves."""
+    cert, key = str(folder / "rsa.pem"), str(folder / "rsa.key")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"),
+            *("-days", "1", "-out", cert, "-keyout", key),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
 
 
 def test_a_bad_certificate_changes_nothing_and_is_said_once(tmp_path):
