@@ -5,6 +5,7 @@ Screenshots are left in `test-artefacts/`.
 
 from __future__ import annotations
 
+import re
 import smtplib
 from email import policy
 from email.message import EmailMessage
@@ -499,6 +500,8 @@ def test_hostile_mail_does_nothing(relay: RelayProcess, browse: Browse) -> None:
         for name in shown:
             page.get_by_role("link", name=name, exact=True).click()
             expect(page.locator("#message-subject")).to_have_text(name)
+            # Its address comes with a ticket, a moment later.
+            expect(page.locator("iframe")).to_have_attribute("src", re.compile("^/"))
             expect(frame.locator("body")).to_be_attached()
             previews.append(f"{own}{page.locator('iframe').get_attribute('src')}")
             page.wait_for_timeout(50)
