@@ -3,21 +3,28 @@
 Each ending stands where a careless server would see the end of the message, and is followed by
 commands that would send a second one.  The catalogue is that of the attack's publication
 (SEC Consult, 2023) and its neighbours: every sequence of two to five of CR, LF, dot and NUL that
-resembles the real end.  It is tried in clear, in TLS, behind a PROXY header, and within BDAT.
+resembles the real end.  It is tried in clear, in TLS, behind a PROXY header, and within BDAT; by
+the core, in processes, by aiosmtpd's class for every command, and on the port for submission.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import trio
 
+from relay.smtp.filtering import FilterClass
 from relay.smtp.limits import SmtpLimits
+from relay.tls import Certificate
+from tests.actors.test_submission import TOKEN
+from tests.actors.test_submission import serving as submitting
 from tests.certificates import write
 from tests.smtp.service import Client, Service, serving_by_processes
 from tests.smtp.service import serving as serving_here
@@ -62,9 +69,25 @@ async def _in_time():
         yield
 
 
-@pytest.fixture(params=[serving_here, serving_by_processes], ids=["here", "processes"])
+class Agreeing:
+    """A filter, with which no command is ordinary: the session has them all."""
+
+    async def handle_RCPT(self, server, session, envelope, address, options):
+        """Agree."""
+        return "250 OK"
+
+
+serving_without_core = functools.partial(
+    serving_here, filter_=FilterClass("agreeing", Agreeing, frozenset({"RCPT"}))
+)
+
+
+@pytest.fixture(
+    params=[serving_here, serving_without_core, serving_by_processes],
+    ids=["here", "without-core", "processes"],
+)
 def serving(request):
-    """Ingest with its sessions in this process, and in others."""
+    """Ingest with its sessions in this process, with the core and without it, and in others."""
     return request.param
 
 
@@ -116,6 +139,51 @@ async def test_no_ending_of_the_catalogue_gives_a_second_message(pool, serving, 
                 assert replies[0] == "250 2.6.0", (ending, replies)
                 assert "250 2.1.0" not in replies[1:], (ending, replies)
                 assert [path for _, path, _ in stored] == ["a@b.example"]
+
+
+@pytest.mark.parametrize("way", ["clear", "tls"])
+@pytest.mark.parametrize("chunked", [False, True], ids=["data", "bdat"])
+async def test_no_ending_queues_a_second_message(pool, tmp_path, way, chunked):
+    """On the port for submission: one reply to the message, and at most one in the queue."""
+    cert = write(tmp_path)
+    trust = ssl.create_default_context(cafile=cert[0])
+    limits = SmtpLimits(smuggling_silence=0.05)
+    certificate = Certificate.load(*cert)
+    async with submitting(pool, certificate=certificate, limits=limits) as port:
+        auth = b64encode(b"\0x\0" + TOKEN.encode()).decode()
+        for ending in [REAL, *ENDINGS] if chunked else ENDINGS:
+            await pool.execute("TRUNCATE relay.outbound_contents CASCADE")
+            async with await trio.open_tcp_stream(*port.address) as stream:
+                client = Client(stream)
+                assert (await client.reply())[:3] == "220"
+                assert (await client.ask("EHLO client.example"))[:3] == "250"
+                if way == "tls":
+                    await client.start_tls(trust)
+                    assert (await client.ask("EHLO client.example"))[:3] == "250"
+                assert (await client.ask(f"AUTH PLAIN {auth}"))[:3] == "235"
+                text = b"Subject: s\r\n\r\ninnocent" + ending + SMUGGLED
+                if chunked:
+                    for command in ("MAIL FROM:<a@b.example>", "RCPT TO:<c@y.example>"):
+                        assert (await client.ask(command))[:3] == "250"
+                    text = b"BDAT %d LAST\r\n" % len(text) + text
+                else:
+                    await client.begin("c@y.example")
+                await client.send(text + b"QUIT\r\n")
+                replies = [reply[:9] for reply in await client.replies()]
+            rows = await pool.fetch("SELECT blob FROM relay.outbound_contents")
+            queued = [bytes(raw) for (raw,) in rows]
+            message = b"" if chunked else ending.partition(REAL)[0].replace(b"\r\n", b"")
+            if chunked:
+                message = text.partition(b"\r\n")[2].replace(b"\r\n", b"")
+            if b"\r" in message or b"\n" in message:
+                assert queued == [], ending
+                assert replies[0] == "554 5.6.0", (ending, replies)
+                assert replies[1:] in (["221 2.0.0"], ["421 4.7.0"]), (ending, replies)
+            else:
+                assert replies[0] == "250 2.0.0", (ending, replies)
+                assert "250 2.1.0" not in replies[1:], (ending, replies)
+                (raw,) = queued
+                assert b"innocent" in raw
 
 
 @pytest.mark.parametrize("ending", [b"\n.\n", b"\r\n.\r", b"\r.\r\n", b"\r\r\n.\r\n", b"\n.\r\n"])
