@@ -1,7 +1,10 @@
 // Sends the message on stdin as it is, with nodemailer: node send.js PORT FROM TO [USER PASSWORD]
+// TLS in the environment: starttls or implicit, with TRUST, the certificate that is trusted.
+const fs = require("fs");
 const nodemailer = require("nodemailer");
 
 const [port, from, to, user, pass] = process.argv.slice(2);
+const { TLS, TRUST } = process.env;
 const chunks = [];
 process.stdin.on("data", (chunk) => chunks.push(chunk));
 process.stdin.on("end", async () => {
@@ -9,7 +12,10 @@ process.stdin.on("end", async () => {
     host: "127.0.0.1",
     port: Number(port),
     name: "client.example",
-    ignoreTLS: true,
+    secure: TLS === "implicit",
+    requireTLS: TLS === "starttls",
+    ignoreTLS: !TLS,
+    ...(TLS && { tls: { ca: fs.readFileSync(TRUST) } }),
     ...(user && { auth: { user, pass } }),
   });
   try {

@@ -6,9 +6,11 @@ import dataclasses
 import os
 import shutil
 import smtplib
+import ssl
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,9 @@ class Sent:
 class Job:
     """One message to send; `scratch` is a directory for files.
 
-    `login`: the user name and the password to sign in with first.
+    `login`: the user name and the password to sign in with first; `tls`: `starttls`, which must
+    be had, or `implicit`, and `trust` the file of the certificate that is trusted then; without,
+    it goes in clear.
     """
 
     port: int
@@ -41,6 +45,8 @@ class Job:
     message: bytes
     scratch: Path
     login: tuple[str, str] | None = None
+    tls: str = ""
+    trust: str = ""
 
     def file(self, content: bytes | None = None) -> Path:
         """Return a file with the message, or with `content`."""
@@ -83,6 +89,8 @@ def by_swaks(job: Job) -> Sent:
             program("swaks"), "--server", "127.0.0.1", "--port", str(job.port),
             "--ehlo", "client.example", "--from", job.sender, "--to", job.recipient,
             "--data", f"@{data}",
+            *{"": (), "starttls": ("--tls",), "implicit": ("--tlsc",)}[job.tls],
+            *(("--tls-verify", "--tls-ca-path", job.trust) if job.tls else ()),
             *(("--auth-user", job.login[0], "--auth-password", job.login[1]) if job.login else ()),
         )
     )  # fmt: skip
@@ -100,8 +108,14 @@ def by_smtp_source(job: Job) -> Sent:
 
 def by_smtplib(job: Job) -> Sent:
     """Send with Python's smtplib."""
+    context = ssl.create_default_context(cafile=job.trust) if job.tls else None
+    connect: Callable[..., smtplib.SMTP] = smtplib.SMTP
+    if job.tls == "implicit":
+        connect = partial(smtplib.SMTP_SSL, context=context)
     try:
-        with smtplib.SMTP("127.0.0.1", job.port, "client.example", timeout=TIMEOUT) as session:
+        with connect("127.0.0.1", job.port, "client.example", timeout=TIMEOUT) as session:
+            if job.tls == "starttls":
+                session.starttls(context=context)
             if job.login:
                 session.login(*job.login)
             session.sendmail(job.sender, job.recipient, job.message)
@@ -112,10 +126,12 @@ def by_smtplib(job: Job) -> Sent:
 
 def by_curl(job: Job) -> Sent:
     """Send with curl."""
+    scheme = "smtps" if job.tls == "implicit" else "smtp"
     return _sent(
         run(
             program("curl"), "--silent", "--show-error", "--max-time", "30", "--verbose",
-            "--url", f"smtp://127.0.0.1:{job.port}/client.example",
+            "--url", f"{scheme}://127.0.0.1:{job.port}/client.example",
+            *(("--ssl-reqd", "--cacert", job.trust) if job.tls else ()),
             "--mail-from", job.sender, "--mail-rcpt", job.recipient, "--upload-file", job.file(),
             *(("--user", ":".join(job.login)) if job.login else ()),
         )
@@ -129,7 +145,7 @@ def by_nodemailer(job: Job) -> Sent:
     return _sent(
         run(
             node, HERE / "send.js", str(job.port), job.sender, job.recipient, *(job.login or ()),
-            stdin=job.message, env={"NODE_PATH": str(modules)},
+            stdin=job.message, env={"NODE_PATH": str(modules), "TLS": job.tls, "TRUST": job.trust},
         )
     )  # fmt: skip
 
@@ -138,15 +154,47 @@ def by_msmtp(job: Job) -> Sent:
     """Send with msmtp, which wants LF on its input and sends CRLF."""
     user, password = job.login or ("", "")
     login = (f"--auth={'plain' if job.login else 'off'}", f"--user={user}")
+    tls: tuple[str, ...] = (f"--tls={'on' if job.tls else 'off'}",)
+    if job.tls:
+        at_once = "off" if job.tls == "implicit" else "on"
+        tls += (f"--tls-starttls={at_once}", f"--tls-trust-file={job.trust}")
     return _sent(
         run(
             program("msmtp"), "--file=/dev/null", "--host=127.0.0.1", f"--port={job.port}",
-            "--domain=client.example", "--tls=off", "--set-date-header=off",
+            "--domain=client.example", *tls, "--set-date-header=off",
             "--set-msgid-header=off", *login, f"--passwordeval=echo {password}",
             f"--from={job.sender}", "--", job.recipient,
             stdin=job.message.replace(b"\r\n", b"\n"),
         )
     )  # fmt: skip
+
+
+def as_rails(job: Job) -> Sent:
+    """Send as Action Mailer does by default: STARTTLS if it is offered, whoever's certificate it
+    is, and the login in two answers.  With swaks."""
+    assert job.login is not None
+    data = job.file(job.message.removesuffix(b"\r\n"))
+    return _sent(
+        run(
+            program("swaks"), "--server", "localhost", "--port", str(job.port),
+            "--ehlo", "client.example", "--from", job.sender, "--to", job.recipient,
+            "--tls-optional", "--auth", "LOGIN", "--auth-user", job.login[0],
+            "--auth-password", job.login[1], "--data", f"@{data}",
+        )
+    )  # fmt: skip
+
+
+def as_django(job: Job) -> Sent:
+    """Send as Django's SMTP backend does: its calls of smtplib, in its order."""
+    assert job.login is not None
+    try:
+        with smtplib.SMTP("localhost", job.port, local_hostname="client.example") as connection:
+            connection.starttls(context=ssl.create_default_context(cafile=job.trust))
+            connection.login(*job.login)
+            refused = connection.sendmail(job.sender, [job.recipient], job.message)
+    except (smtplib.SMTPException, OSError) as error:
+        return Sent(False, str(error))
+    return Sent(not refused, "")
 
 
 SENDERS: dict[str, Callable[[Job], Sent]] = {
@@ -157,3 +205,9 @@ SENDERS: dict[str, Callable[[Job], Sent]] = {
     "nodemailer": by_nodemailer,
     "msmtp": by_msmtp,
 }
+
+BY_TLS = {name: send for name, send in SENDERS.items() if name != "smtp-source"}
+"""Those that can sign in, and speak TLS."""
+
+FRAMEWORKS = {"django": as_django, "rails": as_rails}
+"""How applications send, over STARTTLS and signed in."""

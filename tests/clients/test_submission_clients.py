@@ -1,9 +1,13 @@
-"""Other people's clients submit mail: signed in by a key, over STARTTLS and implicit TLS."""
+"""Other people's clients over STARTTLS and implicit TLS, directly and by haproxy: they submit mail,
+signed in by a key, and what they send to the port of mail that comes in is captured."""
 
 from __future__ import annotations
 
-import smtplib
-import ssl
+import contextlib
+import json
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +15,14 @@ import psycopg
 import pytest
 
 from tests.certificates import write
-from tests.clients.senders import program, run
+from tests.clients.senders import BY_TLS, FRAMEWORKS, Job, by_smtplib, program, run
+from tests.clients.test_clients import received
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.clients
+
+HAPROXY = "127.0.0.9"
+"""Where its connections come from."""
 
 MAIL = (
     b"From: a@shop.example\r\nDate: now\r\nMessage-ID: <1@x>\r\nSubject: s\r\n\r\n..dots\r\nend\r\n"
@@ -29,7 +37,9 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
     env = {
         "RELAY_SMTP__TLS_CERT": cert,
         "RELAY_SMTP__TLS_KEY": key,
+        "RELAY_SMTP__CAPTURE": "on",  # a proxy in front is no loopback
         "RELAY_SUBMISSION__TLS_BIND": "127.0.0.1:0",
+        "RELAY_SMTP__TRUSTED_PROXIES": f'["{HAPROXY}"]',
     }
     with RelayProcess(folder / "data", env=env) as process:
         with process.http() as http:
@@ -64,7 +74,7 @@ def queued(relay: RelayProcess, to: str) -> bytes:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "LOGIN"])
 def test_swaks(relay: RelayProcess, key: str, tmp_path: Path, mechanism: str) -> None:
-    """By both mechanisms, in clear on this machine: for TLS it lacks a module mostly."""
+    """By both mechanisms, in clear on this machine."""
     to = f"{mechanism.lower()}@y.example"
     (tmp_path / "mail").write_bytes(MAIL.removesuffix(b"\r\n"))
     done = run(
@@ -88,27 +98,82 @@ def test_swaks_with_a_wrong_key(relay: RelayProcess) -> None:
     assert b"535 5.7.8" in done.stdout
 
 
-@pytest.mark.parametrize("scheme", ["smtp", "smtps"])
-def test_curl(relay: RelayProcess, key: str, tmp_path: Path, scheme: str) -> None:
-    """Over STARTTLS, which it insists on, and with TLS at once."""
-    (tmp_path / "mail").write_bytes(MAIL)
-    entry = "submission" if scheme == "smtp" else "submission_tls"
-    done = run(
-        program("curl"), "--silent", "--show-error", "--max-time", "30", "--insecure", "--ssl-reqd",
-        "--url", f"{scheme}://{relay.run[entry]}/client.example", "--user", f"anybody:{key}",
-        "--mail-from", "a@shop.example", "--mail-rcpt", f"{scheme}@curl.example",
-        "--upload-file", tmp_path / "mail",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert queued(relay, f"{scheme}@curl.example") == MAIL
+@pytest.mark.parametrize("tls", ["starttls", "implicit"])
+@pytest.mark.parametrize("client", BY_TLS)
+def test_submission_in_tls(
+    relay: RelayProcess, key: str, tmp_path: Path, client: str, tls: str
+) -> None:
+    """Byte for byte, with the certificate checked."""
+    to = f"{client}-{tls}@y.example"
+    port = int(relay.run["submission" if tls == "starttls" else "submission_tls"].split(":")[-1])
+    trust = relay.env["RELAY_SMTP__TLS_CERT"]
+    job = Job(port, "a@shop.example", to, MAIL, tmp_path, ("anybody", key), tls, trust)
+    sent = BY_TLS[client](job)
+    assert sent.ok, sent.said
+    assert queued(relay, to) == MAIL + sent.added
 
 
-def test_smtplib_over_starttls(relay: RelayProcess, key: str) -> None:
-    """With the certificate checked."""
-    host, _, port = relay.run["submission"].rpartition(":")
-    context = ssl.create_default_context(cafile=relay.env["RELAY_SMTP__TLS_CERT"])
-    with smtplib.SMTP(host, int(port), timeout=20) as client:
-        client.starttls(context=context)
-        client.login("anybody", key)
-        assert client.sendmail("a@shop.example", ["lib@y.example"], MAIL) == {}
-    assert queued(relay, "lib@y.example") == MAIL
+@pytest.mark.parametrize("client", [*BY_TLS, *FRAMEWORKS])
+def test_capture_in_tls(relay: RelayProcess, tmp_path: Path, client: str) -> None:
+    """Over STARTTLS, signed in as anybody: it is seen at once, and its tag is the user's name."""
+    to, login = f"ada@{client}.example", (f"app-{client}", "any password")
+    trust = relay.env["RELAY_SMTP__TLS_CERT"]
+    port = int(relay.run["smtp"].split(":")[-1])
+    job = Job(port, "a@shop.example", to, MAIL, tmp_path, login, "starttls", trust)
+    sent = (BY_TLS | FRAMEWORKS)[client](job)
+    assert sent.ok, sent.said
+    assert received(relay, to) == [MAIL + sent.added]
+    with relay.http() as http:
+        wait = http.get(f"/api/v1/mailboxes/{to}/messages/wait", params={"timeout": 20})
+        wait.raise_for_status()
+        entries = http.get("/api/v1/messages", params={"limit": 100}).raise_for_status().json()
+    assert [each["tags"] for each in entries if each["mailbox"] == to] == [[f"app-{client}"]]
+
+
+@pytest.mark.parametrize("tls", ["", "starttls"])
+@pytest.mark.parametrize("version", ["send-proxy", "send-proxy-v2"])
+def test_haproxy(relay: RelayProcess, tmp_path: Path, version: str, tls: str) -> None:
+    """The real one in front: mail comes, and its sender is who haproxy says."""
+    to = f"ada@{version}{tls}.example"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        (tmp_path / "haproxy.cfg").write_text(
+            "defaults\n mode tcp\n timeout connect 5s\n timeout client 20s\n timeout server 20s\n"
+            f"listen smtp\n bind fd@{listener.fileno()}\n source {HAPROXY}\n"
+            f" server relay {relay.run['smtp']} {version}\n"
+        )
+        haproxy = subprocess.Popen(
+            [program("haproxy"), "-db", "-q", "-f", tmp_path / "haproxy.cfg"],
+            pass_fds=[listener.fileno()],
+        )
+        try:
+            trust = relay.env["RELAY_SMTP__TLS_CERT"]
+            port = listener.getsockname()[1]
+            sent = by_smtplib(Job(port, "a@x.example", to, MAIL, tmp_path, None, tls, trust))
+        finally:
+            haproxy.terminate()
+            haproxy.wait(20)
+    assert sent.ok, sent.said
+    assert received(relay, to) == [MAIL]
+    # Who has delivered something is logged at the end: never the proxy.
+    assert HAPROXY not in peers(relay)
+
+
+def peers(relay: RelayProcess) -> set[str]:
+    """Whose sessions have ended, once there are some."""
+    deadline = time.monotonic() + 20
+    while True:
+        lines = map(json.loads, relay.log_file.read_text().splitlines())
+        found = {line["peer"] for line in lines if line["event"] == "smtp.session_ended"}
+        if found:
+            return found
+        assert time.monotonic() < deadline, "no session has ended"
+        time.sleep(0.01)
+
+
+def test_haproxy_and_others_from_its_address(relay: RelayProcess) -> None:
+    """Who does not say for whom it is, from there, hears nothing."""
+    host, _, port = relay.run["smtp"].rpartition(":")
+    with socket.create_connection((host, int(port)), 20, (HAPROXY, 0)) as stranger:
+        stranger.sendall(b"EHLO x\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
