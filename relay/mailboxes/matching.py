@@ -60,7 +60,8 @@ def _part(term: Term, name: str, values: dict[str, Any]) -> str:
     if term.field == "tag":
         values[name] = storable(value)
         return f"lower(%({name})s::text) = ANY (lower(s.tags::text)::text[])"
-    like = f"ILIKE %({name})s"
+    # What has no case, as codes and numbers do, need not be folded: a third of the cost.
+    like = f"{'ILIKE' if _has_case(value) else 'LIKE'} %({name})s"
     values[name] = like_pattern(value)
     if term.field == "subject":
         return f"s.subject {like}"
@@ -77,6 +78,10 @@ def _part(term: Term, name: str, values: dict[str, Any]) -> str:
         OR {RECIPIENT} {like}
         OR {TEXT} {like}
         OR {sender}"""
+
+
+def _has_case(text: str) -> bool:
+    return not text.isascii() or any(map(str.isalpha, text))
 
 
 _CHEAP = ("unread", "attachment", "before", "larger", "smaller", "tag", "to", "subject", "from")
