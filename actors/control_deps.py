@@ -58,6 +58,7 @@ def control_deps(
     resources: Resources,
     *,
     store: Store,
+    keys: Keys,
     writer: Mailbox[Accept],
     wake_outbound: WakeOutbound | None,
     right_of_way: RightOfWay,
@@ -72,12 +73,12 @@ def control_deps(
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
 
-    `writer`: where mail that comes by HTTP goes; `wake_outbound`: tells this process's claimer of
-    what was queued, None where none runs; `right_of_way`: what high mail has over other in this
-    process's sender; `devices`: this node's device inbox, if any; `budget`: the collectors', to be
-    shown; `chaos`: the faults of SMTP sessions; `connections`: how many may be open;
-    `resolver`: gives what asks the DNS, `links` the web about links of messages; `upstream`: the
-    relay's own, without credentials.
+    `keys`: those of this process; `writer`: where mail that comes by HTTP goes; `wake_outbound`:
+    tells this process's claimer of what was queued, None where none runs; `right_of_way`: what high
+    mail has over other in this process's sender; `devices`: this node's device inbox, if any;
+    `budget`: the collectors', to be shown; `chaos`: the faults of SMTP sessions; `connections`: how
+    many may be open; `resolver`: gives what asks the DNS, `links` the web about links of messages;
+    `upstream`: the relay's own, without credentials.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
@@ -87,7 +88,6 @@ def control_deps(
         return gates.statistics(trio.current_time())
 
     def make(serving: Serving) -> Deps:
-        keys = Keys(pool)
         return Deps(
             store=store,
             messages=Messages(pool),

@@ -51,6 +51,7 @@ async def run(
     sockets: Sequence[socket.socket],
     tls_sockets: Sequence[socket.socket] = (),
     pool: Pool,
+    keys: Keys,
     names: Names,
     admin_token_hash: bytes,
     right_of_way: RightOfWay,
@@ -63,12 +64,12 @@ async def run(
     """Serve submission on `sockets`, which listen already and stay open, until drained.
 
     On `tls_sockets` TLS comes before anything is said; `certificate` is for that, and STARTTLS.
-    `names` are those that only the administrator sends from; `wake_outbound` tells this process's
-    claimer of what was queued, None where none runs; without `space` on the disk nothing is taken.
+    `keys` are those of this process, so that what is revoked here is known at once; `names` those
+    that only the administrator sends from; `wake_outbound` tells this process's claimer of what was
+    queued, None where none runs; without `space` on the disk nothing is taken.
     """
     # For the claimers of other processes, where none runs here.
     announcer = Announcer(partial(announce, pool), rest=_ANNOUNCE_EVERY)
-    keys = Keys(pool)
     sending = Sending(
         keys,
         names,

@@ -52,8 +52,9 @@ control); the right of way of high mail (sender; told by the listener, control, 
 collector); how many of those who send mail wait (summariser; told by ingest and by the writer's
 mailbox); the hub of the database's news (listener, control, devices); the store of the device
 inboxes and the way into it (device_store, devices, control); the front of the SMTP processes
-(ingest, ingest-1 and so on); the keyring (sender, webhooks, collector, control); the resolver of
-the DNS, which outlives a restart of control.
+(ingest, ingest-1 and so on); the keyring (sender, webhooks, collector, control); the API keys, for
+what is revoked counts at once (control, submission); the resolver of the DNS, which outlives a
+restart of control.
 
 Fails: each group by itself.  An actor that fails is started again after a pause that grows (0.5 s,
 doubled each time up to 30 s, at random below that).  More than 5 failures in 30 s: its group gives
@@ -110,6 +111,7 @@ from actors.control_deps import control_deps
 from actors.messages import Accept, Consult, Due, Report, SweepNow, Wake
 from actors.resources import Resources
 from actors.serving import SMTP_DRAIN
+from relay.access.keys import Keys
 from relay.db import channels
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
@@ -464,6 +466,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     """Make the parts of every actor, and of the roles in `only` what they need besides."""
     pool = resources.pool
     store = Store(pool, settings.smtp.domains, [sender_of(settings)])
+    keys = Keys(pool)
     filter_class = load_filter(settings.smtp.filter) if settings.smtp.filter else None
     boxes = Mailboxes()
     capture = _capture(settings, resources)
@@ -679,6 +682,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             tls_sockets=resources.submission_tls_sockets,
             certificate=resources.certificate,
             pool=pool,
+            keys=keys,
             names=store.names,
             admin_token_hash=resources.admin_token_hash,
             right_of_way=right_of_way,
@@ -721,6 +725,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 settings,
                 resources,
                 store=store,
+                keys=keys,
                 writer=boxes.writer,
                 wake_outbound=wake_outbound,
                 right_of_way=right_of_way,

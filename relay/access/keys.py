@@ -81,6 +81,8 @@ class Keys:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.revocations = 0
+        """How many have been revoked through this object: who holds a key looks it up anew then."""
 
     async def create(
         self,
@@ -173,6 +175,7 @@ class Keys:
             """,
             {"id": key_id},
         )
+        self.revocations += 1
         return changed > 0
 
     async def renew(self, key_id: UUID, expires_in: float) -> ApiKey | None:

@@ -4,8 +4,9 @@
 
 Promises
 - Whoever signs in has an API key with the scope `send`, or the administrator's token; the user name
-  is not looked at.  Nothing is queued for a key that was revoked before the final dot, and its
-  session ends there, or at the first command `LOOK_EVERY` after the last look.
+  is not looked at.  A key that this relay revokes opens nothing from the next command on, its
+  message in hand included; one that another relay on the same database revokes, nothing behind the
+  final dot, and its session ends there or at the first command `LOOK_EVERY` after the last look.
 - 250 comes after COMMIT, with the ids; 4xx and 5xx after the final dot mean that nothing is queued,
   but for 451, after which nobody knows.
 - What may be sent from which address, suppressions, idempotency keys and the queue itself are what
@@ -42,7 +43,8 @@ BURST = 10.0
 """Seconds' worth of messages that a key may submit at once, as of its calls over HTTP."""
 
 LOOK_EVERY = 2.0
-"""Seconds for which a key that was found live is believed at commands; not at the final dot."""
+"""Seconds for which a key that was found live is believed at commands, unless one is revoked
+here; it is not at the final dot."""
 
 _MAX_TOKEN = 512  # characters; a password beyond is not even looked up
 _KEYS = 20_000  # of which the rate is remembered
@@ -58,12 +60,13 @@ _SUPPRESSED = "550 5.7.1 This recipient is on the suppression list"
 class Login:
     """Who has signed in: the holder of `key`, as it was found at `found_at`.
 
-    None: the administrator.
+    None: the administrator.  `revocations`: how many keys had been revoked here by then.
     """
 
-    def __init__(self, key: ApiKey | None, found_at: float) -> None:
+    def __init__(self, key: ApiKey | None, found_at: float, revocations: int) -> None:
         self.key = key
         self.found_at = found_at
+        self.revocations = revocations
 
     @property
     def owner(self) -> UUID:
@@ -98,29 +101,32 @@ class Submission:
             raise WrongLogin("no key")
         token_hash = hash_token(password)
         if tokens_equal(token_hash, self._admin_token_hash):
-            return Login(None, math.inf)
-        now = trio.current_time()
+            return Login(None, math.inf, 0)
+        now, revocations = trio.current_time(), self._keys.revocations
         key = await self._keys.authenticate(token_hash)
         if key is None:
             raise WrongLogin("unknown key")
         if not key.allows("send"):
             raise WrongLogin("wrong scope", key=str(key.id), scopes=list(key.scopes), needs="send")
-        return Login(key, now)
+        return Login(key, now, revocations)
 
     async def look_again(self, login: object) -> str | None:
         """Refuse a key that has been revoked, or has ended; one just found live is believed."""
-        if isinstance(login, Login) and trio.current_time() >= login.found_at + LOOK_EVERY:
+        if isinstance(login, Login) and (
+            login.revocations != self._keys.revocations
+            or trio.current_time() >= login.found_at + LOOK_EVERY
+        ):
             return await self._find(login)
         return None
 
     async def _find(self, login: Login) -> str | None:
         """Refuse a key that is not live now."""
         if login.key is not None:
-            now = trio.current_time()
+            now, revocations = trio.current_time(), self._keys.revocations
             found = await self._keys.live(login.key.id)
             if found is None:
                 return _REVOKED
-            login.key, login.found_at = found, now
+            login.key, login.found_at, login.revocations = found, now, revocations
         return None
 
     async def begin(self, login: object, sender: str) -> str | None:

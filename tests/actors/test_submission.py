@@ -63,14 +63,19 @@ class Port:
     """A submission port on a database, and what is in its queue."""
 
     def __init__(
-        self, pool: Pool, address: tuple[str, int], told: list[Any], supervisor: Supervisor
+        self,
+        pool: Pool,
+        keys: Keys,
+        address: tuple[str, int],
+        told: list[Any],
+        supervisor: Supervisor,
     ) -> None:
         self.pool = pool
+        self.keys = keys
         self.address = address
         self.told = told
         self.supervisor = supervisor
         self.admin = QueueAdmin(pool)
-        self.keys = Keys(pool)
 
     async def key(self, *scopes: str, senders: list[str] | None = None) -> tuple[ApiKey, str]:
         """Make a key."""
@@ -125,12 +130,14 @@ class Port:
 async def serving(pool: Pool, /, **wiring: Any) -> AsyncIterator[Port]:
     """Run the actor on a port of its own."""
     told: list[Any] = []
+    keys = Keys(wiring.get("pool", pool))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         wired = {
             "sockets": [listener],
             "pool": pool,
+            "keys": keys,
             "names": Names(["relay.example"], []),
             "admin_token_hash": hash_token(TOKEN),
             "right_of_way": RightOfWay(),
@@ -138,7 +145,7 @@ async def serving(pool: Pool, /, **wiring: Any) -> AsyncIterator[Port]:
             "hostname": "relay.example",
         }
         async with running(submission.run, **wired | wiring) as (supervisor, _):
-            yield Port(pool, listener.getsockname(), told, supervisor)
+            yield Port(pool, keys, listener.getsockname(), told, supervisor)
 
 
 @pytest.fixture
@@ -387,13 +394,19 @@ async def test_a_key_that_sends_too_often_is_told_to_wait(port: Port):
 
 
 async def test_a_revoked_key_ends_its_sessions(port: Port):
-    """421 at the dot of a message that is arriving, and soon at any command."""
+    """421 at the next command, be it the dot; soon, where another relay revoked the key."""
     key, token = await port.key()
     other, second = await port.key()
+    last, third = await port.key()
 
     def at_noop(client: smtplib.SMTP) -> tuple[int, bytes]:
         assert client.noop()[0] == 250
-        trio.from_thread.run(port.keys.revoke, key.id)
+        trio.from_thread.run(port.keys.revoke, last.id)
+        return client.noop()
+
+    def soon(client: smtplib.SMTP) -> tuple[int, bytes]:
+        assert client.noop()[0] == 250
+        trio.from_thread.run(Keys(port.pool).revoke, key.id)
         revoked_at = time.monotonic()
         while (reply := client.noop())[0] == 250:
             assert time.monotonic() < revoked_at + LOOK_EVERY + 5.0
@@ -404,11 +417,11 @@ async def test_a_revoked_key_ends_its_sessions(port: Port):
         client.mail("a@shop.example")
         client.rcpt("b@y.example")
         assert client.docmd("DATA")[0] == 354
-        trio.from_thread.run(port.keys.revoke, other.id)
+        trio.from_thread.run(Keys(port.pool).revoke, other.id)
         client.send(MAIL + b".\r\n")
         return client.getreply()
 
-    for word, talk in ((token, at_noop), (second, at_the_dot)):
+    for word, talk in ((token, soon), (second, at_the_dot), (third, at_noop)):
         assert await port.talk(word, talk) == (421, b"4.7.0 This key may send no more; good-bye")
     assert await port.pool.fetch_value("SELECT count(*) FROM relay.outbound_letters") == 0
 
