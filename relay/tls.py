@@ -4,7 +4,8 @@ A `Certificate` is two PEM files and the context made of them.  Whoever begins a
 `context` as it is then; sessions that are open keep the one that they began with.
 
 Promises:
-- TLS 1.2 or later; no renegotiation and no compression.
+- TLS 1.2 or later, with keys of each session's own and ciphers that authenticate what they encrypt;
+  no renegotiation and no compression.
 - A changed file is taken up by `look`, which is cheap and may be called at any time by whoever
   shows the certificate, and by `reload` at once.  One that is being written, or has come without
   its other half, is left alone until both have stayed as they are from one look to the next.
@@ -31,6 +32,8 @@ log = get_logger()
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at the files, whoever asks for them."""
+
+_SUITES = "ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:DHE+CHACHA20"
 
 _Signature: TypeAlias = tuple[tuple[int, int, int, int] | None, ...]
 
@@ -98,6 +101,7 @@ def server_context(cert: str, key: str) -> ssl.SSLContext:
     """Return what a server's TLS is made with; OSError (ssl.SSLError is one) for bad files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_SUITES)  # of TLS 1.2; those of 1.3 are all of this kind
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     # Without a password of ours OpenSSL would ask the terminal for that of an encrypted key.
     context.load_cert_chain(cert, key, password=lambda: "")
