@@ -73,6 +73,8 @@ PROCESSES = {
 """Served by so many processes; only where they are asked for by name."""
 TICK = os.sysconf("SC_CLK_TCK")
 
+_CALM = 6  # half seconds in a row: filters for searches are made 2 s after the last mail
+
 
 # ---------------------------------------------------------------------------- the peers
 
@@ -458,11 +460,11 @@ def wait_for_rest(server: int, peer: Any = None) -> None:
     def spent() -> float:
         return cpu_seconds(server) + (0.0 if peer is None else peer.cpu())
 
-    for _ in range(120):
+    calm, deadline = 0, time.monotonic() + 60
+    while calm < _CALM and time.monotonic() < deadline:
         before = spent()
         time.sleep(0.5)
-        if spent() - before < 0.05:
-            return
+        calm = calm + 1 if spent() - before < 0.05 else 0
 
 
 def _check(dsn: str, name: str) -> None:
@@ -509,18 +511,25 @@ def _report(
             if aim is not None:
                 ratios[f"{relay} / {peer}"]["aim"] = aim
     if {"relay up", "Postfix"} <= figures.keys():
-        ratios["CPU a message, summary included: Postfix / relay up"] = {
-            "value": statistics.median(
-                sum(theirs[1:3]) / sum(ours[1:3])
-                for ours, theirs in zip(figures["relay up"], figures["Postfix"], strict=True)
-            ),
-            "required": 3.5,
-        }
+        for until, last, required in (("summary included", 3, 3.5), ("until all is quiet", 4, 2.5)):
+            ratios[f"CPU a message, {until}: Postfix / relay up"] = {
+                "value": round(
+                    statistics.median(
+                        sum(theirs[1:last]) / sum(ours[1:last])
+                        for ours, theirs in zip(
+                            figures["relay up"], figures["Postfix"], strict=True
+                        )
+                    ),
+                    2,
+                ),
+                "required": required,
+            }
     return {
         "name": f"durable ingest, {BYTES} bytes over {connections} connections",
         "unit": "messages/s",
         "generator": "smtp-source" if shutil.which("smtp-source") else "python",
         "results": results,
+        "missing": {} if postfix.available() else {"Postfix": "cannot be run here"},
         "ratios": ratios,
     }
 

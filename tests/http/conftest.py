@@ -198,6 +198,7 @@ async def open_house(
         load(environ={}),
         resources,
         store=Store(pool, ["relay.localhost"]),
+        keys=Keys(pool),
         writer=messages,
         wake_outbound=wake_outbound,
         right_of_way=RightOfWay(),

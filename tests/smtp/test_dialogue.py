@@ -177,6 +177,11 @@ TEXTS = st.sampled_from(
         b"full\r\n.",
         b"broken\r\n.",
         b"x" * 700,
+        # What some take for the end of a message.
+        *(
+            b"x" + ending + b"MAIL FROM:<c@d.example>\r\nRCPT TO:<bob@x.example>\r\nDATA\r\ny\r\n."
+            for ending in (b"\n.\n", b"\n.\r\n", b"\r\n.\n", b"\r.\r", b"\r\n.\r", b"\r\n.\0\r\n")
+        ),
     ]
 )
 ORDINARY = st.builds(
