@@ -29,7 +29,7 @@ from relay.access.owners import ADMINISTRATOR_ID
 
 
 class Crowded(Exception):
-    """An owner waits for too many turns already."""
+    """An owner waits for too many turns already, or waited for too long."""
 
 
 class Reservation:
@@ -85,22 +85,26 @@ class FairLimiter:
         return Reservation(self, owner, amount)
 
     @asynccontextmanager
-    async def turn(self, owner: Hashable) -> AsyncIterator[None]:
-        """Hold one for the block, waiting for it; `Crowded` where the owner waits for many."""
-        held = self.take(owner) or await self._wait(owner)
+    async def turn(self, owner: Hashable, patience: float = math.inf) -> AsyncIterator[None]:
+        """Hold one for the block, waiting for it, `patience` seconds at most.
+
+        `Crowded` after that, and where the owner waits for many.
+        """
+        held = self.take(owner) or await self._wait(owner, patience)
         try:
             yield
         finally:
             held.release()
 
-    async def _wait(self, owner: Hashable) -> Reservation:
+    async def _wait(self, owner: Hashable, patience: float) -> Reservation:
         if self._waiting[owner] >= self._most_waiting:
             raise Crowded
         waiter = _Waiter(owner)
         self._waiters[waiter] = None
         self._waiting[owner] += 1
         try:
-            await waiter.called.wait()
+            with trio.move_on_after(patience):
+                await waiter.called.wait()
         except BaseException:
             if waiter.granted is not None:
                 waiter.granted.release()
@@ -110,7 +114,8 @@ class FairLimiter:
             self._waiting[owner] -= 1
             if not self._waiting[owner]:
                 del self._waiting[owner]
-        assert waiter.granted is not None
+        if waiter.granted is None:
+            raise Crowded
         return waiter.granted
 
     def _most(self, owner: Hashable) -> int:

@@ -19,6 +19,7 @@ import trio
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Deps
 from relay.http.operations import Handler, Operation
+from relay.http.searches import Searches
 from relay.http.waiting import Slots
 
 T = TypeVar("T")
@@ -42,6 +43,8 @@ class Api:
         self.routes: list[Route] = []
         self.waits = Slots(deps.limits, deps.trusted_proxies)
         """How many wait for mail at once, by all calls that do."""
+        self.searches = Searches(deps.trusted_proxies)
+        """How many search at once, by all calls that do."""
 
     def add(self, method: str, rule: str, operation: Operation) -> Callable[[Handler], Handler]:
         """Declare `method rule` as `operation`, answered by the decorated handler."""

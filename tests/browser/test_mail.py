@@ -6,13 +6,15 @@ Screenshots are left in `test-artefacts/`.
 from __future__ import annotations
 
 import json
-from urllib.parse import parse_qs, urlsplit
+import shlex
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.conftest import TIMEOUT, Browse
 from tests.browser.test_pages import create_inbox, deliver, mail, row, signed_in
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser
@@ -277,3 +279,32 @@ def test_who_is_not_signed_in_is_told_how(relay: RelayProcess, browse: Browse, a
         expect(page.get_by_role("button", name="Create")).to_be_visible()
         assert in_sight(page, page.get_by_role("button", name="Create"))
         visit.check("first-visit", axe)
+
+
+def test_what_strangers_wrote_neither_freezes_the_page_nor_runs_in_a_shell(
+    relay: RelayProcess, browse: Browse
+) -> None:
+    """A sender of thousands of blanks; an address that is a shell's pipe, in lines to be copied."""
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        blanks = "\r\n ".join(["=?utf-8?q?" + "_" * 45 + "?="] * 300)
+        slow = f"From: {blanks} <a@b.example>\r\nSubject: blanks\r\n\r\nx\r\n"
+        deliver(relay, address, slow.encode())
+        page = signed_in(visit, relay, f"mail/{address}")
+        row(page, "messages", "blanks").get_by_role("link").click()
+        expect(page.locator("#message-subject")).to_have_text("blanks")
+
+        pipe = "ann'|reboot|'@customer.example"
+        deliver(relay, pipe, b"Subject: gone soon\r\n\r\nx\r\n")
+        (found,) = eventually_sync(
+            lambda: api.get("/api/v1/messages", params={"q": "gone soon"}).json(), "it is listed"
+        )
+        at = f"/api/v1/mailboxes/{quote(found['mailbox'], safe='')}/messages/{found['id']}"
+        assert api.delete(at).status_code == 204
+        page.goto(f"{page.url.partition('#')[0]}#/mail/{quote(found['mailbox'], safe='')}")
+        lines = page.locator("section.hello pre")
+        for client in ("curl", "swaks"):
+            page.get_by_role("group", name="Client").get_by_role("button", name=client).click()
+            words = shlex.split(lines.inner_text(), comments=True)
+            assert pipe in words
+            assert "reboot" not in " ".join(words).replace(pipe, "")

@@ -86,3 +86,16 @@ async def test_who_leaves_while_waiting_takes_nothing():
             async with limiter.turn("b"):
                 pass
         nursery.cancel_scope.cancel()
+
+
+async def test_a_turn_is_waited_for_no_longer_than_one_has_patience(autojump_clock):
+    """And whoever gave up leaves nothing taken."""
+    limiter = FairLimiter(1, 1)
+    async with limiter.turn("one"):
+        began = trio.current_time()
+        with pytest.raises(Crowded):
+            async with limiter.turn("other", patience=5.0):
+                pass
+        assert trio.current_time() - began == pytest.approx(5.0)
+    async with limiter.turn("other", patience=5.0):
+        pass

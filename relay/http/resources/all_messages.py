@@ -132,9 +132,11 @@ def register(api: Api) -> None:
     )
     async def list_(call: Call) -> Response:
         query: SearchQuery = call.query
-        page = await everything.page(
-            reach_of(call), parse(query.q or ""), limit=query.rows, cursor=query.cursor
-        )
+        terms = parse(query.q or "")
+        async with api.searches.turn(call, searches=bool(terms)):
+            page = await everything.page(
+                reach_of(call), terms, limit=query.rows, cursor=query.cursor
+            )
         return json_response([as_json(*one) for one in page.items], headers=next_link(page.cursor))
 
     def bulk(
@@ -160,7 +162,8 @@ def register(api: Api) -> None:
         )
         async def handler(call: Call) -> Response:
             terms, reach = _named(call.query.q), reach_of(call)
-            return json_response({"count": await api.committed(lambda: change(reach, terms))})
+            async with api.searches.turn(call, searches=bool(terms)):
+                return json_response({"count": await api.committed(lambda: change(reach, terms))})
 
     bulk(
         "DELETE", BASE, "send", "Delete messages of the caller's mailboxes for good",
@@ -202,7 +205,9 @@ def register(api: Api) -> None:
             watching(hub, reach.mailbox_id, draining, call.admission) as watch,
         ):
             while True:
-                match = await everything.next_match(reach, terms, after=after, above=above)
+                # Only the first look reads what was there before.
+                async with api.searches.turn(call, searches=bool(terms) and not above):
+                    match = await everything.next_match(reach, terms, after=after, above=above)
                 if match is None:
                     raise mailbox_not_found()
                 if match.message is not None:

@@ -27,6 +27,7 @@ from relay.http.routing import Api
 from relay.mailboxes.examination import Examined
 
 _CHECKS, _CHECKS_OF_ONE, _WAITING = 16, 4, 16
+_PATIENCE = 15.0  # s until a check begins; those before it may ask a DNS that does not answer
 
 
 class Check(View):
@@ -100,7 +101,7 @@ def register(api: Api) -> None:
         if arrived is None:
             raise message_not_found()
         try:
-            async with turns.turn(owner):
+            async with turns.turn(owner, _PATIENCE):
                 held = memory.hold(owner, arrived.size)
                 try:
                     raw = await deps.messages.raw(mailbox_id, message_id)

@@ -183,13 +183,15 @@ def register(api: Api) -> None:
     )
     async def list_(call: Call) -> Response:
         query: MessagesQuery = call.query
-        page = await messages.page(
-            call.mailbox.id,
-            limit=min(query.limit, 200),
-            offset=query.offset,
-            cursor=query.cursor,
-            terms=parse(query.q or ""),
-        )
+        terms = parse(query.q or "")
+        async with api.searches.turn(call, searches=bool(terms)):
+            page = await messages.page(
+                call.mailbox.id,
+                limit=min(query.limit, 200),
+                offset=query.offset,
+                cursor=query.cursor,
+                terms=terms,
+            )
         if page is None:
             raise mailbox_not_found()
         return json_response(

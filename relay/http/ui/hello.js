@@ -3,18 +3,22 @@
 import { get } from "/ui/calls.js";
 import { button, copyButton, h } from "/ui/dom.js";
 
+// A stranger may have chosen the address that mail is sent to: what is to be copied must not be more
+// than a word, to a shell and in a program.
+const word = (text) => (/^\w[\w.@+-]*$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
 // Lines for each client; `to` is an address, `host` and `port` those of the relay's SMTP.
 const SNIPPETS = {
-  curl: ({ host, port, to }) => `printf 'From: me@example.com\\nTo: ${to}\\nSubject: Hello\\n\\nYour code is 482913.\\n' |
-  curl smtp://${host}:${port} --mail-from me@example.com --mail-rcpt ${to} -T -`,
-  swaks: ({ host, port, to }) => `swaks --server ${host}:${port} --from me@example.com --to ${to} --header 'Subject: Hello'`,
+  curl: ({ host, port, to }) => `printf 'From: me@example.com\\nTo: %s\\nSubject: Hello\\n\\nYour code is 482913.\\n' ${word(to)} |
+  curl smtp://${host}:${port} --mail-from me@example.com --mail-rcpt ${word(to)} -T -`,
+  swaks: ({ host, port, to }) => `swaks --server ${host}:${port} --from me@example.com --to ${word(to)} --header 'Subject: Hello'`,
   Django: ({ host, port }) => `# settings.py
 EMAIL_HOST = "${host}"
 EMAIL_PORT = ${port}
 EMAIL_USE_TLS = False`,
   Nodemailer: ({ host, port, to }) => `import nodemailer from "nodemailer";
 const relay = nodemailer.createTransport({ host: "${host}", port: ${port}, ignoreTLS: true });
-await relay.sendMail({ from: "me@example.com", to: "${to}", subject: "Hello", text: "Hello" });`,
+await relay.sendMail({ from: "me@example.com", to: ${JSON.stringify(to)}, subject: "Hello", text: "Hello" });`,
 };
 
 // An IPv6 address in host:port has brackets; bound to all addresses, the page's own host will do.

@@ -14,8 +14,11 @@ const AHEAD = 3000; // px before the end at which the next page is asked for
 
 // "Ann Example" of `Ann Example <ann@example.org>`; the address where there is no name.
 export function senderOf(text) {
-  const [, name, address] = /^\s*"?(.*?)"?\s*<([^>]*)>\s*$/.exec(text ?? "") ?? [];
-  return name || address || text || "nobody";
+  // A stranger wrote it: it is cut, and looked through once.
+  const said = (text ?? "").slice(0, 500).trim();
+  const from = said.lastIndexOf("<");
+  if (from < 0 || !said.endsWith(">")) return said || "nobody";
+  return said.slice(0, from).trim().replace(/^"/, "").replace(/"$/, "").trim() || said.slice(from + 1, -1) || "nobody";
 }
 
 export class MessageList {

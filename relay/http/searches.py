@@ -1,0 +1,49 @@
+"""Turns for searches: whoever searches leaves most of the database to everybody else.
+
+A search may read through much mail, for a second and more, and keeps one of the pool's connections
+meanwhile.  So few run at once, of one owner fewer; the others wait, as a rule some milliseconds.
+
+Promises
+  * At most `AT_ONCE` searches run at once, `OF_ONE` of them for one owner; one is the
+    administrator's (`FairLimiter`).
+  * Lists without a search never wait.
+
+Fails with 503 after `PATIENCE` seconds without a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+from quart import request
+
+from relay.http.callers import owner_of
+from relay.http.fair_limiter import Crowded, FairLimiter
+from relay.http.operations import Call
+from relay.http.problems import unavailable
+
+AT_ONCE, OF_ONE = 4, 2
+"""Searches that run: half of a small pool, and for one owner half of that."""
+PATIENCE = 10.0
+"""Seconds that one waits for its turn, at most."""
+
+
+class Searches:
+    """The searches of one relay."""
+
+    def __init__(self, trusted_proxies: Collection[str]) -> None:
+        self._trusted = trusted_proxies
+        self._turns = FairLimiter(AT_ONCE, OF_ONE, kept=1)
+
+    @asynccontextmanager
+    async def turn(self, call: Call, *, searches: bool = True) -> AsyncIterator[None]:
+        """Hold a turn for the block; none where nothing is searched for (`searches`)."""
+        if not searches:
+            yield
+            return
+        try:
+            async with self._turns.turn(owner_of(call.caller, request, self._trusted), PATIENCE):
+                yield
+        except Crowded:
+            raise unavailable("Too many searches run at once; try again.") from None

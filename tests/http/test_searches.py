@@ -1,0 +1,50 @@
+"""Searches take turns, so that those of one owner leave the database to others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from relay.http.searches import AT_ONCE, OF_ONE
+from relay.mailboxes.all_messages import AllMessages
+from tests.http.conftest import House
+
+
+async def test_searches_run_a_few_at_a_time_and_lists_never_wait(house: House, monkeypatch):
+    """Two of one owner, three of all but the administrator; every call is answered."""
+    page, running, most = AllMessages.page, 0, 0
+
+    async def slow(*args: Any, **named: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            await trio.sleep(0.05)
+            return await page(*args, **named)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(AllMessages, "page", slow)
+    keys = [await house.key("read") for _ in range(4)]
+    codes: list[int] = []
+
+    async def ask(key: dict[str, str], params: dict[str, str]) -> None:
+        answer = await house.client.get("/api/v1/messages", params=params, headers=key)
+        codes.append(answer.status_code)
+
+    for asked, params, at_once in (
+        (keys[:1] * 8, {"q": "nowhere"}, OF_ONE),
+        (keys * 3, {"q": "nowhere"}, AT_ONCE - 1),
+    ):
+        most = 0
+        async with trio.open_nursery() as nursery:
+            for key in asked:
+                nursery.start_soon(ask, key, params)
+        assert most == at_once
+    most = 0
+    async with trio.open_nursery() as nursery:
+        for key in keys[:1] * 8:
+            nursery.start_soon(ask, key, {})
+    assert most > AT_ONCE
+    assert set(codes) == {200}
