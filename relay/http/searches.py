@@ -8,7 +8,8 @@ Promises
     administrator's (`FairLimiter`).
   * Lists without a search never wait.
 
-Fails with 503 after `PATIENCE` seconds without a turn.
+Fails with 503 after `PATIENCE` seconds without a turn.  A wait takes one as long as it reads what
+was there before.
 """
 
 from __future__ import annotations

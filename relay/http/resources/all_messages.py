@@ -200,20 +200,20 @@ def register(api: Api) -> None:
         after = None if query.after is None else parse_after(query.after)
         terms, reach = _terms(query), reach_of(call)
         deadline, above = trio.current_time() + query.timeout, 0
+        reads_old = True  # what was there before, which may be much; later looks see what is new
         with (
             slots.hold(Waiter.of(call, request, trusted), "wait"),
             watching(hub, reach.mailbox_id, draining, call.admission) as watch,
         ):
             while True:
-                # Only the first look reads what was there before.
-                async with api.searches.turn(call, searches=bool(terms) and not above):
+                async with api.searches.turn(call, searches=bool(terms) and reads_old):
                     match = await everything.next_match(reach, terms, after=after, above=above)
                 if match is None:
                     raise mailbox_not_found()
                 if match.message is not None:
                     message, placed = match.message
                     return json_response(message.as_json() | placed.as_json())
-                above = match.above
+                above, reads_old = match.above, match.cut
                 left = deadline - trio.current_time()
                 if left <= 0 and match.cut:
                     raise unavailable(
