@@ -22,7 +22,7 @@ define install
 	END { if (live) printf "\r\033[K"; exit failed }'
 endef
 
-.PHONY: setup run test check bench demo docs readme soak lock clean
+.PHONY: setup run test test-clients check bench demo docs soak lock clean
 
 setup: $(READY)
 
@@ -51,16 +51,25 @@ run: $(RUNNABLE)
 	@exec $(BIN)/relay up
 
 # The browser's driver keeps an event loop of its own in the main thread: a process for itself.
-# The others mostly wait, for sockets and for disks: two at a time take half as long.  A file stays
-# in one process: what it starts is its tests' alone.
+# The others mostly wait, for sockets, for disks and for time: three at a time keep two cores busy.
+# A file stays in one process: what it starts is its tests' alone.  Files keep their order, or those
+# of one long test would come last, when nobody else has anything left to do.
 test: setup
 	$(PYTEST) -m "browser and not soak"
-	$(PYTEST) -n 2 --dist loadfile -m "not browser and not soak"
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not browser and not soak"
+
+# The clients' own tests, against a relay of theirs.
+test-clients: setup
+	cd clients/python && ../../$(PYTEST)
+	cd clients/typescript && ../../$(PYTEST)
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	cd clients/python && ../../$(BIN)/mypy
+	cd clients/typescript && ../../$(BIN)/mypy
+	$(BIN)/python -m tests.npm clients/typescript tsc --project tsconfig.check.json
 	$(BIN)/lint-imports
 
 bench: setup
@@ -69,11 +78,15 @@ bench: setup
 demo: $(RUNNABLE)
 	$(BIN)/relay demo
 
-docs readme: setup
+docs: setup
 	$(BIN)/python -m tests.docs
 
 soak: setup
 	$(PYTEST) -m soak --timeout=3600
+
+# All packages, into dist/: the same bytes from the same commit.
+dist: setup
+	$(BIN)/python -m tests.dist
 
 # The locks hold every platform and Python from 3.11 on, with hashes; uv is needed for this alone.
 # The second is the part of the first that runs, without what tests and measures it (Dockerfile).
@@ -85,4 +98,5 @@ lock:
 	$(LOCK) tests/bench/sendria/requirements.in -o tests/bench/sendria/requirements.lock
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf clients/typescript/dist clients/typescript/node_modules
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

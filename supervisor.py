@@ -97,6 +97,7 @@ import trio
 
 __all__ = [
     "BLOCKED_LONG",
+    "BLOCKED_TOLD",
     "BackingOff",
     "Backoff",
     "ChildSpec",
@@ -140,6 +141,7 @@ T = TypeVar("T")
 
 _STANDSTILL: Final = 1.0  # s; a loop that wakes so much too late has stood still
 BLOCKED_LONG: Final = 1.0  # seconds of one step from which a pause is trouble, not a hiccup
+BLOCKED_TOLD: Final = 60.0  # seconds for which it is the last that is told of whoever blocked
 
 # --------------------------------------------------------------------------------------------------
 # Errors
@@ -730,7 +732,8 @@ class Node:
 
     `started_at` in seconds since the epoch, or None.  `last_error`: what ended an incarnation since
     the child was last ready; of a supervisor, why it gave up.  `processes`: those that the actor
-    runs, as far as it says so.
+    runs, as far as it says so.  `pausable` and `hears` as in `ChildSpec`; of a supervisor, what any
+    of its children has.
     """
 
     name: str
@@ -742,6 +745,9 @@ class Node:
     children: tuple[Node, ...]
     last_error: BaseException | None = None
     processes: tuple[Process, ...] = ()
+    last_event_at: float | None = None
+    pausable: bool = True
+    hears: tuple[type, ...] = ()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1100,7 +1106,8 @@ class _Child:
         self.failures = 0  # in a row, for the back-off
         self.ready_at = math.inf
         self.started_at: float | None = None
-        self.last_event: Event | None = None
+        self.last_event: Event | None = None  # but that it blocked the loop
+        self.last_blocked: LoopBlocked | None = None
         self.last_error: BaseException | None = None  # since it was ready
         self.stumbled = False  # it, or one under it, has failed since it was last ready
 
@@ -1159,16 +1166,26 @@ class _Child:
             return State.STOPPED
         return State.BACKING_OFF if self.due > trio.current_time() else State.STARTING
 
+    def last(self) -> Event | None:
+        """What happened to it last; that it blocked the loop is over, and told for a while only."""
+        event, blocked = self.last_event, self.last_blocked
+        if blocked is None or self.boss._clock() - blocked.at > BLOCKED_TOLD:
+            return event
+        return event if event is not None and event.at > blocked.at else blocked
+
     def node(self) -> Node:
+        last = self.last()
         return Node(
             name=self.name,
             state=self.state(),
             restarts=max(0, self.incarnation - 1),
             started_at=self.started_at,
             mailbox_depth=0,
-            last_event=None if self.last_event is None else str(self.last_event),
+            last_event=None if last is None else str(last),
             children=(),
             last_error=self.last_error,
+            last_event_at=None if last is None else last.at,
+            pausable=self.pausable,
         )
 
     def enter(self, phase: _Phase, timeout: float = math.inf) -> None:
@@ -1256,6 +1273,7 @@ class _Worker(_Child):
             super().node(),
             mailbox_depth=self.mailbox.statistics().depth,
             processes=() if self.context is None else tuple(self.context.processes()),
+            hears=self.spec.hears,
         )
 
 
@@ -1531,7 +1549,9 @@ class _Branch(_Child):
             child.close(failed=failed)
 
     def node(self) -> Node:
-        return replace(super().node(), children=tuple(child.node() for child in self.children))
+        children = tuple(child.node() for child in self.children)
+        hears = tuple({kind: None for child in children for kind in child.hears})
+        return replace(super().node(), children=children, hears=hears)
 
     # By hand.
 
@@ -1838,7 +1858,9 @@ class Supervisor:
                 child.deadline = min(child.deadline, now + self._grace)
 
     def _spread(self, event: Event, child: _Child | None) -> None:
-        if child is not None:
+        if isinstance(event, LoopBlocked) and child is not None:
+            child.last_blocked = event
+        elif child is not None:
             child.last_event = event
         for subscription in self._subscriptions:
             subscription._put(event)

@@ -20,12 +20,14 @@ from aiosmtpd.smtp import Envelope, Session
 
 from actors.messages import Accept, Consult
 from relay.accepted import Accepted, Origin
+from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota, TemporaryFailure
 from relay.futures import Future
 from relay.ids import new_id
 from relay.mailboxes.accept import Lookups, full_among
-from relay.mailboxes.capture import Capture
+from relay.mailboxes.capture import Capture, said_of
+from relay.smtp.server import Server
 from supervisor import Mailbox
 
 _ENDED = "the writer has ended"
@@ -62,7 +64,7 @@ class AskedMailboxes:
     def store(
         self,
         reverse_path: str,
-        recipients: Sequence[str],
+        recipients: Mapping[str, str],
         raw: bytes,
         login: object,
         origin: Origin | None,
@@ -71,12 +73,14 @@ class AskedMailboxes:
         if self._capture is None:
             message = Accept(reverse_path, named, raw, admitted=True, origin=origin)
         else:
+            captured = self._capture.among(recipients)
             message = Accept(
                 reverse_path,
                 named,
                 raw,
                 admitted=True,
-                captured=self._capture.among(recipients),
+                captured=captured,
+                said=said_of(captured, recipients),
                 login=str(login) if login else None,
                 origin=origin,
             )
@@ -101,6 +105,30 @@ class AskedFilter:
         except (trio.ClosedResourceError, trio.BrokenResourceError) as error:
             raise TemporaryFailure("the filter has ended") from error
         return await message.reply.wait()
+
+
+def accepting_server(
+    pool: Pool,
+    writer: Mailbox[Accept],
+    *,
+    capture: Capture | None,
+    filter_: Mailbox[Consult] | None,
+    filter_hooks: frozenset[str],
+    **options: Any,
+) -> tuple[Server, Lookups]:
+    """Return a server for mail that comes in, and the look-ups that must run beside it.
+
+    `capture`: whether mail for others' domains is taken; `filter_` is the mailbox of the operator's
+    filter, `filter_hooks` what that filter has; `options`: the others of `Server`.
+    """
+    lookups = Lookups(pool, captures=None if capture is None else capture.takes)
+    server = Server(
+        AskedMailboxes(lookups, writer, capture),
+        canonical,
+        filter_=None if filter_ is None else AskedFilter(filter_, filter_hooks),
+        **options,
+    )
+    return server, lookups
 
 
 class Acceptor:

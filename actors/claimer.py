@@ -52,6 +52,7 @@ from relay.outbound.lanes import LaneBook, any_high
 from relay.outbound.meter import Meter
 from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates, domain_key, route_key
+from relay.outbound.senders import LOOP
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
 from supervisor import Context, Drained, Mailbox
@@ -105,7 +106,7 @@ async def run(
     sender: Mailbox[Any],
     gates: Gates,
     rates: SharedRates | None = None,
-    upstream: str = "loop:",
+    upstream: str = LOOP,
     announce: Callable[[str], Any] | None = None,
     sweep_every: float = 4.0,
     rng: random.Random | None = None,

@@ -20,6 +20,7 @@ import trio
 
 import supervisor
 from actors.messages import Report, SweepNow
+from relay.http.deps import Node as Shown
 from relay.http.deps import NotNow, NotUnderstood
 from supervisor import Node, NotRunning, Subscription, Supervisor
 
@@ -52,6 +53,12 @@ class Commands:
                 return node
             nodes += node.children
         raise KeyError(name)
+
+    def commands(self, node: Shown) -> list[str]:
+        """Return what may be said to it as it is now, by the names that calls have."""
+        pauses = [] if not node.pausable else ["resume" if str(node.state) == "paused" else "pause"]
+        told = {SweepNow: "sweep", Report: "report"}
+        return ["restart", *pauses, *(told[kind] for kind in told if kind in node.hears)]
 
     def subscribe(self, capacity: int = 256) -> AbstractContextManager[Subscription]:
         """Follow what happens, at most `capacity` events behind."""

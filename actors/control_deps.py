@@ -20,11 +20,11 @@ from actors.messages import Accept
 from actors.resources import Resources
 from relay import __version__
 from relay.access.keys import Keys
-from relay.connections import endpoint
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
 from relay.errors import DatabaseUnavailable
-from relay.http.deps import Deps, Limits, MakeDeps, Serving
+from relay.history import History
+from relay.http.deps import Deps, Limits, MailPorts, MakeDeps, Serving
 from relay.http.fetch import fetch, fetch_object
 from relay.http.links import Links
 from relay.http.page_sessions import PageSessions
@@ -34,17 +34,21 @@ from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import report
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
+from relay.mailboxes.mails import Mails
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
+from relay.mailboxes.summaries import unparsed
 from relay.mailboxes.verdicts import Judge
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.gates import Gates, Standing
 from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.senders import Senders
+from relay.outbound.senders import LOOP, Senders
 from relay.outbound.sending import Enqueuer, WakeOutbound
 from relay.outbound.suppressions import Suppressions
-from relay.settings import Settings, captures
+from relay.ports.connections import endpoint
+from relay.ports.proxy import networks
+from relay.settings import Settings, captures, explain
 from relay.smtp.chaos import Chaos
 from relay.webhooks.store import Webhooks
 from supervisor import Mailbox
@@ -69,7 +73,7 @@ def control_deps(
     connections: int,
     resolver: Callable[[], Resolver],
     links: Links | None = None,
-    upstream: str = "loop:",
+    upstream: str = LOOP,
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
 
@@ -88,11 +92,13 @@ def control_deps(
         return gates.statistics(trio.current_time())
 
     def make(serving: Serving) -> Deps:
+        all_messages = AllMessages(pool)
         return Deps(
             store=store,
             messages=Messages(pool),
             arrivals=Arrivals(pool),
-            all_messages=AllMessages(pool),
+            all_messages=all_messages,
+            mails=Mails(pool, all_messages),
             keys=keys,
             sessions=PageSessions(
                 pool,
@@ -119,6 +125,8 @@ def control_deps(
             keyring=keyring,
             webhooks=Webhooks(pool),
             accounts=Accounts(pool),
+            history=History(pool),
+            unparsed=partial(unparsed, pool),
             consumption=Consumption(pool, lambda: keyring.signing),
             collector_report=partial(report, pool, budget),
             wake_outbound=wake_outbound or serving.announce,
@@ -134,14 +142,21 @@ def control_deps(
             other_urls=settings.http.public_url[1:],
             return_url=settings.lifecycle.return_url,
             anonymous_rate=settings.http.anonymous_rate,
-            trusted_proxies=settings.http.trusted_proxies,
+            trusted_proxies=networks(settings.http.trusted_proxies),
             sns_topics=settings.ingest.sns_topics,
             buckets=buckets,
             fetch_object=fetch_object,
             upstream=upstream,
             release_to=settings.outbound.release_to,
-            smtp=_reached(resources.smtp_sockets),
-            submission=_reached(resources.submission_sockets),
+            mail_ports=MailPorts(
+                smtp=_reached(resources.smtp_sockets),
+                lmtp=settings.smtp.lmtp if resources.lmtp_sockets else None,
+                submission=_reached(resources.submission_sockets),
+                submission_tls=_reached(resources.submission_tls_sockets),
+                pop3=_reached(resources.pop3_sockets),
+                pop3_tls=_reached(resources.pop3_tls_sockets),
+                starttls=resources.certificate is not None,
+            ),
             captures=captures(
                 settings.smtp, (sock.getsockname()[0] for sock in resources.smtp_sockets)
             ),
@@ -149,6 +164,7 @@ def control_deps(
             links=links,
             fetch=fetch,
             chaos=chaos,
+            settings=partial(explain, settings, resources.origins),
             version=__version__,
             # The last quarter of the connections is for calls that are answered and gone.
             limits=Limits(streams=max(1, connections * 3 // 4)),

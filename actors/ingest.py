@@ -16,24 +16,23 @@ from collections.abc import Sequence
 
 import trio
 
-from actors.accepting import AskedFilter, AskedMailboxes
+from actors.accepting import accepting_server
 from actors.messages import Accept, Consult
 from actors.periodic import report_when_told
-from actors.serving import Arrivals, copied, serve
-from relay.addresses import canonical
+from actors.serving import Connections, copied, serve
 from relay.db.pool import Pool
 from relay.load import Senders
 from relay.log import get_logger
-from relay.mailboxes.accept import Lookups
 from relay.mailboxes.capture import Capture
+from relay.ports.certificate import Certificate
+from relay.ports.memory_budget import MemoryBudget
+from relay.ports.proxy import Network
 from relay.smtp.chaos import Chaos
 from relay.smtp.front import Front
-from relay.smtp.limits import MemoryBudget, SmtpLimits
-from relay.smtp.proxy import Network
-from relay.smtp.server import Scheduling, Server
+from relay.smtp.limits import SmtpLimits
+from relay.smtp.server import Scheduling
 from relay.smtp.shared import Anybody
 from relay.storage import AMPLE, Space
-from relay.tls import Certificate
 from supervisor import Context, Mailbox
 
 log = get_logger()
@@ -56,7 +55,7 @@ async def run(
     certificate: Certificate | None = None,
     proxies: Sequence[Network] = (),
     chaos: Chaos | None = None,
-    arrivals: Arrivals | None = None,
+    connections: Connections | None = None,
     senders: Senders | None = None,
 ) -> None:
     """Serve SMTP on `sockets`, which listen already and stay open, until drained.
@@ -66,27 +65,28 @@ async def run(
     on a trampoline; `budget`: of the bytes of messages, where others share it; `capture`: whether
     mail for others' domains is taken, and anybody may sign in; `certificate`: for STARTTLS;
     `proxies`: whose connections begin with the PROXY protocol; `chaos`: faults on demand;
-    `arrivals` serves connections that come another way than by sockets, until cancelled; `senders`
-    is told how many connections there are.
+    `connections` serves those that come another way than by sockets, until cancelled; `senders` is
+    told how many there are in all.
     """
-    lookups = Lookups(pool, captures=None if capture is None else capture.takes)
-    server = Server(
-        AskedMailboxes(lookups, writer, capture),
-        canonical,
+    server, lookups = accepting_server(
+        pool,
+        writer,
+        capture=capture,
+        filter_=filter_,
+        filter_hooks=filter_hooks,
         limits=limits,
         domains=domains,
-        filter_=None if filter_ is None else AskedFilter(filter_, filter_hooks),
         space=space,
         scheduling=scheduling,
         budget=budget,
-        sign_in=None if capture is None else Anybody(),
+        authenticator=None if capture is None else Anybody(),
         certificate=certificate,
         proxies=proxies,
         chaos=chaos,
     )
     if senders is not None:
         senders.count_by(lambda: server.gate.open)
-    await serve(ctx, server, sockets, arrivals=arrivals, beside=[lookups.run])
+    await serve(ctx, server, sockets, connections=connections, beside=[lookups.run])
 
 
 async def hand_on(ctx: Context, *, sockets: Sequence[socket.socket], front: Front) -> None:

@@ -51,7 +51,9 @@ from relay.log import Line, get_logger, render_json
 from relay.mailboxes.capture import Capture
 from relay.memory import return_large_blocks, settle_garbage
 from relay.metrics import Moved
-from relay.peers import Guest
+from relay.ports.certificate import Certificate
+from relay.ports.memory_budget import PooledBudget
+from relay.ports.peers import Guest
 from relay.smtp.channel import (
     ID_ROWS,
     IDLE_ROWS,
@@ -71,12 +73,10 @@ from relay.smtp.channel import (
 )
 from relay.smtp.chaos import DOMAIN as CHAOS_DOMAIN
 from relay.smtp.front import Board
-from relay.smtp.limits import PooledBudget
 from relay.smtp.server import Server
 from relay.smtp.session import Session
 from relay.storage import Space
 from relay.throttle import Throttle
-from relay.tls import Certificate
 from supervisor import (
     ChildSpec,
     Event,
@@ -131,7 +131,9 @@ def main() -> NoReturn:
 async def _run(sock: socket.socket, setup: Setup, board: Board) -> None:
     channel = Channel(sock)
     hosts = Hosts()
-    process = _Process(channel, hosts, PooledBudget(setup.limits, board.numbers, setup.place))
+    certificate = setup.certificate and Certificate(*setup.certificate)
+    budget = setup.limits.pooled_budget(board.numbers, setup.place)
+    process = _Process(channel, hosts, budget, certificate)
     logging.configure(setup.level, write=process.log)
     pool = Pool(
         setup.dsn,
@@ -141,10 +143,8 @@ async def _run(sock: socket.socket, setup: Setup, board: Board) -> None:
         call_timeout=setup.call_timeout,
     )
 
-    certificate = None
-    if setup.certificate is not None:
+    if certificate is not None:
         # Where it is no good any more, STARTTLS is answered 454 until it is: nothing in clear.
-        certificate = Certificate(*setup.certificate)
         certificate.reload()
 
     async def serve() -> None:
@@ -170,6 +170,8 @@ async def _run(sock: socket.socket, setup: Setup, board: Board) -> None:
             process.narrate,
         ):
             nursery.start_soon(guarded, part)
+        if certificate is not None:
+            nursery.start_soon(guarded, certificate.watch)
         await guarded(serve)
         nursery.cancel_scope.cancel()
     await pool.close()
@@ -218,7 +220,7 @@ def _tree(
                     space=process.space,
                     budget=process.budget,
                     certificate=certificate,
-                    arrivals=process.arrivals,
+                    connections=process.connections,
                 ),
                 drain_timeout=SMTP_DRAIN,
             ),
@@ -245,10 +247,17 @@ class _Seat:
 class _Process:
     """This end of the channel."""
 
-    def __init__(self, channel: Channel, hosts: Hosts, budget: PooledBudget) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        hosts: Hosts,
+        budget: PooledBudget,
+        certificate: Certificate | None = None,
+    ) -> None:
         self.supervisor = Supervisor(blocked_after=None)  # the relay sees whether this one blocks
         self.space = Space()
         self.budget = budget
+        self._certificate = certificate
         self._channel = channel
         self._hosts = hosts
         self._seats: dict[int, _Seat] = {}
@@ -266,7 +275,7 @@ class _Process:
 
     # ------------------------------------------------------------------------ sessions
 
-    async def arrivals(self, server: Server, nursery: trio.Nursery) -> NoReturn:
+    async def connections(self, server: Server, nursery: trio.Nursery) -> NoReturn:
         """Have a server serve what the channel brings, until cancelled."""
         self._server, self._nursery = server, nursery
         try:
@@ -361,6 +370,9 @@ class _Process:
             self._clear()
         elif kind == Kind.CUT:
             self._cut(payload)
+        elif kind == Kind.RELOAD:
+            if self._certificate is not None:
+                self._certificate.reload()
         elif kind == Kind.DRAIN:
             self.supervisor.shutdown()
 

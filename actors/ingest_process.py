@@ -40,6 +40,7 @@ from relay.db.hosts import Hosts
 from relay.load import cpu_seconds
 from relay.log import get_logger
 from relay.metrics import registry
+from relay.ports.certificate import Certificate
 from relay.smtp.channel import Channel, Kind, Packet, Setup, idle, ids, pack, pack_json, unread
 from relay.smtp.front import Front, Link
 from relay.storage import Space
@@ -70,12 +71,14 @@ async def run(
     hosts: Hosts,
     space: Space,
     wake_summariser: Callable[[], None],
+    certificate: Certificate | None = None,
     patience: float = PATIENCE,
 ) -> None:
     """Run the process at `setup.place` for `front` until drained.
 
-    It is told what `hosts` and `space` know.  `wake_summariser` is called after its commits;
-    `patience` in seconds.
+    It is told what `hosts` and `space` know, and when `certificate` is to be read again, whose
+    files are those of `setup`.  `wake_summariser` is called after its commits; `patience` in
+    seconds.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process: trio.Process | None = None
@@ -86,7 +89,9 @@ async def run(
         for packet in setup.packets():
             channel.put(packet)
         process = await _start(theirs.fileno(), front.board_file)
-        ours_of = _Parent(ctx, process, channel, link, front, hosts, space, wake_summariser)
+        ours_of = _Parent(
+            ctx, process, channel, link, front, hosts, space, wake_summariser, certificate
+        )
         await ours_of.run(patience)
     finally:
         front.part(link)
@@ -136,6 +141,7 @@ class _Parent:
         hosts: Hosts,
         space: Space,
         wake_summariser: Callable[[], None],
+        certificate: Certificate | None,
     ) -> None:
         self._ctx = ctx
         self._process = process
@@ -145,6 +151,7 @@ class _Parent:
         self._hosts = hosts
         self._space = space
         self._wake_summariser = wake_summariser
+        self._certificate = certificate
         self._began = trio.current_time()
         self._heard = True
         self._last_word = ""
@@ -159,6 +166,8 @@ class _Parent:
             nursery.start_soon(self._watch, patience)
             nursery.start_soon(report_when_told, self._ctx, self._figures)
             nursery.start_soon(self._drain)
+            if self._certificate is not None:
+                nursery.start_soon(self._pass_on_reloads, self._certificate)
             status = await self._process.wait()
             nursery.cancel_scope.cancel()
         while packets := self._channel.receive_nowait():
@@ -178,6 +187,11 @@ class _Parent:
         await self._ctx.draining.wait()
         self._front.part(self._link)
         self._channel.put(pack(Kind.DRAIN))
+
+    async def _pass_on_reloads(self, certificate: Certificate) -> None:
+        while True:
+            await certificate.reload_asked()
+            self._channel.put(pack(Kind.RELOAD))
 
     async def _tell(self) -> None:
         """Say every second what the process cannot see for itself."""

@@ -11,16 +11,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from actors.accepting import AskedFilter, AskedMailboxes
+from actors.accepting import accepting_server
 from actors.messages import Accept, Consult
 from actors.serving import serve
-from relay.addresses import canonical
 from relay.db.pool import Pool
-from relay.mailboxes.accept import Lookups
 from relay.mailboxes.capture import Capture
-from relay.smtp.chaos import Chaos
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.server import Server
 from relay.storage import AMPLE, Space
 from supervisor import Context, Mailbox
 
@@ -37,21 +33,20 @@ async def run(
     filter_hooks: frozenset[str] = frozenset(),
     space: Space = AMPLE,
     capture: Capture | None = None,
-    chaos: Chaos | None = None,
 ) -> None:
     """Serve LMTP on `sockets`, which listen already and stay open, until drained.
 
     The others as in `actors/ingest.py`.
     """
-    lookups = Lookups(pool, captures=None if capture is None else capture.takes)
-    server = Server(
-        AskedMailboxes(lookups, writer, capture),
-        canonical,
+    server, lookups = accepting_server(
+        pool,
+        writer,
+        capture=capture,
+        filter_=filter_,
+        filter_hooks=filter_hooks,
         limits=limits,
         domains=domains,
-        filter_=None if filter_ is None else AskedFilter(filter_, filter_hooks),
         space=space,
-        chaos=chaos,
         lmtp=True,
     )
     await serve(ctx, server, sockets, beside=[lookups.run])

@@ -54,9 +54,10 @@ class Accept:
     `recipients` are (message id, canonical address) pairs; the ids are made by the sender,
     so handing the same `Accept` over twice stores it once.  `admitted`: their mailboxes had room
     when they were named (RCPT), so that one is refused for its quota only together with all the
-    others.  `captured`: addresses among them whose mailboxes are made if they are missing; `login`:
-    as whom its sender signed in; `origin`: from where it came by SMTP; None: from this machine, or
-    another way.
+    others.  `captured`: addresses among them whose mailboxes are made if they are missing; `said`:
+    how those of international domains were said (`relay.addresses.as_said`), by their address;
+    `login`: as whom its sender signed in; `origin`: from where it came by SMTP; None: from this
+    machine, or another way.
     """
 
     reverse_path: str
@@ -65,6 +66,7 @@ class Accept:
     reply: Future[Accepted] = field(default_factory=Future, compare=False)
     admitted: bool = False
     captured: tuple[str, ...] = ()
+    said: tuple[tuple[str, str], ...] = ()
     login: str | None = None
     origin: Origin | None = None
 

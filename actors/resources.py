@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from relay.db.embedded import Embedded
@@ -12,8 +13,9 @@ from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
 from relay.keyring import Keyring
 from relay.log import LogRing
+from relay.ports.certificate import Certificate
+from relay.settings import Source
 from relay.storage import AMPLE, Space
-from relay.tls import Certificate
 from supervisor import Supervisor
 
 
@@ -47,3 +49,5 @@ class Resources:
     """Of the data directory's disk."""
     certificate: Certificate | None = None
     """For TLS on the ports that mail comes and is fetched by."""
+    origins: Mapping[str, Source] = field(default_factory=dict)
+    """Where the settings that somebody has set come from."""

@@ -1,16 +1,17 @@
-"""Serving a port: what ingest, submission and pop3 have in common, from listening to draining.
+"""Serving a port: what ingest, lmtp, submission and pop3 share, from listening to draining.
 
 Promises
 - It serves on copies of the sockets it was given, so that ports and the queues of connections
   survive its restart.
-- Paused: new sessions are turned away (421 4.3.2), open ones finish; ports and addresses stay.
-- Draining: no new session; those with no message on its way get 421 4.3.2 at once, whatever they
-  have said so far; a message that is arriving (behind DATA) may finish, for as long as the
-  supervisor's `drain_timeout` allows.  Of POP3: -ERR [SYS/TEMP], and a command that is obeyed.
+- Paused: new sessions are turned away, open ones finish; ports and addresses stay.
+- Draining: no new session; those with nothing in hand are told so and end at once, whatever they
+  have said so far; what is in hand (a message that is arriving, behind DATA or BDAT; of POP3 a
+  command that is obeyed) may finish, for as long as the supervisor's `drain_timeout` allows.
+- Those who must go hear 421 4.3.2, from POP3 -ERR [SYS/TEMP].
 - `Report` logs how many sessions are open, and the bytes that they hold.
 
-Fails: one session's error ends nothing but its transaction.  Without file descriptors it waits for
-sessions to end.
+Fails: with the error of a listening socket.  One session's error ends nothing but that session.
+Without file descriptors it waits for sessions to end.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from supervisor import Context
 SMTP_DRAIN = 30.0
 """Seconds that a message which is arriving may take to finish after SIGTERM."""
 
-Arrivals = Callable[[Server, trio.Nursery], Awaitable[object]]
-"""Has a server serve what arrives, each session in a nursery."""
+Connections = Callable[[Server, trio.Nursery], Awaitable[object]]
+"""Has a server serve connections that come another way than by sockets, each in a nursery."""
 
 
 class PortServer(Protocol):
@@ -65,12 +66,12 @@ async def serve(
     sockets: Sequence[socket.socket],
     *,
     tls_sockets: Sequence[socket.socket] = (),
-    arrivals: Callable[[S, trio.Nursery], Awaitable[object]] | None = None,
+    connections: Callable[[S, trio.Nursery], Awaitable[object]] | None = None,
     beside: Sequence[Callable[[], Awaitable[object]]] = (),
 ) -> None:
     """Serve on `sockets`, which listen already and stay open, until drained.
 
-    On `tls_sockets` TLS comes before anything is said; `arrivals` serves connections that come
+    On `tls_sockets` TLS comes before anything is said; `connections` serves connections that come
     another way, until cancelled; `beside` runs as long as there are sessions.
     """
 
@@ -88,8 +89,8 @@ async def serve(
                     listeners.start_soon(accept, listener, False)
                 for listener in encrypted:
                     listeners.start_soon(accept, listener, True)
-                if arrivals is not None:
-                    listeners.start_soon(arrivals, server, sessions)
+                if connections is not None:
+                    listeners.start_soon(connections, server, sessions)
                 ctx.ready()
                 await ctx.draining.wait()
                 listeners.cancel_scope.cancel()

@@ -16,6 +16,7 @@ from typing import Never
 
 from actors.serving import serve
 from relay.access.keys import Keys
+from relay.access.password_checks import PasswordChecks
 from relay.db.pool import Pool
 from relay.errors import Bug
 from relay.mailboxes.names import Names
@@ -26,10 +27,11 @@ from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.sending import Enqueuer, Sending, WakeOutbound
 from relay.outbound.submission import Submission
 from relay.outbound.suppressions import Suppressions
+from relay.ports.certificate import Certificate
+from relay.ports.proxy import Network
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.server import Server
 from relay.storage import AMPLE, Space
-from relay.tls import Certificate
 from supervisor import Context
 
 _ANNOUNCE_EVERY = 0.05  # s
@@ -60,13 +62,17 @@ async def run(
     hostname: str = "relay.localhost",
     space: Space = AMPLE,
     certificate: Certificate | None = None,
+    proxies: Sequence[Network] = (),
+    password_checks: PasswordChecks | None = None,
 ) -> None:
     """Serve submission on `sockets`, which listen already and stay open, until drained.
 
     On `tls_sockets` TLS comes before anything is said; `certificate` is for that, and STARTTLS.
+    Only the PROXY protocol comes before it, from `proxies`.
     `keys` are those of this process, so that what is revoked here is known at once; `names` those
     that only the administrator sends from; `wake_outbound` tells this process's claimer of what was
-    queued, None where none runs; without `space` on the disk nothing is taken.
+    queued, None where none runs; without `space` on the disk nothing is taken; `password_checks`:
+    those that other ports share.
     """
     # For the claimers of other processes, where none runs here.
     announcer = Announcer(partial(announce, pool), rest=_ANNOUNCE_EVERY)
@@ -76,7 +82,14 @@ async def run(
         Enqueuer(pool, right_of_way).enqueue,
         wake_outbound or (lambda due_lanes: announcer.soon(high=any_high(due_lanes))),
     )
-    submission = Submission(keys, sending, Suppressions(pool), admin_token_hash, hostname)
+    submission = Submission(
+        keys,
+        sending,
+        Suppressions(pool),
+        admin_token_hash,
+        hostname,
+        password_checks or PasswordChecks(),
+    )
     server = Server(
         _NoMailboxes(),
         str,
@@ -84,7 +97,8 @@ async def run(
         domains=(hostname,),
         space=space,
         certificate=certificate,
-        sign_in=submission,
+        proxies=proxies,
+        authenticator=submission,
         submissions=submission,
     )
     await serve(ctx, server, sockets, tls_sockets=tls_sockets, beside=[announcer.run])

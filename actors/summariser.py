@@ -286,13 +286,13 @@ class Summariser:
                 ctx.beat()
         if trio.current_time() < self._mailed_at + _QUIET:
             return _QUIET
-        more = True
+        settled, more = await common_search.settled(self.pool), True
         while more:
             if ctx.draining.is_set() or ctx.paused or ctx.inbox.statistics().depth:
                 return 0.0
             if trio.current_time() > until:
                 return _LOOK_AGAIN
-            more = await common_search.grow(self.pool, self.parser.filter)
+            more = await common_search.grow(self.pool, self.parser.filter, settled=settled)
             ctx.beat()
         self._chunks_at = trio.current_time() + _CHUNKS_EVERY
         return 0.0
@@ -452,7 +452,11 @@ class Summariser:
             seconds=self.lease_for,
         )
         claimed.sort(key=lambda message: order[message.message_id])
-        found = await parser.summarise([message.raw for message in claimed], budget=self.slice_for)
+        found = await parser.summarise(
+            [message.raw for message in claimed],
+            budget=self.slice_for,
+            ids=[message.message_id for message in claimed],
+        )
         for message, parsed in zip(claimed, found, strict=False):
             self._order.charge(message.mailbox_id, parsed.seconds)
         done = await summaries.store(self.pool, claimed[: len(found)], found)

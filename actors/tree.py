@@ -7,7 +7,8 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
     relay
     ├── core              the database and its news; the listener restarts with the database
     │   ├── postgres      the database: embedded server, or a watch on an external one
-    │   └── listener      the one LISTEN connection; fans wake-ups out
+    │   ├── listener      the one LISTEN connection; fans wake-ups out
+    │   └── recorder      writes down once a minute what moved, for charts of the last day
     ├── mail              what arrives
     │   ├── writer        commits accepted mail, many sessions in one transaction
     │   ├── summariser    parses what was accepted, in a process that may be killed
@@ -52,9 +53,12 @@ control); the right of way of high mail (sender; told by the listener, control, 
 collector); how many of those who send mail wait (summariser; told by ingest and by the writer's
 mailbox); the hub of the database's news (listener, control, devices); the store of the device
 inboxes and the way into it (device_store, devices, control); the front of the SMTP processes
-(ingest, ingest-1 and so on); the keyring (sender, webhooks, collector, control); the API keys, for
-what is revoked counts at once (control, submission); the resolver of the DNS, which outlives a
-restart of control.
+(ingest, ingest-1 and so on); the faults on demand (ingest, lmtp; set by control); which mail is
+captured, and how many mailboxes of it there are (writer, ingest, lmtp, sender); the certificate of
+the ports (ingest, ingest-1 and so on, submission, pop3); the checks of passwords, for a guesser has
+so many on both ports together (submission, pop3); the keyring (sender, webhooks, collector,
+control); the API keys, for what is revoked counts at once (control, submission); the resolver of
+the DNS, which outlives a restart of control.
 
 Fails: each group by itself.  An actor that fails is started again after a pause that grows (0.5 s,
 doubled each time up to 30 s, at random below that).  More than 5 failures in 30 s: its group gives
@@ -99,6 +103,7 @@ from actors import (
     pop3,
     postgres,
     reaper,
+    recorder,
     sender,
     submission,
     summariser,
@@ -112,6 +117,7 @@ from actors.messages import Accept, Consult, Due, Report, SweepNow, Wake
 from actors.resources import Resources
 from actors.serving import SMTP_DRAIN
 from relay.access.keys import Keys
+from relay.access.password_checks import PasswordChecks
 from relay.db import channels
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
@@ -122,6 +128,7 @@ from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
 from relay.errors import ConfigError
+from relay.history import History
 from relay.http.links import Links
 from relay.http.serve import MAX_CONNECTIONS
 from relay.jitter import new_rng
@@ -141,8 +148,9 @@ from relay.outbound.queue import Queue
 from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
-from relay.peers import shares
 from relay.pop3.limits import Pop3Limits
+from relay.ports.peers import shares
+from relay.ports.proxy import networks
 from relay.settings import CONNECTIONS_A_PROCESS, Settings, captures, parse_dns_server
 from relay.smtp.channel import Setup
 from relay.smtp.chaos import DOMAIN as CHAOS_DOMAIN
@@ -151,7 +159,6 @@ from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
 from relay.smtp.front import Front
 from relay.smtp.limits import SmtpLimits, part_of
-from relay.smtp.proxy import networks
 from relay.webhooks.post import Poster
 from relay.webhooks.store import Webhooks
 from supervisor import (
@@ -184,8 +191,8 @@ ROLES = (
 )
 """The actors that `--only` may name; the others come with those that need them."""
 
-_ALL = frozenset(ROLES) | {"writer", "summariser", "device_store", "filter"}
-_ALWAYS = {"postgres", "listener"}
+_ALL = frozenset(ROLES) | {"recorder", "writer", "summariser", "device_store", "filter"}
+_ALWAYS = {"postgres", "listener", "recorder"}
 _NEEDS = {
     "ingest": {"writer", "summariser", "filter"},
     "lmtp": {"writer", "summariser", "filter"},
@@ -203,9 +210,6 @@ _LINK_TIMEOUT = 5.0
 
 _PROCESS_STOP = 6.0
 """Seconds that a process may take to end once it is killed."""
-
-_GUESSES: dict[str, Any] = {"free_misses": 10, "miss_delay": 0.5, "misses_forgotten": 1 / 60}
-"""How many wrong passwords of an address are answered as fast as the first, and so on."""
 
 _OUTBOUND_DRAIN = 30.0
 """Seconds that a delivery which has begun may take to finish after SIGTERM."""
@@ -246,6 +250,7 @@ class Parts:
     mailboxes: Mailboxes
     postgres: Run
     listener: Run
+    recorder: Run
     writer: Run
     summariser: Run
     ticker: Run
@@ -323,6 +328,7 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 start_timeout=900.0,  # an external database may be away
                 pausable=False,
             ),
+            actor("recorder", parts.recorder),
             strategy=Strategy.REST_FOR_ONE,
         ),
         group(
@@ -491,6 +497,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     posting = client_tls(outbound.ca_file or None)  # shared by those who speak HTTPS
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
+    password_checks = PasswordChecks()
     processes = settings.smtp_processes
     proxies = networks(settings.smtp.trusted_proxies)
     front = Front(smtp_limits, processes, proxies) if processes > 1 and "ingest" in wanted else None
@@ -534,6 +541,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 channels.TOKENS: _wake(boxes.collector),
             },
         ),
+        recorder=partial(recorder.run, history=History(pool)),
         writer=partial(
             writer.run, pool=pool, wake_summariser=_nudge(boxes.summariser), capture=capture
         ),
@@ -640,6 +648,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 hosts=pool.hosts,
                 space=resources.space,
                 wake_summariser=_nudge(boxes.summariser),
+                certificate=resources.certificate,
             )
             for place in range(processes)
         ),
@@ -669,7 +678,6 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             limits=_lmtp_limits(settings, connections["lmtp"]),
             domains=settings.smtp.domains,
             capture=capture,
-            chaos=chaos,
             filter_=boxes.filter if filter_class else None,
             filter_hooks=filter_class.hooks if filter_class else frozenset(),
             space=resources.space,
@@ -681,13 +689,15 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             sockets=resources.submission_sockets,
             tls_sockets=resources.submission_tls_sockets,
             certificate=resources.certificate,
+            proxies=proxies,
             pool=pool,
             keys=keys,
             names=store.names,
             admin_token_hash=resources.admin_token_hash,
             right_of_way=right_of_way,
             wake_outbound=wake_outbound,
-            limits=replace(_smtp_limits(settings, connections["submission"]), **_GUESSES),
+            limits=_smtp_limits(settings, connections["submission"]),
+            password_checks=password_checks,
             hostname=settings.smtp.domains[0],
             space=resources.space,
         )
@@ -706,6 +716,8 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 idle_timeout=settings.pop3.idle_timeout,
             ),
             certificate=resources.certificate,
+            proxies=proxies,
+            password_checks=password_checks,
         )
         if settings.pop3.bind or settings.pop3.tls_bind
         else None,

@@ -75,6 +75,7 @@ _FOLD_EVERY = 0.25  # s, at most
 _WATCHED = 10_000  # mailboxes
 _NAMED = 8  # messages of a commit whose ids are logged
 _EVICT_EVERY = 0.25  # s, at most
+_EVICT_AGAIN = 5.0  # s; after the database was away
 _ATTEMPTS = 5  # to find mailboxes live that were made a moment ago
 
 _COMMIT_TIMEOUT = 30.0  # s; the pool's own deadlines come first
@@ -152,6 +153,7 @@ class _Writer:
         self._long: set[str] = set()
         self._to_fold = trio.Event()
         self._to_evict = trio.Event()
+        self._to_evict.set()  # what was too many when the relay ended, or is by a new setting
 
     async def hurry(self) -> None:
         """When the writer is cancelled, give the commits under way their last seconds."""
@@ -178,17 +180,25 @@ class _Writer:
         """Close the mailboxes of capture that are too many, until cancelled."""
         if self._capture is None:
             return
+        failing = False
         while True:
             await self._to_evict.wait()
             self._to_evict = trio.Event()
+            seconds = _EVICT_EVERY
             try:
                 closed = await capturing.evict(self._pool, self._capture.most)
             except (DatabaseUnavailable, psycopg.Error) as error:
-                log.info("writer.captured_not_evicted", error=str(error))
+                if not failing:
+                    log.info("writer.captured_not_evicted", error=str(error))
+                failing, seconds = True, _EVICT_AGAIN
+                self._to_evict.set()
             else:
+                failing = False
                 if closed:
                     log.info("writer.captured_evicted", mailboxes=closed)
-            await trio.sleep(_EVICT_EVERY)
+                if closed is not None:  # until there are not too many
+                    self._to_evict.set()
+            await trio.sleep(seconds)
 
     def _note(self, batch: Sequence[Held[Accept]]) -> None:
         """Remember to whose counts a statement appended."""
@@ -346,7 +356,9 @@ class _Writer:
             # return nothing.
             before = await stored_among(self._pool, _ids(batch), timeout=_CHECK_TIMEOUT)
         if self._capture is not None and _captured(message):
-            return before | await self._insert_captured(batch, self._capture)
+            stored = await self._insert_captured(batch, self._capture)
+            await self._keep_said(batch)
+            return before | stored
         if _alone(message):
             return before | await insert_one(
                 self._pool, message.reverse_path, message.recipients, message.raw, message.origin
@@ -368,24 +380,35 @@ class _Writer:
             Captured(one.recipients, one.reverse_path, one.raw, one.login, one.captured, one.origin)
             for one in (held.message for held in batch)
         ]
-        named = {id_: address for one in messages for id_, address in one.recipients}
-        captured = {address for one in messages for address in one.captured}
         stored: set[UUID] = set()
         for _ in range(_ATTEMPTS):
             now, made = await capturing.store(self._pool, messages, capture.ttl)
             stored |= now
             if made:
                 self._to_evict.set()
+            named = {id_: address for one in messages for id_, address in one.recipients}
             missing = named.keys() - stored
             if not missing:
                 return stored
             stored |= await stored_among(self._pool, missing)  # before, by who handed it over first
-            over = {named[id_] for id_ in named.keys() - stored} & captured
+            over = {named[id_] for id_ in named.keys() - stored}
+            over &= {address for one in messages for address in one.captured}
             if not over:
                 return stored
             # Mailboxes that are over; another writer may have been first.
             await capturing.set_aside(self._pool, sorted(over))
         raise DatabaseUnavailable("mailboxes of captured mail end as fast as they are made")
+
+    async def _keep_said(self, batch: list[Held[Accept]]) -> None:
+        """Show new mailboxes of international domains as they were said; or in A-labels, if that
+        fails: their mail is stored, and they are found either way."""
+        said = dict(each for one in reversed(batch) for each in one.message.said)
+        if not said:
+            return
+        try:
+            await capturing.keep_said(self._pool, said)
+        except (DatabaseUnavailable, psycopg.Error) as error:
+            log.warning("writer.spelling_lost", mailboxes=len(said), error=str(error))
 
     async def _look(self, batch: list[Held[Accept]], why: str) -> set[UUID] | None:
         """The commit is in doubt: what of the batch is durable?  None: unknown.

@@ -39,7 +39,6 @@ from actors.resources import Resources
 from actors.tree import Parts, build_tree, wire
 from relay import log as logging
 from relay import metrics
-from relay.connections import endpoint
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir
 from relay.db.cluster import Cluster
@@ -52,10 +51,19 @@ from relay.errors import ConfigError, innermost
 from relay.keyring import Keyring
 from relay.log import get_logger
 from relay.memory import return_large_blocks, settle_garbage
-from relay.settings import Settings, chosen, ignored, load, parse_endpoint, parse_floor
+from relay.ports.certificate import Certificate
+from relay.ports.connections import bound, endpoint
+from relay.settings import (
+    Settings,
+    Source,
+    chosen,
+    ignored,
+    load,
+    parse_endpoint,
+    parse_floor,
+)
 from relay.storage import Space, measure, usual_floor
 from relay.systemd import ServiceManager
-from relay.tls import Certificate
 from supervisor import (
     BLOCKED_LONG,
     BackingOff,
@@ -91,6 +99,9 @@ PORTS = (
 )
 """What `relay.json` says of where this relay is reached."""
 
+TOLD = (*PORTS, "smtp_processes", "pid")
+"""What of `relay.json` the log says, too."""
+
 Greet = Callable[[Mapping[str, object]], None]
 """Says to a person that the relay is ready; given what `relay.json` says."""
 
@@ -103,13 +114,15 @@ def up(
     *,
     only: frozenset[str] | None = None,
     config: Path | None = None,
+    origins: Mapping[str, Source] | None = None,
     greet: Greet | None = None,
     build: Callable[[Parts], SupervisorSpec] = build_tree,
     cluster: Cluster | None = None,
 ) -> int:
     """Run the relay in the foreground until a signal, and return the exit code.
 
-    `data` is held by this process (`DataDir.prepare`), and released at the end.  `greet` is called
+    `data` is held by this process (`DataDir.prepare`), and released at the end.  `origins`: where
+    settings were set (`relay.settings.sources`), to be shown.  `greet` is called
     once, in a thread, when the relay is ready.  `build` places the parts.  `cluster`: the embedded
     database's, if making it was begun already.
     """
@@ -192,6 +205,7 @@ def up(
                 certificate,
                 only,
                 config,
+                origins or {},
                 ports,
                 greet,
                 build,
@@ -390,6 +404,7 @@ async def _run(
     certificate: Certificate | None,
     only: frozenset[str] | None,
     config: Path | None,
+    origins: Mapping[str, Source],
     ports: Ports,
     greet: Greet | None,
     build: Callable[[Parts], SupervisorSpec],
@@ -440,6 +455,7 @@ async def _run(
             page_url=_page_url(settings, ports.http),
             space=space,
             certificate=certificate,
+            origins=origins,
         ),
         only=only,
     )
@@ -447,18 +463,19 @@ async def _run(
     entries: dict[str, object] = {"pid": os.getpid()}
     if ports.http:
         entries["http"] = f"http://{endpoint(ports.http[0])}"
-    if ports.smtp:
-        entries["smtp"] = endpoint(ports.smtp[0])
     if ports.lmtp:
         entries["lmtp"] = settings.smtp.lmtp
-    if ports.submission:
-        entries["submission"] = endpoint(ports.submission[0])
-    if ports.submission_tls:
-        entries["submission_tls"] = endpoint(ports.submission_tls[0])
-    if ports.pop3:
-        entries["pop3"] = endpoint(ports.pop3[0])
-    if ports.pop3_tls:
-        entries["pop3_tls"] = endpoint(ports.pop3_tls[0])
+    mail = {
+        "smtp": ports.smtp,
+        "submission": ports.submission,
+        "submission_tls": ports.submission_tls,
+        "pop3": ports.pop3,
+        "pop3_tls": ports.pop3_tls,
+    }
+    entries |= {name: endpoint(sockets[0]) for name, sockets in mail.items() if sockets}
+    entries["bound"] = {name: [*map(bound, sockets)] for name, sockets in mail.items() if sockets}
+    if ports.smtp:
+        entries["smtp_processes"] = settings.smtp_processes
     if device_key is not None:
         entries["devices_push"] = endpoint(ports.push[0])
         entries["devices_receive"] = endpoint(ports.receive[0])
@@ -475,6 +492,8 @@ async def _run(
         await nursery.start(_obey_signals, supervisor, config, certificate, manager)
         await nursery.start(_narrate, supervisor, data, entries, manager, greet)
         nursery.start_soon(space.watch)
+        if certificate is not None:
+            nursery.start_soon(certificate.watch)
         if manager.listens:
             nursery.start_soon(_show_life, manager)
         try:
@@ -627,7 +646,7 @@ async def _narrate(
                     data.write_run(entries)
                     log.info(
                         "relay.ready",
-                        **{k: entries[k] for k in (*PORTS, "pid") if k in entries},
+                        **{k: entries[k] for k in TOLD if k in entries},
                     )
                     served = [f"{k} {entries[k]}" for k in PORTS if k in entries]
                     manager.ready(f"Serving {', '.join(served) or 'its roles'}.")

@@ -22,7 +22,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -97,12 +96,12 @@ class DataDir:
 
     def secret_keys(self, configured: str) -> tuple[bytes, ...]:
         """Return the signing keys (32 bytes each), newest first; made here when unset."""
-        text = configured or self.kept("secret_key", lambda: secrets.token_hex(32))
+        text = configured or self.kept("secret_key", lambda: os.urandom(32).hex())
         return tuple(bytes.fromhex(part) for part in text.split(",") if part.strip())
 
     def device_key(self, configured: str) -> bytes:
         """Return the private X25519 key (32 bytes) of the device ports; made here when unset."""
-        text = configured or self.kept("device_key", lambda: secrets.token_hex(32))
+        text = configured or self.kept("device_key", lambda: os.urandom(32).hex())
         try:
             key = bytes.fromhex(text)
         except ValueError:

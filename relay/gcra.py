@@ -57,6 +57,11 @@ class Gcra(Generic[K]):
         if len(table) >= self._sweep_at:
             self._sweep(now)
 
+    def give_back(self, key: K, cost: float) -> None:
+        """Take back what was spent and need not have been."""
+        if key in self._whole_at:
+            self._whole_at[key] -= cost
+
     def take(self, key: K, now: float, cost: float, burst: float) -> float:
         """Spend `cost` and return 0 if that may be now; else return the seconds to `wait`."""
         left = self.wait(key, now, cost, burst)

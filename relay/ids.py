@@ -7,6 +7,8 @@ Promises: ids that a process makes rise, those of one moment too (each is at lea
 millisecond after the one before; a clock that is set back by more than a second starts anew).  The
 random bits are the system's, so nobody guesses an id and no two processes make the same.
 
+`parse_uuid` reads an id as a client gives it back.
+
 Fails: never.  Two threads that make ids at once may get them in either order.
 """
 
@@ -44,3 +46,13 @@ new_id = Ids().new
 def new_ids(count: int) -> list[UUID]:
     """Return `count` ids in rising order."""
     return [new_id() for _ in range(count)]
+
+
+def parse_uuid(value: str | UUID) -> UUID | None:
+    """Return an id, or None for what is none."""
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value)
+    except ValueError:
+        return None

@@ -80,22 +80,35 @@ class LogFollower:
         return lines
 
 
+_PASSING = frozenset({"loop.blocked"})
+
+
 class LogRing:
     """The newest lines of this start, and those who follow them."""
 
     def __init__(self, capacity: int = RING_LINES) -> None:
         self._lines: deque[Line] = deque(maxlen=capacity)
         self._followers: set[LogFollower] = set()
+        self._last: dict[Any, Line] = {}
 
     def append(self, line: Line) -> None:
         """Keep a line and hand it to every follower."""
         self._lines.append(line)
+        if line.get("event") not in _PASSING:
+            self._last[line.get("actor")] = line
         for follower in tuple(self._followers):
             follower.offer(line)
 
     def lines(self) -> list[Line]:
         """Return the lines kept, oldest first."""
         return list(self._lines)
+
+    def last(self, actor: str) -> Line | None:
+        """Return the newest line of an actor, or None where it has said nothing yet.
+
+        That it blocked the loop is over when it is told, and stands for nobody's last line.
+        """
+        return self._last.get(actor)
 
     @contextmanager
     def follow(self, capacity: int = 10_000) -> Iterator[LogFollower]:

@@ -8,19 +8,20 @@ Promises:
 - No `@` survives, nor any of its disguises (`%40`, `=40`, `&#64;`, its full-width forms): whatever
   surrounds one is taken out as a whole, so no address survives however oddly it is written.
 - Of what is known to be personal (a recipient's local part, a name, a subject) nothing is left
-  either where it cannot be an ordinary word: it holds a digit, a dot, a hyphen, anything but
-  letters, or is a phrase of more than words that every mail server says.  One plain word (rose,
-  invoice, quarantine) is taken out where it stands as an address would: in angle brackets, right
-  after `user`, `mailbox`, `to=` and their like, in quotes or parentheses beside one of them, or at
-  the beginning with one behind it (`rose: no such user`).  Elsewhere it stays, so that the reason
-  can be read.  A secret is taken out wherever it stands.
+  either where it cannot be an ordinary word: it holds letters and a digit, a dot, a hyphen,
+  anything else, or is a phrase of more than words that every mail server says.  One plain word
+  (rose, invoice, quarantine) or number (10042) is taken out where it stands as an address would: in
+  angle brackets, right after `user`, `mailbox`, `to=` and their like, in quotes or parentheses
+  beside one of them, or at the beginning with one behind it (`rose: no such user`).  Elsewhere it
+  stays, so that the reason can be read; what reads as a reply's code (451, 5.1.1) goes in angle
+  brackets only.  A secret is taken out wherever it stands.
 - Redacting twice changes nothing; the result has at most `limit` characters and one line.
 - An address gives the same hash in any case, quoted or not, in angle brackets or not.
 - Linear in the input, which is cut at `limit` first.
 
 Fails: never.  What is taken for personal data and is not (a long queue id) is lost to the
-reader; that is the side to err on.  A name that is one plain word and stands in a sentence as any
-word does (`rose is over quota`) is not told from a word, and stays.
+reader; that is the side to err on.  A name that is one plain word or number and stands in a
+sentence as any word does (`rose is over quota`) is not told from a word, and stays.
 
 Pure.
 """
@@ -109,6 +110,10 @@ _NEXT = rf"(?:\s(?:is|no|not|a|an|such|valid|unknown|invalid|known|local)){{0,4}
 _AFTER_QUOTES = rf"[\"'`)\]][:,.]{{0,3}}{_NEXT}"
 _AT_START = r"^(?:\d{3}[ \-])?(?:\d\.\d{1,3}\.\d{1,3}\s)?"
 _AFTER_START = rf"\s?(?::|\.\.\.|,|-){_NEXT}"
+# What a bare local part may be and yet say nothing of anybody: a number, the code of a reply.
+_NUMBER = re.compile(r"[0-9]{1,6}")
+_CODE = re.compile(r"[245][0-9]{2}|[245](?:\.[0-9]{1,3}){2}")
+_JOINS = re.compile(r"[\s.+_\-]+")
 _SPELT_AT = r"\s?[\[(]\s?at\s?[\])]"
 _URL_PARTS = re.compile(r"([a-z][a-z0-9+.\-]*://)([^/?#]*)([^?#]*)(.*)", re.IGNORECASE | re.DOTALL)
 _PLAIN_PATH = re.compile(r"(?:/[A-Za-z.\-_]{0,24}[0-9]{0,2})*")
@@ -201,15 +206,17 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _known(known: Iterable[str], secrets: Iterable[str]) -> tuple[list[str], list[str]]:
-    """What is to be taken out wherever it stands, and the plain words, longest first."""
+    """What is to be taken out wherever it stands, and plain words and numbers, longest first."""
     anywhere: set[str] = set()
     words: set[str] = set()
     for value in known:
         value = _one_line(value)
         for part in (value, value.rpartition("@")[0].strip('"')):
-            if len(part) < 3 or all(word.casefold() in COMMON for word in part.split()):
+            pieces = filter(None, _JOINS.split(part.casefold()))
+            if len(part) < 3 or all(piece in COMMON for piece in pieces):
                 continue
-            (words if part.isalpha() else anywhere).add(part)
+            plain = part.isalpha() or _NUMBER.fullmatch(part) or _CODE.fullmatch(part)
+            (words if plain else anywhere).add(part)
     anywhere.update(value for value in map(_one_line, secrets) if len(value) >= 3)
     return sorted(anywhere, key=len, reverse=True), sorted(words, key=len, reverse=True)
 
@@ -218,6 +225,8 @@ def _in_address_context(word: str) -> Iterable[str]:
     """Expressions that find a plain word, as the group `word`, where an address would stand."""
     named = rf"(?P<word>(?!redacted:){re.escape(word)})"
     yield rf"<{named}>"
+    if _CODE.fullmatch(word):
+        return  # `RCPT TO: 550 no such user` says it of the reply
     yield rf"(?:{_BEFORE}){named}(?!\w)"
     yield rf"[\"'`(\[]{named}{_AFTER_QUOTES}"
     yield rf"{_AT_START}{named}{_AFTER_START}"

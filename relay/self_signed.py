@@ -1,6 +1,7 @@
 """A certificate that nobody has signed but itself, for development.
 
-Apart from `relay.tls`, which every SMTP process loads: importing `cryptography` takes long.
+Apart from `relay.ports.certificate`, which every SMTP process loads: importing `cryptography` takes
+long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Every setting of Relay: its name, its default and what it may be.
 
-A value comes from the environment (`RELAY_SECTION__NAME`, lists as JSON), else from the
-TOML file given with `--config`, else from the default here.  `config/relay.toml` shows all
-of them with the reasons; a test holds the two together.
+A value comes from the environment (`RELAY_SECTION__NAME`), else from the TOML file given with
+`--config`, else from the default here.  A list may be written as one text wherever it stands, with
+commas or as JSON (`Texts`).  `settings.toml` beside this file, which is `config/relay.toml`, shows
+all of them with the reasons; a test holds the two together.
 
 Promises: a setting that is misspelt or malformed is a `ConfigError` of one sentence that
 names the setting as its author wrote it, and for an unknown name the nearest known one.
@@ -19,7 +20,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from cryptography.fernet import Fernet
@@ -34,6 +35,7 @@ from pydantic import (
 )
 
 from relay.errors import ConfigError
+from relay.ip import is_loopback
 
 PREFIX = "RELAY_"
 _OUTSIDE = {"RELAY_DATA_DIR", "RELAY_CONFIG", "RELAY_TOKEN"}  # options of commands, not settings
@@ -93,8 +95,10 @@ def parse_endpoint(value: str) -> tuple[str, int]:
     """Split `host:port` (an IPv6 host in brackets) into its two parts."""
     host, colon, port = value.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not port.isascii() or not port.isdigit():
         raise ValueError("it must be host:port, for example 127.0.0.1:2525 or [::1]:2525")
+    if int(port) > 65535:
+        raise ValueError("a port is a number from 0 to 65535")
     if ":" in host and not bracketed:
         raise ValueError("an IPv6 host is written in brackets, for example [::1]:2525")
     return (host[1:-1] if bracketed else host), int(port)
@@ -115,19 +119,31 @@ def parse_dns_server(value: str) -> tuple[str, int]:
         ) from None
 
 
+_IPV6_FIRST = re.compile(r"\[[0-9a-f:.]*:[0-9a-f:.]*\]", re.ASCII | re.IGNORECASE)
+
+
+def parse_texts(value: object) -> object:
+    """Split `"one, two"` or read `'["one", "two"]'`, empty ones left out; what is no text is kept.
+
+    ValueError: it begins as JSON does (not as `[::1]:53` does) and is no list of texts.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if not text.startswith("[") or _IPV6_FIRST.match(text):
+        return tuple(part for part in map(str.strip, text.split(",")) if part)
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        items = None
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ValueError('a list is written as one, two or as JSON, ["one", "two"]')
+    return tuple(items)
+
+
 def _check_address(value: str) -> str:
     parse_endpoint(value)
     return value
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether `host` names this machine alone."""
-    if host in {"localhost", "localhost."} or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_floor(value: object) -> object:
@@ -138,6 +154,7 @@ def _check_floor(value: object) -> object:
 
 Size = Annotated[int, BeforeValidator(parse_size)]
 Floor = Annotated[str, BeforeValidator(_check_floor)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(parse_texts)]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0)]
 Bind = Annotated[str, AfterValidator(_check_address)]
 OptionalBind = Annotated[str, AfterValidator(lambda value: value and _check_address(value))]
@@ -158,26 +175,19 @@ class Database(_Section):
     call_timeout: Annotated[Seconds, Field(ge=0.1, le=20)] = 15.0
 
 
-def _one_or_several(value: object) -> object:
-    """Turn one string into a list of it, and an empty one into none."""
-    if isinstance(value, str):
-        return (value,) if value else ()
-    return value
-
-
 class Http(_Section):
     """The control plane's address, and the addresses that people see."""
 
     bind: Bind = "127.0.0.1:8025"
-    public_url: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = ()
+    public_url: Texts = ()
     anonymous_rate: Annotated[float, Field(ge=0, le=1_000_000)] = 100.0
-    trusted_proxies: tuple[str, ...] = ()
+    trusted_proxies: Texts = ()
 
     @field_validator("trusted_proxies")
     @classmethod
     def _trusted_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for proxy in value:
-            ipaddress.ip_address(proxy)  # a ValueError says what is wrong
+        for network in value:
+            ipaddress.ip_network(network)  # a ValueError says what is wrong
         return value
 
     @field_validator("public_url")
@@ -235,7 +245,7 @@ class Smtp(_Section):
     bind: Bind = "127.0.0.1:2525"
     share_port: bool = False
     processes: Annotated[int | Literal["auto"], BeforeValidator(_processes)] = 1
-    domains: Annotated[tuple[str, ...], Field(min_length=1)] = ("relay.localhost",)
+    domains: Annotated[Texts, Field(min_length=1)] = ("relay.localhost",)
     max_message_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 26_214_400
     max_connections: Annotated[int, Field(ge=1, le=100_000)] = 1000
     max_connections_per_peer: Annotated[int, Field(ge=1, le=100_000)] = 100
@@ -246,7 +256,7 @@ class Smtp(_Section):
     chaos: bool = False
     filter: str = ""
     filter_timeout: Seconds = 30.0
-    trusted_proxies: tuple[str, ...] = ()
+    trusted_proxies: Texts = ()
     lmtp: str = ""
     tls_cert: str = ""
     tls_key: str = ""
@@ -290,10 +300,17 @@ class Smtp(_Section):
 
 def captures(smtp: Smtp, hosts: Iterable[str] = ()) -> bool:
     """Whether mail for others' domains is captured, listening on `hosts` (none: on `bind`)."""
-    if smtp.capture == "auto":
-        here = all(map(is_loopback, list(hosts) or [parse_endpoint(smtp.bind)[0]]))
-        return here and not smtp.trusted_proxies  # behind a proxy may be anybody
-    return smtp.capture == "on"
+    return not why_not_captured(smtp, hosts)
+
+
+def why_not_captured(smtp: Smtp, hosts: Iterable[str] = ()) -> str:
+    """Return why mail for others' domains is not captured, as a clause; empty: it is."""
+    if smtp.capture != "auto":
+        return "" if smtp.capture == "on" else "RELAY_SMTP__CAPTURE says so"
+    if not all(map(is_loopback, list(hosts) or [parse_endpoint(smtp.bind)[0]])):
+        return "others than this machine reach SMTP"
+    # A proxy on this machine, too: it is there to let others in.
+    return "behind RELAY_SMTP__TRUSTED_PROXIES may be anybody" if smtp.trusted_proxies else ""
 
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:@[a-z]{2}(?:-[a-z0-9]+){1,4})?", re.ASCII)
@@ -302,8 +319,8 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:@[a-z]{2}(?:-[a-z0-9]+
 class Ingest(_Section):
     """Mail that arrives by other ways than SMTP."""
 
-    sns_topics: tuple[str, ...] = ()
-    s3_buckets: tuple[str, ...] = ()
+    sns_topics: Texts = ()
+    s3_buckets: Texts = ()
     s3_access_key: str = ""
     s3_secret_key: str = ""
     s3_session_token: str = ""
@@ -372,7 +389,7 @@ class Outbound(_Section):
     domain_connections: Annotated[int, Field(ge=0)] = 0
     retention: Annotated[Seconds, Field(ge=86_400)] = 30 * 86_400.0
     private_upstreams: bool = False
-    release_to: tuple[str, ...] = ()
+    release_to: Texts = ()
     ca_file: str = ""
 
     @field_validator("upstream")
@@ -453,7 +470,7 @@ class Devices(_Section):
 class Dns(_Section):
     """Whom to ask about names."""
 
-    servers: tuple[str, ...] = ()
+    servers: Texts = ()
 
     @field_validator("servers")
     @classmethod
@@ -599,11 +616,6 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
             "RELAY_SMTP__CHAOS is for sessions of one process: with it, set "
             "RELAY_SMTP__PROCESSES to 1."
         )
-    if settings.smtp.chaos and settings.smtp.trusted_proxies:
-        raise ConfigError(
-            "RELAY_SMTP__CHAOS is for applications on this machine: it cannot be had together with "
-            "RELAY_SMTP__TRUSTED_PROXIES."
-        )
     if settings.smtp.chaos and not is_loopback(parse_endpoint(settings.smtp.bind)[0]):
         raise ConfigError(
             "RELAY_SMTP__CHAOS makes mail go wrong on demand, for applications on this machine: "
@@ -624,6 +636,24 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
                 "RELAY_COLLECTOR__PRICE_PER_THOUSAND."
             )
     return settings
+
+
+Source = Literal["default", "file", "environment"]
+"""Where the value of a setting comes from."""
+
+
+def sources(
+    *, config: Path | None = None, environ: Mapping[str, str] | None = None
+) -> dict[str, Source]:
+    """Return where `load` finds each setting that somebody has set; the others have defaults."""
+    in_file: dict[str, str] = {}
+    in_environment: dict[str, str] = {}
+    if config is not None:
+        _read_file(config, {}, in_file)
+    _read_environment(os.environ if environ is None else environ, {}, in_environment)
+    of_file: dict[str, Source] = dict.fromkeys(in_file, "file")
+    of_environment: dict[str, Source] = dict.fromkeys(in_environment, "environment")
+    return of_file | of_environment
 
 
 def ignored(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -682,7 +712,7 @@ def _read_environment(
             raise ConfigError(_unknown(variable, variable, list(known)))
         name = known[variable]
         section, _, key = name.partition(".")
-        value = _from_text(name, environ[variable], variable)
+        value = _from_text(name, environ[variable])
         written[name] = variable
         if key:
             values.setdefault(section, {})[key] = value
@@ -690,37 +720,21 @@ def _read_environment(
             values[section] = value
 
 
-_ONE_OR_SEVERAL = {"http.public_url"}
-"""Lists whose only element may be written without JSON."""
-
-
-def _from_text(name: str, text: str, variable: str) -> object:
+def _from_text(name: str, text: str) -> object:
     section, _, key = name.partition(".")
     owner = SECTIONS.get(section)
     if owner is None or not key:
         return text
-    default = owner.model_fields[key].default
-    if name in _ONE_OR_SEVERAL and not text.lstrip().startswith("["):
-        return text
-    if isinstance(default, tuple):
-        try:
-            items = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(
-                f'{variable} is a list and is written as JSON, for example ["one", "two"].'
-            ) from error
-        if not isinstance(items, list):
-            raise ConfigError(
-                f'{variable} is a list and is written as JSON, for example ["one", "two"].'
-            )
-        return items
-    if default is None and not text:
+    if not text and owner.model_fields[key].default is None:
         return None
     return text
 
 
 def _unknown(shown: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    # Never a secret: who follows such a hint makes what they hold, a password, this relay's key.
+    secret = {*_SECRET, *map(as_environment, _SECRET)}
+    offered = [one for one in known if one not in secret]
+    near = difflib.get_close_matches(name, offered, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else "; `relay config show` lists all names."
     return f"{shown} is not a setting of Relay{hint}"
 
@@ -730,6 +744,8 @@ _SECRET = {
     "ingest.s3_session_token",
 }  # fmt: skip
 _MAY_HOLD_A_SECRET = {*_SECRET, "outbound.upstream", "database.url", "database.direct_url"}
+_PASSWORD = re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^&\s]*)", re.IGNORECASE)
+"""As libpq takes it, among the parameters of an address or in `host=… password=…`."""
 
 
 def forget_secrets() -> None:
@@ -741,12 +757,20 @@ def forget_secrets() -> None:
         os.environ.pop(variable, None)
 
 
+_KINDS = {
+    "bool_parsing": "it must be true or false",
+    "int_parsing": "it must be a whole number",
+    "float_parsing": "it must be a number",
+}
+"""What pydantic says in words of its own, by its name for it."""
+
+
 def _sentence(error: ValidationError, written: Mapping[str, str]) -> str:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"] if isinstance(part, str)]
     name = ".".join(path[:2])
     shown = written.get(name, as_environment(name))
-    reason = first["msg"].removeprefix("Value error, ").rstrip(".")
+    reason = _KINDS.get(first["type"], first["msg"]).removeprefix("Value error, ").rstrip(".")
     reason = reason[:1].lower() + reason[1:] if reason.startswith("Input") else reason
     if name in _MAY_HOLD_A_SECRET:
         return f"{shown} is not usable: {reason}."  # its value may hold a secret
@@ -764,9 +788,63 @@ def show(settings: Settings) -> dict[str, Any]:
         if name in _SECRET and value:
             value = "***"
         elif isinstance(value, str) and "://" in value:
-            value = re.sub(r"(://[^:@/]*:)[^@/]*(@)", r"\1***\2", value)
+            value = re.sub(r"(://[^:@/]*:)[^/]*(@)", r"\1***\2", value)
+        if name in _MAY_HOLD_A_SECRET and isinstance(value, str):
+            value = _PASSWORD.sub(r"\1***", value)
         shown[name] = list(value) if isinstance(value, tuple) else value
     return shown
+
+
+class Explained(NamedTuple):
+    """A setting as a page shows it: `value` and `default` are JSON values, secrets `***`."""
+
+    name: str
+    variable: str
+    value: Any
+    default: Any
+    source: Source
+    meaning: str
+
+
+def explain(settings: Settings, sources: Mapping[str, Source]) -> list[Explained]:
+    """Return every setting with what is in force, where it comes from and what it is for."""
+    defaults, documents = show(Settings()), documented()
+    explained: list[Explained] = []
+    meaning = ""
+    for name, value in show(settings).items():
+        if (comment := documents[name][1]) != _LIKEWISE:
+            meaning = comment
+        source = sources.get(name, "default")
+        explained.append(
+            Explained(name, as_environment(name), value, defaults[name], source, meaning)
+        )
+    return explained
+
+
+_LIKEWISE = "likewise"
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Return each setting's default as `settings.toml` has it, and the comment above it.
+
+    The default is empty where it is none.  A comment above several is said once, `likewise` of the
+    others.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    section = ""
+    comment: list[str] = []
+    for line in Path(__file__).with_suffix(".toml").read_text("utf-8").splitlines():
+        if match := re.fullmatch(r"\[(\w+)\]", line):
+            section, comment = f"{match[1]}.", []
+        elif match := re.match(r"(# )?(\w+) = (.*)", line):
+            default = "" if match[1] else match[3].strip('"')
+            found[section + match[2]] = (default, " ".join(comment) or _LIKEWISE)
+            comment = []
+        elif line.startswith("#"):
+            comment.extend(line[1:].split())
+        else:
+            comment = []
+    return found
 
 
 def chosen(settings: Settings) -> dict[str, Any]:

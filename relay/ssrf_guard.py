@@ -5,8 +5,10 @@ not be one that they could not reach themselves.
 
 Promises
 - Every address of a host must be public: no private, loopback, link-local, carrier-grade,
-  documentation, multicast or reserved one, in no disguise (IPv4 mapped or compatible, 6to4,
-  Teredo, NAT64).  One that is not spoils the others: whoever names both means the inner one.
+  documentation, multicast or reserved one (IANA's registries of special-purpose addresses), none
+  where a cloud keeps what is its machines' alone, in no disguise (IPv4 mapped or compatible, 6to4,
+  Teredo, ISATAP, NAT64).  One that is not spoils the others: whoever names both means the inner
+  one.
 - Who connects to an address that `addresses_of` returned connects to one that was checked, so a
   name that resolves differently the next moment gains nothing.
 
@@ -31,12 +33,16 @@ _NOT_PUBLIC_4 = tuple(
         "10.0.0.0/8",
         "100.64.0.0/10",  # carrier-grade NAT
         "127.0.0.0/8",
+        "168.63.129.16/32",  # Azure's wire server, on every machine there
         "169.254.0.0/16",  # link-local, where clouds keep their metadata
         "172.16.0.0/12",
         "192.0.0.0/24",  # protocol assignments
         "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",  # where reverse names of private addresses are answered
+        "192.52.193.0/24",  # multicast relays, of this network first
         "192.88.99.0/24",  # 6to4 relays
         "192.168.0.0/16",
+        "192.175.48.0/24",  # as 192.31.196.0/24
         "198.18.0.0/15",  # benchmarks
         "198.51.100.0/24",
         "203.0.113.0/24",
@@ -51,9 +57,12 @@ _NOT_PUBLIC_6 = tuple(
         "2001::/23",  # protocol assignments, Teredo among them
         "2001:db8::/32",  # documentation
         "2002::/16",  # 6to4
+        "2620:4f:8000::/48",  # where reverse names of private addresses are answered
         "3fff::/20",  # documentation
     )
 )
+_ISATAP = {0x0000_5EFE, 0x0200_5EFE}
+"""Above the IPv4 address in the lower half of an address that ISATAP has made (RFC 5214, 6.1)."""
 
 MAX_URL = 2048
 """Bytes of a URL."""
@@ -78,6 +87,8 @@ def is_public(address: str) -> bool:
         return False
     if isinstance(ip, ipaddress.IPv4Address):
         return not any(ip in net for net in _NOT_PUBLIC_4)
+    if int(ip) >> 32 & 0xFFFF_FFFF in _ISATAP:
+        return False
     return ip in _PUBLIC_6 and not any(ip in net for net in _NOT_PUBLIC_6)
 
 

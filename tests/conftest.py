@@ -12,7 +12,10 @@ failure: what the tests need is installed there.
 
 import functools
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from inspect import iscoroutinefunction
+from math import inf
+from typing import Any
 
 import pytest
 import structlog
@@ -25,6 +28,7 @@ from tests.db.cluster import Cluster, binaries
 from tests.relay_process import RelayProcess
 
 VERSIONS = (18, 15)
+HANGS = 0.8  # of its time-out, after which an asynchronous test is cancelled
 TEMPLATE = "relay_template"
 
 
@@ -41,6 +45,40 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report = yield
     _fail_in_ci(report)
     return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item):
+    """Cancel an asynchronous test that hangs, while that can be: the time-out of all tests leaves
+    Trio's loop where it is, and no other asynchronous test of the process could run."""
+    if (
+        isinstance(item, pytest.Function)
+        and iscoroutinefunction(item.obj)
+        and not hasattr(item.obj, "hypothesis")
+        # By a clock of its own, seconds mean nothing.
+        and not any(isinstance(value, MockClock) for value in item.funcargs.values())
+    ):
+        item.obj = _limited(item.obj, HANGS * _timeout(item))
+    return (yield)
+
+
+def _timeout(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        return float(marker.args[0])
+    given = item.config.getoption("timeout")
+    return float(item.config.getini("timeout") if given is None else given) or inf
+
+
+def _limited(
+    test: Callable[..., Awaitable[None]], seconds: float
+) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def limited(**arguments: Any) -> None:
+        with trio.fail_after(seconds):
+            await test(**arguments)
+
+    return limited
 
 
 @pytest.hookimpl(wrapper=True)

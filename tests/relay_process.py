@@ -108,7 +108,7 @@ class RelayProcess:
         """Start the program without waiting for it to be ready."""
         self.run_file.unlink(missing_ok=True)
         if not self.first_start and "RELAY_DATABASE__URL" not in self.env:
-            self._lay_server()
+            self.lay_server()
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_file, "ab") as log:
             self.process = subprocess.Popen(
@@ -127,7 +127,7 @@ class RelayProcess:
             resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, limits)
         return self.process
 
-    def _lay_server(self) -> None:
+    def lay_server(self) -> None:
         """Give it the embedded server that was made once, if it has none."""
         directory, made = self.data_dir / "postgres", embedded_server()
         if made is None or directory.exists():

@@ -45,7 +45,9 @@ def test_what_is_published_is_private_and_goes_with_a_clean_stop(tmp_path):
     assert stat.S_IMODE(relay.run_file.stat().st_mode) == 0o600
     ports = {"http", "smtp", "submission", "devices_push", "devices_receive"}
     secret = {"database_url", "admin_token"}
-    assert set(relay.run) == {"pid", *ports, "devices_key", "settings", *secret}
+    others = {"bound", "smtp_processes", "devices_key", "settings"}
+    assert set(relay.run) == {"pid", *ports, *others, *secret}
+    assert relay.run["bound"] == {name: [relay.run[name]] for name in ("smtp", "submission")}
     assert relay.run["pid"] == relay.pid
     with psycopg.connect(relay.run["database_url"]) as database:
         assert database.execute("SELECT count(*) FROM relay.mailboxes").fetchone() == (0,)
@@ -181,8 +183,9 @@ def test_sighup_reads_the_log_level_again(tmp_path):
         assert relay.process.poll() is None
 
 
-def test_sighup_takes_up_a_new_certificate_at_once(tmp_path):
-    """The next session is shown it; one that is no good is refused, and the old one serves on."""
+def test_a_new_certificate_is_taken_up_by_itself_and_on_sighup_at_once(tmp_path):
+    """The next session is shown it, and be it the first; one that is no good is refused, and the
+    old one serves on."""
     cert, key = write(tmp_path)
     relay = RelayProcess(
         tmp_path / "var", env={"RELAY_SMTP__TLS_CERT": cert, "RELAY_SMTP__TLS_KEY": key}
@@ -200,6 +203,8 @@ def test_sighup_takes_up_a_new_certificate_at_once(tmp_path):
 
     with relay:
         assert relay.process is not None
+        write(tmp_path)
+        eventually_sync(lambda: logged(relay, "tls.certificate_loaded"), "nobody need come for it")
         assert shown() == serial(cert)
         write(tmp_path)
         relay.process.send_signal(signal.SIGHUP)

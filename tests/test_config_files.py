@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import yaml
 
+from relay.settings import captures, ignored, load, parse_endpoint
 from tests.docs.pages import ROOT
 from tests.docs.tables import metrics, scrape
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 CONFIG = ROOT / "config"
@@ -105,6 +111,153 @@ def test_the_image_is_built_from_what_is_there() -> None:
                 assert source in allowed, source
         if name == "RUN" and "pip install" in rest:
             assert "--require-hashes" in rest or "--no-index" in rest
+
+
+def manifests() -> dict[str, Any]:
+    """The objects of the Kubernetes manifest, by their kind."""
+    text = (CONFIG / "kubernetes.yaml").read_text()
+    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    assert found.keys() == {"Secret", "Service", "PodDisruptionBudget", "Deployment"}
+    return found
+
+
+def image() -> tuple[dict[str, str], set[int]]:
+    """The environment and the ports of the image."""
+    last = instructions()
+    env = dict(pair.split("=", 1) for name, rest in last if name == "ENV" for pair in rest.split())
+    ports = {int(port) for name, rest in last if name == "EXPOSE" for port in rest.split()}
+    return env, ports
+
+
+def test_kubernetes_sends_to_pods_what_they_listen_to() -> None:
+    """Labels select the pods, named ports are there and those of the image, probes are calls that
+    ask for no Host, and a drain leaves a relay."""
+    found = manifests()
+    spec = found["Deployment"]["spec"]
+    pod = spec["template"]
+    labels = pod["metadata"]["labels"]
+    (container,) = pod["spec"]["containers"]
+    assert found["Service"]["metadata"]["name"] == "relay"
+    assert found["Service"]["spec"]["selector"].items() <= labels.items()
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        assert found[kind]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    named = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert set(named.values()) <= image()[1]
+    for port in found["Service"]["spec"]["ports"]:
+        assert named[port["targetPort"]] == port["port"]
+    assert found["PodDisruptionBudget"]["spec"]["minAvailable"] < spec["replicas"]
+    probed = {
+        kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")
+    }
+    assert {one["path"] for one in probed.values()} == {"/readyz", "/healthz"}
+    assert probed["liveness"]["path"] == "/healthz"
+    assert {one["port"] for one in probed.values()} == {"http"}
+    mounted = {one["name"] for one in container["volumeMounts"]}
+    assert mounted == {one["name"] for one in pod["spec"]["volumes"]}
+
+
+def test_kubernetes_runs_the_image_as_its_user() -> None:
+    """Without root, with nothing to gain, and as long to stop as the image is given."""
+    pod = manifests()["Deployment"]["spec"]["template"]["spec"]
+    text = (ROOT / "Dockerfile").read_text()
+    user = re.search(r"--uid (\d+)", text)
+    stop = re.search(r"--stop-timeout (\d+)", text)
+    assert user is not None
+    assert stop is not None
+    security = pod["securityContext"]
+    assert (security["runAsNonRoot"], security["runAsUser"]) == (True, int(user[1]))
+    assert pod["terminationGracePeriodSeconds"] == int(stop[1])
+    inside = pod["containers"][0]["securityContext"]
+    assert inside["capabilities"] == {"drop": ["ALL"]}
+    assert not inside["allowPrivilegeEscalation"]
+
+
+def test_a_relay_starts_with_what_kubernetes_gives_it() -> None:
+    """The manifest's settings, the image's, and what Kubernetes makes of a Service named relay."""
+    found = manifests()
+    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    given = {one["name"]: one["value"] for one in container["env"]}
+    made = {"RELAY_SERVICE_HOST": "10.0.0.1", "RELAY_SERVICE_PORT": "8025"}
+    for port in found["Service"]["spec"]["ports"]:
+        name, number = port["name"].upper(), port["port"]
+        made |= {
+            f"RELAY_SERVICE_PORT_{name}": str(number),
+            "RELAY_PORT": "tcp://10.0.0.1:8025",
+            f"RELAY_PORT_{number}_TCP": f"tcp://10.0.0.1:{number}",
+            f"RELAY_PORT_{number}_TCP_PROTO": "tcp",
+            f"RELAY_PORT_{number}_TCP_PORT": str(number),
+            f"RELAY_PORT_{number}_TCP_ADDR": "10.0.0.1",
+        }
+    environ = {**image()[0], **found["Secret"]["stringData"], **given, **made}
+    settings = load(environ=environ)
+    assert ignored(environ) == sorted(made)
+    assert settings.devices.store == "postgres"
+    assert settings.database.url.startswith("postgresql://")
+    assert settings.http.link_base == "https://relay.example"
+    ports = {port["containerPort"] for port in container["ports"]}
+    for bind in (settings.http.bind, settings.smtp.bind, settings.submission.bind):
+        assert parse_endpoint(bind)[1] in ports
+    data, volume = given["RELAY_DATA_DIR"], container["volumeMounts"][0]["mountPath"]
+    assert Path(data).parent == Path(volume), "a directory of its own below the volume"
+
+
+def test_compose_runs_the_image_for_this_machine_alone() -> None:
+    """It builds this Dockerfile, publishes on loopback, keeps the data directory, and its settings
+    are ones that a relay starts with."""
+    found = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    relay = found["services"]["relay"]
+    env, ports = image()
+    assert (ROOT / relay["build"] / "Dockerfile").exists()
+    for published in relay["ports"]:
+        host, _, inside = published.rpartition(":")
+        assert host.startswith("127.0.0.1:")
+        assert int(inside) in ports
+    (volume,) = relay["volumes"]
+    name, _, place = volume.partition(":")
+    assert (name in found["volumes"], place) == (True, env["RELAY_DATA_DIR"])
+    settings = load(environ={**env, **relay["environment"]})
+    assert captures(settings.smtp)
+    assert settings.http.public_url == ("http://localhost:8025", "http://relay:8025")
+
+
+@pytest.mark.soak  # a shell that looks five times a second, and a command or two: seconds
+def test_the_workflow_starts_a_relay_that_tests_can_use(tmp_path: Path) -> None:
+    """Its step, run as it stands but for the ports: URL and key are in the environment of the next
+    ones.  `relay-mail` is the program that is tested here."""
+    found = yaml.safe_load((CONFIG / "github-actions.yaml").read_text())
+    job = found["jobs"]["other"]
+    (step,) = (one["run"] for one in job["steps"] if one.get("name") == "Start the relay")
+    program = tmp_path / "bin" / "relay-mail"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m relay "$@"\n')
+    program.chmod(0o755)
+    relay = RelayProcess(tmp_path / "relay")
+    relay.lay_server()
+    assert job["env"].keys() == {"RELAY_DATA_DIR"}
+    env = {
+        **os.environ,
+        **relay.env,
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "RELAY_DATA_DIR": str(relay.data_dir),
+        "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_ENV": str(tmp_path / "env"),
+    }
+    try:
+        done = subprocess.run(["bash", "-e", "-c", step], env=env, timeout=90, check=False)
+        assert done.returncode == 0
+        said = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+        assert said["RELAY_URL"] == "http://127.0.0.1:8025"
+        running = json.loads(relay.run_file.read_text())
+        answer = httpx.get(
+            f"{running['http']}/api/v1/info",
+            headers={"Authorization": f"Bearer {said['RELAY_TOKEN']}"},
+            trust_env=False,
+        )
+        assert answer.status_code == 200
+    finally:
+        if relay.run_file.exists():
+            os.kill(json.loads(relay.run_file.read_text())["pid"], signal.SIGTERM)
+            eventually_sync(lambda: not relay.run_file.exists(), "the relay has stopped")
 
 
 def test_the_lock_of_what_runs_is_part_of_the_lock() -> None:

@@ -36,7 +36,8 @@ ELSEWHERE = {
     "relay_outbound_unrecordable": "what the database refuses: tests/actors/test_sender.py",
     "relay_storage_floor_bytes": "a setting, while the disk has its size: tests/test_storage.py",
     "relay_storage_refused": "a full disk: tests/faults/test_disk_space.py",
-    "relay_tls_handshakes": "a certificate: tests/smtp/test_tls.py",
+    "relay_tls_handshakes": "a certificate: tests/smtp/test_starttls.py",
+    "relay_tls_handshakes_delayed": "one network's many: tests/ports/test_handshakes.py",
     "relay_writer_failed_messages": "mail that cannot be stored: tests/actors/test_writer.py",
 }
 """What truly needs a fault that another test makes."""
@@ -79,6 +80,12 @@ OUTCOMES: dict[tuple[str, str], dict[str, str]] = {
         "refused": "tests/actors/test_pop3.py::test_a_connection_too_many_is_told_so",
     },
     ("relay_pop3_sign_ins_total", "outcome"): {"right": "", "wrong": ""},
+    ("relay_password_checks_total", "outcome"): {
+        "right": "",
+        "wrong": "",
+        "limited": "tests/access/test_password_checks.py::"
+        "test_who_waits_too_long_is_told_to_come_again",
+    },
     ("relay_pop3_messages_sent_total", "command"): {"retr": "", "top": ""},
     ("relay_smtp_sessions_total", "outcome"): {
         "served": "",

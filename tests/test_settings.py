@@ -14,8 +14,8 @@ from relay.settings import (
     Smtp,
     as_environment,
     captures,
+    explain,
     ignored,
-    is_loopback,
     known_names,
     load,
     parse_dns_server,
@@ -23,6 +23,7 @@ from relay.settings import (
     parse_endpoint,
     processes_on,
     show,
+    sources,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -101,6 +102,39 @@ def test_the_public_address_is_one_or_several(text, urls):
     assert settings.http.link_base == (urls[0] if urls else "")
 
 
+LISTS = [name for name, value in show(Settings()).items() if isinstance(value, list)]
+ITEMS = {
+    "http.public_url": ("https://a.example", "http://relay:8025"),
+    "http.trusted_proxies": ("192.0.2.0/24", "::1"),
+    "smtp.domains": ("a.example", "b.example"),
+    "smtp.trusted_proxies": ("192.0.2.0/24", "::1"),
+    "dns.servers": ("[2001:db8::53]:5353", "192.0.2.53"),
+    "ingest.sns_topics": ("arn:aws:sns:eu-west-1:1:a", "arn:aws:sns:eu-west-1:1:b"),
+    "ingest.s3_buckets": ("mail", "more@eu-west-1"),
+    "outbound.release_to": ("*@a.example", "ops@b.example"),
+}
+S3_KEYS = {"RELAY_INGEST__S3_ACCESS_KEY": "a", "RELAY_INGEST__S3_SECRET_KEY": "b"}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_is_written_with_commas_or_as_json(name: str, tmp_path: Path):
+    """Every list, in the environment as in the file; one item needs neither."""
+    section, _, key = name.partition(".")
+    items, variable = ITEMS[name], as_environment(name)
+
+    def read(text: str) -> object:
+        by_variable = load(environ={variable: text, **S3_KEYS})
+        file = tmp_path / "relay.toml"
+        file.write_text(f"[{section}]\n{key} = {json.dumps(text)}\n")
+        assert load(config=file, environ=S3_KEYS) == by_variable
+        return getattr(getattr(by_variable, section), key)
+
+    assert read(", ".join(items)) == read(f" {json.dumps(items)} ") == items
+    assert read(items[0] + ",") == items[:1]
+    if name != "smtp.domains":
+        assert read("") == read("[]") == ()
+
+
 @pytest.mark.parametrize("text", ["", "5x", "-1", "1 2", "s", "1e3", True, None])
 def test_what_is_no_duration_is_refused(text):
     """Nothing is guessed about a malformed duration."""
@@ -119,10 +153,16 @@ def test_what_is_no_duration_is_refused(text):
             {"RELAY_SMTP__BIND": "x"},
             "RELAY_SMTP__BIND is 'x', which is not usable: it must be host:port",
         ),
-        (
-            {"RELAY_SMTP__DOMAINS": "a.example"},
-            "RELAY_SMTP__DOMAINS is a list and is written as JSON",
+        *(
+            (
+                {"RELAY_OUTBOUND__RELEASE_TO": text},
+                'a list is written as one, two or as JSON, ["one',
+            )
+            for text in ('["*@a.example"', "[*@a.example]", '["a", 5]', "[" * 9000)
         ),
+        ({"RELAY_SMTP__BIND": "host:70000"}, "a port is a number from 0 to 65535"),
+        ({"RELAY_SMTP__CHAOS": "maybe"}, "it must be true or false"),
+        ({"RELAY_SMTP__DOMAINS": ""}, "at least 1 item"),
         ({"RELAY_SMTP__DOMAINS": '["a b"]'}, "'a b' is not a domain name"),
         ({"RELAY_SMTP__FILTER": "nomodule"}, "it must be module:Class"),
         ({"RELAY_SMTP__PROCESSES": "0"}, "it must be auto, or a number from 1 to 64"),
@@ -131,6 +171,13 @@ def test_what_is_no_duration_is_refused(text):
         (
             {"RELAY_SMTP__PROCESSES": "2", "RELAY_SMTP__FILTER": "a:B"},
             "RELAY_SMTP__FILTER is asked by sessions of one process",
+        ),
+        *(
+            ({"RELAY_SMTP__CHAOS": "true", f"RELAY_SMTP__{name}": value}, reason)
+            for name, value, reason in (
+                ("PROCESSES", "2", "sessions of one process"),
+                ("BIND", "0.0.0.0:2525", "must be a loopback address"),
+            )
         ),
         ({"RELAY_EXPIRY__RETENTION": "soon"}, "a duration is a number of seconds"),
         ({"RELAY_EXPIRY__SWEEP_EVERY": "0"}, "greater than 0"),
@@ -196,6 +243,15 @@ def test_an_unknown_name_in_the_file_is_an_error_that_names_the_file(tmp_path):
         load(config=file, environ={})
 
 
+@pytest.mark.parametrize("name", ["RELAY_KEY", "RELAY_SECRET_KEYS", "RELAY_DEVICES__KEYY"])
+def test_no_secret_is_suggested(name: str):
+    """What an unknown name holds may be a password; nobody is told to make it the relay's key."""
+    with pytest.raises(ConfigError, match=f"{name} is not a setting of Relay") as caught:
+        load(environ={name: "rk_hunter2"})
+    for secret in ("RELAY_SECRET_KEY?", "RELAY_DEVICES__KEY?", "RELAY_ENCRYPTION_KEYS?"):
+        assert secret not in str(caught.value)
+
+
 def test_a_secret_is_neither_echoed_nor_shown():
     """An error about a secret, and the listing of all settings, keep it to themselves."""
     with pytest.raises(ConfigError) as caught:
@@ -212,6 +268,49 @@ def test_a_secret_is_neither_echoed_nor_shown():
         "RELAY_INGEST__S3_SESSION_TOKEN": "hunter2",
     }
     assert "hunter2" not in str(show(load(environ=secrets)))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hunt@er2@db/relay",
+        "postgresql://db/relay?user=u&password=hunter2&sslmode=require",
+        "postgresql://db/relay?sslpassword=hunter2",
+        "host=db user=u password=hunter2",
+        "host=db PASSWORD = 'hunt er2' user=u",
+    ],
+)
+def test_a_password_is_masked_wherever_it_stands_in_an_address(url):
+    """As libpq takes one: before the host, among the parameters, or in a list of words."""
+    shown = show(load(environ={"RELAY_DATABASE__URL": url}))["database.url"]
+    assert "er2" not in shown
+    assert "***" in shown
+    assert "db" in shown
+
+
+def test_each_setting_is_explained_and_says_where_it_comes_from(tmp_path):
+    """The environment wins over the file; a comment above several holds for each of them."""
+    file = tmp_path / "relay.toml"
+    file.write_text('[smtp]\nbind = "127.0.0.1:26"\nmax_recipients = 7\n')
+    environ = {"RELAY_SMTP__BIND": "127.0.0.1:27", "RELAY_DEVICES__KEY": "5a" * 32}
+    origins = sources(config=file, environ=environ)
+    assert origins == {
+        "smtp.bind": "environment",
+        "smtp.max_recipients": "file",
+        "devices.key": "environment",
+    }
+    explained = {each.name: each for each in explain(load(config=file, environ=environ), origins)}
+    assert list(explained) == known_names()
+    bind = explained["smtp.bind"]
+    assert bind[1:5] == ("RELAY_SMTP__BIND", "127.0.0.1:27", "127.0.0.1:2525", "environment")
+    assert bind.meaning.startswith("2525, because 25")
+    assert explained["smtp.max_recipients"].source == "file"
+    assert explained["log.level"].source == "default"
+    assert explained["devices.key"].value == "***"
+    assert all(each.meaning not in {"", "likewise"} for each in explained.values())
+    assert explained["pop3.max_connections_per_peer"].meaning == (
+        explained["pop3.max_connections"].meaning
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +342,9 @@ def test_addresses_split_into_host_and_port():
     assert parse_endpoint("[::1]:25") == ("::1", 25)
     assert parse_endpoint("relay.example:0") == ("relay.example", 0)
     for wrong in ("::1:25", "host", ":25", "host:", "host:70000", "host:²"):
-        with pytest.raises(ValueError, match=r"must be host:port|brackets"):
+        with pytest.raises(
+            ValueError, match=r"must be host:port|brackets|a port is a number from 0 to 65535"
+        ):
             parse_endpoint(wrong)
 
 
@@ -260,14 +361,6 @@ def test_servers_of_the_dns_are_addresses():
     for wrong in ("dns.example", "192.0.2.53:x", "[2001:db8::53", "192.0.2.300", ""):
         with pytest.raises(ConfigError, match="each is an IP address"):
             load(environ={"RELAY_DNS__SERVERS": json.dumps([wrong])})
-
-
-def test_loopback_is_told_from_the_world():
-    """Names and addresses of this machine alone count as loopback."""
-    assert all(
-        is_loopback(host) for host in ("localhost", "a.localhost", "127.8.9.1", "::1", "[::1]")
-    )
-    assert not any(is_loopback(host) for host in ("10.0.0.1", "example.org", "0.0.0.0", "::"))
 
 
 @pytest.mark.parametrize("text", ["", "0", "1000000", "500M", "1.5G", "5%"])

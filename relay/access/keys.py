@@ -4,12 +4,17 @@ Promises: a token is shown once, at its creation, and stored as a hash; a revoke
 working with the commit that revokes it, one that has an end with that instant by the database's
 clock.  Fails with `Invalid` for a bad value and with `DatabaseUnavailable` from the pool.
 
+When a key was used last is noted once a minute by each process, so an instant that is shown may be
+a minute old; where the database does not take the note, nobody waits for it or hears of it.
+
 A key with an end is a program's own, for as long as it runs: it is renewed while that lives, and
 deleted rather than revoked, since there may be one for each start.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +24,7 @@ from uuid import UUID
 from relay.addresses import canonical
 from relay.crypto import hash_token, new_api_token
 from relay.db.pool import Pool
-from relay.errors import Invalid
+from relay.errors import Invalid, TemporaryFailure
 from relay.times import rfc3339
 
 SCOPES = ("read", "send", "accounts", "admin")
@@ -30,6 +35,8 @@ OWN = "own"
 
 _MAX_OWNER = 200
 _MAX_SENDERS = 50
+_NOTED_EVERY = 60.0  # s between two notes of one key's use
+_MOST_NOTED = 10_000  # keys that are remembered as noted; then all are forgotten
 _KEPT = "1 day"  # a key that has ended may be renewed for so long: a machine may have slept
 
 
@@ -50,6 +57,8 @@ class ApiKey:
     senders: tuple[str, ...] | None = None
     """What it may send from: addresses, `@domain`, `own`; None: anything that others may."""
     expires_at: datetime | None = None
+    last_used_at: datetime | None = None
+    """When its token was shown last, to the minute; None: never, or before this was noted."""
 
     def allows(self, scope: str) -> bool:
         """Whether the key may do what needs `scope`."""
@@ -65,6 +74,7 @@ class ApiKey:
             "created_at": rfc3339(self.created_at),
             "revoked_at": rfc3339(self.revoked_at) if self.revoked_at else None,
             "expires_at": rfc3339(self.expires_at) if self.expires_at else None,
+            "last_used_at": rfc3339(self.last_used_at) if self.last_used_at else None,
             "from": None if self.senders is None else list(self.senders),
             "kind": self.kind,
         }
@@ -72,7 +82,7 @@ class ApiKey:
 
 _COLUMNS = """id, owner, scopes, plan, created_at, revoked_at,
     (SELECT q.calls_per_second FROM relay.plans q WHERE q.name = plan), kind::text, senders,
-    expires_at"""
+    expires_at, last_used_at"""
 _IS_LIVE = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())"
 
 
@@ -83,6 +93,7 @@ class Keys:
         self._pool = pool
         self.revocations = 0
         """How many have been revoked through this object: who holds a key looks it up anew then."""
+        self._noted: dict[UUID, float] = {}  # by the monotonic clock
 
     async def create(
         self,
@@ -230,7 +241,29 @@ class Keys:
             """,  # noqa: S608 - constants of this module only
             (token_hash,),
         )
-        return _key(row) if row else None
+        if row is None:
+            return None
+        key = _key(row)
+        await self._note_use(key.id)
+        return key
+
+    async def _note_use(self, key_id: UUID) -> None:
+        now = time.monotonic()
+        if now - self._noted.get(key_id, -_NOTED_EVERY) < _NOTED_EVERY:
+            return
+        if len(self._noted) >= _MOST_NOTED:
+            self._noted.clear()
+        self._noted[key_id] = now
+        with contextlib.suppress(TemporaryFailure):
+            await self._pool.execute(
+                """
+                UPDATE relay.api_keys
+                SET last_used_at = now()
+                WHERE id = %s
+                  AND (last_used_at IS NULL OR last_used_at < now() - make_interval(secs => %s))
+                """,
+                (key_id, _NOTED_EVERY / 2),
+            )
 
     async def live(self, key_id: UUID) -> ApiKey | None:
         """The live key of this id, or None."""
@@ -260,8 +293,8 @@ def _sender(text: str) -> str:
 
 
 def _key(row: tuple[Any, ...]) -> ApiKey:
-    key_id, owner, scopes, plan, created_at, revoked_at, rate, kind, senders, expires_at = row
+    key_id, owner, scopes, plan, created_at, revoked_at, rate, kind, senders, *ends = row
     limits = None if senders is None else tuple(senders)
     return ApiKey(
-        key_id, owner, tuple(scopes), plan, created_at, revoked_at, rate, kind, limits, expires_at
+        key_id, owner, tuple(scopes), plan, created_at, revoked_at, rate, kind, limits, *ends
     )

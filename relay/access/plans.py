@@ -21,6 +21,9 @@ class Allowance:
     max_mailboxes: int | None
     max_messages: int | None
     max_bytes: int | None
+    default_ttl_minutes: int | None
+    """How long a mailbox lives where nobody says it; None: the plan is gone."""
+    max_ttl_minutes: int | None
 
     def as_json(self) -> dict[str, Any]:
         """The allowance as the HTTP API shows it."""

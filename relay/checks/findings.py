@@ -11,7 +11,7 @@ Which clients ignore which HTML and CSS is told by `support.json`, from the data
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -44,7 +44,8 @@ class Score(NamedTuple):
 
 def find(headers: Iterable[tuple[str, str]], text: str | None, html: str | None) -> list[Finding]:
     """Look at a message: its header fields, its text and its HTML (None: it has none)."""
-    found = list(_unsubscribing({name.lower(): value for name, value in headers}))
+    fields = {name.lower(): value for name, value in headers}
+    found = [*_required(fields), *_unsubscribing(fields)]
     if html is None:
         return found
     if not (text or "").strip():
@@ -56,6 +57,15 @@ def find(headers: Iterable[tuple[str, str]], text: str | None, html: str | None)
         found.append(Finding("clipped-by-gmail", "error", said))
     markup = read(html)
     return found + _images(markup) + _support(markup)
+
+
+def _required(headers: Mapping[str, str]) -> Iterator[Finding]:
+    if not headers.get("date", "").strip():
+        said = "There is no Date (RFC 5322): filters trust it less, and readers show another time."
+        yield Finding("no-date", "note", said)
+    if not headers.get("message-id", "").strip():
+        said = "There is no Message-ID: filters trust it less, and replies find no thread."
+        yield Finding("no-message-id", "note", said)
 
 
 def _unsubscribing(headers: Mapping[str, str]) -> list[Finding]:
@@ -76,10 +86,10 @@ def _unsubscribing(headers: Mapping[str, str]) -> list[Finding]:
 def _images(markup: Markup) -> list[Finding]:
     found = []
     if markup.without_alt:
-        said = f"{markup.without_alt} of {markup.images} images have no alt text."
+        said = f"Images without an alt text: {markup.without_alt} of {markup.images}."
         found.append(Finding("images-without-alt", "warning", said))
     if markup.remote:
-        said = f"{markup.remote} images are fetched from elsewhere: many readers see none at first."
+        said = f"Images fetched from elsewhere: {markup.remote}. Many readers see none at first."
         found.append(Finding("remote-images", "note", said))
     return found
 

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[a-zA-Z][^\s/>]*")
 _ATTRIBUTE = re.compile(
     r"""[\s/]*+(?:([^\s=>/]++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?|=)"""
 )
-_RAW = {"style", "script", "title", "textarea", "xmp", "noscript"}
+_RAW = {"style", "script", "title", "textarea", "xmp"}  # noscript is read: no reader runs scripts
 _ENDS = {name: re.compile(rf"</{name}[\s/>]", re.IGNORECASE) for name in _RAW}
 
 _RULE = re.compile(r"[^{};]++[{};]?")
@@ -28,6 +28,9 @@ _AT = re.compile(r"\s*@([a-z-]+)", re.IGNORECASE)
 _PSEUDO = re.compile(r"::?([a-z][a-z-]*)", re.IGNORECASE)
 _FUNCTION = re.compile(r"(?<![\w-])([a-z][a-z-]*+)\(", re.IGNORECASE)
 _UNIT = re.compile(r"(?<![\w#.])[0-9.]{1,20}([a-z]{1,5})(?![\w-])", re.IGNORECASE)
+_URL = re.compile(r"url\([^)]*+\)?", re.IGNORECASE)
+_PICTURES = ("background", "list-style", "border-image", "mask", "content", "cursor")
+_HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 _IMAGE = re.compile(r"[^?#]*\.([a-z0-9]{2,5})(?:[?#]|\Z)", re.IGNORECASE)
 
 _MOST = 500  # different names of a kind
@@ -41,9 +44,10 @@ class Markup:
     """`kind:name`, as `support.json` has them: element, attribute, property, declaration, rule,
     pseudo, function, unit, image."""
     images: int = 0
+    """Those to be seen: what counts readers, a pixel large, is none."""
     without_alt: int = 0
     remote: int = 0
-    """Images that a reader has to fetch."""
+    """Images that a reader has to fetch, those that count readers among them."""
     styles: dict[str, int] = field(default_factory=dict)
     """Style attributes read so far, each with its remote images: most are there many times."""
 
@@ -67,7 +71,6 @@ def read(html: str) -> Markup:
             position = start + 1
             continue
         name = match[0].lower()
-        markup.add("element", name)
         attributes, position = _attributes(html, match.end())
         _element(markup, name, attributes)
         if name in _RAW:
@@ -92,8 +95,11 @@ def _attributes(html: str, position: int) -> tuple[dict[str, str], int]:
 
 
 def _element(markup: Markup, name: str, attributes: dict[str, str]) -> None:
-    for attribute in attributes:
-        markup.add("attribute", attribute)
+    if name != "link" or "stylesheet" in attributes.get("rel", "").lower():
+        markup.add("element", name)
+    for attribute, value in attributes.items():
+        if attribute != "target" or value.lower() != "_blank":  # all readers open links so
+            markup.add("attribute", attribute)
     if style := attributes.get("style"):
         if style not in markup.styles:
             before = markup.remote
@@ -103,12 +109,21 @@ def _element(markup: Markup, name: str, attributes: dict[str, str]) -> None:
             markup.remote += markup.styles[style]
     if name == "img":
         source = attributes.get("src", "").strip()
-        markup.images += 1
-        markup.without_alt += "alt" not in attributes
+        if not _counts_readers(attributes):
+            markup.images += 1
+            markup.without_alt += "alt" not in attributes
         markup.remote += _is_remote(source)
         _image(markup, source)
     if (background := attributes.get("background", "").strip()) and _is_remote(background):
         markup.remote += 1
+
+
+def _counts_readers(attributes: dict[str, str]) -> bool:
+    """Whether an image is there to be fetched, and not to be seen."""
+    sizes = (attributes.get(name, "").strip().removesuffix("px") for name in ("width", "height"))
+    return all(size in {"0", "1"} for size in sizes) or bool(
+        _HIDDEN.search(attributes.get("style", ""))
+    )
 
 
 def _is_remote(source: str) -> bool:
@@ -159,11 +174,12 @@ def _declaration(markup: Markup, text: str) -> None:
     name, value = name.strip(), value.strip()
     markup.add("property", name)
     markup.add("declaration", f"{name}:{value.split('!')[0].strip()}")
-    for function in _functions(value):
+    said = _URL.sub(" ", value)  # an address has neither functions nor units
+    for function in _functions(said):
         markup.add("function", function)
-    for unit in _UNIT.findall(value):
+    for unit in _UNIT.findall(said):
         markup.add("unit", unit)
-    if "url(" in value.lower():
+    if said != value and name.lower().startswith(_PICTURES):
         address = value.lower().partition("url(")[2].strip(" \t\r\n'\"")
         markup.remote += _is_remote(address)
 

@@ -33,6 +33,7 @@ from urllib.parse import quote
 from relay.addresses import a_labels
 from relay.checks.details import in_one_line, quoted
 from relay.dns.questions import MAX_NAME, Answer, Asking, Question, RecordType, Status, is_name
+from relay.ip import ip_address
 
 MAX_TERMS = 10
 """Terms of all records together that may ask the DNS."""
@@ -137,8 +138,7 @@ def check(
     `receiver`: the name of this host, and `now` seconds since 1970, for explanations alone.
     ValueError: the client's is no address.
     """
-    address = ipaddress.ip_address(client.partition("%")[0])
-    address = getattr(address, "ipv4_mapped", None) or address
+    address = ip_address(client)
     local, _, domain = (mail_from or f"postmaster@{helo}").rpartition("@")
     domain = domain.removesuffix(".")
     if not domain.isascii():

@@ -18,13 +18,13 @@ Pure.
 
 from __future__ import annotations
 
-import ipaddress
 from typing import NamedTuple
 
 from relay.checks import dkim, dmarc, spf
 from relay.checks.details import in_one_line
 from relay.checks.evidence import Evidence
 from relay.dns.questions import Asking
+from relay.ip import ip_address
 
 
 class Check(NamedTuple):
@@ -78,10 +78,10 @@ def _spf(
     if client is None:
         return spf.Spf("none", "", "the mail came from this machine, or nothing tells from where")
     try:
-        address = ipaddress.ip_address(client.partition("%")[0])
+        address = ip_address(client)
     except ValueError:
         return spf.Spf("none", "", "the client has no IP address")
-    if (getattr(address, "ipv4_mapped", None) or address).is_loopback:
+    if address.is_loopback:
         return spf.Spf("none", "", "the mail came from this machine")
     return (yield from spf.check(client, helo, mail_from, receiver=receiver, now=lambda: at))
 

@@ -1,8 +1,9 @@
 """The command `relay`: the program itself, and what operates it from outside.
 
-Each file of this package is a command or a group of them, and is loaded when that is asked for
+Each file of this package is a command or a group of them, and is loaded when that is run
 (`relay.cli.lazy`).  Commands import what is slow to load (Trio, the relay itself) only when they
-run, so that `--help`, completion and the small commands answer at once.
+run, so that `--help`, completion and the small commands answer at once: what each may load is held
+by tests/cli/test_imports.py.
 
 Promises: results on stdout, everything else on stderr; a failure is one sentence and an
 exit code (`relay.cli.exits`), never a traceback unless RELAY_LOG__LEVEL is debug; an
@@ -14,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import traceback
 from typing import NoReturn
 
 import click
@@ -33,38 +33,40 @@ Completion: relay --install-completion, in bash, zsh or fish; or for this shell 
 eval "$(_RELAY_COMPLETE=bash_source relay)"."""
 
 
-_COMMANDS = (
-    "up",
-    "demo",
-    "status",
-    "actor",
-    "open",
-    "tail",
-    "mailbox",
-    "messages",
-    "send",
-    "queue",
-    "sender",
-    "suppression",
-    "webhook",
-    "account",
-    "device",
-    "token",
-    "key",
-    "keys",
-    "tls",
-    "db",
-    "config",
-    "collect",
-    "doctor",
-    "mcp",
-)
+_COMMANDS = {
+    "up": "Run the relay until a signal.",
+    "demo": "Send a real message through a relay of its own, and show what happened.",
+    "status": "Show the supervision tree: state, restarts, mailbox depth, last event.",
+    "actor": "An actor or a group of them: restart, pause, resume, sweep, report.",
+    "open": "Open the operator's page in a browser, signed in by a one-time link.",
+    "tail": "Show the newest 20,000 lines of the log, of this start; with -f, live.",
+    "mailbox": "Expiring addresses.",
+    "messages": "The mail in a mailbox, or in all of them.",
+    "send": "Send a message; prints the id of each recipient's, once it is queued durably.",
+    "queue": "The outbound queue: count it, look at messages, retry, cancel, hold, flush, pause.",
+    "sender": "Upstream identities: whose mail goes through which server.",
+    "suppression": "Addresses that get no mail.",
+    "webhook": "Who is told what becomes of outbound mail and of accounts.",
+    "account": "Accounts: make, look at, suspend, mail again.",
+    "device": "The device inbox: make keys, put blobs, receive them.",
+    "token": "Signed tokens of account mail.",
+    "key": "API keys.",
+    "keys": "The relay's own signing and encryption keys.",
+    "tls": "Certificates for the relay's own ports.",
+    "db": "The database: migrate, check, connect.",
+    "config": "The settings: show and check them.",
+    "collect": "Write tokens that are to be mailed to standard output, a batch a line.",
+    "doctor": "Check the machine, the settings, the data directory, the database and the relay.",
+    "mcp": "Serve tools for AI agents over stdio (Model Context Protocol).",
+}
 
 
 @click.group(
     cls=LazyGroup,
-    elsewhere={name: f"relay.cli.{name}:{name}" for name in _COMMANDS}
-    | {"open": "relay.cli.open:open_"},
+    elsewhere={
+        name: (f"relay.cli.{name}:{'open_' if name == 'open' else name}", told)
+        for name, told in _COMMANDS.items()
+    },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EPILOG,
 )
@@ -139,6 +141,8 @@ def _run() -> int:
 
 def _say(error: Exception, code: int, sentence: str | None = None) -> int:
     if os.environ.get("RELAY_LOG__LEVEL", "").strip().lower() == "debug":
+        import traceback
+
         traceback.print_exception(error)
     text = " ".join((sentence or str(error)).split())  # what a library said may have lines
     with contextlib.suppress(OSError):  # nobody reads stderr: the exit code still tells

@@ -45,6 +45,7 @@ entries.lists(
         "login": entries.cell("login"),
         "made": entries.moment("created_at"),
     },
+    spare=("made",),
 )
 
 

@@ -54,4 +54,8 @@ _declare(
     "Have it do now what it does every so often: ticker, reaper, summariser, claimer, collector, "
     "webhooks.",
 )
-_declare("report", "Have it write its figures to the log: device_store, ingest, devices, control.")
+_declare(
+    "report",
+    "Have it write its figures to the log: device_store, ingest (and each of ingest-1 and so on), "
+    "lmtp, submission, pop3, devices, control.",
+)

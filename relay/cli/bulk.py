@@ -3,22 +3,21 @@
 Promises
   * All messages are meant only where `--all` says so, and with a query: `-q '*'` is everything.
   * Nothing is deleted without a yes: on a terminal that is asked for, elsewhere it is `--yes`.
-  * What has no call of its own for many (unread, tags) is done message by message, newest first: a
-    break leaves the rest as it was, and the command may be given again.
+  * Many are changed by one call, which says how many it made a difference to; cut short, it leaves
+    the rest as it was, and the command may be given again.
 
-Fails with a `Failure` of one sentence; a message that went away meanwhile is passed over.
+Fails with a `Failure` of one sentence.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from relay.cli import exits, output
+from relay.cli import output
 from relay.cli.client import Api, path_of
 
 EVERYWHERE = "/api/v1/messages"
@@ -59,35 +58,20 @@ class Target:
         return path_of(self.address, self.message_id)
 
 
-def narrowed(query: str, condition: str) -> str:
-    """Return a query for those that it finds and that fulfil `condition` too."""
-    return condition if query.strip() == "*" else f"{query} {condition}"
+def change(api: Api, target: Target, body: dict[str, Any], done: str, as_json: bool) -> None:
+    """Change the one message, or all that the query finds, as PATCH has it; say how many were."""
+    if target.query is None:
+        api.call("PATCH", target.path, json=body)
+        return
+    report(all_of(api, "PATCH", target.query, body), done, as_json)
 
 
-def each(api: Api, query: str, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> int:
-    """Change each message that is found as `change` says (None: not at all); return how many were.
-
-    `change` gets the list's entry and gives the body of a PATCH.
-    """
-    # All are found before the first is changed: the query may be about what is changed.
-    found = list(api.pages(EVERYWHERE, limit=None, q=query))
-    count = 0
-    for entry in found:
-        body = change(entry)
-        if body is not None:
-            count += patched(api, path_of(entry["mailbox"], entry["id"]), body)
+def all_of(api: Api, method: str, query: str, body: dict[str, Any] | None = None) -> int:
+    """Have the relay change all that a query finds; return how many it made a difference to."""
+    # It goes through all messages of all mailboxes, where the query leaves no other way.
+    answer = api.call(method, EVERYWHERE, params={"q": query}, json=body, timeout=300.0)
+    count: int = answer.json()["count"]
     return count
-
-
-def patched(api: Api, path: str, body: dict[str, Any]) -> bool:
-    """Change one message of many; False if it is not there any more."""
-    try:
-        api.call("PATCH", path, json=body)
-    except exits.Failure as failure:
-        if failure.status in {404, 410}:
-            return False
-        raise
-    return True
 
 
 def confirmed(api: Api, query: str, yes: bool) -> bool:

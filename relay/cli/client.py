@@ -8,25 +8,24 @@ Promises
     answers, 1 when it refused, 70 when it failed.
   * A cursor is followed on the relay that was found, whatever host the link names.
 
-Why `http.client`: httpx and what it imports (Trio among it) take 0.25 s to load, five times as
-long as everything else that `relay status` does.  One plain connection a call is all that is
+Why `relay.cli.exchange`: httpx and what it imports (Trio among it) take 0.25 s to load, five times
+as long as everything else that `relay status` does.  One plain connection a call is all that is
 needed here, and streams are read twice as fast.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from relay.cli import exits
+from relay.cli.exchange import BrokenExchange, Exchange
 from relay.cli.exits import Failure
 from relay.cli.output import line
 from relay.datadir import DataDir
@@ -86,8 +85,16 @@ def path_of(address: str, message_id: str = "") -> str:
     return f"{path}/{segment(message_id)}" if message_id else path
 
 
-@dataclass(frozen=True)
-class Answer:
+def following(link: str) -> str | None:
+    """Return path and query of the next page, as a `Link` header names it."""
+    match = re.search(r'<([^>]*)>\s*;\s*rel="?next"?', link)
+    if match is None:
+        return None
+    parts = urlsplit(match[1])
+    return f"{parts.path}?{parts.query}"
+
+
+class Answer(NamedTuple):
     """A successful answer, read whole."""
 
     status: int
@@ -101,11 +108,7 @@ class Answer:
     @property
     def following(self) -> str | None:
         """Path and query of the next page, from the `Link` header."""
-        match = re.search(r'<([^>]*)>\s*;\s*rel="?next"?', self.link)
-        if match is None:
-            return None
-        parts = urlsplit(match[1])
-        return f"{parts.path}?{parts.query}"
+        return following(self.link)
 
 
 class Api:
@@ -156,7 +159,7 @@ class Api:
         with self._open(method, target, json, timeout, headers) as response:
             with self._explained():
                 content = response.read()
-            return Answer(response.status, content, response.headers.get("Link", ""))
+            return Answer(response.status, content, response.headers.get("link", ""))
 
     def get(self, path: str, **params: Any) -> Any:
         """Return the JSON of a GET."""
@@ -172,7 +175,8 @@ class Api:
             yield from items if left is None else items[:left]
             if left is not None:
                 left -= len(items)
-            if answer.following is None or not items:
+            # A page may be empty and have a next one: of a search that looked for long enough.
+            if answer.following is None:
                 return
             target = answer.following
 
@@ -182,12 +186,10 @@ class Api:
         with self._open("GET", _target(path, params), None, quiet) as response:
             yield self._chunks(response)
 
-    def _chunks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+    def _chunks(self, response: Exchange) -> Iterator[bytes]:
         while True:
             with self._explained():
-                chunk = response.read1(CHUNK)
-                if not chunk and response.length:  # chunked bodies have no length, and tell
-                    raise http.client.IncompleteRead(b"", response.length)
+                chunk = response.read_some(CHUNK)
             if not chunk:
                 return
             yield chunk
@@ -200,29 +202,26 @@ class Api:
         value: Any,
         timeout: float | None,
         headers: Mapping[str, str] | None = None,
-    ) -> Iterator[http.client.HTTPResponse]:
+    ) -> Iterator[Exchange]:
         """Send a request and give its answer, the body unread; an error answer is a Failure."""
         parts = urlsplit(self.base)
-        headers = {**self._headers, **(headers or {})}
+        headers = {"Host": parts.netloc, **self._headers, **(headers or {})}
         body = None
         if value is not None:
             body = json.dumps(value).encode()
             headers["Content-Type"] = "application/json"
-        connection = http.client.HTTPConnection(
-            parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT
-        )
-        with closing(connection):
-            try:
-                connection.connect()
-            except OSError as error:
-                raise Failure(
-                    f"The relay does not answer at {self.base}; it may have just stopped.",
-                    exits.UNAVAILABLE,
-                ) from error
+        try:
+            exchange = Exchange(
+                parts.hostname or "", parts.port or 80, connect_timeout=CONNECT_TIMEOUT
+            )
+        except OSError as error:
+            raise Failure(
+                f"The relay does not answer at {self.base}; it may have just stopped.",
+                exits.UNAVAILABLE,
+            ) from error
+        with exchange as response:
             with self._explained():
-                connection.sock.settimeout(timeout)
-                connection.request(method, target, body, headers)
-                response = connection.getresponse()
+                response.ask(method, target, headers, body, timeout)
                 if response.status >= 300:
                     raise refusal(response.status, response.reason, response.read())
             yield response  # outside, for what fails in there is not the relay's doing
@@ -237,7 +236,7 @@ class Api:
                 "say what it is doing.",
                 exits.UNAVAILABLE,
             ) from error
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, BrokenExchange) as error:
             raise Failure(
                 f"The relay at {self.base} broke the connection; it may have just stopped.",
                 exits.UNAVAILABLE,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -20,29 +18,53 @@ def config() -> None:
 
 @config.command()
 @options.config
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Those of the relay that runs on this data directory, as it was started.",
+)
 @options.as_json
-def show(config: Path | None, as_json: bool) -> None:
+def show(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
     """Show every setting and where its value comes from; secrets are masked.
 
     With --json: an object of the values by name.
     """
-    from relay.settings import as_environment, load
+    from relay.settings import Settings, as_environment, load, sources
     from relay.settings import show as shown
 
-    values = shown(load(config=config))
+    processes: int | None
+    given: Mapping[str, object]
+    if data_dir is None:
+        settings = load(config=config)
+        values, processes = shown(settings), settings.smtp_processes
+        given = sources(config=config)
+    else:
+        from relay.cli.client import read_run
+
+        run = read_run(data_dir)
+        values = shown(Settings()) | run["settings"]
+        processes, given = run.get("smtp_processes"), run["settings"]
     if as_json:
         output.document(values)
         return
-    written = _written(config)
+
+    def source(name: str) -> output.Cell:
+        if name not in given:
+            return "default", "bright_black"
+        if data_dir is not None:
+            return "its start", "cyan"
+        return str(config) if given[name] == "file" else "environment", "cyan"
+
+    def spelt(name: str, value: object) -> str:
+        text = output.line(json.dumps(value, ensure_ascii=False))
+        automatic = name == "smtp.processes" and value == "auto" and processes is not None
+        return f"{text} ({processes} here)" if automatic else text
+
     output.table(
         ("setting", "value", "from", "environment variable"),
         [
-            (
-                name,
-                output.line(json.dumps(value, ensure_ascii=False)),
-                _source(name, as_environment(name), written, config),
-                as_environment(name),
-            )
+            (name, spelt(name, value), source(name), as_environment(name))
             for name, value in values.items()
         ],
     )
@@ -61,16 +83,3 @@ def check(config: Path | None, as_json: bool) -> None:
         output.document({"valid": True})
     else:
         output.say("The settings are valid.")
-
-
-def _written(config: Path | None) -> dict[str, Any]:
-    return {} if config is None else tomllib.loads(config.read_text("utf-8"))
-
-
-def _source(name: str, variable: str, written: dict[str, Any], config: Path | None) -> output.Cell:
-    if variable in os.environ:
-        return "environment", "cyan"
-    section, _, key = name.partition(".")
-    if section in written and (not key or key in written[section]):
-        return str(config), "cyan"
-    return "default", "bright_black"

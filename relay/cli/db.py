@@ -24,7 +24,16 @@ T = TypeVar("T")
 
 @click.group(
     cls=LazyGroup,
-    elsewhere={name: f"relay.cli.backup:{name}" for name in ("backup", "restore")},
+    elsewhere={
+        "backup": (
+            "relay.cli.backup:backup",
+            "Write database, devices' blobs and keys to FILE, while the relay runs or not.",
+        ),
+        "restore": (
+            "relay.cli.backup:restore",
+            "Put what FILE holds into the database and the data directory.",
+        ),
+    },
 )
 def db() -> None:
     """The database: migrate, check, connect."""

@@ -44,10 +44,12 @@ def lists(
     *,
     name: str = "list",
     by_token: bool = True,
+    spare: Sequence[str] = (),
 ) -> None:
     """Give `group` a command that lists what is at `path`; `columns` are headings and cells.
 
-    `by_token`: whether others than the administrator may call it.
+    `by_token`: whether others than the administrator may call it; `spare`: the columns that a
+    narrow terminal does without, the first first.
     """
 
     def command(
@@ -61,7 +63,7 @@ def lists(
         rows: list[Sequence[output.Cell]] = [
             [cell(item) for cell in columns.values()] for item in found
         ]
-        output.table(tuple(columns), rows)
+        output.listing(tuple(columns), rows, spare)
 
     _add(group, command, name, text, by_token, options.limit(50), options.data_dir, options.as_json)
 

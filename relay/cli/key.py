@@ -34,7 +34,8 @@ def key() -> None:
     default="free",
     show_default=True,
     metavar="P",
-    help="How long its mailboxes may live: free, pro, enterprise.",
+    help="How long, how many and how large its mailboxes may be, and how often it may call: free, "
+    "pro, enterprise.",
 )
 @click.option(
     "--from",
@@ -85,10 +86,12 @@ entries.lists(
         "scopes": entries.joined("scopes"),
         "plan": entries.cell("plan"),
         "created": entries.moment("created_at"),
+        "used": entries.moment("last_used_at"),
         "from": lambda item: output.line(", ".join(item["from"] or ["any"])),
         "state": _state,
     },
     by_token=False,
+    spare=("created", "plan", "used", "from"),
 )
 entries.removes(
     key,

@@ -94,7 +94,7 @@ def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_js
     if as_json:
         output.document(found)
         return
-    output.table(
+    output.listing(
         ("address", "state", "expires", "owner", "messages", "size"),
         [
             (
@@ -107,6 +107,7 @@ def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_js
             )
             for item in found
         ],
+        spare=("owner", "size", "messages"),
     )
 
 
@@ -154,6 +155,7 @@ def quota(token: str | None, data_dir: Path, as_json: bool) -> None:
             ("mailboxes", of(str(item["mailboxes"]), item["max_mailboxes"], str)),
             ("messages in each", allowed(item["max_messages"], str)),
             ("size of each", allowed(item["max_bytes"], output.size)),
+            ("life of each", lives(item["default_ttl_minutes"], item["max_ttl_minutes"])),
         ]
     )
 
@@ -178,6 +180,14 @@ def of(used: str, most: int | None, shown: Callable[[int], str]) -> str:
 def allowed(most: int | None, shown: Callable[[int], str]) -> str:
     """Return a limit."""
     return "no limit" if most is None else f"at most {shown(most)}"
+
+
+def lives(default: float | None, most: float | None) -> str:
+    """Return how long a mailbox lives, in minutes: where nobody says it, and at most."""
+    if default is None or most is None:
+        return ""
+    shown = output.span(default * 60)
+    return shown if default == most else f"{shown}, at most {output.span(most * 60)}"
 
 
 def state(item: dict[str, Any]) -> tuple[str, str]:

@@ -61,8 +61,9 @@ def mcp(
 ) -> None:
     """Serve tools for AI agents over stdio (Model Context Protocol).
 
-    create_inbox, wait_for_mail, latest_mail, extract_code, extract_link, complete_signup, send,
-    queue_state. They act with a key of their own, made at the first call and deleted at the end:
+    create_inbox, wait_for_mail, latest_mail, search_mail, wait_for_any_mail, read_mail, tag_mail,
+    check_mail, release_mail, extract_code, extract_link, complete_signup, send, queue_state. They
+    act with a key of their own, made at the first call and deleted at the end:
     it opens the inboxes that it made and no others, and sends nothing without --allow-send.
     An MCP client starts this command by itself, from an entry like
 
@@ -74,7 +75,7 @@ def mcp(
         import mcp_types  # noqa: F401 - only to see whether it is there
     except ImportError:
         raise Failure(
-            "`relay mcp` needs the package mcp: pip install 'relay[mcp]', or `make setup`."
+            "`relay mcp` needs the package mcp: pip install 'relay-mail[mcp]', or `make setup`."
         ) from None
     import trio
 

@@ -7,6 +7,7 @@ shown as escapes.  Nothing that is there already is overwritten.
 from __future__ import annotations
 
 import functools
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,12 @@ def _anywhere(command: F) -> F:
     return click.argument(
         "address", required=False, default=None, shell_complete=completion.addresses
     )(command)
+
+
+def _one(command: F) -> F:
+    """Add ADDRESS and an ID that may be left out."""
+    command = click.argument("message_id", metavar="[ID]", required=False, default=None)(command)
+    return click.argument("address", shell_complete=completion.addresses)(command)
 
 
 def _query(command: F) -> F:
@@ -114,34 +121,46 @@ def list_(
         "size": lambda item: output.size(item["size"]),
         "": lambda item: ("", "") if item["is_read"] else ("new", "green"),
     }
-    output.table(tuple(columns), [[cell(item) for cell in columns.values()] for item in found])
+    rows = [[cell(item) for cell in columns.values()] for item in found]
+    spare = ("size", "tags", "mailbox") if address is None else ("size",)
+    output.listing(tuple(columns), rows, spare)
 
 
 @messages.command()
-@click.argument("address", shell_complete=completion.addresses)
-@click.argument("message_id", metavar="ID")
+@_one
 @options.token
 @options.data_dir
 @options.as_json
-def show(address: str, message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
-    """Show a message of ADDRESS, and mark it read."""
+def show(
+    address: str, message_id: str | None, token: str | None, data_dir: Path, as_json: bool
+) -> None:
+    """Show a message of ADDRESS, without an ID the newest, and mark it read.
+
+    \b
+    Examples:
+      relay messages show ada@customer.example
+      relay messages show ada@customer.example 01a1fe77-f8c8-7278-8db0-bae5d604828d --json
+    """
     api = Api.find(data_dir, token=token_from(token))
-    message = api.get(path_of(address, message_id))
+    message = api.get(_path_of_one(api, address, message_id))
     present(message, as_json)
 
 
 @messages.command()
-@click.argument("address", shell_complete=completion.addresses)
-@click.argument("message_id", metavar="ID")
+@_one
 @options.token
 @options.data_dir
-def raw(address: str, message_id: str, token: str | None, data_dir: Path) -> None:
+def raw(address: str, message_id: str | None, token: str | None, data_dir: Path) -> None:
     """Write a message of ADDRESS to stdout, byte for byte as it was accepted.
 
-    On a terminal, what could drive it is shown as escapes.
+    \b
+    Example:
+      relay messages raw ada@customer.example > newest.eml
+
+    Without an ID the newest. On a terminal, what could drive it is shown as escapes.
     """
     api = Api.find(data_dir, token=token_from(token))
-    with api.stream(f"{path_of(address, message_id)}/raw", quiet=30.0) as chunks:
+    with api.stream(f"{_path_of_one(api, address, message_id)}/raw", quiet=30.0) as chunks:
         pour(chunks)
 
 
@@ -189,15 +208,14 @@ def release(
 
 
 @messages.command()
-@click.argument("address", shell_complete=completion.addresses)
-@click.argument("message_id", metavar="ID")
+@_one
 @click.option("--links", is_flag=True, help="Ask whether its links answer, too.")
 @options.token
 @options.data_dir
 @options.as_json
 def check(
     address: str,
-    message_id: str,
+    message_id: str | None,
     links: bool,
     token: str | None,
     data_dir: Path,
@@ -205,10 +223,15 @@ def check(
 ) -> None:
     """Say whether the world would take a message of ADDRESS: SPF, DKIM, DMARC, what readers miss.
 
-    Asks the DNS.
+    \b
+    Examples:
+      relay messages check ada@customer.example
+      relay messages check ada@customer.example 01a1fe77-f8c8-7278-8db0-bae5d604828d --links
+
+    Without an ID the newest. Asks the DNS.
     """
     api = Api.find(data_dir, token=token_from(token))
-    path = f"{path_of(address, message_id)}/checks"
+    path = f"{_path_of_one(api, address, message_id)}/checks"
     with output.working("Checking the message"):
         params = {"links": "true" if links else None}
         answer = api.call("GET", path, params=params, timeout=_CHECK_TIMEOUT).json()
@@ -230,7 +253,8 @@ def check(
         ],
     )
     output.say()
-    output.say(f"score: {answer['score']:g} of 10")
+    lost = f" ({', '.join(map(output.line, answer['reasons']))})" if answer["reasons"] else ""
+    output.say(f"score: {answer['score']:g} of 10{lost}")
 
 
 @messages.command()
@@ -249,6 +273,11 @@ def attachment(
     address: str, message_id: str, index: int, out: Path | None, token: str | None, data_dir: Path
 ) -> None:
     """Write an attachment of a message of ADDRESS to stdout, or to a file; `show` has the indexes.
+
+    \b
+    Example:
+      relay messages attachment ada@customer.example \\
+        01a1fe77-f8c8-7278-8db0-bae5d604828d 0 --out invoice.pdf
 
     On a terminal, what could drive it is shown as escapes.
     """
@@ -292,7 +321,7 @@ def delete(target: Target, yes: bool, token: str | None, data_dir: Path, as_json
     if not bulk.confirmed(api, target.query, yes):
         output.note("relay: Nothing was deleted.")
         return exits.REFUSED
-    bulk.report(_all("DELETE", api, EVERYWHERE, target.query), "deleted", as_json)
+    bulk.report(bulk.all_of(api, "DELETE", target.query), "deleted", as_json)
     return exits.OK
 
 
@@ -310,10 +339,7 @@ def read(target: Target, token: str | None, data_dir: Path, as_json: bool) -> No
       relay messages read --all -q 'from:newsletter'
     """
     api = Api.find(data_dir, token=token_from(token))
-    if target.query is None:
-        api.call("PATCH", target.path, json={"is_read": True})
-        return
-    bulk.report(_all("POST", api, f"{EVERYWHERE}/read", target.query), "marked read", as_json)
+    bulk.change(api, target, {"is_read": True}, "marked read", as_json)
 
 
 @messages.command()
@@ -329,11 +355,7 @@ def unread(target: Target, token: str | None, data_dir: Path, as_json: bool) -> 
       relay messages unread --all -q 'from:shop after:2026-11-20'
     """
     api = Api.find(data_dir, token=token_from(token))
-    if target.query is None:
-        api.call("PATCH", target.path, json={"is_read": False})
-        return
-    query = bulk.narrowed(target.query, "is:read")
-    bulk.report(bulk.each(api, query, lambda _: {"is_read": False}), "marked unread", as_json)
+    bulk.change(api, target, {"is_read": False}, "marked unread", as_json)
 
 
 @messages.command()
@@ -350,7 +372,8 @@ def tag(tag: str, target: Target, token: str | None, data_dir: Path, as_json: bo
       relay messages tag checked ada@customer.example 01a1fe77-f8c8-7278-8db0-bae5d604828d
       relay messages tag release-7 --all -q 'from:shop after:2026-11-20'
     """
-    _tag(Api.find(data_dir, token=token_from(token)), target, "tagged", as_json, add=tag)
+    api = Api.find(data_dir, token=token_from(token))
+    bulk.change(api, target, {"add_tags": [tag]}, "tagged", as_json)
 
 
 @messages.command()
@@ -366,7 +389,8 @@ def untag(tag: str, target: Target, token: str | None, data_dir: Path, as_json: 
     Example:
       relay messages untag checked --all -q '*'
     """
-    _tag(Api.find(data_dir, token=token_from(token)), target, "untagged", as_json, remove=tag)
+    api = Api.find(data_dir, token=token_from(token))
+    bulk.change(api, target, {"remove_tags": [tag]}, "untagged", as_json)
 
 
 @messages.command()
@@ -418,7 +442,18 @@ def wait(
     where = "any mailbox" if address is None else output.line(address)
     filters = {"from": sender, "subject": subject, "after": after, "q": query}
     with output.working(f"Waiting for mail to {where}"):
-        message = await_message(api, address, timeout, **filters)
+        try:
+            message = await_message(api, address, timeout, **filters)
+        except exits.Failure as failure:
+            if failure.status != 404 or address is None:
+                raise
+            # Capture makes a mailbox with its first message.
+            anywhere = output.line(shlex.quote(f"to:{address}"))
+            raise exits.Failure(
+                f"{failure} For an address that nothing has come to yet: "
+                f"relay messages wait --all -q {anywhere}",
+                status=404,
+            ) from failure
     if message is None:
         output.note(f"relay: No message came to {where} within {timeout:g} s.")
         return exits.REFUSED
@@ -448,6 +483,16 @@ def await_message(
             return message
         if time.monotonic() >= end:
             return None
+
+
+def _path_of_one(api: Api, address: str, message_id: str | None) -> str:
+    """The path of a message, without an id of the newest."""
+    if message_id is not None:
+        return path_of(address, message_id)
+    newest = next(api.pages(path_of(address), limit=1), None)
+    if newest is None:
+        raise exits.Failure(f"There is no message in {output.line(address)} yet.", exits.REFUSED)
+    return path_of(address, newest["id"])
 
 
 def pour(chunks: Iterator[bytes]) -> None:
@@ -493,40 +538,6 @@ def present(message: dict[str, Any], as_json: bool) -> None:
 def _checked(name: str, check: dict[str, str]) -> tuple[output.Cell, ...]:
     result = output.line(check["result"])
     return name, (result, _COLOURS.get(result, "")), output.line(check["detail"])
-
-
-def _all(method: str, api: Api, path: str, query: str) -> int:
-    """Have the relay change all that a query finds; return how many those were."""
-    # It goes through all messages of all mailboxes, where the query leaves no other way.
-    count: int = api.call(method, path, params={"q": query}, timeout=300.0).json()["count"]
-    return count
-
-
-def _tag(
-    api: Api,
-    target: Target,
-    done: str,
-    as_json: bool,
-    *,
-    add: str | None = None,
-    remove: str | None = None,
-) -> None:
-    """Add a tag, or take one away; the others of each message stay."""
-
-    def change(entry: dict[str, Any]) -> dict[str, Any] | None:
-        tags: list[str] = [one for one in entry["tags"] if one != remove]
-        if add is not None and add not in tags:
-            tags.append(add)
-        return None if tags == entry["tags"] else {"tags": tags}
-
-    if target.query is None:
-        # An empty change answers with the entry as it is.
-        entry = api.call("PATCH", target.path, json={}).json()
-        body = change(entry)
-        if body is not None:
-            api.call("PATCH", target.path, json=body)
-        return
-    bulk.report(bulk.each(api, target.query, change), done, as_json)
 
 
 def _listed(value: Any) -> str:

@@ -21,6 +21,7 @@ from relay.cli import options, output
 from relay.cli.client import Api
 from relay.cli.exits import Failure
 from relay.datadir import DataDir
+from relay.ip import is_loopback
 
 LASTS = 60.0
 """Seconds that the link of `relay open` may be used."""
@@ -64,7 +65,7 @@ def sign_in_link(data_dir: Path, lasts: float) -> str:
 
 def banner(entries: Mapping[str, Any], data_dir: Path) -> str:
     """Return what a person wants to know of a relay that is ready; `entries`: its `relay.json`."""
-    relay = sys.argv[0] if Path(sys.argv[0]).name == "relay" else "relay"
+    relay = sys.argv[0] if Path(sys.argv[0]).name in {"relay", "relay-mail"} else "relay"
     # Another shell knows neither this one's variables nor its options.
     usual = data_dir.absolute() == options.DEFAULT_DATA_DIR.absolute()
     where = [] if usual else ["--data-dir", str(data_dir)]
@@ -78,11 +79,20 @@ def banner(entries: Mapping[str, Any], data_dir: Path) -> str:
         if _captures(data_dir):
             lines.append(("", "any address is captured, and nothing leaves from here;"))
             lines.append(("", "any user and password will do, the user name becomes a tag"))
+        elif _is_off_for_a_proxy(entries):
+            lines.append(("", "mail for other domains is refused: behind the proxies that are"))
+            lines.append(("", "trusted may be anybody (RELAY_SMTP__CAPTURE=on takes it)"))
+    if "lmtp" in entries:
+        lines.append(("", f"{entries['lmtp']} (LMTP, from a mail server in front)"))
     if "submission" in entries:
         lines.append(("send", f"{entries['submission']} (SMTP, a key as the password)"))
         lines.append(("", command("key", "create", "--owner", "me", "--scope", "send")))
+    if "submission_tls" in entries:
+        lines.append(("send", f"{entries['submission_tls']} (likewise, with TLS)"))
     if "pop3" in entries:
         lines.append(("fetch", f"{entries['pop3']} (POP3, an address and its token)"))
+    if "pop3_tls" in entries:
+        lines.append(("fetch", f"{entries['pop3_tls']} (likewise, with TLS)"))
     if "devices_push" in entries:
         lines.append(
             ("devices", f"push {entries['devices_push']}, receive {entries['devices_receive']}")
@@ -109,6 +119,18 @@ def _captures(data_dir: Path) -> bool:
         return bool(Api.find(data_dir).get("/api/v1/info")["capture"])
     except Failure:
         return False  # it serves no HTTP, or is on its way out
+
+
+def _is_off_for_a_proxy(entries: Mapping[str, Any]) -> bool:
+    """Whether such mail would be kept if there were no `RELAY_SMTP__TRUSTED_PROXIES`."""
+    from relay.settings import parse_endpoint
+
+    chosen = entries.get("settings", {})
+    return (
+        bool(chosen.get("smtp.trusted_proxies"))
+        and chosen.get("smtp.capture", "auto") == "auto"
+        and all(is_loopback(parse_endpoint(one)[0]) for one in entries["bound"]["smtp"])
+    )
 
 
 def _has_browser() -> bool:

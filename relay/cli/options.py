@@ -78,7 +78,7 @@ def key_header(key: str | None) -> dict[str, str]:
         return {}
     if not key.isprintable() or not key.strip():
         raise click.UsageError("--idempotency-key is empty or holds control characters.")
-    # Headers are bytes; http.client takes Latin-1, so that UTF-8 is spelt in it.
+    # Headers are bytes, written as Latin-1, so that UTF-8 is spelt in it.
     return {"Idempotency-Key": key.encode().decode("latin-1")}
 
 

@@ -2,6 +2,8 @@
 
 Promises
   * Tables and colours only on a terminal; piped, the same cells as plain aligned text.
+  * What lists things has a line for each, however narrow the terminal: times are said as ago, texts
+    cut with an ellipsis, columns left out.  Piped, nothing is.
     No colour code is written to anything but a terminal, nor where NO_COLOR is set.
   * Text that came from outside (subjects, names, bodies) cannot drive the terminal: control
     characters, bidirectional overrides and blanks without a width are shown as escapes, in JSON
@@ -30,11 +32,15 @@ import click
 Cell = str | tuple[str, str]  # text, or text and its style
 Row = Sequence[Cell]
 
+_LEAST = 10  # terminal columns that a text keeps when it is cut
+
 # C0 without tab and line feed, DEL, C1, what reorders the text around it, and blanks that take no
 # room (not the joiners U+200C and U+200D, which scripts and emoji are written with).
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
 )
+# Latin letters, and what the tree of `relay status` is drawn with: one column each.
+_NARROW = re.compile("[ -~\u00c0-\u024f\u2026│├└─]*")
 _BREAKS = re.compile("[\t\n\u2028\u2029]")
 
 
@@ -121,9 +127,75 @@ def table(columns: Sequence[str], rows: Sequence[Row]) -> None:
         say("  ".join(padded).rstrip())
 
 
+def listing(columns: Sequence[str], rows: Sequence[Row], spare: Sequence[str] = ()) -> None:
+    """Write rows under headings as `table` does, but one line each, on a terminal too.
+
+    The first column, which people copy, is shown whole.  Where there is no room for the others,
+    times are said as ago, texts are cut, and the columns in `spare` are left out, the first first.
+    """
+    if is_terminal(sys.stdout):
+        _list(columns, rows, spare)
+        if not rows:
+            note("(none)")
+    else:
+        table(columns, rows)
+
+
+def _list(columns: Sequence[str], rows: Sequence[Row], spare: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    texts = [[Text(column, style="bold") for column in columns]]
+    texts += [
+        [Text(c) if isinstance(c, str) else Text(c[0], style=c[1]) for c in row] for row in rows
+    ]
+    widths = [max(_cells(row[i].plain) for row in texts) for i in range(len(columns))]
+    if sum(widths) + 2 * (len(widths) - 1) > console.width:
+        for cells, row in zip(texts[1:], rows, strict=True):
+            for i, cell in enumerate(row):
+                if isinstance(cell, Moment):
+                    cells[i] = Text(cell.ago)
+        widths = [max(_cells(row[i].plain) for row in texts) for i in range(len(columns))]
+    widths, without = _fitted(columns, widths, console.width, spare)
+    for shown in texts:
+        drawn = Text()
+        for text, width in zip(shown, widths, strict=True):
+            if width:
+                text.truncate(width, overflow="ellipsis", pad=True)
+                drawn.append_text(text).append("  ")
+        drawn.rstrip()
+        console.print(drawn, no_wrap=True, overflow="ignore", crop=False)
+    if without and is_terminal(sys.stderr):
+        note(f"({', '.join(without)}: on a wider terminal, piped or with --json)")
+
+
+def _fitted(
+    columns: Sequence[str], natural: Sequence[int], room: int, spare: Sequence[str]
+) -> tuple[list[int], list[str]]:
+    """Return how wide each column is, 0 where it is left out, and the names of those."""
+    widths = [width if i == 0 else min(width, _LEAST) for i, width in enumerate(natural)]
+    left = room + 2 - sum(width + 2 for width in widths)
+    without = []
+    for name in spare:
+        if left >= 0:
+            break
+        at = columns.index(name)
+        left += widths[at] + 2
+        widths[at] = 0
+        without.append(name)
+    while left > 0:
+        growing = [i for i, width in enumerate(widths) if 0 < width < natural[i]]
+        if not growing:
+            break
+        widths[min(growing, key=widths.__getitem__)] += 1
+        left -= 1
+    return widths, without
+
+
 def _cells(text: str) -> int:
-    """Count terminal columns; only text beyond ASCII needs the table of wide characters."""
-    if text.isascii():
+    """Count terminal columns; few texts need the table of wide characters."""
+    if text.isascii() or _NARROW.fullmatch(text):
         return len(text)
     from rich.cells import cell_len
 
@@ -160,14 +232,25 @@ def fields(pairs: Sequence[tuple[str, Cell]]) -> None:
         )
 
 
+class Moment(str):
+    """A time as it is shown where there is room; `ago`: where there is little."""
+
+    __slots__ = ("ago",)
+    ago: str
+
+
 def moment(value: object) -> str:
     """Return an RFC 3339 time in local time, to the second; what is none is shown as it is."""
     if not isinstance(value, str):
         return line(value)
     try:
-        return datetime.fromisoformat(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        at = datetime.fromisoformat(value).astimezone()
     except ValueError:
         return line(value)
+    shown = Moment(at.strftime("%Y-%m-%d %H:%M:%S"))
+    words = until(value).split()
+    shown.ago = " ".join(words[:3] if words[:1] == ["in"] else [*words[:2], *words[-1:]])
+    return shown
 
 
 def until(value: object) -> str:

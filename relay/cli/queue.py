@@ -7,6 +7,7 @@ characters escaped.
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import click
 
 from relay.cli import options, output
+from relay.cli.bulk import counted
 from relay.cli.client import Api, segment
 from relay.cli.messages import pour
-from relay.cli.options import token_from
+from relay.cli.options import F, token_from
 
 BASE = "/api/v1/outbound"
 
@@ -29,6 +31,19 @@ _STYLES = {
     "processing": "cyan",
     "cancelled": "bright_black",
 }
+
+
+def meant(command: F) -> F:
+    """Add what says which messages are meant: `GET /api/v1/outbound` and `…/matching` take it."""
+    for decorate in (
+        click.option("--tag", metavar="T", help="Only mail with this tag."),
+        click.option("--priority", metavar="P", help="Only mail of this priority."),
+        click.option("--domain", metavar="D", help="Only mail to this domain."),
+        click.option("--recipient", metavar="A", help="Only messages to this address."),
+        click.option("--status", metavar="S", help="Only messages in this state."),
+    ):
+        command = decorate(command)
+    return command
 
 
 @click.group()
@@ -45,30 +60,26 @@ def stats(data_dir: Path, as_json: bool) -> None:
 
 
 @queue.command(name="list")
-@click.option("--status", metavar="S", help="Only messages in this state.")
-@click.option("--recipient", metavar="A", help="Only messages to this address.")
+@meant
 @options.limit(50)
 @options.token
 @options.data_dir
 @options.as_json
 def list_(
-    status: str | None,
-    recipient: str | None,
     limit: int,
     everything: bool,
     token: str | None,
     data_dir: Path,
     as_json: bool,
+    **wanted: str | None,
 ) -> None:
     """List messages, newest first; recipient and subject are shown to their owner only."""
     api = Api.find(data_dir, token=token_from(token))
-    found = list(
-        api.pages(BASE, limit=None if everything else limit, status=status, recipient=recipient)
-    )
+    found = list(api.pages(BASE, limit=None if everything else limit, **wanted))
     if as_json:
         output.document(found)
         return
-    output.table(
+    output.listing(
         ("id", "status", "attempts", "recipient", "subject", "made", "next"),
         [
             (
@@ -78,10 +89,11 @@ def list_(
                 _theirs(item["recipient"]),
                 _theirs(item["subject"]),
                 output.moment(item["created_at"]),
-                output.until(item["next_retry_at"]) if item["next_retry_at"] else "",
+                _due(item["next_retry_at"]),
             )
             for item in found
         ],
+        spare=("attempts", "made", "next"),
     )
 
 
@@ -112,48 +124,83 @@ def show(message_id: str, raw: bool, token: str | None, data_dir: Path, as_json:
     if events:
         output.say()
         output.table(
-            ("attempt", "phase", "code", "at", "took"),
+            ("attempt", "phase", "code", "at", "took", "said"),
             [
                 (
                     str(event["attempt"]),
                     output.line(event["phase"]),
-                    output.line(event["code"]),
+                    _code(event, events),
                     output.moment(event["at"]),
                     "" if event["duration"] is None else output.span(event["duration"]),
+                    output.line(event["error"] or event["enhanced"]),
                 )
                 for event in events
             ],
         )
 
 
-@queue.command()
-@click.argument("message_id", metavar="ID")
-@options.token
-@options.data_dir
-@options.as_json
-def retry(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
-    """Queue a held, failed, bounced or deferred message, due now, with fresh attempts."""
-    _act("retry", message_id, token, data_dir, as_json)
+def _by_hand(verb: str, help_text: str) -> None:
+    """Declare what may be done with one message, or with all that a filter means."""
+
+    @queue.command(name=verb, help=help_text)
+    @click.argument("message_id", metavar="[ID]", required=False)
+    @click.option(
+        "--all",
+        "everywhere",
+        is_flag=True,
+        help="All that are meant, as far as it may be.",
+    )
+    @meant
+    @click.option("--yes", is_flag=True, help="Do not ask whether that many are meant.")
+    @options.token
+    @options.data_dir
+    @options.as_json
+    def act(
+        message_id: str | None,
+        everywhere: bool,
+        yes: bool,
+        token: str | None,
+        data_dir: Path,
+        as_json: bool,
+        **wanted: str | None,
+    ) -> None:
+        if everywhere == (message_id is not None) or (not everywhere and any(wanted.values())):
+            raise click.UsageError("Give the ID of a message, or --all with what is meant.")
+        api = Api.find(data_dir, token=token_from(token))
+        if message_id is None:
+            _act_on_all(api, verb, wanted, yes, as_json)
+            return
+        item = api.call("POST", f"{BASE}/{segment(message_id)}/{verb}").json()
+        if as_json:
+            output.document(item)
+        else:
+            _show(item)
 
 
-@queue.command()
-@click.argument("message_id", metavar="ID")
-@options.token
-@options.data_dir
-@options.as_json
-def cancel(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
-    """Cancel a queued or held message; one that is being delivered cannot be called back."""
-    _act("cancel", message_id, token, data_dir, as_json)
+_by_hand(
+    "retry", "Queue a held, failed, bounced or deferred message, due now, with fresh attempts."
+)
+_by_hand(
+    "cancel", "Cancel a queued or held message; one that is being delivered cannot be called back."
+)
+_by_hand("hold", "Set a queued message aside until it is retried.")
 
 
-@queue.command()
-@click.argument("message_id", metavar="ID")
-@options.token
-@options.data_dir
-@options.as_json
-def hold(message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
-    """Set a queued message aside until it is retried."""
-    _act("hold", message_id, token, data_dir, as_json)
+def _act_on_all(
+    api: Api, verb: str, wanted: dict[str, str | None], yes: bool, as_json: bool
+) -> None:
+    """Do it to all that are meant; how many these are is asked first."""
+    if not yes:
+        if not output.is_terminal(sys.stdin):
+            raise click.UsageError("This changes many messages; say --yes where nobody is asked.")
+        count = api.call("GET", f"{BASE}/matching", params=wanted).json()[verb]
+        if count and not click.confirm(f"{verb.capitalize()} {counted(count)}?", err=True):
+            return
+    answer = api.call("POST", f"{BASE}/matching/{verb}", params=wanted, timeout=300.0).json()
+    if as_json:
+        output.document(answer)
+    else:
+        output.say(f"{counted(answer['count'])} changed")
 
 
 @queue.command()
@@ -177,7 +224,7 @@ def flush(domain: str | None, route: str | None, data_dir: Path, as_json: bool) 
 @options.data_dir
 @options.as_json
 def pause(data_dir: Path, as_json: bool) -> None:
-    """Hold all deliveries, on all nodes, until resumed; what is under way ends."""
+    """Pause all deliveries, on all nodes, until resumed; what is under way ends."""
     answer = Api.find(data_dir).call("POST", "/api/v1/queue/pause").json()
     _show_stats(answer, as_json)
 
@@ -189,15 +236,6 @@ def resume(data_dir: Path, as_json: bool) -> None:
     """End a pause."""
     answer = Api.find(data_dir).call("POST", "/api/v1/queue/resume").json()
     _show_stats(answer, as_json)
-
-
-def _act(what: str, message_id: str, token: str | None, data_dir: Path, as_json: bool) -> None:
-    api = Api.find(data_dir, token=token_from(token))
-    item = api.call("POST", f"{BASE}/{segment(message_id)}/{what}").json()
-    if as_json:
-        output.document(item)
-    else:
-        _show(item)
 
 
 def _show(item: dict[str, Any]) -> None:
@@ -242,6 +280,23 @@ def _show_stats(now: dict[str, Any], as_json: bool) -> None:
 def _theirs(value: str | None) -> output.Cell:
     """What only a message's owner is shown; `--raw` shows the administrator anybody's."""
     return ("another's", "bright_black") if value is None else output.line(value)
+
+
+def _code(event: dict[str, Any], events: list[dict[str, Any]]) -> output.Cell:
+    """The reply's code, pale where it says nothing new: DATA after each recipient was refused."""
+    code = output.line(event["code"])
+    refused = any(
+        one["phase"] == "rcpt" and one["attempt"] == event["attempt"] and (one["code"] or 0) >= 400
+        for one in events
+    )
+    return (code, "bright_black") if refused and event["phase"] == "data" else code
+
+
+def _due(at: str | None) -> str:
+    """When what waits is tried; what is due may yet be held back by its destination."""
+    if at is None or datetime.fromisoformat(at) > datetime.now(UTC):
+        return output.until(at)
+    return "due"
 
 
 def _status(item: dict[str, Any]) -> tuple[str, str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mimetypes
 import sys
-from base64 import b64encode
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -137,6 +135,9 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def _attachment(file: Path) -> dict[str, str]:
+    import mimetypes
+    from base64 import b64encode
+
     kind, encoding = mimetypes.guess_type(file.name)
     return {
         "filename": file.name,

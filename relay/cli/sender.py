@@ -47,6 +47,7 @@ entries.lists(
         "user": entries.cell("username"),
         "made": entries.moment("created_at"),
     },
+    spare=("made",),
 )
 entries.removes(
     sender,

@@ -1,7 +1,11 @@
-"""`relay status`: the supervision tree of the running relay, once or live (`relay.cli.watch`)."""
+"""`relay status`: the supervision tree of the running relay, once or live (`relay.cli.watch`).
+
+Below it, on stderr, stands what needs a person: what the operator's page says under attention.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,7 +15,7 @@ from typing import Any
 import click
 
 from relay.cli import options, output
-from relay.cli.client import Api
+from relay.cli.client import Api, read_run
 from relay.cli.exits import Failure
 
 STYLES = {
@@ -23,6 +27,9 @@ STYLES = {
     "stopped": "bright_black",
     "failed": "red",
 }
+
+GRADES = {"error": "red", "warning": "yellow"}
+ATTENTION_TIMEOUT = 10.0  # seconds; the tree has been shown
 
 COLUMNS = ("actor", "state", "restarts", "mailbox", "up", "last event")
 
@@ -45,8 +52,8 @@ COLUMNS = ("actor", "state", "restarts", "mailbox", "up", "last event")
 def status(watch: bool, every: float, ready: bool, data_dir: Path, as_json: bool) -> None:
     """Show the supervision tree: state, restarts, mailbox depth, last event.
 
-    With --watch and --json, or piped, one line a sample. --ready is for health checks; what is
-    not ready is said on stderr.
+    What needs attention follows on stderr. With --watch and --json, or piped, one line a sample.
+    --ready is for health checks; what is not ready is said on stderr.
     """
     if ready:
         try:
@@ -65,6 +72,27 @@ def status(watch: bool, every: float, ready: bool, data_dir: Path, as_json: bool
         output.document(tree)
         return
     output.table(COLUMNS, list(rows(tree, time.time())))
+    show_attention(api)
+    run = read_run(data_dir)
+    if run.get("settings", {}).get("smtp.processes") == "auto" and "smtp_processes" in run:
+        count = run["smtp_processes"]
+        what = "the relay itself" if count == 1 else f"{count} processes"
+        output.note(f"RELAY_SMTP__PROCESSES is auto: {what} on these cores.")
+
+
+def show_attention(api: Api) -> None:
+    """Write what needs a person, the gravest first; nothing where nothing does."""
+    try:
+        seen = api.call("GET", "/api/v1/overview", timeout=ATTENTION_TIMEOUT).json()
+    except Failure as failure:
+        output.note(f"What needs attention is not known: {output.line(failure)}")
+        return
+    colour = output.has_colour(sys.stderr)
+    for concern in seen["attention"]:
+        grade = output.line(concern["grade"])
+        label = click.style(f"{grade}:", fg=GRADES.get(grade)) if colour else f"{grade}:"
+        mends = output.line(concern["command"])
+        output.note(f"{label} {output.line(concern['text'])}" + (mends and f" ({mends})"))
 
 
 def rows(node: dict[str, Any], now: float, lead: str = "", below: str = "") -> Iterator[output.Row]:

@@ -44,9 +44,10 @@ def up(config: Path | None, data_dir: Path, only: str | None) -> int:
         output.say(banner(entries, data_dir))
 
     with contextlib.ExitStack() as undone, loading():
-        from relay.settings import forget_secrets, load
+        from relay.settings import forget_secrets, load, sources
 
         settings = load(config=config)
+        origins = sources(config=config)
         forget_secrets()
         # Held before the rest of the program is loaded, which takes most of a start: whoever gives
         # a command meanwhile sees that a relay is starting.
@@ -67,6 +68,7 @@ def up(config: Path | None, data_dir: Path, only: str | None) -> int:
         data,
         only=names,
         config=config,
+        origins=origins,
         greet=greet if output.is_terminal(sys.stdout) else None,
         cluster=cluster,
     )

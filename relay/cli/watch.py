@@ -1,4 +1,4 @@
-"""`relay status --watch`: the tree, the queue and the flow of mail, live.
+"""`relay status --watch`: the tree, the queue, what needs attention and the flow of mail, live.
 
 Promises
   * What is shown is at most one interval old; the relay may restart meanwhile, and the view goes
@@ -84,6 +84,7 @@ class Sample:
     pid: int
     tree: dict[str, Any]
     queue: dict[str, Any] | None  # None: the relay does not say, for want of its database
+    attention: list[dict[str, Any]]  # what needs a person, the gravest first
     totals: dict[str, float]
     rates: dict[str, float]
 
@@ -92,6 +93,7 @@ class Sample:
         return {
             "at": self.at,
             "queue": self.queue,
+            "attention": self.attention,
             "rates": {name: round(rate, 3) for name, rate in self.rates.items()},
             "tree": self.tree,
         }
@@ -111,9 +113,9 @@ class Watch:
         api = Api.find(self.data_dir, patience=0.0)  # the next sample is the next try
         pid = int(read_run(self.data_dir, patience=0.0)["pid"])
         tree = api.get("/api/v1/supervision")
-        queue = None
-        with suppress(Failure):  # the tree is there without a database, the queue is not
-            queue = api.get("/api/v1/queue")
+        seen: dict[str, Any] = {"queue": None, "attention": []}
+        with suppress(Failure):  # the tree is there without a database
+            seen = api.get("/api/v1/overview")
         now, found = time.monotonic(), counters(api.call("GET", "/metrics").content)
         rates: dict[str, float] = {}
         if self._before is not None and self._before[1] == pid:
@@ -129,7 +131,9 @@ class Watch:
             self.rates.setdefault(name, deque(maxlen=KEPT)).append(rate)
         totals = {name: found.get((metric, label), 0.0) for name, metric, label in FLOWS}
         totals["trouble"] = sum(found.get(key, 0.0) for key in _TROUBLE)
-        return Sample(time.time(), api.base, pid, tree, queue, totals, rates)
+        return Sample(
+            time.time(), api.base, pid, tree, seen["queue"], seen["attention"], totals, rates
+        )
 
     def listen(self) -> None:
         """Collect warnings from the log, for as long as the program lives."""
@@ -213,7 +217,7 @@ def _draw(view: Watch, every: float, first: Sample, rows: Rows) -> None:
 
 
 def picture(sample: Sample, view: Watch, rows: Rows) -> RenderableType:
-    """Return the view: the flow of mail, the queue, the tree, the last warnings."""
+    """Return the view: the flow of mail, the queue, what needs attention, the tree, warnings."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -238,7 +242,11 @@ def picture(sample: Sample, view: Watch, rows: Rows) -> RenderableType:
         tree.add_column(column, no_wrap=True)
     for row in rows(sample.tree, sample.at):
         tree.add_row(*(Text(c) if isinstance(c, str) else Text(c[0], style=c[1]) for c in row))
-    parts: list[RenderableType] = [head, Text(), flow, _queue(sample.queue), Text(), tree]
+    parts: list[RenderableType] = [head, Text(), flow, _queue(sample.queue), Text()]
+    for concern in sample.attention:
+        style = "red" if concern["grade"] == "error" else "yellow"
+        parts.append(Text(f"{concern['grade']}: {output.line(concern['text'])}", style=style))
+    parts += [Text(), tree] if sample.attention else [tree]
     if view.warnings:
         parts += [Text(), Text("last warnings", style="bold")]
         parts += [Text(line, style="yellow", no_wrap=True) for line in tuple(view.warnings)]

@@ -72,4 +72,5 @@ entries.lists(
         "error": entries.cell("error"),
     },
     name="events",
+    spare=("url", "message", "attempts", "given up"),
 )

@@ -182,11 +182,6 @@ class Cluster:
             **options,
         )
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether it is being made."""
-        return self._initdb is not None
-
     def wait(self) -> None:
         """Wait until what was begun has ended; blocking, and in any thread."""
         process = self._initdb

@@ -39,6 +39,7 @@ EVERYONE = "*"
 """The payload of a notification that concerns every key of its channel."""
 
 _KEYS = 1000  # that a subscription remembers; more are all of them
+_RETRY_BASE, _RETRY_CAP = 0.1, 5.0  # s; what the back-off begins with and doubles up to
 
 
 class Subscription:
@@ -138,18 +139,15 @@ async def notifications(
     *,
     ping_every: float = 15.0,
     ping_timeout: float = 5.0,
-    retry_base: float = 0.1,
-    retry_cap: float = 5.0,
     rng: random.Random | None = None,
     hosts: Hosts | None = None,
 ) -> AsyncGenerator[Notification | Reconnected, None]:
     """Yield what is notified on `channels`, for ever.  Use it with `contextlib.aclosing`.
 
-    Times in seconds; the back-off begins with `retry_base` and doubles up to `retry_cap`.
-    `hosts`: what the process knows of the servers.
+    Times in seconds.  `hosts`: what the process knows of the servers.
     """
     names = tuple(channels)
-    outage = Outage(retry_base, retry_cap, rng or new_rng())
+    outage = Outage(_RETRY_BASE, _RETRY_CAP, rng or new_rng())
     first = True
     while True:
         conn: Connection | None = None

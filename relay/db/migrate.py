@@ -85,9 +85,11 @@ async def migrate(
     """Apply what is pending and return its numbers.  `directory` replaces the program's own."""
     known = migrations(directory)
     applied: list[int] = []
+    anew = False  # a database that has nothing yet: its schema is one line of the log
     async with _connected(dsn, hosts) as conn:
         # An ordinary start finds nothing to do and waits for nobody's lock.
         while pending := await _pending(conn, known):
+            anew = anew or len(pending) == len(known)
             async with conn.transaction():
                 await conn.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
                 await _make_table(conn)
@@ -100,7 +102,9 @@ async def migrate(
                     await conn.execute("SET LOCAL synchronous_commit = off")
                 await _apply(conn, migration)
             applied.append(migration.number)
-            log.info("db.migrated", migration=migration.name)
+            (log.debug if anew else log.info)("db.migrated", migration=migration.name)
+    if anew and applied:
+        log.info("db.migrated", migrations=len(applied), schema="new")
     return applied
 
 

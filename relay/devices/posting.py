@@ -26,7 +26,7 @@ _REASONS = {
     503: Reason.UNAVAILABLE,
     507: Reason.INBOX_FULL,
 }
-_LOW_DISK = "urn:relay:problem:insufficient-storage"
+_LOW_DISK = "insufficient-storage"
 _RETRY_AFTER = 5  # s, where the relay does not say
 
 
@@ -67,7 +67,8 @@ class BlobPoster:
 
 
 def _case(content: bytes) -> str:
+    """The last part of a problem's type."""
     try:
-        return str(json.loads(content)["type"])
+        return str(json.loads(content)["type"]).rpartition("/")[2]
     except (ValueError, KeyError, TypeError):
         return ""

@@ -33,7 +33,7 @@ from relay.devices.wire import (
     Refused,
     decode,
 )
-from relay.peers import peer_key
+from relay.ports.peers import peer_key
 
 Blob = tuple[bytes, bytes]
 """Recipient and envelope."""

@@ -4,7 +4,8 @@ Promises
   * One peer's failure, of whatever kind, ends its own session and nothing else.
   * A connection that has not shaken hands after `handshake` seconds is closed.
   * Where a port is full, one that has not shaken hands, or a push session that is idle, gives way
-    to whoever comes (`relay.peers`); where none is, the newcomer is closed, which costs no task.
+    to whoever comes (`relay.ports.peers`); where none is, the newcomer is closed, which costs no
+    task.
   * Out of file descriptors or memory, accepting waits for sessions to end.
   * `drain`: receive sessions end, push sessions answer what is in hand.
   * Nothing of who a peer is, address or key, reaches a log or a metric.
@@ -22,7 +23,6 @@ from typing import Any, NoReturn
 import trio
 from prometheus_client import Counter
 
-from relay.connections import accept
 from relay.devices.channel import Channel, Ended, Memory
 from relay.devices.intake import Intake
 from relay.devices.limits import DeviceLimits
@@ -32,7 +32,8 @@ from relay.devices.receive import DeviceSessions, ReceiveSession
 from relay.devices.store import InboxStore
 from relay.log import get_logger
 from relay.metrics import registry
-from relay.peers import Place, PortGate, TurnedAway
+from relay.ports.connections import accept
+from relay.ports.peers import Place, PortGate, TurnedAway
 
 log = get_logger()
 

@@ -115,12 +115,11 @@ class _Work(Call[T]):
 class SqliteStore:
     """An `InboxStore` in the file `path`.  May be built before Trio runs; nothing is opened.
 
-    `ttl`, `call_timeout`, `patience` and `statistics_every` in seconds, `max_total` in bytes of all
-    inboxes together (None: any number); while the disk has no `space` the file gives back what
-    it does not use; `stop_timeout` seconds are waited at the end for a disk that hangs; a flush
-    below `quick_flush` seconds is not worth collecting for; `wal_pages` come between two
-    checkpoints, about; `tallied` inboxes are added up at once; `copy` copies a file; `clock` gives
-    Unix seconds.
+    `ttl`, `call_timeout` and `patience` in seconds, `max_total` in bytes of all inboxes together
+    (None: any number); while the disk has no `space` the file gives back what it does not use;
+    `stop_timeout` seconds are waited at the end for a disk that hangs; a flush below `quick_flush`
+    seconds is not worth collecting for; `wal_pages` come between two checkpoints, about; `tallied`
+    inboxes are added up at once; `copy` copies a file; `clock` gives Unix seconds.
     """
 
     name = "sqlite"
@@ -136,7 +135,6 @@ class SqliteStore:
         call_timeout: float = 10.0,
         patience: float = _PATIENCE,
         space: Space = AMPLE,
-        statistics_every: float = _STATISTICS_EVERY,
         stop_timeout: float = _STOP_TIMEOUT,
         quick_flush: float = _QUICK_FLUSH,
         wal_pages: int = _WAL_PAGES,
@@ -158,7 +156,6 @@ class SqliteStore:
         self._clock = clock
         self._patience = patience
         self._space = space
-        self._statistics_every = statistics_every
         self._calls = Calls(timeout=call_timeout, most=_MOST_WAITING)
         self._queue: SimpleQueue[Call[Any] | None] = SimpleQueue()
         self._looks = Throttle(LOOK_AGAIN)
@@ -329,7 +326,7 @@ class SqliteStore:
             rest = _STATISTICS_REST
             if self._space.short():
                 await self._shrink()
-            await trio.sleep(self._statistics_every)
+            await trio.sleep(_STATISTICS_EVERY)
 
     async def _shrink(self) -> None:
         """Deleting makes room in the file, which the disk does not see without this."""

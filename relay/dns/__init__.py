@@ -1,1 +1,1 @@
-"""Questions to the DNS, and who answers them."""
+"""Questions to the DNS, and who asks them."""

@@ -1,52 +1,53 @@
 """Asks the DNS, on Trio: the stub that `relay.dns.questions` are put to.
 
-It asks recursive servers, one after the other, over UDP, and over TCP what does not fit there.
+It asks recursive servers, one after the other, over UDP, and over TCP what does not fit there: a
+datagram that is longer than the query allowed counts as one that was cut off.
 
 Promises
 - `ask` never raises for what the DNS does, and answers within its time: NXDOMAIN, no data and
   failure (SERVFAIL, REFUSED, nobody answers, nonsense) are told apart.
-- An answer is believed only from the address and port that was asked, from a port of this host
-  chosen anew each time, with the id and the question of the query.
+- An answer is believed only from the address and port that was asked, at a port of this host
+  chosen anew each time, with the id and the question of the query.  Whoever guesses has one guess:
+  after the first datagram that is no answer, the question is asked over TCP.
 - One question is under way once, however many ask it (single flight); one asker who gives up takes
   nothing from the others.  At most `concurrency` are under way; the others wait, within their time.
-- What was answered is kept for its TTL, at most `MAX_TTL`, failures for `failed_ttl`; the cache
+- What was answered is kept for its TTL, at most `MAX_TTL`, that there is nothing at most
+  `MAX_NEGATIVE_TTL`, failures for `failed_ttl`, even if their asker has waited in vain; the cache
   holds `MAX_CACHED` answers of `MAX_CACHED_BYTES` each at most, the least recently used go first.
+- A server that left a try unanswered is silent for `silent_ttl`, or until it answers: it is asked
+  after the others, once.  Where all are silent, a question costs one try of one server, in turn.
+  None is passed over for good: a stranger can make a server silent about his own names.
 
 Fails with an `Answer` whose status is `FAILED`, and whose detail says why.
 
-Why not `dns.asyncresolver`: it has neither single flight nor a bound on what is under way, and its
-cache of answers keeps whole messages.
+Why not a library's: `dns.asyncresolver` has neither single flight nor a bound on what is under way,
+its cache keeps whole responses, and see `relay.dns.wire` for what a large response costs it.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import dns.exception
-import dns.flags
-import dns.message
-import dns.name
-import dns.rcode
-import dns.rdata
 import trio
-from dns.rdtypes.mxbase import MXBase
-from dns.rdtypes.nsbase import NSBase
-from dns.rdtypes.txtbase import TXTBase
 
+from relay.dns import wire
 from relay.dns.questions import NXDOMAIN, Answer, Asking, Question, Status, is_name
 
 MAX_TTL = 3600.0
 MAX_NEGATIVE_TTL = 300.0
 """Seconds for which an answer is kept, whatever it says; the second, one that there is nothing."""
+MAX_RESPONSE = 32768
+"""Bytes of a response that are read: a twentieth of a second's work, if a stranger chose them."""
 MAX_CACHED = 4096
 MAX_CACHED_BYTES = 4096
-_PAYLOAD = 1232  # bytes that a UDP answer may have (EDNS): no path cuts them up
-_ROUNDS = 2
+_RECORD_BYTES = 64  # that a record takes in memory, however short it is
 _RESOLV_CONF = Path("/etc/resolv.conf")
 
 Server = tuple[str, int]
@@ -70,11 +71,15 @@ class _Cached(NamedTuple):
 
 
 class _Flight:
-    """A question under way; `answer` stays None if whoever asked gave up."""
+    """A question under way; `answer` stays None if whoever asked gave up.
+
+    `failure`: why the last try failed; empty: none has, so far.
+    """
 
     def __init__(self) -> None:
         self.landed = trio.Event()
         self.answer: Answer | None = None
+        self.failure = ""
 
 
 class _NoAnswer(Exception):
@@ -92,6 +97,7 @@ class Resolver:
         server_timeout: float = 2.0,
         concurrency: int = 64,
         failed_ttl: float = 30.0,
+        silent_ttl: float = 30.0,
     ) -> None:
         """`servers`: none: those of /etc/resolv.conf, read again when it changes.
 
@@ -101,6 +107,8 @@ class Resolver:
         self._ask_timeout = ask_timeout
         self._server_timeout = server_timeout
         self._failed_ttl = failed_ttl
+        self._silent_ttl = silent_ttl
+        self._silent: dict[Server, float] = {}  # since when
         self._places = trio.CapacityLimiter(concurrency)
         self._flights: dict[Question, _Flight] = {}
         self._cache: OrderedDict[Question, _Cached] = OrderedDict()
@@ -133,6 +141,7 @@ class Resolver:
         question = Question(question.name.lower().removesuffix("."), question.type)
         if not is_name(question.name):
             return NXDOMAIN
+        mine: _Flight | None = None
         with trio.move_on_after(self._ask_timeout):
             while True:
                 if (known := self._known(question)) is not None:
@@ -140,11 +149,16 @@ class Resolver:
                     return known
                 flight = self._flights.get(question)
                 if flight is None:
-                    return await self._lead(question)
+                    mine = _Flight()
+                    return await self._lead(question, mine)
                 await flight.landed.wait()
                 if flight.answer is not None:
                     return flight.answer
-        return Answer(Status.FAILED, detail=f"no answer within {self._ask_timeout:g} s")
+        if mine is None or not mine.failure:  # it has waited for a place, or for somebody else
+            return Answer(Status.FAILED, detail=f"no answer within {self._ask_timeout:g} s")
+        failed = Answer(Status.FAILED, detail=mine.failure)
+        self._keep(question, failed, self._failed_ttl)
+        return failed
 
     def _known(self, question: Question) -> Answer | None:
         known = self._cache.get(question)
@@ -157,18 +171,19 @@ class Resolver:
         return known.answer
 
     def _keep(self, question: Question, answer: Answer, ttl: float) -> None:
-        if sum(map(len, answer.records)) <= MAX_CACHED_BYTES and ttl > 0:
+        size = sum(map(len, answer.records)) + _RECORD_BYTES * len(answer.records)
+        if size <= MAX_CACHED_BYTES and ttl > 0:
             self._cache[question] = _Cached(answer, trio.current_time() + ttl)
             if len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
 
-    async def _lead(self, question: Question) -> Answer:
+    async def _lead(self, question: Question, flight: _Flight) -> Answer:
         """Ask for all who want to know."""
-        flight = self._flights[question] = _Flight()
+        self._flights[question] = flight
         try:
             async with self._places:
                 self._asked += 1
-                answer, ttl = await self._ask_servers(question)
+                answer, ttl = await self._ask_servers(question, flight)
             self._keep(question, answer, ttl)
             flight.answer = answer
             return answer
@@ -176,21 +191,39 @@ class Resolver:
             del self._flights[question]
             flight.landed.set()
 
-    async def _ask_servers(self, question: Question) -> tuple[Answer, float]:
+    async def _ask_servers(self, question: Question, flight: _Flight) -> tuple[Answer, float]:
         """The first answer that a server gives, and for how long it holds."""
-        servers = self._servers or self._system_servers()
-        why = "there are no servers"
-        for _ in range(_ROUNDS):
-            for server in servers:
-                try:
-                    with trio.fail_after(self._server_timeout):
-                        response = await _query(server, question)
-                    return _read(response, question)
-                except (_NoAnswer, OSError) as error:
-                    why = f"{server[0]}: {error}"
-                except trio.TooSlowError:
-                    why = f"{server[0]}: no answer within {self._server_timeout:g} s"
+        for server in self._tries():
+            try:
+                with trio.fail_after(self._server_timeout):
+                    answer = await _ask(server, question)
+            except trio.TooSlowError:
+                # Now, whoever may give up next: others need not find it out again.
+                self._silent[server] = trio.current_time()
+                flight.failure = f"{server[0]}: no answer within {self._server_timeout:g} s"
+            except OSError as error:
+                flight.failure = f"{server[0]}: {error}"
+            except (_NoAnswer, wire.Malformed) as error:
+                self._silent.pop(server, None)
+                flight.failure = f"{server[0]}: {error}"
+            else:
+                self._silent.pop(server, None)
+                return answer
+        why = flight.failure or "there are no servers"
         return Answer(Status.FAILED, detail=why), self._failed_ttl
+
+    def _tries(self) -> list[Server]:
+        """The servers to ask, each as often as it is asked."""
+        servers = list(dict.fromkeys(self._servers or self._system_servers()))
+        now = trio.current_time()
+        self._silent = {
+            server: since
+            for server, since in self._silent.items()
+            if server in servers and now < since + self._silent_ttl
+        }
+        silent = sorted(self._silent, key=self._silent.__getitem__)
+        well = [server for server in servers if server not in self._silent]
+        return [*well, *silent, *well] if well else silent[:1]
 
     def _system_servers(self) -> tuple[Server, ...]:
         try:
@@ -219,89 +252,49 @@ def system_servers(text: str) -> tuple[Server, ...]:
 # ------------------------------------------------------------------------ one server
 
 
-async def _query(server: Server, question: Question) -> dns.message.Message:
-    labels = [label.encode("ascii") for label in question.name.split(".")]
-    query = dns.message.make_query(
-        dns.name.Name([*labels, b""]), question.type, use_edns=0, payload=_PAYLOAD
-    )
-    response = await _over_udp(server, query)
-    if response.flags & dns.flags.TC:
-        response = await _over_tcp(server, query)
-    return response
+async def _ask(server: Server, question: Question) -> tuple[Answer, float]:
+    """What a server answers, and for how many seconds that holds."""
+    asked = wire.query(question, secrets.randbelow(1 << 16))
+    heard = await _over_udp(server, asked)
+    response = None
+    if len(heard) <= wire.PAYLOAD:
+        with suppress(wire.Malformed):
+            response = wire.read(asked, heard, question)
+    if response is None or response.truncated:
+        # It does not fit, or somebody guesses: a connection is hard to forge.
+        response = wire.read(asked, await _over_tcp(server, asked), question)
+    if response.error or response.truncated:
+        raise _NoAnswer(response.error or "an answer that makes no sense")
+    most = MAX_TTL if response.answer.status is Status.FOUND else MAX_NEGATIVE_TTL
+    return response.answer, min(response.ttl, most)
 
 
-async def _over_udp(server: Server, query: dns.message.Message) -> dns.message.Message:
+async def _over_udp(server: Server, asked: bytes) -> bytes:
+    """The datagram that comes back; of one that is too long so much as shows it."""
     family = trio.socket.AF_INET6 if ":" in server[0] else trio.socket.AF_INET
     with trio.socket.socket(family, trio.socket.SOCK_DGRAM) as sock:
         await sock.connect(server)  # so that nobody else's datagram arrives here
-        await sock.send(query.to_wire())
-        while True:
-            response = _parsed(await sock.recv(65535))
-            if response is not None and query.is_response(response):
-                return response
+        await sock.send(asked)
+        return await sock.recv(wire.PAYLOAD + 1)
 
 
-async def _over_tcp(server: Server, query: dns.message.Message) -> dns.message.Message:
-    async with await trio.open_tcp_stream(*server) as stream:
-        wire = query.to_wire()
-        await stream.send_all(len(wire).to_bytes(2, "big") + wire)
-        length = int.from_bytes(await _exactly(stream, 2), "big")
-        response = _parsed(await _exactly(stream, length))
-    if response is None or not query.is_response(response):
-        raise _NoAnswer("an answer that makes no sense")
-    return response
+async def _over_tcp(server: Server, asked: bytes) -> bytes:
+    try:
+        async with await trio.open_tcp_stream(*server) as stream:
+            await stream.send_all(len(asked).to_bytes(2, "big") + asked)
+            length = int.from_bytes(await _exactly(stream, 2), "big")
+            if length > MAX_RESPONSE:
+                raise _NoAnswer("an answer that is too long")
+            return await _exactly(stream, length)
+    except trio.BrokenResourceError as error:
+        raise _NoAnswer("it closed the connection") from error
 
 
 async def _exactly(stream: trio.SocketStream, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
-        try:
-            more = await stream.receive_some(size - len(data))
-        except trio.BrokenResourceError as error:
-            raise _NoAnswer("it closed the connection") from error
+        more = await stream.receive_some(size - len(data))
         if not more:
             raise _NoAnswer("it closed the connection")
         data += more
     return bytes(data)
-
-
-def _parsed(wire: bytes) -> dns.message.Message | None:
-    """The message; None for anything that is none, of which a stranger may send any kind."""
-    try:
-        return dns.message.from_wire(wire, ignore_trailing=True, raise_on_truncation=False)
-    except (dns.exception.DNSException, ValueError, LookupError, OverflowError):
-        return None
-
-
-def _read(response: dns.message.Message, question: Question) -> tuple[Answer, float]:
-    rcode = response.rcode()
-    if rcode not in {dns.rcode.NOERROR, dns.rcode.NXDOMAIN}:
-        raise _NoAnswer(dns.rcode.to_text(rcode))
-    if not isinstance(response, dns.message.QueryMessage):
-        raise _NoAnswer("an answer that makes no sense")
-    try:
-        chain = response.resolve_chaining()
-    except dns.exception.DNSException as error:
-        raise _NoAnswer(f"an answer that makes no sense ({type(error).__name__})") from error
-    ttl = float(chain.minimum_ttl)
-    if chain.answer is None:
-        status = Status.NXDOMAIN if rcode == dns.rcode.NXDOMAIN else Status.NO_DATA
-        return Answer(status), min(ttl, MAX_NEGATIVE_TTL)
-    records = tuple(_text(rdata) for rdata in chain.answer)
-    return Answer(Status.FOUND, records), min(ttl, MAX_TTL)
-
-
-def _text(rdata: dns.rdata.Rdata) -> str:
-    """A record as `Answer` has it."""
-    if isinstance(rdata, TXTBase):
-        return b"".join(rdata.strings).decode("latin-1")
-    if isinstance(rdata, MXBase):
-        return f"{rdata.preference} {_name(rdata.exchange)}"
-    if isinstance(rdata, NSBase):  # PTR and CNAME, too
-        return _name(rdata.target)
-    return rdata.to_text()
-
-
-def _name(name: dns.name.Name) -> str:
-    """A name without the final dot; the root is the dot alone."""
-    return ".".join(label.decode("latin-1") for label in name.labels[:-1]) or "."

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from relay.http.problems import Problem
-from relay.settings import is_loopback
+from relay.ip import is_loopback
 
 
 class AllowedHosts:

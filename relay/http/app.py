@@ -20,16 +20,18 @@ from collections.abc import Collection
 from typing import Any
 
 from prometheus_client import Counter
-from quart import Response, request, websocket
+from quart import Response, has_request_context, request, websocket
 from quart.globals import request_ctx, websocket_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.routing import MapAdapter
 
 from relay.errors import Invalid, OverQuota, TemporaryFailure
 from relay.http.allowed_hosts import AllowedHosts
 from relay.http.auth import Admission, Admitted, Authorisation
 from relay.http.bodies import Connection, Request, Uploads
 from relay.http.callers import address_of, owner_of
+from relay.http.compat import answers, mailhog, mailpit
 from relay.http.deps import Deps
 from relay.http.operations import (
     Call,
@@ -38,6 +40,7 @@ from relay.http.operations import (
     parameters,
     read_values,
 )
+from relay.http.paths import Part, path_of
 from relay.http.problems import (
     Problem,
     from_status,
@@ -54,7 +57,9 @@ from relay.http.resources import (
     checks,
     collector,
     devices,
+    first_mail,
     health,
+    history,
     info,
     keyring,
     keys,
@@ -65,9 +70,12 @@ from relay.http.resources import (
     outbound,
     overview,
     pages,
+    previews,
+    queue,
     release,
     send,
     senders,
+    settings,
     sign_in,
     sns,
     streams,
@@ -91,17 +99,23 @@ ANSWERS = Counter(
 RESOURCES = (
     health,
     pages,
+    keys,
     sign_in,
     overview,
+    history,
     info,
+    settings,
     mailboxes,
     messages,
+    previews,
+    first_mail,
     streams,
     all_messages,
     send,
     release,
     checks,
     outbound,
+    queue,
     senders,
     suppressions,
     webhooks,
@@ -113,14 +127,17 @@ RESOURCES = (
     supervision,
     chaos,
     logs,
-    keys,
     keyring,
     sns,
 )
 
+COMPAT = (mailpit, mailhog)
+"""Those that stand in for other programs; `/openapi.json` leaves them out, for their descriptions
+are those programs' own."""
+
 
 class _App(QuartTrio):
-    """Quart with its log going to ours, and bodies that wait for their call."""
+    """Quart with its log going to ours, paths cut as they came, and bodies that wait."""
 
     request_class = Request
     asgi_http_class = Connection
@@ -128,11 +145,19 @@ class _App(QuartTrio):
     def log_exception(self, exception_info: Any) -> None:
         log.error("http.error", exc_info=exception_info)
 
+    def create_url_adapter(self, request: Any) -> MapAdapter | None:
+        """Route by the path as it came; the framework's is decoded, slashes and all."""
+        adapter = super().create_url_adapter(request)
+        if adapter is not None and request is not None:
+            adapter.path_info = path_of(request)
+        return adapter
+
 
 def create_app(deps: Deps) -> QuartTrio:
     """Return the application.  Its routes are at `app.extensions["relay.routes"]`."""
     app = _App("relay.http", static_folder=None)
     app.url_map.merge_slashes = False  # a redirect would lose a POST
+    app.url_map.converters["default"] = Part
     app.config.update(
         MAX_CONTENT_LENGTH=None,  # bodies.py: by operation
         BODY_TIMEOUT=deps.limits.body_timeout,
@@ -141,7 +166,7 @@ def create_app(deps: Deps) -> QuartTrio:
         PROPAGATE_EXCEPTIONS=False,
     )
     api = Api(deps)
-    for resource in RESOURCES:
+    for resource in (*RESOURCES, *COMPAT):
         resource.register(api)
     app.extensions["relay.routes"] = tuple(api.routes)
     uploads, rates = Uploads(deps.limits), RateLimits()
@@ -236,29 +261,36 @@ def _check(hosts: AllowedHosts, connection: Any, *, any_host: bool) -> None:
 
 
 async def _answer_error(error: Exception) -> Response:
+    problem = _problem_of(error)
+    if has_request_context() and request.path.startswith(answers.BASE):
+        return answers.refusal(problem)
+    return problem.response()
+
+
+def _problem_of(error: Exception) -> Problem:
     if isinstance(error, Problem):
-        return error.response()
+        return error
     if isinstance(error, MethodNotAllowed):
         allowed = ", ".join(sorted(error.valid_methods or ()))
-        return from_status(405, headers={"Allow": allowed}).response()
+        return from_status(405, headers={"Allow": allowed})
     if isinstance(error, HTTPException):
-        return from_status(error.code or 500).response()
+        return from_status(error.code or 500)
     if isinstance(error, Invalid):
         said = f"{error}."
-        return Problem(422, "invalid", said, title="Invalid values", errors=[said]).response()
+        return Problem(422, "invalid", said, errors=[said])
     if isinstance(error, AddressTaken):
-        return Problem(409, "address-taken", "That local_part is taken.").response()
+        return Problem(409, "address-taken", "That local_part is taken.")
     if isinstance(error, ReservedName):
-        return reserved_name("local_part").response()
+        return reserved_name("local_part")
     if (problem := send.answer_refusal(error)) is not None:
-        return problem.response()
+        return problem
     if isinstance(error, OverQuota):
-        return over_quota(f"{error}.".capitalize()).response()
+        return over_quota(f"{error}.".capitalize())
     if isinstance(error, TemporaryFailure):
         log.warning("http.unavailable", error=str(error))
-        return unavailable("A store that this call needs does not answer; try again.").response()
+        return unavailable("A store that this call needs does not answer; try again.")
     log.error("http.error", exc_info=error)
-    return from_status(500).response()
+    return from_status(500)
 
 
 async def _finish(response: Response) -> Response:

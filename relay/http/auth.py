@@ -1,9 +1,11 @@
 """Authentication and authorisation: who calls, and whether they may.
 
 There are three credentials: the administrator's token and API keys (`Authorization: Bearer`), and a
-mailbox's session token (`X-Session-Token`, on streams also `?token=`).  The operator's page has
-page sessions instead (`page_sessions.py`), each known by a cookie and by a secret of the page
-(`cookies.py`); they count where no header names a credential.
+mailbox's session token (`X-Session-Token`, on streams also `?token=`).  Where another program is
+stood in for (`Operation.compat`), the first two may be the password of Basic, with any user, for
+that is what clients of that program can send.  The operator's page has page sessions instead
+(`page_sessions.py`), each known by a cookie and by a secret of the page (`cookies.py`); they count
+where no header names a credential.
 
 Promises
   * Tokens are compared as hashes, the administrator's in constant time.
@@ -16,6 +18,7 @@ Promises
 
 from __future__ import annotations
 
+import base64
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -25,6 +28,7 @@ from typing import Any, NamedTuple
 import trio
 from pydantic import TypeAdapter, ValidationError
 
+from relay.access.bearers import MAX_TOKEN, bearer_of
 from relay.crypto import hash_token, tokens_equal
 from relay.db.channels import SESSIONS
 from relay.db.listen import Hub, Subscription
@@ -35,27 +39,25 @@ from relay.http.cookies import Shown, shown
 from relay.http.deps import Deps
 from relay.http.operations import Access, Operation, Recheck
 from relay.http.page_sessions import PageSession, Proof
+from relay.http.paths import path_of
 from relay.http.problems import Problem, mailbox_not_found, missing_scope, unauthenticated
 from relay.mailboxes.records import Mailbox
 from relay.mailboxes.visibility import Credential
 
-MAX_TOKEN = 512
-"""Characters beyond which a credential is not even looked up."""
-
+_OR_BASIC = ", or 'Basic' with a token as the password"
 _BOOLEAN = TypeAdapter(bool)
 _PATIENCE = 5.0  # s; a stream does not stand still longer for a database that does not answer
 
 
 async def identify(deps: Deps, token: str) -> Caller | None:
     """Return the holder of a bearer token, or None."""
-    if not token or len(token) > MAX_TOKEN:
+    bearer = await bearer_of(token, deps.keys, deps.admin_token_hash)
+    if bearer is None:
         return None
-    token_hash = hash_token(token)
-    if tokens_equal(token_hash, deps.admin_token_hash):
+    if bearer.administrator:
         return Caller(None)
-    key = await deps.keys.authenticate(token_hash)
-    deps.known_keys.note(token_hash, key)
-    return None if key is None else Caller(key)
+    deps.known_keys.note(bearer.token_hash, bearer.key)
+    return None if bearer.key is None else Caller(bearer.key)
 
 
 class Admitted(NamedTuple):
@@ -98,7 +100,7 @@ class Authorisation:
                 return None  # the page's session does not count then, nor is it looked up
             known = deps.sessions.known(self._shown(), self._proof())
             return None if known is None else Caller(known[1])
-        token = _bearer(headers)
+        token = _token(operation, headers)
         if not token or len(token) > MAX_TOKEN:
             return None
         token_hash = hash_token(token)
@@ -119,8 +121,9 @@ class Authorisation:
         caller, session = await self._caller()
         if caller is None:
             if operation.access is Access.SCOPE:
+                also = _OR_BASIC if operation.compat else ""
                 raise unauthenticated(
-                    "This call needs an Authorization header with a bearer token."
+                    f"This call needs an Authorization header with a bearer token{also}."
                 )
             return Admitted()
         if operation.scope is not None and not caller.allows(operation.scope):
@@ -133,10 +136,10 @@ class Authorisation:
             # A session that is no more is no credential; what needs one says 401 by itself.
             operator, _ = await self._of_page()
             return operator if operator is not None else (None, None)
-        scheme, _, token = authorization.strip().partition(" ")
-        token = token.strip()
-        if scheme.lower() != "bearer" or not token:
-            raise unauthenticated("The Authorization header must be 'Bearer' and a token.")
+        token = _token(self._operation, self._connection.headers)
+        if not token:
+            also = _OR_BASIC if self._operation.compat else ""
+            raise unauthenticated(f"The Authorization header must be 'Bearer' and a token{also}.")
         caller = await identify(self._deps, token)
         if caller is None:
             raise unauthenticated("The token is unknown or revoked.")
@@ -214,7 +217,7 @@ class Authorisation:
         return shown(self._connection, self._deps.urls, ticket=self._operation.ticket > 0)
 
     def _proof(self) -> Proof:
-        given, path = self._shown(), self._connection.path
+        given, path = self._shown(), path_of(self._connection)
 
         def proof(session: PageSession) -> bool:
             if any(tokens_equal(key, session.page_key_hash) for key in given.keys):
@@ -310,6 +313,24 @@ def _says_yes(text: str) -> bool:
 def _bearer(headers: Mapping[str, str]) -> str | None:
     scheme, _, value = (headers.get("Authorization") or "").strip().partition(" ")
     return value.strip() if scheme.lower() == "bearer" else None
+
+
+def _token(operation: Operation, headers: Mapping[str, str]) -> str | None:
+    """The token that the Authorization header has, as far as the call takes its scheme."""
+    if not operation.compat:
+        return _bearer(headers)
+    return _bearer(headers) or _password(headers)
+
+
+def _password(headers: Mapping[str, str]) -> str | None:
+    scheme, _, value = (headers.get("Authorization") or "").strip().partition(" ")
+    if scheme.lower() != "basic" or len(value) > 4 * MAX_TOKEN:
+        return None
+    try:
+        said = base64.b64decode(value, validate=True).decode()
+    except ValueError:
+        return None
+    return said.partition(":")[2]
 
 
 def _named(headers: Mapping[str, str]) -> bool:

@@ -10,8 +10,10 @@ from uuid import UUID
 
 from relay.access.keys import ApiKey
 from relay.access.owners import ADMINISTRATOR_ID
+from relay.ip import ip_address
 from relay.mailboxes.visibility import Credential
-from relay.peers import ip_address, peer_key
+from relay.ports.peers import peer_key
+from relay.ports.proxy import Network
 
 
 @dataclass(frozen=True)
@@ -47,20 +49,20 @@ class Caller:
         return Credential(owner_id=self.key.id)
 
 
-def owner_of(caller: Caller | None, connection: Any, trusted: Collection[str]) -> Hashable:
+def owner_of(caller: Caller | None, connection: Any, trusted: Collection[Network]) -> Hashable:
     """Return who answers for a call: the caller, or the address of one without a key."""
     return address_of(connection, trusted) if caller is None else caller.owner_id
 
 
-def address_of(connection: Any, trusted: Collection[str] = ()) -> str:
+def address_of(connection: Any, trusted: Collection[Network] = ()) -> str:
     """Return the address that a call came from, as its `peer_key`; "" when nobody knows.
 
     `trusted`: proxies whose last `X-Forwarded-For` is believed.
     """
     client = connection.scope.get("client")
     address = _address(client[0] if client else "")
-    # The address itself, not its key: a whole network of neighbours is no proxy.
-    if address is not None and any(address == _address(proxy) for proxy in trusted):
+    # The address itself, not its key: its neighbours are no proxies.
+    if address is not None and any(address in network for network in trusted):
         # Some proxies add to the line that came, others (HAProxy) a line of their own below it:
         # whichever it was, only the very last is theirs, and all before it are the client's.
         said = connection.headers.getlist("X-Forwarded-For")

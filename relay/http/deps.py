@@ -28,6 +28,7 @@ from relay.access.keys import Keys
 from relay.checks.evidence import Evidence
 from relay.db.listen import Hub
 from relay.devices.inbox import DeviceInbox
+from relay.history import History
 from relay.http.links import Links
 from relay.http.page_sessions import PageSessions
 from relay.http.rate_limits import KnownKeys
@@ -38,18 +39,24 @@ from relay.lifecycle.report import Report
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.examination import Examined
+from relay.mailboxes.mails import Mails
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.records import Arrived
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.gates import Standing
-from relay.outbound.senders import Senders
+from relay.outbound.senders import LOOP, Senders
 from relay.outbound.sending import Enqueue, WakeOutbound
 from relay.outbound.suppressions import Suppressions
+from relay.ports.proxy import Network
+from relay.settings import Explained
 from relay.smtp.chaos import Chaos
 from relay.storage import AMPLE, Space
 from relay.webhooks.store import Webhooks
+
+if TYPE_CHECKING:
+    from relay.checks.verdict import Verdict  # which takes a while to load
 
 
 class Process(Protocol):
@@ -63,10 +70,6 @@ class Process(Protocol):
     def restarts(self) -> int: ...
     @property
     def cpu_seconds(self) -> float | None: ...
-
-
-if TYPE_CHECKING:
-    from relay.checks.verdict import Verdict  # which takes a while to load
 
 
 class Node(Protocol):
@@ -90,6 +93,12 @@ class Node(Protocol):
     def last_error(self) -> BaseException | None: ...
     @property
     def processes(self) -> Sequence[Process]: ...
+    @property
+    def last_event_at(self) -> float | None: ...
+    @property
+    def pausable(self) -> bool: ...
+    @property
+    def hears(self) -> Sequence[type]: ...
 
 
 class Event(Protocol):
@@ -133,6 +142,7 @@ class Supervision(Protocol):
     def resume(self, name: str) -> None: ...
     def sweep(self, name: str) -> None: ...
     def report(self, name: str) -> None: ...
+    def commands(self, node: Node) -> list[str]: ...
     def subscribe(self, capacity: int = 256) -> AbstractContextManager[Feed]: ...
 
 
@@ -140,6 +150,7 @@ class Logs(Protocol):
     """The log of this start: what is kept, and what comes."""
 
     def lines(self) -> list[dict[str, Any]]: ...
+    def last(self, actor: str) -> dict[str, Any] | None: ...
     def follow(self, capacity: int = 10_000) -> AbstractContextManager[Feed]: ...
 
 
@@ -187,6 +198,20 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class MailPorts:
+    """Where mail comes in and is fetched: host:port each, `lmtp` a path; None: not served here."""
+
+    smtp: str | None = None
+    lmtp: str | None = None
+    submission: str | None = None
+    submission_tls: str | None = None
+    pop3: str | None = None
+    pop3_tls: str | None = None
+    starttls: bool = False
+    """Whether `smtp`, `submission` and `pop3` can begin TLS."""
+
+
+@dataclass(frozen=True)
 class Deps:
     """Everything that the application needs."""
 
@@ -194,6 +219,7 @@ class Deps:
     messages: Messages
     arrivals: Arrivals
     all_messages: AllMessages
+    mails: Mails
     keys: Keys
     sessions: PageSessions
     hub: Hub
@@ -213,6 +239,8 @@ class Deps:
     webhooks: Webhooks
     accounts: Accounts
     consumption: Consumption
+    history: History
+    unparsed: Callable[[], Awaitable[int]]  # how many messages wait for the parser
     collector_report: Callable[[], Awaitable[Report]]
     wake_outbound: WakeOutbound
     destinations: Callable[[], Sequence[Standing]] = tuple  # held back by this node's sender
@@ -225,19 +253,19 @@ class Deps:
     return_url: str = ""  # where the pages of mailed links lead afterwards; empty: nowhere
     anonymous_rate: float = 0.0  # calls a second of an address without a key; 0: no limit
     known_keys: KnownKeys = field(default_factory=KnownKeys)  # the keys that are charged as keys
-    trusted_proxies: Collection[str] = ()  # whose X-Forwarded-For is believed
+    trusted_proxies: Collection[Network] = ()  # whose X-Forwarded-For is believed
     sns_topics: Iterable[str] = ()
     buckets: Buckets | None = None  # where SES may have put mail; None: nowhere
     fetch_object: FetchObject | None = None  # None: nothing that was put there is fetched
-    upstream: str = "loop:"  # the relay's own, without credentials
-    smtp: str | None = None  # host:port at which mail is taken, and …
-    submission: str | None = None  # … at which programs submit it; None: not here
+    upstream: str = LOOP  # the relay's own, without credentials
+    mail_ports: MailPorts = field(default_factory=MailPorts)
     captures: bool = False  # whether mail for others' domains is kept
     release_to: Collection[str] = ()  # patterns of whom received mail may be released to
     max_message_bytes: int = 26_214_400  # of mail that is fetched
     links: Links | None = None  # asks whether the links of a message answer; None: nobody does
     fetch: Fetch | None = None  # None: no SNS message can be verified, so all are refused
     chaos: Chaos | None = None  # the faults of this process's SMTP sessions, where they are on
+    settings: Callable[[], Sequence[Explained]] = tuple  # what is in force, and why
     version: str = ""
     limits: Limits = field(default_factory=Limits)
     ui: Path = Path(os.path.dirname(__file__)) / "ui"

@@ -50,8 +50,9 @@ def listed(
     find: Callable[[UUID, int, Any], Awaitable[Sequence[T]]],
     shown: Callable[[T, UUID], Any],
     *,
+    name: str,
     summary: str,
-    tag: str = "outbound",
+    tag: str = "sending",
     scope: str = "send",
     column: Column = BY_ADDRESS,
 ) -> None:
@@ -65,6 +66,7 @@ def listed(
         "GET",
         path,
         Operation(
+            name,
             summary,
             tag,
             Access.SCOPE,
@@ -78,9 +80,7 @@ def listed(
         try:
             cursor = None if text is None else column.cursor(text)
         except ValueError as error:
-            raise Problem(
-                422, "invalid", "cursor: it is not one of ours.", title="Invalid values"
-            ) from error
+            raise Problem(422, "invalid", "cursor: it is not one of ours.") from error
         found = await find(owner, rows + 1, cursor)
         last = str(getattr(found[rows - 1], column.name)) if len(found) > rows else None
         return json_response([shown(item, owner) for item in found[:rows]], headers=next_link(last))
@@ -91,11 +91,12 @@ def removed(
     path: str,
     remove: Callable[[UUID, Any], Awaitable[bool]],
     *,
+    name: str,
     summary: str,
     gone: str,
     missing: str,
     case: str,
-    tag: str = "outbound",
+    tag: str = "sending",
     scope: str = "send",
     column: Column = BY_ADDRESS,
 ) -> None:
@@ -108,10 +109,11 @@ def removed(
         "DELETE",
         f"{path}/<entry>",
         Operation(
+            name,
             summary,
             tag,
             Access.SCOPE,
-            (Answer(204, gone), Answer(404, missing)),
+            (Answer(204, gone), Answer(404, missing, cases=(case,))),
             scope=scope,
         ),
     )

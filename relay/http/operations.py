@@ -24,9 +24,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
-from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+)
 from quart import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
@@ -56,6 +62,10 @@ class Access(enum.Enum):
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
+Instant = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
+"""A time of an answer, as RFC 3339 has it (`relay.times.rfc3339`); described, never checked."""
+
+
 class Form(BaseModel):
     """Values from outside that are named in full: an unknown name is an error."""
 
@@ -74,6 +84,12 @@ class View(BaseModel):
     model_config = ConfigDict(defer_build=True)
 
 
+class Changed(View):
+    """What a call on many things did."""
+
+    count: Annotated[int, Field(description="messages that were changed")]
+
+
 @dataclass(frozen=True)
 class Answer:
     """One answer of a call: its status, what it means, and the form of its body."""
@@ -83,16 +99,25 @@ class Answer:
     model: Any = None  # a pydantic model or a typing form of models; None: no JSON body
     media_type: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)  # name to meaning
+    cases: tuple[str, ...] = ()  # the problems of this status that are this call's own
 
 
-MAILBOX_NOT_FOUND = Answer(404, "no such mailbox, or it is over, or it is not the caller's")
+MAILBOX_NOT_FOUND = Answer(
+    404,
+    "no such mailbox, or it is over, or it is not the caller's",
+    cases=("mailbox-not-found",),
+)
 """The answer of every call on a mailbox, as its declaration names it."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """The declaration of one call."""
+    """The declaration of one call.
 
+    `name` is what generated clients call it, in camelCase; no two calls have one.
+    """
+
+    name: str
     summary: str
     tag: str
     access: Access
@@ -111,6 +136,7 @@ class Operation:
     limited: bool = True  # whether callers without a key are charged by their address
     purges: bool = False  # with MAILBOX and ?purge=true: also one that was deleted before
     stores: bool = False  # it adds data: refused while the disk is nearly full
+    compat: bool = False  # as another program answers: Basic counts, refusals are text, undescribed
     details: str = ""
 
 
@@ -217,7 +243,8 @@ def check(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        raise invalid(error, where) from error
+        known = [field.alias or name for name, field in model.model_fields.items()]
+        raise invalid(error, where, known) from error
 
 
 async def _json(operation: Operation, *, required: bool) -> dict[str, Any]:
@@ -255,14 +282,6 @@ def json_response(
     return Response(
         data, status=status, headers=dict(headers or {}), content_type="application/json"
     )
-
-
-def component(text: str) -> str:
-    """Return `text` as a part of a path, to the letter as JavaScript's encodeURIComponent does.
-
-    A browser compares a cookie's Path with a request's by their letters: `%40` is not `@`.
-    """
-    return quote(text, safe="!~*'()")
 
 
 def no_content() -> Response:

@@ -1,7 +1,7 @@
 """Lists come in pages: `limit` and `cursor` in the query, the next page in the `Link` header.
 
 Promises: the next page's address keeps every parameter of this one but the credential in it, and
-spells the path as the client did; `limit` above 200 gives 200.
+spells the path as the page does; `limit` above 200 gives 200.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from urllib.parse import urlencode
 from pydantic import Field
 from quart import request
 
-from relay.http.operations import Query, component
+from relay.http.operations import Query
+from relay.http.paths import path_of
 
 
 class PageQuery(Query):
@@ -40,6 +41,5 @@ def next_link(cursor: str | None, **also: object) -> dict[str, str]:
     values = request.args.to_dict() | {name: str(value) for name, value in also.items()}
     values.pop("token", None)
     values["cursor"] = cursor
-    # Encoded as it came: a mailbox's cookie goes to no other spelling of its path.
-    path = "/".join(map(component, request.path.split("/")))
-    return {"Link": f'<{path}?{urlencode(values)}>; rel="next"'}
+    # In the page's spelling: a mailbox's cookie goes to no other one of its path.
+    return {"Link": f'<{path_of(request)}?{urlencode(values)}>; rel="next"'}

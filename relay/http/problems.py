@@ -12,15 +12,13 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from http import HTTPStatus
+from typing import Any
 
 from pydantic import ValidationError
 from quart import Response
 
+from relay.http.problem_types import MEDIA_TYPE, PREFIX, TYPES
 from relay.storage import REASON, RETRY_AFTER
-
-MEDIA_TYPE = "application/problem+json"
-PREFIX = "urn:relay:problem:"
 
 _SAID, _LONG = 8, 64  # how many unknown parameters an answer names, how much of each
 
@@ -28,7 +26,7 @@ _SAID, _LONG = 8, 64  # how many unknown parameters an answer names, how much of
 class Problem(Exception):
     """A refusal that becomes the answer.
 
-    `case` is the last part of `type`; `title` defaults to the status's phrase.
+    `case` is the last part of `type`, one of `TYPES`, which has its title.
     """
 
     def __init__(
@@ -37,7 +35,6 @@ class Problem(Exception):
         case: str,
         detail: str,
         *,
-        title: str | None = None,
         headers: Mapping[str, str] | None = None,
         errors: list[str] | None = None,
     ) -> None:
@@ -45,7 +42,7 @@ class Problem(Exception):
         self.status = status
         self.case = case
         self.detail = detail
-        self.title = HTTPStatus(status).phrase if title is None else title
+        self.title = TYPES[case].title
         self.headers = dict(headers or {})
         self.errors = errors
 
@@ -95,7 +92,6 @@ def mailbox_not_found() -> Problem:
         404,
         "mailbox-not-found",
         "There is no such mailbox, or it is over, or it is not yours.",
-        title="Mailbox not found",
     )
 
 
@@ -105,7 +101,6 @@ def message_not_found() -> Problem:
         404,
         "message-not-found",
         "There is no such message in this mailbox.",
-        title="Message not found",
     )
 
 
@@ -115,13 +110,12 @@ def reserved_name(field: str) -> Problem:
         403,
         "reserved-name",
         f"{field}: this name is reserved for the administrator.",
-        title="Reserved name",
     )
 
 
 def over_quota(detail: str) -> Problem:
     """Return the 429 of a caller who has as much as the plan allows."""
-    return Problem(429, "quota", detail, title="Quota used up", headers={"Retry-After": "60"})
+    return Problem(429, "quota", detail, headers={"Retry-After": "60"})
 
 
 def unavailable(detail: str, *, retry_after: int = 2) -> Problem:
@@ -135,22 +129,24 @@ def no_space(status: int = 503) -> Problem:
         status,
         "insufficient-storage",
         REASON,
-        title="Too little disk space",
         headers={"Retry-After": str(RETRY_AFTER)},
     )
 
 
-def invalid(error: ValidationError, where: str) -> Problem:
-    """Return the 422 for values that pydantic refused: one sentence for each."""
-    sentences = [
-        _sentence(item["loc"], item["msg"], item["type"])
-        for item in error.errors(include_url=False, include_context=False, include_input=False)
-    ]
+def invalid(error: ValidationError, where: str, known: Collection[str] = ()) -> Problem:
+    """Return the 422 for values that pydantic refused: one sentence for each.
+
+    `known`: the fields that there are, of which the nearest is named for one that there is not.
+    """
+    sentences: list[str] = []
+    for item in error.errors(include_url=False, include_input=False):
+        message = _plain(item["type"], item["msg"], item.get("ctx", {}))
+        near = known if len(sentences) < _SAID else ()  # looking for the nearest costs time
+        sentences.append(_sentence(item["loc"], message, item["type"], near))
     return Problem(
         422,
         "invalid",
         sentences[0] if len(sentences) == 1 else f"The {where} has {len(sentences)} faults.",
-        title="Invalid values",
         errors=sentences,
     )
 
@@ -164,9 +160,7 @@ def unknown_parameter(names: Sequence[str], known: Collection[str]) -> Problem:
         near = difflib.get_close_matches(name[:_LONG], sorted(known), n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"this call takes {takes}."
         sentences.append(f"There is no query parameter {shown!r} here; {hint}")
-    return Problem(
-        422, "unknown-parameter", sentences[0], title="Unknown parameter", errors=sentences
-    )
+    return Problem(422, "unknown-parameter", sentences[0], errors=sentences)
 
 
 def repeated_parameter(names: Sequence[str], what: str) -> Problem:
@@ -176,15 +170,31 @@ def repeated_parameter(names: Sequence[str], what: str) -> Problem:
         shown = name if len(name) <= _LONG else f"{name[:_LONG]}…"
         shown = shown.encode("utf-8", "replace").decode()  # JSON may name half a character
         sentences.append(f"The {what} {shown!r} is given more than once.")
-    return Problem(
-        422, "repeated-parameter", sentences[0], title="Repeated parameter", errors=sentences
-    )
+    return Problem(422, "repeated-parameter", sentences[0], errors=sentences)
 
 
-def _sentence(location: tuple[int | str, ...], message: str, kind: str) -> str:
+def _plain(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    """Return pydantic's message, or ours where it speaks of Python or of patterns."""
+    if kind in {"tuple_type", "list_type"}:
+        return 'it must be a list, such as ["one", "two"]'
+    if kind == "string_pattern_mismatch":
+        pattern = str(context.get("pattern", ""))
+        if pattern.startswith(r"^[^\x00-\x20]"):
+            return "it must have no blank and no control character"
+        if pattern.startswith(r"^[^\x00-\x1f"):
+            return "it must have no control character"
+    return message
+
+
+def _sentence(
+    location: tuple[int | str, ...], message: str, kind: str, known: Collection[str]
+) -> str:
     name = ".".join(str(part) for part in location) or "the value"
     if kind == "extra_forbidden":
-        return f"{name}: there is no such field."
+        there_are = sorted(known) if len(location) == 1 else []
+        near = difflib.get_close_matches(name[:_LONG], there_are, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        return f"{name}: there is no such field{hint}"
     if kind == "missing":
         return f"{name}: it is required."
     return f"{name}: {message.removeprefix('Value error, ').rstrip('.')}."

@@ -46,6 +46,11 @@ class Api:
         self.searches = Searches(deps.trusted_proxies)
         """How many search at once, by all calls that do."""
 
+    @property
+    def described(self) -> tuple[Route, ...]:
+        """The calls of this relay's own API: all but those that stand in for another program's."""
+        return tuple(route for route in self.routes if not route.operation.compat)
+
     def add(self, method: str, rule: str, operation: Operation) -> Callable[[Handler], Handler]:
         """Declare `method rule` as `operation`, answered by the decorated handler."""
 

@@ -23,6 +23,7 @@ from relay.http.callers import owner_of
 from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Call
 from relay.http.problems import unavailable
+from relay.ports.proxy import Network
 
 AT_ONCE, OF_ONE = 4, 2
 """Searches that run: half of a small pool, and for one owner half of that."""
@@ -33,7 +34,7 @@ PATIENCE = 10.0
 class Searches:
     """The searches of one relay."""
 
-    def __init__(self, trusted_proxies: Collection[str]) -> None:
+    def __init__(self, trusted_proxies: Collection[Network]) -> None:
         self._trusted = trusted_proxies
         self._turns = FairLimiter(AT_ONCE, OF_ONE, kept=1)
 

@@ -9,7 +9,7 @@ Promises
   * A peer that does not read is dropped after `write_timeout`; one that sends headers by the
     drip, or nothing, after `KEEP_ALIVE`.  Neither holds memory beyond one write.
   * Connections without a complete request keep nobody out: where all places are taken, the oldest
-    of them gives way to whoever comes (`relay.peers`).
+    of them gives way to whoever comes (`relay.ports.peers`).
   * A body that is refused is read on and thrown away while the answer is on its way, up to
     `DISCARD_BYTES` and `DISCARD_TIMEOUT`: many clients send all of it before they read.
   * A request whose end two headers tell differently (Content-Length and Transfer-Encoding) is a 400
@@ -59,10 +59,12 @@ from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ConnectionState
 from quart_trio import QuartTrio
 
-from relay.connections import accept
-from relay.http.problems import PREFIX
+from relay.http.problem_types import PREFIX
 from relay.log import get_logger
-from relay.peers import Place, PortGate, TurnedAway
+from relay.ports.connections import accept
+from relay.ports.peers import Place, PortGate, TurnedAway
+from relay.ports.proxy import Network
+from relay.ports.refusals import Refusals
 from relay.throttle import Throttle
 
 KEEP_ALIVE = 30.0
@@ -100,7 +102,7 @@ class _Log(Logger):
         log.debug(
             "http.request",
             method=request.get("method", "WEBSOCKET"),
-            path=_loggable(request["path"]),
+            path=_loggable(request["raw_path"].decode("latin-1")),
             status=None if response is None else response["status"],
             seconds=round(request_time, 6),
         )
@@ -134,7 +136,10 @@ _OF_OURS = re.compile(
 
 
 def _loggable(path: str) -> str:
-    """Return a path as it may be logged: what else stands in it is an address, or a token."""
+    """Return a path as it may be logged: what else stands in it is an address, or a token.
+
+    It is cut as it came: decoded, a part of an address might look like one of our words.
+    """
     return "/".join(part if _OF_OURS.fullmatch(part) else "*" for part in path.split("/"))
 
 
@@ -394,7 +399,7 @@ def _config(keep_alive: float) -> Config:
     return config
 
 
-def gate_of(connections: int, trusted: Collection[str] = ()) -> PortGate:
+def gate_of(connections: int, trusted: Collection[Network] = ()) -> PortGate:
     """Return the gate of a server that may have so many connections; `trusted`: proxies."""
     # An office, or a test machine, shows itself by one address; what is idle gives way anyhow.
     return PortGate("http", connections, max(1, connections // 4), trusted=trusted)
@@ -446,19 +451,13 @@ async def serve(
     stopping = False
     empty = trio.Event()
 
-    refusals, failures = Throttle(_COMPLAIN_EVERY), Throttle(_COMPLAIN_EVERY)
+    refusals = Refusals("http.refused", _SAID, every=_COMPLAIN_EVERY)
+    failures = Throttle(_COMPLAIN_EVERY)
 
     def failed(error: BaseExceptionGroup) -> None:
         """Tell of a connection that failed, for few of them: peers may bring it about."""
         if failures.ready():
             log.error("http.connection_failed", exc_info=error)
-
-    def turn_away(sock: socket.socket, peer: Any, why: TurnedAway) -> None:
-        """Refuse a connection, cheaply: there may be many.  A line in the log for few of them."""
-        with contextlib.suppress(OSError):  # it is gone, or reads nothing
-            sock.send(_SAID[why])
-        if refusals.ready():
-            log.warning("http.refused", peer=str(peer[0]), why=why.value)
 
     def welcome(sock: socket.socket, _peer: Any, place: Place) -> None:
         raw = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
@@ -499,7 +498,7 @@ async def serve(
                                 one,
                                 gate,
                                 welcome=welcome,
-                                turn_away=turn_away,
+                                turn_away=refusals.turn_away,
                                 starved="http.accept_failed",
                             )
                         )

@@ -28,7 +28,8 @@ from relay.http.deps import Limits
 from relay.http.operations import Call, StillAdmitted
 from relay.http.problems import Problem, unavailable
 from relay.metrics import registry
-from relay.peers import Place, PortGate, TurnedAway
+from relay.ports.peers import Place, PortGate, TurnedAway
+from relay.ports.proxy import Network
 
 STREAMS = Gauge(
     "relay_http_streams", "Calls that wait for mail now, by kind.", ["kind"], registry=registry
@@ -85,7 +86,7 @@ class Waiter:
     administrator: bool
 
     @classmethod
-    def of(cls, call: Call, connection: Any, trusted: Collection[str]) -> Waiter:
+    def of(cls, call: Call, connection: Any, trusted: Collection[Network]) -> Waiter:
         """Return the waiter of a call; `trusted`: proxies whose word on the address counts."""
         administrator = call.caller is not None and call.caller.key is None
         subject = call.caller.owner_id if call.mailbox is None else call.mailbox.id
@@ -98,7 +99,7 @@ class Slots:
     The administrator may take the last of them; strangers, and any one address, may not.
     """
 
-    def __init__(self, limits: Limits, trusted: Collection[str] = ()) -> None:
+    def __init__(self, limits: Limits, trusted: Collection[Network] = ()) -> None:
         self._limits = limits
         self._held: dict[UUID, int] = {}
         self._gate = PortGate(

@@ -18,12 +18,28 @@ Promises:
 - What triggers do for other people's SQL, the statement does itself: it is held to them by
   `tests/mailboxes/test_usage.py`, and `python -m tests.bench ingest` is where it pays.
 
+Crash safety: what a kill leaves of a statement's messages, all of them alike
+
+    killed                             rows in the tables   their senders
+    ---------------------------------  -------------------  -------------------------------------
+    before the commit                  none                 heard nothing, and send them again
+    after it, before their answers     all, counted, and    heard nothing; sent again they are
+                                       to be parsed         second copies, with ids of their own
+    after their answers                the same             heard 250
+    before the summariser was woken    the same             its sweep finds what is to be parsed
+    within `fold`                      either side of one   -
+                                       commit
+
 Fails with `DatabaseUnavailable` when nothing is known about the outcome, with psycopg's own
 errors when the statement was refused and nothing was stored.
 
 Why `INSERT … SELECT FROM unnest(…)`: one statement, one plan, one round trip and one flush
 for any number of messages; COPY could not check the mailbox, executemany would be a round of
 the executor each.
+
+Why `enable_seqscan` is off: that its mailbox is there, PostgreSQL checks of each message by a
+statement of its own, planned once a connection.  Planned where there were few mailboxes it would
+read them all, of each message, once there are many, until the next vacuum.
 """
 
 from __future__ import annotations
@@ -81,7 +97,8 @@ _INSERT = """
         ) m
         CROSS JOIN (
             SELECT set_config('relay.quiet', 'on', true),  -- until the commit
-                   set_config('relay.counted', 'on', true)
+                   set_config('relay.counted', 'on', true),
+                   set_config('enable_seqscan', 'off', true)  -- see the header
         ) said
         {conflict}
         RETURNING id, mailbox_id, size

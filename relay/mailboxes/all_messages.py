@@ -7,7 +7,9 @@ Promises
 - Those who wait see each message once, in the order in which messages became readable over all
   mailboxes (`relay.settled_seq`), also when one that came earlier took longer to parse.
 - What a bulk call changes was there when it began, and matches when it is changed.
-- No search and no look of a wait keeps the database busy for much more than a second
+- A bulk call over very much ends with `CutShort` in good time, and says how far it came: what it
+  did is durable, and who calls again goes on.
+- No search, no look of a wait and none for news reads messages for much more than a second
   (`walks.py`): it says where to go on.
 
 A list goes by the ids, which are made as mail comes, since no index has the times of all mailboxes;
@@ -19,7 +21,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -28,10 +30,12 @@ from uuid import UUID
 import trio
 
 from relay.db.pool import Pool
-from relay.errors import Invalid
+from relay.errors import DatabaseUnavailable, Invalid, TemporaryFailure
+from relay.ids import parse_uuid
 from relay.mailboxes import common_search, search
 from relay.mailboxes.arrivals import cursor_after, seq_of
-from relay.mailboxes.cursors import decode_cursor, encode_cursor, parse_uuid
+from relay.mailboxes.changes import TAGS, Change, NotParsed
+from relay.mailboxes.cursors import decode_cursor, encode_cursor
 from relay.mailboxes.matching import Condition, condition
 from relay.mailboxes.query import Term
 from relay.mailboxes.records import (
@@ -47,11 +51,14 @@ from relay.mailboxes.records import (
     message_of,
     placed_of,
 )
+from relay.mailboxes.tags import tags_of
 from relay.mailboxes.visibility import LIVE, Reach
 from relay.mailboxes.walks import SECONDS, Walk
 
+BULK_SECONDS = 20.0
+"""How long a bulk call goes on beginning steps: well within the time that a call of it has."""
 _BULK = 500  # messages that one statement of a bulk call changes
-_PLACED = 5  # columns
+_PLACED = 6  # columns
 _STEP = 4096
 # OFFSET 0: these messages and no others, whatever the statistics say.
 _NEXT = """
@@ -70,6 +77,33 @@ _FROM = """
     JOIN relay.mailboxes b ON b.id = m.mailbox_id
     LEFT JOIN relay.summaries s ON s.message_id = m.id"""
 
+# Rows are locked in one order, a message before its summary, so that two calls that change the same
+# mail wait for each other and not both for ever.
+_CHANGE = f"""
+    WITH found AS MATERIALIZED (
+        SELECT m.id, m.is_read, s.message_id IS NULL AS unparsed
+        {{found}}
+        ORDER BY m.id
+        FOR NO KEY UPDATE OF m
+    ), marked AS (
+        UPDATE relay.messages
+        SET is_read = %(is_read)s
+        WHERE id IN (SELECT id FROM found WHERE is_read <> %(is_read)s::boolean)
+        RETURNING id
+    ), tagged AS (
+        UPDATE relay.summaries s
+        SET tags = {TAGS}
+        WHERE %(tagging)s
+          AND message_id IN (SELECT id FROM found)
+          AND tags IS DISTINCT FROM {TAGS}
+        RETURNING message_id
+    )
+    SELECT (
+               SELECT count(*)
+               FROM (SELECT id FROM marked UNION SELECT message_id FROM tagged) changed
+           ),
+           (SELECT count(*) FROM found WHERE unparsed AND %(tagging)s)"""  # noqa: S608 - likewise
+
 
 @dataclass(frozen=True)
 class Match:
@@ -86,17 +120,34 @@ class Match:
     cut: bool = False
 
 
+class CutShort(TemporaryFailure):
+    """A bulk call ended before it had been through all; `count` became others by then, or were
+    deleted, durably, and perhaps some more where the database fell silent."""
+
+    def __init__(self, count: int, why: str) -> None:
+        super().__init__(why)
+        self.count = count
+
+
 class AllMessages:
     """The messages of all of one relay's mailboxes.
 
     `seconds`: how long one search, or one look of a wait, goes on; `step`: messages that one
-    statement of a wait reads, out of chunks.
+    statement of a wait reads, out of chunks; `bulk_seconds`: how long a bulk call goes on.
     """
 
-    def __init__(self, pool: Pool, *, seconds: float = SECONDS, step: int = _STEP) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        seconds: float = SECONDS,
+        step: int = _STEP,
+        bulk_seconds: float = BULK_SECONDS,
+    ) -> None:
         self._pool = pool
         self._step = step
         self._seconds = seconds
+        self._bulk_seconds = bulk_seconds
 
     async def page(
         self,
@@ -136,27 +187,87 @@ class AllMessages:
             [entry_of(row) for row in rows], None if below is None else encode_cursor(str(below))
         )
 
+    async def tags(self, reach: Reach) -> list[str]:
+        """The tags of these messages, by the alphabet; as far as `relay.mailboxes.tags` looks."""
+        return await tags_of(self._pool, reach)
+
     async def delete(self, reach: Reach, terms: Sequence[Term]) -> int:
         """Delete all matches for good; return how many there were.
 
-        In short statements, each durable when the next begins.
+        In short statements, each durable when the next begins.  `CutShort` when there is more than
+        the time of one call is enough for.
         """
-        return await self._change(
-            reach, terms, "DELETE FROM relay.messages WHERE id = ANY (ARRAY({found}))"
+
+        async def apply(found: str, values: dict[str, Any]) -> int:
+            return await self._pool.execute_durable(
+                # Locked in the order of `_CHANGE`: a plan may go through the table as it lies.
+                f"""
+                DELETE FROM relay.messages
+                WHERE id = ANY (ARRAY(SELECT m.id {found} ORDER BY m.id FOR UPDATE OF m))
+                """,  # noqa: S608 - constants of ours only
+                values,
+            )
+
+        return await self._in_steps(reach, terms, apply)
+
+    async def change(self, reach: Reach, terms: Sequence[Term], change: Change) -> int:
+        """Say of all matches whether they were read and how they are tagged; return how many
+        became others by it.
+
+        In short statements, each durable when the next begins.  `CutShort` as for `delete`;
+        `NotParsed` when there are such among them that are to be tagged and were not parsed yet;
+        all others are changed by then.
+        """
+        terms = (*terms, *change.narrowed())
+        unparsed, ready = 0, await change.values(self._pool)
+
+        async def apply(found: str, values: dict[str, Any]) -> int:
+            nonlocal unparsed
+            statement = _CHANGE.format(found=found)
+            values |= ready
+            rows = await self._pool.fetch(statement, values)
+            if not rows[0][0]:
+                # That there was nothing to change may be promised, too.
+                rows = await self._pool.fetch_durable(statement, values)
+            unparsed += rows[0][1]
+            return cast(int, rows[0][0])
+
+        count = await self._in_steps(reach, terms, apply)
+        if unparsed:
+            raise NotParsed(f"some of the messages ({unparsed}) are being parsed")
+        return count
+
+    async def delete_these(self, reach: Reach, ids: Sequence[UUID]) -> int:
+        """Delete messages by their ids for good, those within reach; return how many there were."""
+        return await self._pool.execute_durable(
+            f"""
+            DELETE FROM relay.messages
+            WHERE id = ANY (ARRAY(SELECT m.id {_these(reach)} ORDER BY m.id FOR UPDATE OF m))
+            """,  # noqa: S608 - constants of ours only
+            {"ids": list(ids), **reach.values()},
         )
 
-    async def mark_read(self, reach: Reach, terms: Sequence[Term]) -> int:
-        """Mark all matches read; return how many were unread."""
-        return await self._change(
-            reach,
-            (*terms, Term("unread")),
-            "UPDATE relay.messages SET is_read = true WHERE id = ANY (ARRAY({found}))",
-        )
+    async def change_these(self, reach: Reach, ids: Sequence[UUID], change: Change) -> int:
+        """As `change`, of messages by their ids, those within reach."""
+        statement = _CHANGE.format(found=_these(reach))
+        values = {"ids": list(ids), **reach.values(), **await change.values(self._pool)}
+        ((count, unparsed),) = await self._pool.fetch_durable(statement, values)
+        if unparsed:
+            raise NotParsed(f"some of the messages ({unparsed}) are being parsed")
+        return cast(int, count)
 
-    async def _change(self, reach: Reach, terms: Sequence[Term], change: str) -> int:
+    async def _in_steps(
+        self,
+        reach: Reach,
+        terms: Sequence[Term],
+        apply: Callable[[str, dict[str, Any]], Awaitable[int]],
+    ) -> int:
+        """Have `apply` change matches, some at a time; return how many it says it changed.
+
+        It is given what stands behind SELECT to find them as `m`, `s` and `b`, and its values.
+        """
         wanted = condition(terms)
         found = f"""
-            SELECT m.id
             {_FROM}
             WHERE m.id = ANY (%(ids)s)
               AND {LIVE}
@@ -164,17 +275,21 @@ class AllMessages:
               AND {wanted.sql}
             """
         count, below = 0, None
+        until = trio.current_time() + self._bulk_seconds
         while True:
-            stretch = await Walk(self._pool, reach, terms, seconds=self._seconds).find(
-                below=below, limit=_BULK
-            )
-            if stretch.ids:
-                count += await self._pool.execute_durable(
-                    change.format(found=found),
-                    {"ids": stretch.ids, **reach.values(), **wanted.values},
+            try:
+                stretch = await Walk(self._pool, reach, terms, seconds=self._seconds).find(
+                    below=below, limit=_BULK
                 )
+                if stretch.ids:
+                    values = {"ids": stretch.ids, **reach.values(), **wanted.values}
+                    count += await apply(found, values)
+            except DatabaseUnavailable as error:
+                raise CutShort(count, str(error)) from error
             if (below := stretch.below) is None:
                 return count
+            if trio.current_time() >= until:
+                raise CutShort(count, f"not done in {self._bulk_seconds:g} s")
 
     async def next_match(
         self,
@@ -209,23 +324,31 @@ class AllMessages:
         narrowed = common_search.narrow((*terms, *since))
         by_chunks = asked or narrowed is not None
         mark = min(settled, await common_search.mark(self._pool)) if by_chunks else 0
+
+        async def look(behind: common_search.Chunk | None, most: int) -> list[common_search.Chunk]:
+            beyond = values["above"] if behind is None else behind.last_seq
+            return await common_search.forwards(
+                self._pool, asked, narrowed, above=beyond, most=most
+            )
+
+        ahead = search.Ahead(look)
         batch = search.FIRST_CHUNKS
         until = trio.current_time() + self._seconds
         while mark > values["above"]:
-            runs = await common_search.forwards(
-                self._pool, asked, narrowed, above=values["above"], most=batch
-            )
-            if not runs:
+            began = trio.current_time()
+            chunks = await ahead.take(batch)
+            if not chunks:
                 values["above"] = mark
                 break
             rows = await self._oldest(
-                reach, wanted, common_search.IN_RUNS, values | common_search.bounds(runs)
+                reach, wanted, common_search.in_chunks(terms), values | common_search.bounds(chunks)
             )
             if rows:
                 return _match(rows[0], expires_in)
-            values["above"] = runs[-1].last_seq
-            batch = min(2 * batch, search.MOST_CHUNKS)
-            if trio.current_time() > until:
+            values["above"] = chunks[-1].last_seq
+            now = trio.current_time()
+            batch = search.next_batch(len(chunks), now - began, found=0, missing=1)
+            if now > until:
                 return Match(None, values["above"], True, expires_in, cut=True)
         while values["above"] < settled:
             values["settled"] = await self._end_of_step(values["above"], settled)
@@ -284,7 +407,8 @@ class AllMessages:
         """What became readable after `cursor`, in that order; None if the one mailbox is over.
 
         `cursor` None starts at the present: nothing found, and the cursor to go on from.  A full
-        answer (`limit` entries) means: ask again at once.
+        answer (`limit` entries) means: ask again at once.  Of much mail that is not within reach it
+        may have looked at a part.
         """
         state = await self._state(reach)
         if state is None:
@@ -292,25 +416,28 @@ class AllMessages:
         settled, newest, expires_in = state
         if cursor is None:
             return News([], settled, expires_in, newest > settled)
-        rows = await self._pool.fetch(
-            f"""
-            SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
-            FROM relay.summaries s
-            JOIN relay.messages m ON m.id = s.message_id
-            JOIN relay.mailboxes b ON b.id = m.mailbox_id
-            WHERE s.seq > %(cursor)s
-              AND s.seq <= %(settled)s
-              AND {LIVE}
-              AND {reach.sql}
-            ORDER BY s.seq
-            LIMIT %(limit)s
-            """,  # noqa: S608 - constants of ours only
-            {"cursor": cursor, "settled": settled, "limit": limit, **reach.values()},
-        )
-        found = [entry_of(row) for row in rows]
-        if len(found) == limit:
-            return News(found, cast(int, found[-1][0].seq), expires_in)
-        return News(found, max(cursor, settled), expires_in, newest > settled)
+        found: list[tuple[Entry, Placed]] = []
+        until = trio.current_time() + self._seconds
+        while cursor < settled:
+            end = await self._end_of_step(cursor, settled)
+            rows = await self._pool.fetch(
+                f"""
+                SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
+                FROM {_NEXT}
+                WHERE {LIVE}
+                  AND {reach.sql}
+                ORDER BY s.seq
+                LIMIT %(limit)s
+                """,  # noqa: S608 - constants of ours only
+                {"above": cursor, "settled": end, "limit": limit - len(found), **reach.values()},
+            )
+            found += [entry_of(row) for row in rows]
+            if len(found) == limit:
+                return News(found, cast(int, found[-1][0].seq), expires_in)
+            cursor = end
+            if cursor < settled and trio.current_time() > until:
+                return News(found, cursor, expires_in, more=True)
+        return News(found, cursor, expires_in, newest > settled)
 
     async def cursor_after(self, reach: Reach, message_id: str | UUID) -> int:
         """The cursor of `news` that goes on behind a message, which may be deleted by now.
@@ -339,6 +466,16 @@ class AllMessages:
         if reach.mailbox_id is not None and row[2] is None:
             return None
         return row[0], row[1], row[2]
+
+
+def _these(reach: Reach) -> str:
+    """What stands behind SELECT to find the messages `ids`, as far as they are within reach."""
+    return f"""
+        {_FROM}
+        WHERE m.id = ANY (%(ids)s)
+          AND {LIVE}
+          AND {reach.sql}
+        """
 
 
 def _match(row: tuple[Any, ...], expires_in: float | None) -> Match:

@@ -15,11 +15,13 @@ from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
 
+import trio
+
 from relay.db.pool import Pool
 from relay.db.text import like_pattern, storable
 from relay.errors import Invalid
+from relay.ids import parse_uuid
 from relay.mailboxes import search
-from relay.mailboxes.cursors import parse_uuid
 from relay.mailboxes.grams import probes
 from relay.mailboxes.records import (
     ENTRY_COLUMNS,
@@ -72,24 +74,29 @@ class Arrivals:
         }
         if values["from"] or values["subject"] or values["at"]:
             asked = probes(storable(sender or ""), storable(subject or ""))
-            batch = search.FIRST_CHUNKS
             mark = await search.mark(self._pool, mailbox_id)
-            while mark > values["seq"]:
-                chunks = await search.candidates(
-                    self._pool,
-                    mailbox_id,
-                    asked,
-                    above=values["seq"],
-                    since=values["at"],
-                    most=batch,
+
+            async def look(behind: search.Chunk | None, most: int) -> list[search.Chunk]:
+                above = values["seq"] if behind is None else behind.last_seq
+                return await search.forwards(
+                    self._pool, mailbox_id, asked, above=above, since=values["at"], most=most
                 )
+
+            ahead = search.Ahead(look)
+            batch = search.FIRST_CHUNKS
+            while mark > values["seq"]:
+                began = trio.current_time()
+                chunks = await ahead.take(batch)
                 if not chunks:
                     values["seq"] = mark
                     break
                 found = await self._oldest(search.IN_CHUNKS, values | search.bounds(chunks))
                 if found is None or found.message is not None:
                     return found
-                values["seq"], batch = chunks[-1].last_seq, min(2 * batch, search.MOST_CHUNKS)
+                values["seq"] = chunks[-1].last_seq
+                batch = search.next_batch(
+                    len(chunks), trio.current_time() - began, found=0, missing=1
+                )
         return await self._oldest(_ANYWHERE, values)
 
     async def _oldest(self, where: str, values: dict[str, Any]) -> Found | None:
@@ -124,7 +131,7 @@ class Arrivals:
         seconds, *row = rows[0]
         return Found(message_of(tuple(row)) if row[0] is not None else None, seconds)
 
-    async def events(
+    async def news(
         self, mailbox_id: UUID, cursor: int | None = None, *, limit: int = 100
     ) -> News[tuple[Entry, Placed]] | None:
         """What became readable after `cursor`, in that order; None if the mailbox is not live.

@@ -10,7 +10,19 @@ Promises
 - One mailbox an address, whoever captures at the same moment, on whatever node.
 - An address whose mailbox is over gets a new one; what the old one held does not come back.
 - A live mailbox that was made otherwise takes the mail as ever, and lives as long as it would have.
-- `evict` closes those whose last mail is oldest until no more than so many live.
+- `evict` closes those whose last mail is oldest until no more than so many live, and never one that
+  may stay: whoever evicts at the same moment, and whatever mail comes meanwhile.
+
+The bound (`Capture.most`) holds a moment later: what is accepted waits for nobody's eviction.  The
+writer evicts beside its commits, all that came in a quarter of a second at once, again until there
+are not too many, and when it starts, for what a relay that was killed left, or a new setting.
+
+| killed …                      | and then                                                         |
+|-------------------------------|------------------------------------------------------------------|
+| before the commit of the mail | there is neither mail nor mailbox                                |
+| after it, before the eviction | there are too many, until a relay has started                    |
+| after the eviction            | what was closed takes no mail and is not shown; the reaper of    |
+|                               | whichever relay leads deletes it with its mail                   |
 
 Fails as `relay.mailboxes.accept` does.  Nothing of it runs for mail to the relay's own domains.
 """
@@ -18,27 +30,30 @@ Fails as `relay.mailboxes.accept` does.  Nothing of it runs for mail to the rela
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 from uuid import UUID
 
+import psycopg
+
 from relay.accepted import Origin
 from relay.access.owners import ADMINISTRATOR_ID
-from relay.addresses import canonical_domain
+from relay.addresses import as_said, canonical_domain
 from relay.db.arrays import (
-    BIGINTS,
+    BYTEA,
     BYTEAS,
     DOUBLE,
+    TEXT,
     TEXTS,
     UUIDS,
-    bigints,
     byteas,
     texts,
     uuids,
 )
 from relay.db.connection import Statement
 from relay.db.pool import Pool
+from relay.ids import new_ids
 from relay.mailboxes.accept import SHED
 
 _ASIDE = "expired.invalid"
@@ -88,19 +103,23 @@ class Captured(NamedTuple):
     origin: Origin | None = None
 
 
-# Sorted by whoever calls, so that two who capture for the same addresses wait for each other in one
-# order.  A mailbox that is over keeps its row and gives none here.
-_STORE = Statement(
-    f"""
-    WITH made AS (
-        INSERT INTO relay.mailboxes AS b (address, owner_type, owner_id, captured_at, expires_at)
-        SELECT address, 'capture', '{ADMINISTRATOR_ID}', at, at + make_interval(secs => $8)
-        FROM unnest($7) AS wanted (address)
-        CROSS JOIN (
-            SELECT clock_timestamp() AS at,
-                   set_config('relay.quiet', 'on', true),  -- until the commit
-                   set_config('relay.counted', 'on', true)
-        ) said
+# Addresses and ids of mailboxes are sorted by whoever calls, so that two who capture for the same
+# addresses wait for each other in one order.  A mailbox that is over keeps its row and gives none
+# here.  One that is not in `made` was made otherwise, is not to be made, or is over: it is looked
+# up by the index, for each by itself.
+_STORE = f"""
+    WITH said AS MATERIALIZED (
+        SELECT clock_timestamp() AS at,
+               set_config('relay.quiet', 'on', true),  -- until the commit
+               set_config('relay.counted', 'on', true),
+               set_config('enable_seqscan', 'off', true)  -- of the check that the mailbox is there
+    ), made AS (
+        INSERT INTO relay.mailboxes AS b
+            (id, address, owner_type, owner_id, captured_at, expires_at)
+        SELECT wanted.id, wanted.address, 'capture', '{ADMINISTRATOR_ID}', said.at,
+               said.at + make_interval(secs => $3)
+        FROM unnest((SELECT $1)::uuid[], (SELECT $2)::text[]) AS wanted (id, address)
+        CROSS JOIN said
         ON CONFLICT (address) DO UPDATE
         SET captured_at = excluded.captured_at,
             expires_at = greatest(b.expires_at, excluded.expires_at)
@@ -108,44 +127,62 @@ _STORE = Statement(
           AND b.expires_at > clock_timestamp()
           AND b.captured_at IS NOT NULL
         RETURNING id, address, xmax = 0 AS is_new
-    ), live AS (
-        SELECT id, address FROM made
-        UNION ALL
-        SELECT b.id, b.address
-        FROM relay.mailboxes b
-        CROSS JOIN (
-            SELECT set_config('relay.quiet', 'on', true), set_config('relay.counted', 'on', true)
-        ) said
-        WHERE b.address = ANY ((SELECT $2)::text[])
-          AND b.is_active
-          AND b.expires_at > clock_timestamp()
-          AND (b.captured_at IS NULL OR b.address <> ALL ((SELECT $7)::text[]))
     ), stored AS (
         INSERT INTO relay.messages
             (id, mailbox_id, received_at, reverse_path, recipient, raw_email, login, client, helo)
-        SELECT r.id, live.id, clock_timestamp(), m.reverse_path, r.address, m.raw, m.login,
-               m.client::inet, m.helo
-        FROM unnest($1, $2, $3) AS r (id, address, number)
-        JOIN live ON live.address = r.address
-        JOIN unnest($4, $5, $6, $9, $10) WITH ORDINALITY
-                AS m (reverse_path, raw, login, client, helo, number)
-            ON m.number = r.number
-        ON CONFLICT (id) DO NOTHING
+        SELECT id, mailbox_id, clock_timestamp(), reverse_path, address, raw, login, client, helo
+        FROM (
+            SELECT o.id, o.address, o.reverse_path, o.raw, o.login, o.client::inet, o.helo,
+                   coalesce(made.id, (
+                       SELECT b.id
+                       FROM relay.mailboxes b
+                       WHERE b.address = o.address  -- mailboxes_address_key
+                         AND b.is_active
+                         AND b.expires_at > clock_timestamp()
+                         AND (b.captured_at IS NULL OR b.address <> ALL ((SELECT $2)::text[]))
+                       LIMIT 1
+                   )) AS mailbox_id
+            FROM {{source}} AS o (id, address, reverse_path, raw, login, client, helo)
+            CROSS JOIN said
+            LEFT JOIN made ON made.address = o.address
+        ) found
+        WHERE mailbox_id IS NOT NULL
+        {{conflict}}
         RETURNING id, mailbox_id, size
     ), queued AS (
         INSERT INTO relay.unsummarised (message_id, mailbox_id, size)
         SELECT id, mailbox_id, size FROM stored
-        ON CONFLICT (message_id) DO NOTHING
+        {{requeue}}
     ), counted AS (
         INSERT INTO relay.usage_changes (mailbox_id, messages, bytes)
         SELECT mailbox_id, count(*), sum(size)
         FROM stored
         GROUP BY mailbox_id
     )
-    SELECT id, EXISTS (SELECT FROM made WHERE is_new) FROM stored
-    """,  # noqa: S608 - a constant of ours
-    (UUIDS, TEXTS, BIGINTS, TEXTS, BYTEAS, TEXTS, TEXTS, DOUBLE, TEXTS, TEXTS),
-)
+    SELECT id, (SELECT count(*) FROM made WHERE is_new) FROM stored
+    """  # noqa: S608 - a constant of ours
+# Sub-selects, as in `relay.mailboxes.accept`: planned once.
+_MANY = """unnest(
+                (SELECT $4)::uuid[], (SELECT $5)::text[], (SELECT $6)::text[], (SELECT $7)::bytea[],
+                (SELECT $8)::text[], (SELECT $9)::text[], (SELECT $10)::text[])"""
+_ONE = """(SELECT r.id, r.address, $6, $7, $8, $9, $10
+                  FROM unnest((SELECT $4)::uuid[], (SELECT $5)::text[]) AS r (id, address))"""
+
+
+def _statements(source: str, *types: int) -> tuple[Statement, Statement]:
+    """For messages that are new, as a rule they are, and where some may be stored already."""
+    fresh = _STORE.format(source=source, conflict="", requeue="")
+    again = _STORE.format(
+        source=source,
+        conflict="ON CONFLICT (id) DO NOTHING",
+        requeue="ON CONFLICT (message_id) DO NOTHING",
+    )
+    types = (UUIDS, TEXTS, DOUBLE, UUIDS, TEXTS, *types)
+    return Statement(fresh, types), Statement(again, types)
+
+
+_STORE_MANY = _statements(_MANY, TEXTS, BYTEAS, TEXTS, TEXTS, TEXTS)
+_STORE_ONE = _statements(_ONE, TEXT, BYTEA, TEXT, TEXT, TEXT)
 
 # Locked in the order in which `_STORE` locks them.
 _SET_ASIDE = f"""
@@ -160,54 +197,103 @@ _SET_ASIDE = f"""
         FOR UPDATE))
     """  # noqa: S608 - a constant of ours
 
-# Those that are due and not flipped yet count, too: they go first.  Closed at the beginning of
-# time, their rows are what the reaper takes next.
-_EVICT = """
-    UPDATE relay.mailboxes
-    SET is_active = false, closed_at = '-infinity'
-    WHERE id = ANY (ARRAY(
-        SELECT id
-        FROM relay.mailboxes
-        WHERE is_active AND captured_at IS NOT NULL
-        ORDER BY captured_at, id
-        LIMIT greatest(0, -%(most)s + (
-            SELECT count(*)
-            FROM (SELECT FROM relay.mailboxes
-                  WHERE is_active AND captured_at IS NOT NULL
-                  LIMIT %(most)s + 10000) live))
-        FOR NO KEY UPDATE SKIP LOCKED))
+# Locked in the order in which `_STORE` locks them.
+_KEEP_SAID = """
+    UPDATE relay.mailboxes b
+    SET said = found.said
+    FROM (
+        SELECT one.id, wanted.said, set_config('relay.quiet', 'on', true)
+        FROM unnest(%(addresses)s::text[], %(said)s::text[]) AS wanted (address, said)
+        JOIN relay.mailboxes one ON one.address = wanted.address
+        WHERE one.captured_at IS NOT NULL
+          AND one.said IS NULL
+        ORDER BY one.address
+        FOR NO KEY UPDATE OF one
+    ) found
+    WHERE b.id = found.id
     """
 
+# By the newest that is one too many, not by how many are too many: two who evict at once close the
+# same, and none that may stay.  One that gets mail meanwhile is spared.  Those that are due and not
+# flipped yet count, too.  Closed at the beginning of time, their rows are what the reaper takes
+# next.
+_EVICT = """
+    WITH last AS MATERIALIZED (
+        SELECT captured_at, id
+        FROM relay.mailboxes
+        WHERE is_active AND captured_at IS NOT NULL
+        ORDER BY captured_at DESC, id DESC  -- mailboxes_captured
+        OFFSET %(most)s
+        LIMIT 1
+    ), closed AS (
+        UPDATE relay.mailboxes
+        SET is_active = false, closed_at = '-infinity'
+        WHERE id = ANY (ARRAY(
+            SELECT b.id
+            FROM relay.mailboxes b
+            WHERE b.is_active
+              AND b.captured_at IS NOT NULL
+              AND (b.captured_at, b.id) <= (SELECT captured_at, id FROM last)
+            ORDER BY b.captured_at, b.id
+            LIMIT %(limit)s
+            FOR NO KEY UPDATE SKIP LOCKED))
+        RETURNING id
+    )
+    SELECT (SELECT count(*) FROM closed)
+    FROM last
+    """
+_EVICTED = 10_000  # a statement
 
-async def store(pool: Pool, messages: Sequence[Captured], ttl: float) -> tuple[set[UUID], bool]:
-    """Store messages, small together or one alone; return the ids stored now, and whether any
-    mailbox was made for them.
+
+async def store(pool: Pool, messages: Sequence[Captured], ttl: float) -> tuple[set[UUID], int]:
+    """Store messages, small together or one alone; return the ids stored now, and how many
+    mailboxes were made for them.
 
     Not stored is what was stored before, and what is for a mailbox that is over (`set_aside`).
     """
-    recipients = [
-        (id_, address, number)
-        for number, message in enumerate(messages, 1)
-        for id_, address in message.recipients
-    ]
-    columns = (
-        uuids([id_ for id_, _, _ in recipients]).data,
-        texts([address for _, address, _ in recipients]).data,
-        bigints([number for _, _, number in recipients]).data,
-        texts([message.reverse_path for message in messages]).data,
-        byteas([message.raw for message in messages]).data,
-        texts([message.login for message in messages]).data,
-        texts(sorted({address for message in messages for address in message.captured})).data,
+    wanted = sorted({address for message in messages for address in message.captured})
+    columns: tuple[bytes | None, ...] = (
+        uuids(new_ids(len(wanted))).data,
+        texts(wanted).data,
         _seconds(ttl),
-        texts([one.origin and one.origin.client for one in messages]).data,
-        texts([one.origin and one.origin.helo for one in messages]).data,
     )
+    if len(messages) == 1:
+        (message,) = messages
+        origin = message.origin
+        fresh, again = _STORE_ONE
+        columns += (
+            uuids([id_ for id_, _ in message.recipients]).data,
+            texts([address for _, address in message.recipients]).data,
+            message.reverse_path.encode(),
+            message.raw,  # as it is: between here and libpq's buffer it is copied once
+            None if message.login is None else message.login.encode(),
+            *((None, None) if origin is None else (origin.client.encode(), origin.helo.encode())),
+        )
+    else:
+        rows = [(*recipient, message) for message in messages for recipient in message.recipients]
+        origins = [message.origin for _, _, message in rows]
+        fresh, again = _STORE_MANY
+        columns += (
+            uuids([id_ for id_, _, _ in rows]).data,
+            texts([address for _, address, _ in rows]).data,
+            texts([message.reverse_path for _, _, message in rows]).data,
+            byteas([message.raw for _, _, message in rows]).data,
+            texts([message.login for _, _, message in rows]).data,
+            texts([origin and origin.client for origin in origins]).data,
+            texts([origin and origin.helo for origin in origins]).data,
+        )
     async with pool.connection() as conn:
-        result = await conn.run(_STORE, columns)
+        try:
+            result = await conn.run(fresh, columns)
+        except psycopg.errors.UniqueViolation:
+            result = await conn.run(again, columns)
         if sum(len(message.raw) for message in messages) > SHED:
             await conn.close()
-    stored = {UUID(bytes=cast(bytes, result.get_value(row, 0))) for row in range(result.ntuples)}
-    return stored, bool(result.ntuples) and result.get_value(0, 1) == b"\x01"
+    stored = {result.get_value(number, 0) for number in range(result.ntuples)}
+    made = int.from_bytes(cast(bytes, result.get_value(0, 1))) if stored else 0
+    return {
+        id_ for message in messages for id_, _ in message.recipients if id_.bytes in stored
+    }, made
 
 
 async def set_aside(pool: Pool, addresses: Sequence[str]) -> int:
@@ -215,6 +301,27 @@ async def set_aside(pool: Pool, addresses: Sequence[str]) -> int:
     return await pool.execute(_SET_ASIDE, (list(addresses),))
 
 
-async def evict(pool: Pool, most: int) -> int:
-    """Close the mailboxes of capture beyond `most`, longest without mail first; return how many."""
-    return await pool.execute(_EVICT, {"most": most})
+def said_of(captured: Iterable[str], recipients: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return (address, how it was said) of those among `captured` with an international domain.
+
+    `recipients`: as they were given, by canonical address.
+    """
+    return tuple((one, as_said(recipients[one])) for one in captured if "xn--" in one)
+
+
+async def keep_said(pool: Pool, said: Mapping[str, str]) -> None:
+    """Have mailboxes of capture shown as their addresses were said first.
+
+    Beside `store`, so that other mail pays nothing for it.
+    """
+    await pool.execute(_KEEP_SAID, {"addresses": list(said), "said": list(said.values())})
+
+
+async def evict(pool: Pool, most: int) -> int | None:
+    """Close mailboxes of capture beyond `most`, longest without mail first.
+
+    Returns how many; None: there were not too many.  Some may be left otherwise: such as were
+    locked, for mail that came to them, or more than one statement closes.
+    """
+    closed: int | None = await pool.fetch_value(_EVICT, {"most": most, "limit": _EVICTED})
+    return closed

@@ -10,6 +10,8 @@ Promises
   attachments and some none (`narrow`).
 - A chunk is made of what is settled (`relay.settled_seq`): nothing appears within it later.
 - With fewer than `LEAST` messages there are none, and they cost nothing.
+- Where one large mailbox got all mail for a while its chunks are taken over, and no text is read
+  for them again.
 - Deletion and expiry change no chunk; one of which nothing is left goes with `tidy`.
 
 Fails with `DatabaseUnavailable` from the pool, `TemporaryFailure` when no filter could be made.
@@ -22,57 +24,65 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from relay.db.pool import Pool
-from relay.mailboxes.matching import Condition
+from relay.mailboxes.matching import Condition, summary_condition
 from relay.mailboxes.query import Term
-from relay.mailboxes.search import HOLDS, LEAST, SIZE, MakeFilter, filter_of, next_texts
+from relay.mailboxes.search import HOLDS, LEAST, SIZE, SPAN, MakeFilter, filter_of, next_texts
 
 
-class Run(NamedTuple):
-    """The place of a chunk: `seq` above `after_seq` and up to `last_seq`; the highest id in it."""
+class Chunk(NamedTuple):
+    """The place of a chunk: `seq` above `after_seq` and up to `last_seq`; the highest id in it, and
+    whether any recipient in it may be another than the mailbox's address."""
 
     after_seq: int
     last_seq: int
     newest_id: UUID
+    readdressed: bool = True
 
 
 def _candidates(which: str, order: str, asked: Sequence[int]) -> str:
-    # OFFSET 0: sorted first, without the filters, of which no more are asked than are needed.
-    filtered = f"""
-        CROSS JOIN LATERAL (
-            SELECT filter
-            FROM relay.common_chunks
-            WHERE last_seq = sorted.last_seq
-            OFFSET 0
-        ) c
-        WHERE {HOLDS}"""  # noqa: S608 - constants of ours
+    # OFFSET 0: in the order of an index, so that no more filters are asked than are needed.
     return f"""
-        SELECT sorted.after_seq, sorted.last_seq, sorted.newest_id
+        SELECT c.after_seq, c.last_seq, c.newest_id, c.some_readdressed
         FROM (
-            SELECT after_seq, last_seq, newest_id
+            SELECT *
             FROM relay.common_chunks
             WHERE {which}
             ORDER BY {order}
             OFFSET 0
-        ) sorted
-        {filtered if asked else ""}
+        ) c
+        {f"WHERE {HOLDS}" if asked else ""}
         LIMIT %(most)s"""  # noqa: S608 - constants of ours
 
 
-IN_RUNS = """
-    unnest(%(run_after)s::bigint[], %(run_last)s::bigint[]) c (after_seq, last_seq)
+def in_chunks(terms: Sequence[Term]) -> str:
+    """Return what joins summaries `s`, mailboxes `b` and messages `m` of some chunks (`bounds`).
+
+    Those are left out of which it can be told without their message that they do not fulfil the
+    terms; its values are those of their `condition`.
+    """
+    # OFFSET 0: a message is looked up by itself, and only then; that is most of what a row costs.
+    return f"""
+    unnest(%(chunk_after)s::bigint[], %(chunk_last)s::bigint[], %(chunk_readdressed)s::boolean[])
+        c (after_seq, last_seq, readdressed)
     CROSS JOIN LATERAL (
         SELECT * FROM relay.summaries WHERE seq > c.after_seq AND seq <= c.last_seq OFFSET 0
     ) s
-    CROSS JOIN LATERAL (SELECT * FROM relay.messages WHERE id = s.message_id OFFSET 0) m
-    JOIN relay.mailboxes b ON b.id = m.mailbox_id"""
-"""Summaries `s`, messages `m` and mailboxes `b` of some chunks (`bounds`)."""
+    CROSS JOIN LATERAL (SELECT * FROM relay.mailboxes WHERE id = s.mailbox_id OFFSET 0) b
+    CROSS JOIN LATERAL (
+        SELECT *
+        FROM relay.messages
+        WHERE id = s.message_id
+          AND (c.readdressed OR s.from_address IS NULL OR {summary_condition(terms)})
+        OFFSET 0
+    ) m"""  # noqa: S608 - constants of ours
 
 
-def bounds(runs: Sequence[Run]) -> dict[str, list[int]]:
-    """Return the parameters that `IN_RUNS` needs."""
+def bounds(chunks: Sequence[Chunk]) -> dict[str, list[Any]]:
+    """Return the parameters that `in_chunks` needs."""
     return {
-        "run_after": [run.after_seq for run in runs],
-        "run_last": [run.last_seq for run in runs],
+        "chunk_after": [chunk.after_seq for chunk in chunks],
+        "chunk_last": [chunk.last_seq for chunk in chunks],
+        "chunk_readdressed": [chunk.readdressed for chunk in chunks],
     }
 
 
@@ -117,13 +127,14 @@ async def backwards(
     asked: Sequence[int],
     narrowed: Condition | None,
     *,
-    behind: Run | None,
+    behind: Chunk | None,
     below: UUID,
     most: int,
-) -> list[Run]:
-    """Return the next chunks that may hold what is `asked`, newest mail first, `behind` one.
+) -> list[Chunk]:
+    """Return the next chunks that may hold what is `asked`, newest mail first.
 
-    `narrowed`: what `narrow` said; `below`: with lower ids than that.
+    `narrowed`: what `narrow` said; `behind`: those after this one; `below`: with lower ids than
+    that.
     """
     which, values = narrowed or _ANY
     if behind is not None:
@@ -133,7 +144,7 @@ async def backwards(
         _candidates(f"oldest_id < %(below)s AND {which}", "newest_id DESC, last_seq DESC", asked),
         {"below": below, "most": most, **_probed(asked), **values},
     )
-    return [Run(*row) for row in rows]
+    return [Chunk(*row) for row in rows]
 
 
 async def forwards(
@@ -143,60 +154,107 @@ async def forwards(
     *,
     above: int,
     most: int,
-) -> list[Run]:
+) -> list[Chunk]:
     """Return the next chunks that may hold what is `asked`, by `seq` from beyond `above`."""
     which, values = narrowed or _ANY
     rows = await pool.fetch(
         _candidates(f"last_seq > %(above)s AND {which}", "last_seq", asked),
         {"above": above, "most": most, **_probed(asked), **values},
     )
-    return [Run(*row) for row in rows]
+    return [Chunk(*row) for row in rows]
 
 
 def _probed(asked: Sequence[int]) -> dict[str, Any]:
     return {"first": asked[0], "asked": list(asked)} if asked else {}
 
 
-async def grow(pool: Pool, make: MakeFilter, *, size: int = SIZE, least: int = LEAST) -> bool:
-    """Make the next chunk.  False when there are too few messages for one."""
-    settled: int = await pool.fetch_value("SELECT relay.settled_seq()")
-    after = await mark(pool)
-    rows = await next_texts(
-        pool,
-        """seq > %(after)s
-           AND seq <= %(settled)s
-           AND (%(after)s > 0 OR (
-               SELECT count(*)
-               FROM (SELECT FROM relay.summaries LIMIT %(least)s) first_ones) = %(least)s)""",
-        size,
-        {"after": after, "settled": settled, "least": least},
+_TAKEN_OVER = 16  # chunks at once
+_INSERT = """
+    INSERT INTO relay.common_chunks (
+        after_seq, last_seq, oldest_id, newest_id, oldest_at, newest_at,
+        smallest, largest, some_attached, some_plain, some_readdressed, filter)"""
+# Where mail went into one mailbox for a while, chunks of that one's are chunks of all; as far as no
+# other mailbox had any.
+_TAKE_OVER = f"""
+    WITH next_one AS MATERIALIZED (
+        SELECT mailbox_id
+        FROM relay.summaries
+        WHERE seq > %(after)s
+        ORDER BY seq
+        LIMIT 1
+    ), chunks AS MATERIALIZED (
+        SELECT greatest(after_seq, %(after)s) AS after_seq, last_seq, filter
+        FROM relay.search_chunks
+        WHERE mailbox_id = (SELECT mailbox_id FROM next_one)
+          AND last_seq > %(after)s
+          AND last_seq <= %(settled)s
+        ORDER BY last_seq
+        LIMIT {_TAKEN_OVER}
+    ), other AS MATERIALIZED (
+        SELECT seq
+        FROM relay.summaries
+        WHERE seq > %(after)s
+          AND seq <= (SELECT max(last_seq) FROM chunks)
+          AND mailbox_id <> (SELECT mailbox_id FROM next_one)
+        ORDER BY seq
+        LIMIT 1
     )
-    if not rows:
+    {_INSERT}
+    SELECT c.after_seq, c.last_seq, span.*, c.filter
+    FROM chunks c
+    CROSS JOIN LATERAL (
+        SELECT {SPAN}
+        FROM (
+            SELECT *
+            FROM relay.summaries
+            WHERE seq > c.after_seq
+              AND seq <= c.last_seq
+            OFFSET 0
+        ) s
+        CROSS JOIN LATERAL (SELECT * FROM relay.messages WHERE id = s.message_id OFFSET 0) m
+        HAVING count(*) > 0
+    ) span
+    WHERE c.last_seq < coalesce((SELECT seq FROM other), %(settled)s + 1)
+    ON CONFLICT (last_seq) DO NOTHING"""  # noqa: S608 - constants of ours
+
+
+async def settled(pool: Pool) -> int:
+    """Return up to where `grow` may go."""
+    found: int = await pool.fetch_value("SELECT relay.settled_seq()")
+    return found
+
+
+async def grow(
+    pool: Pool, make: MakeFilter, *, settled: int, size: int = SIZE, least: int = LEAST
+) -> bool:
+    """Make the next chunk, or several, `settled` at most.
+
+    False when there are too few messages for one.
+    """
+    after = await mark(pool)
+    if not after and await _count(pool, least) < least:
         return False
-    made = await filter_of(rows, make)
+    if await pool.execute(_TAKE_OVER, {"after": after, "settled": settled}):
+        return True
+    texts = await next_texts(
+        pool, "%(after)s", "seq <= %(settled)s", size, {"after": after, "settled": settled}
+    )
+    if texts is None:
+        return False
+    made = await filter_of(texts, make)
     await pool.execute(
-        """
-        INSERT INTO relay.common_chunks (
-            last_seq, after_seq, oldest_id, newest_id, oldest_at, newest_at,
-            smallest, largest, some_attached, some_plain, filter)
-        VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
-        ON CONFLICT (last_seq) DO NOTHING
-        """,
-        (
-            rows[-1].seq,
-            after,
-            min(row.id for row in rows),
-            max(row.id for row in rows),
-            min(row.received_at for row in rows),
-            max(row.received_at for row in rows),
-            min(row.size for row in rows),
-            max(row.size for row in rows),
-            any(row.attached for row in rows),
-            not all(row.attached for row in rows),
-            made,
-        ),
+        f"{_INSERT} VALUES ({', '.join(['%s'] * 12)}) ON CONFLICT (last_seq) DO NOTHING",
+        (*texts[:11], made),
     )
     return True
+
+
+async def _count(pool: Pool, most: int) -> int:
+    """The number of summaries, up to a limit."""
+    found: int = await pool.fetch_value(
+        "SELECT count(*) FROM (SELECT FROM relay.summaries LIMIT %s) first_ones", (most,)
+    )
+    return found
 
 
 async def tidy(pool: Pool) -> None:

@@ -1,4 +1,4 @@
-"""Cursors and ids as clients give them back.  Pure.
+"""Cursors as clients give them back.  Pure.
 
 A cursor is opaque to them: the base64 of what the next page begins behind.
 """
@@ -8,19 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from uuid import UUID
 
 from relay.errors import Invalid
-
-
-def parse_uuid(value: str | UUID) -> UUID | None:
-    """Return an id, or None for what is none."""
-    if isinstance(value, UUID):
-        return value
-    try:
-        return UUID(value)
-    except ValueError:
-        return None
 
 
 def encode_cursor(*parts: str) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 _TEXT_LIMIT = 20_000  # characters looked at for a code
+_SHORT = 4096  # characters, in which words for a code are looked for before any candidate
 _LINKS_LIMIT = 200
 _LINK_LENGTH = 4096
 _CANDIDATES = 40
@@ -66,15 +67,17 @@ _WORD = re.compile(
     """,
     re.VERBOSE,
 )
-# One of these is in whatever `_WORD` matches; those in ASCII if it is that.
+# One of these is in whatever `_WORD` matches; those in ASCII if it is that.  First what is in much
+# other text, too: the look at the others is spared there.
 _PIECES_ASCII = (
-    *("cod", "kod", "kood", "otp", "pin", "2fa", "mfa", "tan", "verif", "time", "einmal", "clave"),
-    *("senha", "potwierdz", "number"),
+    *("cod", "time", "tan", "pin", "number", "verif", "kod", "kood", "otp", "2fa", "mfa", "einmal"),
+    *("clave", "senha", "potwierdz"),
 )
 _PIECES = (
+    *_PIECES_ASCII,
     *("cód", "kód", "contraseñ", "vérif", "bestätig", "код", "парол", "κωδικ", "รหัส", "mã"),
     *("验证码", "驗證碼", "校验码", "校驗碼", "动态码", "認証", "コード", "인증", "코드"),
-    *("קוד", "رمز", "कोड", *_PIECES_ASCII),
+    *("קוד", "رمز", "कोड"),
 )
 # And of these in what `_OTHER_CODE` does.
 _PIECES_OTHER = ("cod", "kod", "cód", "pin")
@@ -132,7 +135,7 @@ def find_code(subject: str, text: str) -> str | None:
     """
     best: tuple[float, str] | None = None
     for penalty, source in ((0.0, subject), (5.0, text[:_TEXT_LIMIT])):
-        if _START.search(source) is None:
+        if not _may_have_code(source):
             continue
         # Numbers inside a link are not for typing.
         spaced = _GLUED.sub(r"\1 ", _without_urls(source))
@@ -150,6 +153,11 @@ def folded(text: str) -> str:
     if not text.isascii() and _UNLIKE.search(text):
         text = text.translate(_ALIKE)
     return text.lower()
+
+
+def _may_have_code(text: str) -> bool:
+    """Whether there is the beginning of a candidate, and if it is short a word for a code."""
+    return _START.search(text) is not None and (len(text) > _SHORT or _may_have_word(folded(text)))
 
 
 def _candidates(text: str) -> Iterator[re.Match[str]]:

@@ -66,7 +66,6 @@ class FairOrder:
         *,
         newest: bool = False,
         most: int = GROUP,
-        most_bytes: int = GROUP_BYTES,
     ) -> list[Waiting]:
         """The next group of those that wait, which come in the order of their arrival.
 
@@ -89,7 +88,7 @@ class FairOrder:
         # Sorting keeps the order of arrival (from either end) among those whose claims are equal.
         turns = deque(queues[mailbox_id] for mailbox_id in sorted(queues, key=claim))
         chosen: list[Waiting] = ahead
-        room = most_bytes - sum(one.size for one in ahead)
+        room = GROUP_BYTES - sum(one.size for one in ahead)
         while turns and len(chosen) < most:
             queue = turns.popleft()
             if queue[0].size > room and chosen:

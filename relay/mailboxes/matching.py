@@ -19,7 +19,12 @@ from relay.db.text import like_pattern, storable
 from relay.mailboxes.query import Term
 
 SENDER = "coalesce(s.from_address, m.reverse_path)"
-RECIPIENT = "coalesce(m.recipient, b.address)"
+# The column's own collation knows the case of ASCII alone.
+RECIPIENT = 'coalesce(m.recipient, b.address) COLLATE "default"'
+# Its domain in letters, where it has A-labels: either spelling finds it.
+IN_UNICODE = """CASE WHEN strpos(b.address, 'xn--') > 0
+    THEN relay.in_unicode(b.address COLLATE "default") END"""
+_MAILBOX = 'b.address COLLATE "default"'
 TEXT = "coalesce(s.body_text, s.body_html)"
 # Rows from before `details` have the column.
 DETAILS = """coalesce(s.details, CASE WHEN s.headers IS NOT NULL
@@ -40,12 +45,35 @@ def condition(terms: Sequence[Term]) -> Condition:
     # What costs little to look at first.
     for number, term in enumerate(sorted(terms, key=_cost)):
         name = f"q{number}"
-        part = _part(term, name, values)
-        parts.append(f"({part}) IS NOT TRUE" if term.negated else f"({part})")
+        parts.append(_signed(term, _part(term, name, values)))
     return Condition("\n    AND ".join(parts) or "true", values)
 
 
-def _part(term: Term, name: str, values: dict[str, Any]) -> str:
+def summary_condition(terms: Sequence[Term]) -> str:
+    """Return what of `condition` needs no message, as SQL with the same parameters.
+
+    For messages whose summary names a sender, and whose recipient is the mailbox's address: where
+    it does not hold, `condition` does not.
+    """
+    parts = [
+        _signed(term, _part(term, f"q{number}", {}, "s.from_address", _MAILBOX))
+        for number, term in enumerate(sorted(terms, key=_cost))
+        if term.field not in _OF_MESSAGES
+    ]
+    return " AND ".join(parts) or "true"
+
+
+def _signed(term: Term, part: str) -> str:
+    return f"({part}) IS NOT TRUE" if term.negated else f"({part})"
+
+
+def _part(
+    term: Term,
+    name: str,
+    values: dict[str, Any],
+    sender: str = SENDER,
+    recipient: str = RECIPIENT,
+) -> str:
     value = term.value
     if isinstance(value, datetime):
         values[name] = value
@@ -61,29 +89,32 @@ def _part(term: Term, name: str, values: dict[str, Any]) -> str:
         values[name] = storable(value)
         return f"lower(%({name})s::text) = ANY (lower(s.tags::text)::text[])"
     # What has no case, as codes and numbers do, need not be folded: a third of the cost.
-    like = f"{'ILIKE' if _has_case(value) else 'LIKE'} %({name})s"
+    operator = "ILIKE" if _has_case(value) else "LIKE"
+    like = f"{operator} %({name})s"
     values[name] = like_pattern(value)
     if term.field == "subject":
         return f"s.subject {like}"
     if term.field == "to":
-        return f"{RECIPIENT} {like}"
+        return f"{recipient} {like} OR {IN_UNICODE} {like}"
     # As it would stand in JSON: what is not there cannot be in the name.
     values[f"{name}_json"] = like_pattern(json.dumps(storable(value), ensure_ascii=False)[1:-1])
-    sender = f"""{SENDER} {like}
-        OR CASE WHEN {DETAILS} ILIKE %({name}_json)s
+    by_sender = f"""{sender} {like}
+        OR CASE WHEN {DETAILS} {operator} %({name}_json)s
            THEN relay.sender_of({DETAILS}) {like} END"""
     if term.field == "from":
-        return sender
+        return by_sender
     return f"""s.subject {like}
-        OR {RECIPIENT} {like}
+        OR {recipient} {like}
+        OR {IN_UNICODE} {like}
         OR {TEXT} {like}
-        OR {sender}"""
+        OR {by_sender}"""
 
 
 def _has_case(text: str) -> bool:
     return not text.isascii() or any(map(str.isalpha, text))
 
 
+_OF_MESSAGES = ("unread", "before", "larger", "smaller")
 _CHEAP = ("unread", "attachment", "before", "larger", "smaller", "tag", "to", "subject", "from")
 
 

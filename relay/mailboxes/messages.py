@@ -4,6 +4,8 @@ Promises
 - Each call answers None (or False) from the instant at which the mailbox is over (`visibility.py`).
 - Paging is by keyset: rows that arrive meanwhile neither repeat nor hide others.
 - A search reads what its chunks (`search.py`) say may match, and finds what a scan of all would.
+- A list by anything goes through the mailbox, or what its chunks leave of it, for a second at most,
+  and then says where to go on; a page may so hold less than its limit and have a next one.
 
 Fails with `DatabaseUnavailable` (temporary) from the pool, `Invalid` for a cursor that was not made
 here.
@@ -12,13 +14,18 @@ here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import trio
+
 from relay.db.pool import Pool
-from relay.errors import Invalid, TemporaryFailure
+from relay.errors import Invalid
+from relay.ids import parse_uuid
 from relay.mailboxes import search
-from relay.mailboxes.cursors import decode_cursor, encode_cursor, parse_uuid
+from relay.mailboxes.changes import TAGS, Change, NotParsed
+from relay.mailboxes.cursors import decode_cursor, encode_cursor
 from relay.mailboxes.matching import Condition, condition
 from relay.mailboxes.query import Term
 from relay.mailboxes.records import (
@@ -34,14 +41,29 @@ from relay.mailboxes.records import (
     message_of,
 )
 from relay.mailboxes.visibility import LIVE
+from relay.mailboxes.walks import HIGHEST, LONGEST, SECONDS, next_step
 from relay.times import parse_instant
 
+_TAIL_STEP = 256  # messages of the first step through what is in no chunk
+_Place = tuple[datetime, UUID]
+_NONE = (None,)  # of a mailbox that is live
 _RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
 
 _DELETED_AT_ONCE = 500  # messages
 
 _BEHIND = """(%(at)s::timestamptz IS NULL
     OR (m.received_at, m.id) < (%(at)s::timestamptz, %(id)s::uuid))"""
+
+# Ids and times: of all messages of a mailbox, and of those that are in no chunk yet.
+_ALL = "SELECT id, received_at FROM relay.messages WHERE mailbox_id = %(mailbox)s"
+_TAIL = """
+    SELECT m.id, m.received_at
+    FROM (
+        SELECT message_id FROM relay.summaries WHERE mailbox_id = %(mailbox)s AND seq > %(mark)s
+        UNION
+        SELECT message_id FROM relay.unsummarised WHERE mailbox_id = %(mailbox)s
+    ) tail
+    CROSS JOIN LATERAL (SELECT * FROM relay.messages WHERE id = tail.message_id OFFSET 0) m"""
 
 # The primary key's one row.  Where nothing of `s` is asked for, it is not looked for either.
 _ONE = f"""
@@ -53,15 +75,17 @@ _ONE = f"""
       AND {LIVE}"""
 
 
-class NotParsed(TemporaryFailure):
-    """The message has no summary yet, which would hold what is to be changed."""
-
-
 class Messages:
-    """The messages of one relay's mailboxes."""
+    """The messages of one relay's mailboxes.
 
-    def __init__(self, pool: Pool) -> None:
+    `seconds`: how long a list goes on; `longest`: the messages that one
+    statement of it looks at, at most.
+    """
+
+    def __init__(self, pool: Pool, *, seconds: float = SECONDS, longest: int = LONGEST) -> None:
         self._pool = pool
+        self._seconds = seconds
+        self._longest = longest
 
     async def page(
         self,
@@ -90,20 +114,24 @@ class Messages:
             "limit": limit + 1,
             "offset": min(offset, 2**62),
         }
+        reached: _Place | None = None
         if not terms:
             rows = await self._unfiltered(values)
         else:
             wanted = condition(terms)
             values |= wanted.values
-            if mark := await search.mark(self._pool, mailbox_id):
-                rows = await self._search(values, wanted, search.asked(terms), mark)
+            asked = search.asked(terms)
+            if asked and (mark := await search.mark(self._pool, mailbox_id)):
+                rows, reached = await self._search(values, wanted, asked, mark)
             else:
-                rows = await self._scan(values, wanted)
+                rows, reached = await self._scan(values, wanted)
         if not rows:
             return None
         items = [entry_of(row) for row in rows[:limit] if row[0] is not None]
         more = len(rows) > limit
         last = items[-1][0] if items else None
+        if not more and reached is not None:
+            return Page(items, encode_cursor(reached[0].isoformat(), str(reached[1])))
         if not more or last is None:
             return Page(items, None)
         return Page(items, encode_cursor(last.received_at.isoformat(), str(last.id)))
@@ -139,75 +167,105 @@ class Messages:
             values,
         )
 
-    async def _scan(self, values: dict[str, Any], wanted: Condition) -> list[tuple[Any, ...]]:
-        """The messages that match among all, newest first."""
-        return await self._pool.fetch(
-            # relay.messages_mailbox gives the order.
-            f"""
-            SELECT e.*
-            FROM relay.mailboxes b
-            LEFT JOIN LATERAL (
-                SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
-                FROM relay.messages m
-                LEFT JOIN relay.summaries s ON s.message_id = m.id
-                WHERE m.mailbox_id = b.id
-                  AND {_BEHIND}
-                  AND {wanted.sql}
-                ORDER BY m.received_at DESC, m.id DESC
-                LIMIT %(limit)s
-                OFFSET %(offset)s
-            ) e ON true
-            WHERE b.id = %(mailbox)s
-              AND {LIVE}
-            """,  # noqa: S608 - constants of this module only
-            values,
+    async def _scan(
+        self, values: dict[str, Any], wanted: Condition
+    ) -> tuple[list[tuple[Any, ...]], _Place | None]:
+        """The messages that match among all, newest first, and how far it came (None: to the end).
+
+        Step by step; what an offset skips is looked for to its end.
+        """
+        offset = values["offset"]
+        step = 2 * (values["limit"] + offset)
+        found, reached = await self._walk(
+            _ALL, values, wanted, step, trio.current_time() + self._seconds
         )
+        return (found and (found[offset:] or [_NONE])), reached
+
+    async def _walk(
+        self, source: str, values: dict[str, Any], wanted: Condition, step: int, until: float
+    ) -> tuple[list[tuple[Any, ...]], _Place | None]:
+        """The messages that match among those of a `source`, with what an offset skips."""
+        found: list[tuple[Any, ...]] = []
+        at, place, offset = values["at"], values["id"], values["offset"]
+        needed = values["limit"] + offset
+        step = min(step, self._longest)
+        while True:
+            began = trio.current_time()
+            rows = await self._pool.fetch(
+                # Of all, relay.messages_mailbox gives the order.
+                # OFFSET 0: these messages and no others, whatever the statistics say.
+                f"""
+                WITH step AS MATERIALIZED (
+                    SELECT id, received_at
+                    FROM ({source}) source
+                    {"" if at is None else "WHERE (received_at, id) < (%(at)s, %(id)s)"}
+                    ORDER BY received_at DESC, id DESC
+                    LIMIT %(step)s
+                )
+                SELECT (SELECT count(*) FROM step),
+                       (SELECT received_at FROM step ORDER BY received_at, id LIMIT 1),
+                       (SELECT id FROM step ORDER BY received_at, id LIMIT 1),
+                       e.*
+                FROM relay.mailboxes b
+                LEFT JOIN LATERAL (
+                    SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
+                    FROM step
+                    CROSS JOIN LATERAL (
+                        SELECT * FROM relay.messages WHERE id = step.id OFFSET 0
+                    ) m
+                    LEFT JOIN LATERAL (
+                        SELECT * FROM relay.summaries WHERE message_id = m.id OFFSET 0
+                    ) s ON true
+                    WHERE {wanted.sql}
+                    ORDER BY m.received_at DESC, m.id DESC
+                    LIMIT %(needed)s
+                ) e ON true
+                WHERE b.id = %(mailbox)s
+                  AND {LIVE}
+                """,  # noqa: S608 - constants of this module only
+                values | {"at": at, "id": place, "step": step, "needed": needed - len(found)},
+            )
+            if not rows:
+                return [], None
+            found += [row[3:] for row in rows if row[3] is not None]
+            count, at, place = rows[0][:3]
+            if len(found) == needed or count < step:
+                return found or [_NONE], None
+            now = trio.current_time()
+            if now > until and not offset:
+                return found or [_NONE], (at, place)
+            step = next_step(step, now - began, self._longest)
 
     async def _search(
         self, values: dict[str, Any], wanted: Condition, asked: list[int], mark: int
-    ) -> list[tuple[Any, ...]]:
+    ) -> tuple[list[tuple[Any, ...]], _Place | None]:
         """What `_scan` gives, for a mailbox all of which up to `mark` is in chunks."""
         mailbox_id, offset = values["mailbox"], values["offset"]
         needed = values["limit"] + offset
         values = values | {"needed": needed, "mark": mark}
-        rows = await self._pool.fetch(
-            # The tail: what is in no chunk yet.
-            f"""
-            SELECT e.*
-            FROM relay.mailboxes b
-            LEFT JOIN LATERAL (
-                SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
-                FROM (
-                    SELECT message_id FROM relay.summaries
-                    WHERE mailbox_id = b.id AND seq > %(mark)s
-                    UNION
-                    SELECT message_id FROM relay.unsummarised WHERE mailbox_id = b.id
-                ) tail
-                JOIN relay.messages m ON m.id = tail.message_id
-                LEFT JOIN relay.summaries s ON s.message_id = m.id
-                WHERE {_BEHIND}
-                  AND {wanted.sql}
-                ORDER BY m.received_at DESC, m.id DESC
-                LIMIT %(needed)s
-            ) e ON true
-            WHERE b.id = %(mailbox)s
-              AND {LIVE}
-            """,  # noqa: S608 - constants of this module only
-            values,
-        )
+        until = trio.current_time() + self._seconds
+        rows, floor = await self._walk(_TAIL, values, wanted, max(2 * needed, _TAIL_STEP), until)
         if not rows:
-            return []
+            return [], None
         found = {row[0]: row for row in rows if row[0] is not None}
-        below: search.Chunk | None = None
+
+        async def look(behind: search.Chunk | None, most: int) -> list[search.Chunk]:
+            return await search.backwards(
+                self._pool, mailbox_id, asked, behind=behind, before=values["at"], most=most
+            )
+
+        ahead = search.Ahead(look)
         batch = search.FIRST_CHUNKS
         while True:
-            chunks = await search.candidates_backwards(
-                self._pool, mailbox_id, asked, below=below, before=values["at"], most=batch
-            )
-            best = sorted(found.values(), key=_newest_first)[:needed]
+            began = trio.current_time()
+            chunks = await ahead.take(batch)
+            # What was not read to its end says nothing of what is older.
+            best = [row for row in found.values() if floor is None or (row[3], row[0]) >= floor]
+            best = sorted(best, key=_newest_first)[:needed]
             # No chunk that is left has anything as new as the last of what is asked for.
-            if not chunks or (len(best) == needed and best[-1][3] > chunks[0].newest_at):
-                break
+            ended = not chunks or (floor is not None and chunks[0].newest_at < floor[0])
+            if ended or (len(best) == needed and best[-1][3] > chunks[0].newest_at):
+                return best[offset:] or [_NONE], floor
             rows = await self._pool.fetch(
                 f"""
                 SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
@@ -223,8 +281,12 @@ class Messages:
                 values | search.bounds(chunks),
             )
             found |= {row[0]: row for row in rows}
-            below, batch = chunks[-1], min(2 * batch, search.MOST_CHUNKS)
-        return best[offset:] or [(None,)]
+            now, at = trio.current_time(), chunks[-1].newest_at
+            if now > until and not offset and (values["at"] is None or at < values["at"]):
+                floor = max(floor or (at, HIGHEST), (at, HIGHEST))
+            batch = search.next_batch(
+                len(chunks), now - began, found=len(rows), missing=needed - len(found)
+            )
 
     async def get(
         self, mailbox_id: UUID, message_id: str | UUID, *, mark_read: bool = True
@@ -372,14 +434,9 @@ class Messages:
             return bytes(row[0]) if row else None
 
     async def change(
-        self,
-        mailbox_id: UUID,
-        message_id: str | UUID,
-        *,
-        is_read: bool | None = None,
-        tags: Sequence[str] | None = None,
+        self, mailbox_id: UUID, message_id: str | UUID, change: Change
     ) -> tuple[Entry, Placed] | None:
-        """Say whether a message was read, and how it is tagged; None leaves either as it is.
+        """Say whether a message was read, and how it is tagged.
 
         Returns the message as it is then, None if it or its mailbox is not there.  `NotParsed` when
         it is to be tagged and was not parsed yet: then nothing is changed.
@@ -387,21 +444,17 @@ class Messages:
         wanted = parse_uuid(message_id)
         if wanted is None:
             return None
-        values = {
-            "mailbox": mailbox_id,
-            "message": wanted,
-            "is_read": is_read,
-            "tags": None if tags is None else list(tags),
-        }
+        values = {"mailbox": mailbox_id, "message": wanted, **await change.values(self._pool)}
         row = await self._pool.fetch_row(
             f"""
             WITH found AS MATERIALIZED (
-                SELECT m.id, m.is_read, %(tags)s::text[] IS NULL OR s.message_id IS NOT NULL AS may
+                SELECT m.id, m.is_read, NOT %(tagging)s OR s.message_id IS NOT NULL AS may
                 {_ONE}
+                FOR NO KEY UPDATE OF m  -- before the summary, as bulk calls have it
             ), tagged AS (
-                UPDATE relay.summaries
-                SET tags = relay.tags_of(%(tags)s::text[])
-                WHERE %(tags)s::text[] IS NOT NULL
+                UPDATE relay.summaries s
+                SET tags = {TAGS}
+                WHERE %(tagging)s
                   AND message_id IN (SELECT id FROM found)
             ), marked AS (
                 UPDATE relay.messages
@@ -457,10 +510,14 @@ class Messages:
                     WHERE b.id = %s
                       AND {LIVE}
                 ), deleted AS (
-                    DELETE FROM relay.messages m
-                    USING live
-                    WHERE m.mailbox_id = live.id
-                      AND m.id = ANY(%s)
+                    DELETE FROM relay.messages
+                    WHERE id = ANY (ARRAY(
+                        SELECT m.id
+                        FROM live
+                        JOIN relay.messages m ON m.mailbox_id = live.id
+                        WHERE m.id = ANY (%s)
+                        ORDER BY m.id  -- as bulk calls lock them
+                        FOR UPDATE OF m))
                 )
                 SELECT FROM live
                 """,  # noqa: S608 - constants of this module only

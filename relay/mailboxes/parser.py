@@ -3,9 +3,12 @@
 Promises
 - Nothing that a message contains takes time or memory of this process beyond its own bytes: the
   child has a deadline a message and limits of its own, and is killed and replaced past them.
-- Every message gets a summary.  For one that killed the child a fresh child makes it from the
-  headers alone, with the reason in `error`; for one that kills that child too it is the reason and
-  nothing else.  The others of its batch are parsed by the next child.
+- Every message gets a summary.  One in hand when the child dies is parsed once more, alone in a
+  fresh child: it need not have been the message, others kill processes, too (a machine out of
+  memory, an operator).  If that child dies as well, or one gives up or takes too long, a fresh
+  child makes the summary from the headers alone, with the reason in `error`; for a message that
+  kills that child too it is the reason and nothing else.  The others of its batch are parsed by the
+  next child.
 - This process reads nothing of a message: no header, no character set, no pattern.
 - A call that is cancelled kills the child: half a conversation is worth nothing.
 
@@ -27,6 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
+from uuid import UUID
 
 import trio
 
@@ -72,6 +76,8 @@ class Parsed(NamedTuple):
     seconds: float
 
 
+_DIED = "the parser died of it"
+
 _Reply = tuple[int, float, bytes]
 """Status, CPU seconds, payload."""
 
@@ -110,12 +116,13 @@ class Parser:
         return self._process.pid if self._process else None
 
     async def summarise(
-        self, messages: Sequence[bytes], *, budget: float = math.inf
+        self, messages: Sequence[bytes], *, budget: float = math.inf, ids: Sequence[bytes] = ()
     ) -> list[Parsed]:
         """Parse `messages` in order, as many of them as begin within `budget` seconds of CPU.
 
         On a busy machine that is `STRETCH` times as many seconds.  At least one, if there are any;
-        those for which there was no time are not in the answer.
+        those for which there was no time are not in the answer.  `ids`, of 16 bytes
+        each: by which the log names those with which something is wrong.
         """
         done: list[Parsed] = []
         async with self._lock:
@@ -129,7 +136,8 @@ class Parser:
                 ]
                 if fault is not None:
                     # The first without an answer did it; those after it are innocent.
-                    done.append(await self._given_up(messages[len(done)], fault))
+                    id_ = str(UUID(bytes=ids[len(done)])) if ids else None
+                    done.append(await self._alone(messages[len(done)], fault, id_))
                 if budget != math.inf:
                     break  # a failure has taken more than anything is worth
         return done
@@ -161,10 +169,11 @@ class Parser:
             raise TemporaryFailure(fault)
         return Examined.from_json(replies[0][2])
 
-    async def filter(self, text: bytes) -> bytes:
-        """The filter of some text in UTF-8 (`relay.mailboxes.grams`); `TemporaryFailure`."""
+    async def filter(self, text: bytes, details: bytes = b"") -> bytes:
+        """`relay.mailboxes.worker.filter_of`; `TemporaryFailure` when it could not be made."""
+        head = REQUEST.pack(FILTER, len(text), len(text) + len(details))
         async with self._lock:
-            replies, fault = await self._converse([(REQUEST.pack(FILTER, 0, len(text)), text)])
+            replies, fault = await self._converse([(head, text + details)])
         if fault is not None:
             raise TemporaryFailure(f"no filter could be made: {fault}")
         return replies[0][2]
@@ -187,9 +196,20 @@ class Parser:
             process._proc.wait(_REAP)
         process.poll()  # lets go of the process's descriptor
 
-    async def _given_up(self, raw: bytes, fault: str) -> Parsed:
-        """What a fresh child finds in the headers of a message that ended the one before."""
-        log.warning("summary.given_up", reason=fault, size=len(raw))
+    async def _alone(self, raw: bytes, fault: str, id_: str | None) -> Parsed:
+        """What becomes of the message that a child had in hand when that ended."""
+        if fault == _DIED:
+            log.info("summary.again", size=len(raw), id=id_)
+            replies, again = await self._converse(_requests([raw], 0))
+            if again is None:
+                _, seconds, row = replies[0]
+                return Parsed(row, seconds)
+            fault = again
+        return await self._given_up(raw, fault, id_)
+
+    async def _given_up(self, raw: bytes, fault: str, id_: str | None) -> Parsed:
+        """What a fresh child finds in the headers of a message that ended those before."""
+        log.warning("summary.given_up", reason=fault, size=len(raw), id=id_)
         reason, front = fault.encode(), raw[:MAX_HEADER_BYTES]
         head = REQUEST.pack(HEADERS, len(reason), len(reason) + len(front))
         replies, again = await self._converse([(head, reason + front)])
@@ -241,7 +261,7 @@ class Parser:
                 while not (found := _replies(buffer)):
                     chunk = await process.stdout.receive_some(_CHUNK)
                     if not chunk:
-                        return "the parser died of it"
+                        return _DIED
                     buffer += chunk
             if scope.cancelled_caught:
                 return f"not parsed within {self.deadline:g} s"

@@ -16,7 +16,9 @@ is there, but for a tag, which is meant whole.  Of two neighbouring days `before
 
 Promises
 - What begins with letters and a colon is an operator, or refused with the way to say it otherwise;
-  but a colon with nothing behind it (`Re:`) and an URL (`https://…`) are words.
+  but an URL (`https://…`) is a word, and so is what is no operator with nothing behind its colon
+  (`Re:`).  An operator with nothing behind it is refused: as a word it would find nothing, and
+  hide why.
 - No query has more than `MOST_TERMS` terms or `LONGEST` characters.
 
 Fails with `Invalid`, whose text names what is wrong.
@@ -59,6 +61,7 @@ OPERATORS = ("from", "to", "subject", "tag", "has", "is", "before", "after", "la
 _TEXTS = ("from", "to", "subject", "tag")
 
 _OPERATOR = re.compile(r"([A-Za-z]+):(?!//)(?=\S)")
+_BARE = re.compile(rf"({'|'.join(OPERATORS)}):(?!\S)", re.IGNORECASE)
 _SIZE = re.compile(r"([0-9]{1,12})([kmg]?)b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _LARGEST = 2**40  # bytes; larger than any message, and PostgreSQL can compare it
@@ -91,6 +94,13 @@ def _term(text: str, start: int) -> tuple[Term | None, int]:
     begin = start + negated
     operator = _OPERATOR.match(text, begin)
     if operator is None:
+        bare = _BARE.match(text, begin)
+        if bare is not None:
+            name = bare[1].lower()
+            raise Invalid(
+                f"q: {name}: needs a value right behind the colon; "
+                f'in quotes ("{bare[0]}") it is looked for as it stands'
+            )
         value, end = _value(text, begin)
         return (Term("any", value, negated) if value else None), end
     name = operator[1].lower()

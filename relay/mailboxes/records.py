@@ -156,7 +156,8 @@ class ReceivedMessage(Entry):
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a message is, how it is tagged, how its text begins, and the code in it.
+    """Where a message is, how it is tagged, how its text begins, the code in it, and what its
+    sender is called.
 
     `beginning` is of the text, or of the HTML of a message without one (`is_html`).
     """
@@ -166,6 +167,7 @@ class Placed:
     beginning: str | None
     is_html: bool
     otp: str | None = None
+    from_name: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What lists show beside an entry, and calls over several mailboxes beside a message."""
@@ -180,6 +182,7 @@ class Placed:
             "tags": self.tags,
             "snippet": None if self.beginning is None else snippet,
             "otp": self.otp,
+            "from_name": self.from_name,
         }
 
 
@@ -213,8 +216,10 @@ class News(Generic[T]):
     more: bool = False
 
 
-MAILBOX_COLUMNS = """
-    b.id, b.address, b.plan, b.owner_type::text, b.owner_id, b.webhook_url, b.created_at,
+SHOWN = "coalesce(b.said, b.address)"
+"""A mailbox's address, its domain as it was said."""
+MAILBOX_COLUMNS = f"""
+    b.id, {SHOWN}, b.plan, b.owner_type::text, b.owner_id, b.webhook_url, b.created_at,
     b.expires_at, extract(epoch FROM b.expires_at - now())::float8, b.is_active"""
 USAGE_COLUMNS = f"""
     used.messages, used.bytes,
@@ -226,16 +231,17 @@ ENTRY_COLUMNS = """
     s.has_attachments, m.size, s.message_id IS NOT NULL, s.seq"""
 MESSAGE_COLUMNS = (
     ENTRY_COLUMNS
-    + """, coalesce(m.recipient, b.address), s.body_text, s.body_html, s.otp, s.error,
+    + """, coalesce(b.said, m.recipient, b.address), s.body_text, s.body_html, s.otp, s.error,
     coalesce(s.details, CASE WHEN s.headers IS NOT NULL THEN json_build_object(
         'headers', s.headers, 'attachments', s.attachments, 'links', s.links)::text END)"""
 )  # rows from before `details` have the three columns
 _ENTRY_WIDTH = 9
 SNIPPET = 160
 """Characters of a message's text that lists show."""
-PLACED_COLUMNS = """
-    b.address, s.tags, CASE WHEN s.body_text IS NULL THEN left(s.body_html, 4000)
-    ELSE left(s.body_text, 400) END, s.body_text IS NULL, s.otp"""
+PLACED_COLUMNS = f"""
+    {SHOWN}, s.tags, CASE WHEN s.body_text IS NULL THEN left(s.body_html, 4000)
+    ELSE left(s.body_text, 400) END, s.body_text IS NULL, s.otp,
+    s.from_name"""
 
 
 def message_of(row: tuple[Any, ...]) -> ReceivedMessage:
@@ -257,5 +263,5 @@ def entry_of(row: tuple[Any, ...]) -> tuple[Entry, Placed]:
 
 def placed_of(row: tuple[Any, ...]) -> Placed:
     """Return the record of a row of `PLACED_COLUMNS`."""
-    address, tags, beginning, is_html, otp = row
-    return Placed(address, tags or [], beginning, is_html, otp)
+    address, tags, beginning, is_html, otp, from_name = row
+    return Placed(address, tags or [], beginning, is_html, otp, from_name)

@@ -2,8 +2,8 @@
 
 With it a search reads next to none of the messages that cannot match.  A chunk is a run of a
 mailbox's messages, in the order in which they became readable; its filter (`relay.mailboxes.grams`)
-is of their senders, subjects and bodies.  `grow` makes the next chunk; `candidates` gives those
-that may hold what is looked for.  What is in no chunk yet, the tail, is read as ever.
+is of their senders, subjects and bodies.  `grow` makes the next chunk; `backwards` and `forwards`
+give those that may hold what is looked for.  What is in no chunk yet, the tail, is read as ever.
 
 Promises
 - Every message that is in no chunk has a `seq` above `mark`, or no summary yet.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -28,7 +28,7 @@ import psycopg
 from relay.db.pool import Pool
 from relay.db.text import storable
 from relay.mailboxes.grams import probes
-from relay.mailboxes.matching import DETAILS, RECIPIENT, SENDER, TEXT
+from relay.mailboxes.matching import DETAILS, IN_UNICODE, RECIPIENT, SENDER, TEXT
 from relay.mailboxes.query import Term
 
 LEAST = 512
@@ -37,8 +37,9 @@ SIZE = 64
 """Messages of a chunk."""
 _BYTES = 512 * 1024  # of text in a chunk, unless it is one message's
 
-MakeFilter = Callable[[bytes], Awaitable[bytes]]
-"""The filter of texts in UTF-8; raises `TemporaryFailure`."""
+T = TypeVar("T")
+MakeFilter = Callable[[bytes, bytes], Awaitable[bytes]]
+"""Gives `relay.mailboxes.worker.filter_of` texts and details; raises `TemporaryFailure`."""
 
 
 # The first bit by itself: it says no to most filters, for a tenth of what the function costs.
@@ -54,22 +55,16 @@ HOLDS = """
 def _candidates(which: str, order: str) -> str:
     """Return the statement that finds `which` chunks in this order, up to `most` that may match.
 
-    OFFSET 0: sorted first, without the filters, of which no more are asked than are needed.
+    OFFSET 0: in the order of an index, so that no more filters are asked than are needed.
     """
     return f"""
-        SELECT sorted.after_seq, sorted.last_seq, sorted.newest_at
+        SELECT c.after_seq, c.last_seq, c.newest_at
         FROM (
-            SELECT after_seq, last_seq, newest_at
+            SELECT *
             FROM relay.search_chunks
             WHERE mailbox_id = %(mailbox)s
               AND {which}
             ORDER BY {order}
-            OFFSET 0
-        ) sorted
-        CROSS JOIN LATERAL (
-            SELECT filter
-            FROM relay.search_chunks
-            WHERE mailbox_id = %(mailbox)s AND last_seq = sorted.last_seq
             OFFSET 0
         ) c
         WHERE {HOLDS}
@@ -101,6 +96,46 @@ IN_CHUNKS = """
 """Joins the summaries `s` and messages `m` of some chunks (`bounds`) to the mailbox `b`."""
 FIRST_CHUNKS, MOST_CHUNKS = 2, 32
 """How many chunks the first statement of a search reads, and the largest one."""
+QUICK = 0.1  # s
+"""What the next statement of a search may take, by the last one."""
+AHEAD = 64
+"""How many chunks are looked for at once."""
+
+
+def next_batch(batch: int, seconds: float, *, found: int, missing: int) -> int:
+    """Return how many chunks to read after so many that took `seconds` and had `found` matches.
+
+    As many as will have the `missing` ones, if the others are like them; no more than are read in
+    `QUICK`, as fast as them, nor than `MOST_CHUNKS`.
+    """
+    enough = batch * missing // found + 1 if found else MOST_CHUNKS
+    quick = int(batch * QUICK / max(seconds, 1e-6))
+    return max(1, min(enough, quick, MOST_CHUNKS))
+
+
+class Ahead(Generic[T]):
+    """Chunks in their order, looked for `AHEAD` at a time and handed out in batches.
+
+    A look that finds fewer goes through all chunks: 3 ms of 100,000 messages.
+
+    `look`: gives the next ones behind a chunk (None: the first), that many at most.
+    """
+
+    def __init__(self, look: Callable[[T | None, int], Awaitable[list[T]]]) -> None:
+        self._look = look
+        self._waiting: list[T] = []
+        self._last: T | None = None
+        self._ended = False
+
+    async def take(self, most: int) -> list[T]:
+        """Return the next chunks, `most` at most; none when there are no more."""
+        if not self._waiting and not self._ended:
+            self._waiting = await self._look(self._last, AHEAD)
+            self._ended = len(self._waiting) < AHEAD
+        taken, self._waiting = self._waiting[:most], self._waiting[most:]
+        if taken:
+            self._last = taken[-1]
+        return taken
 
 
 class Chunk(NamedTuple):
@@ -131,34 +166,37 @@ def asked(terms: Sequence[Term]) -> list[int]:
     )
 
 
+_MARK = """
+    SELECT coalesce(max(last_seq), 0)
+    FROM relay.search_chunks
+    WHERE mailbox_id = %(mailbox)s"""
+
+
 async def mark(pool: Pool, mailbox_id: UUID) -> int:
     """Return the `seq` up to which everything of a mailbox is in chunks; 0: it has none."""
-    found: int = await pool.fetch_value(
-        "SELECT coalesce(max(last_seq), 0) FROM relay.search_chunks WHERE mailbox_id = %s",
-        (mailbox_id,),
-    )
+    found: int = await pool.fetch_value(_MARK, {"mailbox": mailbox_id})
     return found
 
 
-async def candidates_backwards(
+async def backwards(
     pool: Pool,
     mailbox_id: UUID,
     asked: Sequence[int],
     *,
-    below: Chunk | None,
+    behind: Chunk | None,
     before: datetime | None,
     most: int,
 ) -> list[Chunk]:
     """Return the next chunks that may hold what is `asked` (`grams.probes`), newest mail first.
 
-    `below`: behind this one; `before`: with mail from then or earlier.
+    `behind`: those after this one; `before`: with mail from then or earlier.
     """
     rows = await pool.fetch(
         _BACKWARDS,
         {
             "mailbox": mailbox_id,
-            "newest": below.newest_at if below else None,
-            "last": below.last_seq if below else None,
+            "newest": behind.newest_at if behind else None,
+            "last": behind.last_seq if behind else None,
             "before": before,
             "first": asked[0] if asked else None,
             "asked": list(asked),
@@ -168,7 +206,7 @@ async def candidates_backwards(
     return [Chunk(*row) for row in rows]
 
 
-async def candidates(
+async def forwards(
     pool: Pool,
     mailbox_id: UUID,
     asked: Sequence[int],
@@ -218,67 +256,87 @@ async def lagging(pool: Pool, *, least: int = LEAST, size: int = SIZE) -> list[U
     return [row[0] for row in rows]
 
 
-class Text(NamedTuple):
-    """A message that is to be in a chunk, and all of it that is searched."""
+class Texts(NamedTuple):
+    """The messages that are to be in a chunk: where they are, what `SPAN` says of them, all of them
+    that is searched, and the details with their senders' names."""
 
-    id: UUID
-    seq: int
-    received_at: datetime
-    size: int
-    attached: bool
+    after_seq: int
+    last_seq: int
+    oldest_id: UUID
+    newest_id: UUID
+    oldest_at: datetime
+    newest_at: datetime
+    smallest: int
+    largest: int
+    some_attached: bool
+    some_plain: bool
+    some_readdressed: bool
     text: str
+    details: str
 
 
-async def next_texts(pool: Pool, which: str, size: int, values: dict[str, Any]) -> list[Text]:
-    """Return the messages of the next chunk, by `seq`; none while there are fewer than `size`.
+SPAN = """min(m.id::text COLLATE "C")::uuid, max(m.id::text COLLATE "C")::uuid,
+    min(m.received_at), max(m.received_at), min(m.size), max(m.size),
+    bool_or(s.has_attachments IS TRUE), bool_or(s.has_attachments IS NOT TRUE),
+    coalesce(bool_or(m.recipient <> (
+        SELECT address FROM relay.mailboxes WHERE id = m.mailbox_id)), false)"""
+"""What the ids, times and sizes of messages `m` lie between, whether their summaries `s` tell of
+attachments, and of none, and whether any has another recipient than its mailbox's address."""
 
-    `which`: the condition on their summaries, in SQL, with its `values`.
+
+async def next_texts(
+    pool: Pool, mark: str, which: str, size: int, values: dict[str, Any]
+) -> Texts | None:
+    """Return the messages of the next chunk, by `seq`; None while there are fewer than `size`.
+
+    `mark`: the `seq` up to which they are in chunks, and `which`: the condition on their summaries;
+    both in SQL, with their `values`.
     """
-    rows = await pool.fetch(
+    row = await pool.fetch_row(
+        # OFFSET 0: their messages are looked up, whatever the statistics say.
         f"""
-        SELECT id, seq, received_at, size, attached, text, waiting
+        SELECT ({mark}), max(s.seq), {SPAN},
+               string_agg(
+                   concat_ws(E'\\n', {SENDER}, s.subject, {RECIPIENT}, {IN_UNICODE}, {TEXT}), E'\\n'
+               ),
+               coalesce(string_agg({DETAILS}, E'\\n'), '')
         FROM (
-            SELECT m.id, s.seq, m.received_at, m.size,
-                   s.has_attachments IS TRUE AS attached, count(*) OVER () AS waiting,
-                   concat_ws(E'\\n\\n\\n', {SENDER}, relay.sender_of({DETAILS}), s.subject,
-                             {RECIPIENT}, {TEXT}) AS text,
-                   sum(octet_length(coalesce(s.body_text, s.body_html, '')))
-                       OVER (ORDER BY s.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+            SELECT *, count(*) OVER () AS waiting,
+                   sum(octet_length(coalesce(body_text, body_html, ''))
+                       + octet_length(coalesce(details, '')))
+                       OVER (ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
                        AS before
             FROM (
                 SELECT *
                 FROM relay.summaries
-                WHERE {which}
+                WHERE seq > ({mark})
+                  AND {which}
                 ORDER BY seq
                 LIMIT %(size)s
-            ) s
-            JOIN relay.messages m ON m.id = s.message_id
-            JOIN relay.mailboxes b ON b.id = m.mailbox_id
-        ) counted
-        WHERE coalesce(before, 0) < %(bytes)s
-        ORDER BY seq
+            ) first_ones
+        ) s
+        CROSS JOIN LATERAL (SELECT * FROM relay.messages WHERE id = s.message_id OFFSET 0) m
+        JOIN relay.mailboxes b ON b.id = m.mailbox_id
+        WHERE waiting = %(size)s
+          AND coalesce(before, 0) < %(bytes)s
+        HAVING count(*) > 0
         """,  # noqa: S608 - constants of ours only
         {"size": size, "bytes": _BYTES, **values},
     )
-    return [Text(*row[:6]) for row in rows] if rows and rows[0][6] >= size else []
+    return None if row is None else Texts(*row)
 
 
-async def filter_of(texts: Sequence[Text], make: MakeFilter) -> bytes:
+async def filter_of(texts: Texts, make: MakeFilter) -> bytes:
     """Make the filter of a chunk.  `TemporaryFailure` when it could not be made."""
-    return await make("\n\n\n".join(one.text for one in texts).encode("utf-8", "replace"))
+    return await make(texts.text.encode(), texts.details.encode())
 
 
 async def grow(pool: Pool, mailbox_id: UUID, make: MakeFilter, *, size: int = SIZE) -> bool:
     """Make the next chunk of a mailbox.  False when there are too few messages for one."""
-    after = await mark(pool, mailbox_id)
-    rows = await next_texts(
-        pool, "mailbox_id = %(mailbox)s AND seq > %(after)s", size,
-        {"mailbox": mailbox_id, "after": after},
-    )  # fmt: skip
-    if not rows:
+    texts = await next_texts(pool, _MARK, "mailbox_id = %(mailbox)s", size, {"mailbox": mailbox_id})
+    if texts is None:
         return False
-    made = await filter_of(rows, make)
-    times = [row.received_at for row in rows]
+    made = await filter_of(texts, make)
     try:
         await pool.execute(
             """
@@ -289,7 +347,7 @@ async def grow(pool: Pool, mailbox_id: UUID, make: MakeFilter, *, size: int = SI
             WHERE b.id = %s
             ON CONFLICT (mailbox_id, last_seq) DO NOTHING
             """,
-            (rows[-1].seq, after, min(times), max(times), made, mailbox_id),
+            (texts.last_seq, texts.after_seq, texts.oldest_at, texts.newest_at, made, mailbox_id),
         )
     except psycopg.errors.ForeignKeyViolation:
         return False  # the mailbox was deleted at this moment

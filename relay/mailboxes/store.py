@@ -9,6 +9,21 @@ Promises
 - Session tokens are stored as hashes and returned once.
 - Paging is by keyset: rows that arrive meanwhile neither repeat nor hide others.
 
+Crash safety: what a kill leaves
+
+    killed                            the mailbox                            its messages
+    --------------------------------  -------------------------------------  -------------------
+    before the commit of `create`     is not there                           -
+    after it, before the answer       lives to its end; nobody has the       come in
+                                      token of an anonymous one
+    before the commit of `delete`     is live                                are there
+    after it                          is closed                              until its retention
+    before the first of `purge`       is as it was                           are there
+    between its statements            is closed, shown to nobody, and the    some are gone
+                                      first that the reaper's next round
+                                      takes; its address is not free
+    after the last                    is gone                                are gone
+
 Fails with `DatabaseUnavailable` (temporary) from the pool, `Invalid` for a value that cannot be
 used, `AddressTaken` for a local part in use (by a closed mailbox too, until it is reclaimed: an
 address that comes back to a stranger would show them somebody else's mail).
@@ -29,7 +44,9 @@ from relay.addresses import canonical, canonical_domain
 from relay.crypto import hash_token, new_session_token
 from relay.db.pool import Pool
 from relay.errors import Invalid, OverQuota, PermanentFailure
-from relay.mailboxes.cursors import decode_cursor, encode_cursor, parse_uuid
+from relay.ids import parse_uuid
+from relay.mailboxes.cursors import decode_cursor, encode_cursor
+from relay.mailboxes.matching import IN_UNICODE
 from relay.mailboxes.names import ANONYMOUS, Names, random_local_part
 from relay.mailboxes.records import (
     MAILBOX_COLUMNS,
@@ -54,17 +71,24 @@ class ReservedName(PermanentFailure):
     """The local part that was asked for is the administrator's alone (403)."""
 
 
-# How many live mailboxes an owner has, or else a source; an index-only scan, bounded.
-_COUNT_LIVE = """(
+# How many live mailboxes an owner has, or else a source; index-only scans, bounded.  Captured ones
+# are the administrator's, and have an index of their own.
+_COUNT_LIVE = f"""(
     SELECT count(*)
     FROM (
         SELECT FROM relay.mailboxes
-        WHERE owner_id = %(owner)s::uuid AND is_active AND expires_at > now()
+        WHERE owner_id = %(owner)s::uuid AND captured_at IS NULL
+          AND is_active AND expires_at > now()
+        UNION ALL
+        SELECT FROM relay.mailboxes
+        WHERE %(owner)s::uuid = '{ADMINISTRATOR_ID}' AND captured_at IS NOT NULL
+          AND is_active AND expires_at > now()
         UNION ALL
         SELECT FROM relay.mailboxes
         WHERE source = %(source)s::bytea AND is_active AND expires_at > now()
-        LIMIT {most}
-    ) live)"""
+        LIMIT {{most}}
+    ) live)"""  # noqa: S608 - a constant of ours
+_OWNED = f"{ALLOWED} AND b.captured_at IS NULL"  # as no key has any: relay.mailboxes_owner
 _GONE = f"""
     SELECT
     FROM relay.mailboxes b
@@ -268,18 +292,18 @@ class Store:
         """What an owner, or else a source of anonymous calls, has of what the plan allows."""
         row = await self._pool.fetch_row(
             f"""
-            SELECT {_COUNT_LIVE.format(most="100000")}, max_mailboxes, max_messages, max_bytes
+            SELECT {_COUNT_LIVE.format(most="100000")}, max_mailboxes, max_messages, max_bytes,
+                   default_ttl_minutes, max_ttl_minutes
             FROM (SELECT) one
-            LEFT JOIN relay.plans p ON p.name = %(plan)s AND NOT %(exempt)s
+            LEFT JOIN relay.plans p ON p.name = %(plan)s
             """,  # noqa: S608 - constants of this module only
-            {
-                "plan": plan,
-                "exempt": owner_id == ADMINISTRATOR_ID,
-                "owner": owner_id,
-                "source": source,
-            },
+            {"plan": plan, "owner": owner_id, "source": source},
         )
-        return Allowance(plan, *(row or (0, None, None, None)))
+        assert row is not None
+        mailboxes, max_mailboxes, max_messages, max_bytes, *lifetimes = row
+        if owner_id == ADMINISTRATOR_ID:
+            max_mailboxes = max_messages = max_bytes = None
+        return Allowance(plan, mailboxes, max_mailboxes, max_messages, max_bytes, *lifetimes)
 
     async def mailboxes(
         self,
@@ -305,10 +329,11 @@ class Store:
             FROM (
                 SELECT *
                 FROM relay.mailboxes b
-                WHERE {"true" if credential.administrator else ALLOWED}
+                WHERE {"true" if credential.administrator else _OWNED}
                   AND {LIVE}
                   AND (%(before)s::uuid IS NULL OR b.id < %(before)s)
-                  AND strpos(lower(b.address), %(q)s) > 0
+                  AND (strpos(lower(b.address), %(q)s) > 0
+                       OR strpos({IN_UNICODE}, %(q)s) > 0)
                 ORDER BY b.id DESC
                 LIMIT %(limit)s
             ) b

@@ -2,7 +2,7 @@
 
 `claim` gives the raw bytes of some of the messages in `relay.unsummarised`, under a lease; `store`
 writes their summaries and takes them out of the queue; `arrays` makes statement parameters of what
-the parser found, for `store` and for whoever else stores summaries.
+the parser found, for `store` and for whoever else stores summaries; `unparsed` counts what waits.
 
 Promises
 - Nothing is lost: a message leaves the queue in the statement that stores its summary, or when it
@@ -51,6 +51,9 @@ from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.mailboxes.parser import Parsed
 from relay.mailboxes.summary import COLUMNS, ENDS
+
+COUNTED = 10_000
+"""Messages that are counted while they wait to be parsed, at most."""
 
 _STATEMENT = 30.0  # s; client-side deadline of each statement
 
@@ -105,7 +108,8 @@ _CLAIM = Statement(
 _TAGS = r"""
     CASE WHEN tags IS NOT NULL OR login IS NOT NULL OR strpos(recipient, '+') > 0
     THEN relay.tags_of(
-        ARRAY[login, substring(recipient FROM '^[^+@]*\+([^@]+)@')] || string_to_array(tags, ','))
+        ARRAY[login, rtrim(substring(recipient FROM '^[^+@]*\+([^@]+)@'), '"')]
+        || string_to_array(tags, ','))
     END"""
 # KEY SHARE: a message is not deleted before its summary refers to it; one that is being deleted is
 # left alone, and leaves the queue as an orphan.  The rows come in the order in which they are to be
@@ -200,6 +204,14 @@ async def claim(
         Claimed(*(cast(bytes, value(row, column)) for column in range(4)))
         for row in range(result.ntuples)
     ]
+
+
+async def unparsed(pool: Pool) -> int:
+    """Return how many messages wait to be parsed, as far as they are counted: `COUNTED`."""
+    found: int = await pool.fetch_value(
+        "SELECT count(*) FROM (SELECT FROM relay.unsummarised LIMIT %s) AS u", (COUNTED,)
+    )
+    return found
 
 
 async def store(pool: Pool, claimed: Sequence[Claimed], found: Sequence[Parsed]) -> set[bytes]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from relay.crypto import hash_token
-
 LIVE = "b.is_active AND b.expires_at > now()"
 """The mailbox accepts and shows mail."""
 DELETED = "NOT b.is_active AND b.closed_at < b.expires_at"
@@ -32,11 +30,6 @@ class Credential:
     token_hash: bytes | None = None
     owner_id: UUID | None = None
     administrator: bool = False
-
-    @classmethod
-    def of_session(cls, token: str) -> Credential:
-        """The credential of whoever knows a mailbox's session token."""
-        return cls(token_hash=hash_token(token))
 
     def values(self) -> dict[str, Any]:
         """The parameters that `ALLOWED` needs."""
@@ -67,7 +60,9 @@ class Reach:
         """The condition on `b`; each has an index of its own."""
         if self.mailbox_id is not None:
             return "b.id = %(reach_mailbox)s"
-        return "true" if self.owner_id is None else "b.owner_id = %(reach_owner)s"
+        if self.owner_id is None:
+            return "true"
+        return "b.owner_id = %(reach_owner)s AND b.captured_at IS NULL"  # as no key has any
 
     def values(self) -> dict[str, Any]:
         """The parameters that `sql` needs."""

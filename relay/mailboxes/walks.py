@@ -1,14 +1,18 @@
 """Searching all mailboxes at once: which messages are looked at, and when it is enough.
 
 A search goes by what narrows it most.  Where few messages have the tag that is asked for, were read
-or are the caller's, it looks at these.  Else text, sizes, times and attachments go by chunks
-(`common_search.py`), tags by `relay.tagged`, what is read or unread by its index.  Anything else
-walks through all mail by its ids.
+or are the caller's, it looks at these.  Else words go by chunks (`common_search.py`), what else is
+asked of one mailbox by the index of that; of many, sizes, times and attachments go by chunks, too,
+tags by `relay.tagged`, what is read or unread by its index.  Anything else walks through all mail
+by its ids.
 
 Promises
 - What is found is what reading everything would find, highest ids first, as far as the search came.
-- No statement reads more than a step, and no search begins one after `SECONDS`, unless it came
-  nowhere yet: it says where to go on, and whoever asks for the next page does.
+- No statement reads more messages than a step or `search.MOST_CHUNKS` chunks have, and no search
+  begins one after `SECONDS`, unless it came nowhere yet: it says where to go on, and whoever asks
+  for the next page does.
+- Not bounded so are the look for the next chunks, which asks as many filters as say no (some
+  microseconds each), and that for a caller's own messages, which goes through the mailboxes.
 
 Fails with `DatabaseUnavailable` from the pool.
 """
@@ -33,9 +37,18 @@ SECONDS = 1.0
 """How long a search goes on beginning steps."""
 FEW = 2000
 """Messages that are looked at one by one, of a caller, with a tag, or read."""
-_QUICK = 0.1  # s; a step that took less is followed by a longer one
-_LONGEST = 4096  # messages of a step
-_HIGHEST = UUID(int=2**128 - 1)
+LONGEST = 4096
+"""Messages of a step, at most."""
+HIGHEST = UUID(int=2**128 - 1)
+"""The id that no other is above."""
+
+
+def next_step(step: int, seconds: float, longest: int = LONGEST) -> int:
+    """Return how many messages to read after a `step` of so many that took `seconds`.
+
+    Twice as many where that was quick (`search.QUICK`), up to `longest`; else half as many.
+    """
+    return min(2 * step, longest) if seconds < search.QUICK else max(step // 2, 1)
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,8 @@ _MATCHES = f"""
 _ALL = "SELECT id FROM relay.messages"
 _OWN = "SELECT unnest(%(own)s::uuid[]) AS id"
 _TAGGED = "SELECT message_id AS id FROM relay.tagged WHERE tag = lower(%(source_tag)s::text)"
+# messages_mailbox has the ids without the rows.
+_OF_ONE = "SELECT id FROM relay.messages WHERE mailbox_id = %(source_mailbox)s"
 _TAIL = """
     SELECT message_id AS id FROM relay.summaries WHERE seq > %(mark)s
     UNION
@@ -85,7 +100,7 @@ class Walk:
 
     async def find(self, *, below: UUID | None, limit: int) -> Stretch:
         """The ids of matches with lower ids than `below`, `limit` at most."""
-        below = below or _HIGHEST
+        below = below or HIGHEST
         asked = search.asked(self._terms)
         narrow = common_search.narrow(self._terms)
         by_chunks = bool(asked) or narrow is not None
@@ -97,6 +112,8 @@ class Walk:
         if by_chunks:
             if not self._reach.sees_all and (own := await self._own()) is not None:
                 return await self._walk(own, below, limit)
+            if not asked and (whole := self._whole()) is not None:
+                return await self._walk(whole, below, limit)
             if mark := await common_search.mark(self._pool):
                 return await self._by_chunks(asked, narrow, mark, below, limit)
         return await self._walk(indexed[0] if indexed else Source(_ALL, {}), below, limit)
@@ -124,7 +141,7 @@ class Walk:
         """Matches among the ids of a source, step by step."""
         found: list[UUID] = []
         step = 2 * limit
-        may_be_few = not self._reach.sees_all and source.sql not in (_OWN, _TAIL)
+        may_be_few = not self._reach.sees_all and source.sql not in (_OWN, _OF_ONE, _TAIL)
         while True:
             began = trio.current_time()
             row = await self._pool.fetch_row(
@@ -161,14 +178,18 @@ class Walk:
                 return Stretch(found, None)
             below = lowest
             # The caller's may be few, or old, among many of others.
-            if may_be_few and (own := await self._own()) is not None:
-                source, step, may_be_few = own, FEW + 1, False
-                continue
+            if may_be_few:
+                own = await self._own()
+                if own is None and source.sql != _TAGGED:
+                    own = self._whole()
+                if own is not None:
+                    source, step, may_be_few = own, FEW + 1, False
+                    continue
             may_be_few = False
             now = trio.current_time()
             if now > self._ends_at:
                 return Stretch(found, below)
-            step = min(2 * step, _LONGEST) if now - began < _QUICK else max(step // 2, 1)
+            step = next_step(step, now - began)
 
     async def _own(self) -> Source | None:
         """All messages within reach, if they are few."""
@@ -187,6 +208,12 @@ class Walk:
         )
         return Source(_OWN, {"own": [row[0] for row in rows]}) if len(rows) <= FEW else None
 
+    def _whole(self) -> Source | None:
+        """All messages within reach, if that is one mailbox: each step sorts their ids."""
+        if self._reach.mailbox_id is None:
+            return None
+        return Source(_OF_ONE, {"source_mailbox": self._reach.mailbox_id})
+
     async def _by_chunks(
         self, asked: list[int], narrow: Condition | None, mark: int, below: UUID, limit: int
     ) -> Stretch:
@@ -195,24 +222,28 @@ class Walk:
         found = set(tail.ids)
         # A tail that was not read to its end says nothing of what is older.
         floor = tail.below
+
         # Nothing as high as the cursor is wanted, but lower ids may be in a chunk with higher ones.
-        last: common_search.Run | None = None
+        async def look(behind: common_search.Chunk | None, most: int) -> list[common_search.Chunk]:
+            return await common_search.backwards(
+                self._pool, asked, narrow, behind=behind, below=below, most=most
+            )
+
+        ahead = search.Ahead(look)
         batch = search.FIRST_CHUNKS
         while True:
             began = trio.current_time()
-            runs = await common_search.backwards(
-                self._pool, asked, narrow, behind=last, below=below, most=batch
-            )
+            chunks = await ahead.take(batch)
             best = sorted((one for one in found if floor is None or one >= floor), reverse=True)
             best = best[:limit]
-            ended = not runs or (floor is not None and runs[0].newest_id < floor)
+            ended = not chunks or (floor is not None and chunks[0].newest_id < floor)
             # No chunk that is left has anything as new as the last of what is asked for.
-            if ended or (len(best) == limit and best[-1] > runs[0].newest_id):
+            if ended or (len(best) == limit and best[-1] > chunks[0].newest_id):
                 return Stretch(best, best[-1] if len(best) == limit else floor)
             rows = await self._pool.fetch(
                 f"""
                 SELECT m.id
-                FROM {common_search.IN_RUNS}
+                FROM {common_search.in_chunks(self._terms)}
                 WHERE m.id < %(below)s
                   AND {LIVE}
                   AND {self._reach.sql}
@@ -222,12 +253,14 @@ class Walk:
                 """,  # noqa: S608 - constants of ours only
                 {
                     "below": below, "limit": limit,
-                    **self._reach.values(), **self._wanted.values, **common_search.bounds(runs),
+                    **self._reach.values(), **self._wanted.values, **common_search.bounds(chunks),
                 },
             )  # fmt: skip
             found |= {row[0] for row in rows}
-            last = runs[-1]
+            last = chunks[-1]
             now = trio.current_time()
             if now > self._ends_at and last.newest_id < below:
                 floor = last.newest_id if floor is None else max(floor, last.newest_id)
-            batch = min(2 * batch, search.MOST_CHUNKS) if now - began < _QUICK else 1
+            batch = search.next_batch(
+                len(chunks), now - began, found=len(rows), missing=limit - len(found)
+            )

@@ -19,7 +19,8 @@ The payload of a summary is the row of `Summary.as_row`; of an attachment, the l
 of a JSON array [file name, content type], that array, and the bytes; of a failure, its reason.
 Replies that may wait are written together: each write wakes the parent up, which takes a quarter of
 what parsing a small message does.
-A filter is made of text in UTF-8 (`relay.mailboxes.grams`).  To examine a message is to read what a
+A filter is made of text in UTF-8, the front of the payload as long as the argument says, and of the
+senders in the details behind it (`filter_of`).  To examine a message is to read what a
 check of it takes: the answer is that of `Examined.as_json` (`relay.mailboxes.examination`).
 
 Imports the standard library and pure modules only, so that it starts in a moment.
@@ -38,7 +39,7 @@ import time
 from collections.abc import Sequence
 
 from relay.mailboxes.grams import make_filter, runs
-from relay.mailboxes.summary import extract_attachment, fallback, summarise
+from relay.mailboxes.summary import extract_attachment, fallback, senders, summarise
 
 REQUEST = struct.Struct(">BII")
 REPLY = struct.Struct(">BII")
@@ -103,7 +104,7 @@ def _answer(kind: int, argument: int, payload: bytes) -> tuple[int, bytes]:
     if kind == HEADERS:
         return DONE, fallback(payload[argument:], payload[:argument].decode()).as_row()
     if kind == FILTER:
-        return DONE, make_filter(runs(payload.decode()))
+        return DONE, filter_of(payload[:argument], payload[argument:])
     if kind == EXAMINE:
         # Here, for few of these processes are ever asked, and all are to start in a moment.
         from relay.mailboxes.examination import examine
@@ -115,6 +116,12 @@ def _answer(kind: int, argument: int, payload: bytes) -> tuple[int, bytes]:
     name, content_type, content = found
     described = json.dumps([name, content_type]).encode()
     return DONE, LENGTH.pack(len(described)) + described + content
+
+
+def filter_of(text: bytes, details: bytes) -> bytes:
+    """Return the filter (`relay.mailboxes.grams`) of some text, and of the senders in some rows'
+    details; both in UTF-8."""
+    return make_filter(runs("\n".join((text.decode(), *senders(details.decode())))))
 
 
 def _reply(status: int, microseconds: int, payload: bytes) -> bytes:

@@ -11,6 +11,18 @@ Promises
 - A refusal rests on a state that is durable, as a change does.
 - What was sent can be looked at as it went out: it is composed anew, by what composes deliveries.
 
+Crash safety: what a kill leaves of a change by hand (one of many messages is several statements,
+each of which changes some of them, whole or not at all)
+
+    killed                            the messages
+    --------------------------------  ---------------------------------------------------------
+    before the commit of a statement  its own as they were; those of earlier ones are changed
+    after it                          its own are changed; the rest as they were, and asked for
+                                      again the same change goes on with them
+    after the last, before the nodes  all are changed; what is due is found by the claimers'
+    were told                         sweep, but a pause of routes that `flush` would have ended
+                                      lasts as long as it would have
+
 Fails with `Forbidden` (409) for what the law forbids and `DatabaseUnavailable` from the pool.
 
 Error texts here are redacted when stored; recipient and subject are for the owner's eyes.
@@ -19,7 +31,8 @@ Error texts here are redacted when stored; recipient and subject are for the own
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
 from uuid import UUID
 
 import trio
@@ -30,8 +43,9 @@ from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import FLUSH, announce
 from relay.outbound.lanes import PRIORITIES
 from relay.outbound.render import mail_of
-from relay.outbound.states import FINISHED, Cause, Forbidden, State, next_state
+from relay.outbound.states import FINISHED, IS_QUEUED, Cause, Forbidden, State, next_state
 from relay.smtp.client import Mail
+from relay.times import rfc3339
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,18 @@ SIFTED = 5000
 FLUSHED_AT_ONCE = 5000
 """Messages that one statement of a flush makes due."""
 
+GROUPED = 10_000
+"""Messages that did not go well that are looked at for groups, at most; the newest."""
+
+GROUPS = 100
+"""Groups of failures that are told of, at most."""
+
+CHANGED_AT_ONCE = 1000
+"""Messages that one statement changes by hand."""
+
+CHANGED_BY_CALL = 100_000
+"""Messages that one call changes by hand, at most."""
+
 _FLUSH_TIMEOUT = 60.0  # s; it looks through all that waits
 _RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
 
@@ -89,6 +115,75 @@ class Listing:
 
     rows: list[dict[str, Any]]
     before: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What failed or bounced for one reason at one destination; `latest` is one of them."""
+
+    status: str
+    domain: str
+    error: str | None
+    count: int
+    latest: UUID
+    finished_at: datetime
+
+    def as_json(self) -> dict[str, Any]:
+        """An element of the answer of `GET /api/v1/outbound/failures`."""
+        return {
+            "status": self.status,
+            "domain": self.domain,
+            "error": self.error,
+            "count": self.count,
+            "latest": str(self.latest),
+            "finished_at": rfc3339(self.finished_at),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A destination: what is unfinished, and what finished in the last hour, by status."""
+
+    domain: str
+    unfinished: int
+    sent: int
+    failed: int
+    bounced: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which messages are meant: all that every value which is not None fits.
+
+    `owner` None: everybody's; `recipient` is a whole address, `domain` what follows its @, both
+    compared without case.  `error` is that of what failed or bounced, as `failures` tells it; an
+    empty one is that of what has none.
+    """
+
+    owner: UUID | None = None
+    status: State | None = None
+    recipient: str | None = None
+    priority: str | None = None
+    domain: str | None = None
+    tag: str | None = None
+    error: str | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The parameters of statements that find by it."""
+        return {
+            "owner": self.owner,
+            "status": None if self.status is None else str(self.status),
+            "recipient": None if self.recipient is None else self.recipient.lower(),
+            "priority": None if self.priority is None else PRIORITIES.index(self.priority),
+            "domain": None if self.domain is None else self.domain.lower(),
+            "tag": self.tag,
+            "error": self.error,
+        }
+
+
+ALL: Final = Wanted()
+"""Every message there is."""
 
 
 class QueueAdmin:
@@ -144,12 +239,104 @@ class QueueAdmin:
                     raise refusal
                 continue
             changed = await self._pool.fetch(
-                _BY_HAND[before in FINISHED, cause], {"id": message_id}
+                _BY_HAND[before in FINISHED, cause], {"ids": [message_id]}
             )
             if changed:
                 return after
             # Somebody was quicker: look again, and ask the law again.
         raise Bug(f"message {message_id} changes too fast to be {cause}")
+
+    async def failures(self, wanted: Wanted = ALL) -> list[Failure]:
+        """What failed or bounced, by destination and error, the most first, `GROUPS` at most.
+
+        Of the newest `GROUPED` of all owners that did not go well, those that the filter means.
+        """
+        rows = await self._pool.fetch(
+            f"""
+            SELECT f.status, f.domain, f.error, count(*),
+                   (array_agg(f.id ORDER BY f.id DESC))[1], max(f.finished_at)
+            FROM ({_FAILED}) f
+            GROUP BY f.status, f.domain, f.error
+            ORDER BY count(*) DESC, max(f.finished_at) DESC
+            LIMIT {GROUPS}
+            """,  # noqa: S608 - constants of this module only
+            wanted.values,
+            timeout=_FLUSH_TIMEOUT,
+        )
+        return [Failure(*row) for row in rows]
+
+    async def retry_failures(self, wanted: Wanted = ALL) -> int:
+        """Retry what `failures` counts by the same filter, as `retry` does each; how many it were.
+
+        What somebody else retries meanwhile is theirs.  All nodes are told.
+        """
+        rows = await self._pool.fetch(_FAILED, wanted.values, timeout=_FLUSH_TIMEOUT)
+        ids = [message_id for message_id, *_ in rows]
+        retried = 0
+        for at in range(0, len(ids), CHANGED_AT_ONCE):
+            retried += await self._change(_RETRY_FINISHED, ids[at : at + CHANGED_AT_ONCE])
+        await announce(self._pool)
+        return retried
+
+    async def count_matching(self, wanted: Wanted) -> dict[Cause, int]:
+        """How many messages of a filter `change_matching` would change now, by cause."""
+        counts = await self._pool.fetch_row(
+            f"""
+            SELECT count(*) FILTER (WHERE {_MAY[Cause.RETRIED]}),
+                   count(*) FILTER (WHERE {_MAY[Cause.CANCELLED]}),
+                   count(*) FILTER (WHERE {_MAY[Cause.HELD]}),
+                   (SELECT count(*) FROM ({_FAILED}) f)
+            FROM relay.outbound_due d
+            JOIN relay.outbound_letters l ON l.id = d.id
+            WHERE {_WANTED}
+            """,  # noqa: S608 - constants of this module only
+            wanted.values,
+            timeout=_FLUSH_TIMEOUT,
+        )
+        if counts is None:
+            raise Bug("an aggregate without a row")
+        retried, cancelled, held, unlucky = counts
+        return {
+            Cause.RETRIED: retried + unlucky,
+            Cause.CANCELLED: cancelled,
+            Cause.HELD: held,
+        }
+
+    async def change_matching(self, cause: Cause, wanted: Wanted) -> int:
+        """Do to all messages of a filter what `retry`, `cancel` or `hold` does to one.
+
+        `cause`: which of the three.  What the law forbids, and what somebody else changes
+        meanwhile, is left as it is; of what failed or bounced the newest `GROUPED` are looked at,
+        and no more than `CHANGED_BY_CALL` are changed.  Returns how many were; all nodes are told.
+        """
+        changed = 0
+        after: UUID | None = None
+        while changed < CHANGED_BY_CALL:
+            rows = await self._pool.fetch(
+                f"""
+                SELECT d.id
+                FROM relay.outbound_due d
+                JOIN relay.outbound_letters l ON l.id = d.id
+                WHERE {_WANTED}
+                  AND {_MAY[cause]}
+                  AND (%(after)s::uuid IS NULL OR d.id > %(after)s)
+                ORDER BY d.id
+                LIMIT {CHANGED_AT_ONCE}
+                """,  # noqa: S608 - constants of this module only
+                {**wanted.values, "after": after},
+                timeout=_FLUSH_TIMEOUT,
+            )
+            ids = [one for (one,) in rows]
+            changed += await self._change(_BY_HAND[False, cause], ids)
+            if len(ids) < CHANGED_AT_ONCE:
+                break
+            after = ids[-1]
+        if cause is Cause.RETRIED:
+            changed += await self.retry_failures(wanted)
+        return changed
+
+    async def _change(self, statement: str, ids: list[UUID]) -> int:
+        return len(await self._pool.fetch(statement, {"ids": ids}, timeout=_FLUSH_TIMEOUT))
 
     async def flush(self, domain: str | None = None, route: str | None = None) -> int:
         """Make deferred messages due now, and end the pauses of routes and destinations.
@@ -161,36 +348,18 @@ class QueueAdmin:
         flushed = 0
         while True:
             rows = await self._pool.fetch(
-                """
+                f"""
                 UPDATE relay.outbound_due d
                 SET run_at = clock_timestamp()
                 WHERE d.id = ANY (ARRAY(
                     SELECT p.id
-                    FROM relay.outbound_due p
-                    JOIN relay.outbound_letters l ON l.id = p.id
-                    WHERE p.node IS NULL
-                      AND p.held_until IS NULL
-                      AND isfinite(p.run_at)
-                      AND p.run_at > clock_timestamp()
-                      AND p.attempt > 0
-                      AND (%(domain)s::text IS NULL OR l.domain = %(domain)s)
-                      AND (%(route)s::text IS NULL OR %(route)s = COALESCE(
-                            (SELECT s.upstream
-                             FROM relay.outbound_contents c
-                             JOIN relay.senders s
-                               ON s.owner = l.owner AND s.address = lower(c.sender)
-                             WHERE c.id = l.content_id),
-                            'default'))
+                    {_DEFERRED}
                     LIMIT %(limit)s
                     FOR NO KEY UPDATE OF p SKIP LOCKED
                 ))
                 RETURNING d.id
-                """,
-                {
-                    "domain": None if domain is None else domain.lower(),
-                    "route": route,
-                    "limit": FLUSHED_AT_ONCE,
-                },
+                """,  # noqa: S608 - a constant of this module
+                {**_deferred(domain, route), "limit": FLUSHED_AT_ONCE},
                 timeout=_FLUSH_TIMEOUT,
             )
             flushed += len(rows)
@@ -199,8 +368,17 @@ class QueueAdmin:
         await announce(self._pool, FLUSH)
         return flushed
 
+    async def count_deferred(self, domain: str | None = None, route: str | None = None) -> int:
+        """How many messages `flush` would make due now."""
+        count: int = await self._pool.fetch_value(
+            f"SELECT count(*) {_DEFERRED}",
+            _deferred(domain, route),
+            timeout=_FLUSH_TIMEOUT,
+        )
+        return count
+
     async def pause(self) -> None:
-        """Hold claims on all nodes until `resume`; what is under way is finished."""
+        """Pause claims on all nodes until `resume`; what is under way is finished."""
         await self._switch(True)
 
     async def resume(self) -> None:
@@ -221,7 +399,7 @@ class QueueAdmin:
     async def stats(self) -> Stats:
         """Count what is unfinished, and what finished within the last hour."""
         row = await self._pool.fetch_row(
-            """
+            f"""
             SELECT (SELECT paused FROM relay.outbound_control),
                    count(*) FILTER (WHERE waits),
                    count(*) FILTER (WHERE run_at <= now()),
@@ -232,18 +410,44 @@ class QueueAdmin:
                    jsonb_build_object('high', count(*) FILTER (WHERE waits AND priority = 0),
                                       'normal', count(*) FILTER (WHERE waits AND priority = 1),
                                       'bulk', count(*) FILTER (WHERE waits AND priority = 2)),
-                   (SELECT COALESCE(jsonb_object_agg(status, n), '{}')
+                   (SELECT COALESCE(jsonb_object_agg(status, n), '{{}}')
                     FROM relay.outbound_recent('1 hour', %s) f)
             FROM relay.outbound_due
-            CROSS JOIN LATERAL (
-                SELECT node IS NULL AND isfinite(run_at) OR node IS NOT NULL AND run_at <= now()
-            ) AS one (waits)
-            """,
+            CROSS JOIN LATERAL (SELECT {IS_QUEUED}) AS one (waits)
+            """,  # noqa: S608 - a constant of the law
             (COUNTED,),
         )
         if row is None:
             raise Bug("an aggregate without a row")
         return Stats(*row)
+
+    async def traffic(self) -> list[Traffic]:
+        """What waits for each destination, and what finished there in the last hour; most first.
+
+        Of the unfinished and of the newest finished `COUNTED` each; `GROUPS` destinations at most.
+        """
+        rows = await self._pool.fetch(
+            f"""
+            SELECT l.domain, count(*) FILTER (WHERE one.status IS NULL),
+                   count(*) FILTER (WHERE one.status = 'sent'),
+                   count(*) FILTER (WHERE one.status = 'failed'),
+                   count(*) FILTER (WHERE one.status = 'bounced')
+            FROM (SELECT * FROM (SELECT id, NULL AS status FROM relay.outbound_due
+                                 LIMIT {COUNTED}) d
+                  UNION ALL
+                  SELECT g.id, g.status
+                  FROM (SELECT id, status, finished_at FROM relay.outbound_log
+                        ORDER BY id DESC
+                        LIMIT {COUNTED}) g
+                  WHERE g.finished_at > now() - interval '1 hour') one
+            JOIN relay.outbound_letters l ON l.id = one.id
+            GROUP BY l.domain
+            ORDER BY count(*) DESC, l.domain
+            LIMIT {GROUPS}
+            """,  # noqa: S608 - constants of this module only
+            timeout=_FLUSH_TIMEOUT,
+        )
+        return [Traffic(*row) for row in rows]
 
     async def show(self, message_id: UUID, owner: UUID | None = None) -> dict[str, Any] | None:
         """One message as a row of relay.outbound_messages, or None."""
@@ -259,29 +463,11 @@ class QueueAdmin:
         return dict(zip(_NAMES, rows[0], strict=True)) if rows else None
 
     async def find(
-        self,
-        *,
-        owner: UUID | None = None,
-        status: State | None = None,
-        recipient: str | None = None,
-        priority: str | None = None,
-        domain: str | None = None,
-        limit: int = 50,
-        before: UUID | None = None,
+        self, wanted: Wanted = ALL, *, limit: int = 50, before: UUID | None = None
     ) -> Listing:
-        """Messages, newest first, from below the id `before`; `owner` None sees everybody's.
-
-        `recipient` is a whole address, compared without case; `domain` is what follows its @.
-        """
-        values = {
-            "owner": owner,
-            "status": None if status is None else str(status),
-            "recipient": None if recipient is None else recipient.lower(),
-            "priority": None if priority is None else PRIORITIES.index(priority),
-            "domain": None if domain is None else domain.lower(),
-            "limit": limit + 1,
-            "before": before,
-        }
+        """Messages, newest first, from below the id `before`."""
+        values = {**wanted.values, "limit": limit + 1, "before": before}
+        status = wanted.status
         # Which table leads decides how many rows are read for a page: the unfinished and the
         # unlucky are few and each in an index of their own, however many were sent.
         if status is None or status is State.SENT:
@@ -293,7 +479,7 @@ class QueueAdmin:
             leading, condition = "relay.outbound_log", "AND x.status <> 'sent'"
         else:
             leading, condition = "relay.outbound_due", ""
-        if priority is not None or domain is not None:
+        if any(one is not None for one in (wanted.priority, wanted.domain, wanted.tag)):
             return await self._sift(leading, condition, values, limit)
         rows = await self._pool.fetch(
             f"""
@@ -324,22 +510,19 @@ class QueueAdmin:
         row = await self._pool.fetch_row(
             f"""
             WITH scanned AS MATERIALIZED (
-                SELECT x.id, l.owner, l.address, l.priority, l.domain
+                SELECT x.id, l.owner, l.address, l.priority, l.domain, l.content_id
                 FROM {leading} x
                 JOIN relay.outbound_letters l ON l.id = x.id
                 WHERE (%(before)s::uuid IS NULL OR x.id < %(before)s) {condition}
                 ORDER BY x.id DESC
                 LIMIT {self._sifted}
             )
-            SELECT ARRAY(SELECT s.id
-                         FROM scanned s
-                         WHERE (%(priority)s::smallint IS NULL OR s.priority = %(priority)s)
-                           AND (%(domain)s::text IS NULL OR s.domain = %(domain)s)
-                           AND (%(owner)s::uuid IS NULL OR s.owner = %(owner)s)
-                           AND (%(recipient)s::text IS NULL OR s.address = %(recipient)s)
-                         ORDER BY s.id DESC
+            SELECT ARRAY(SELECT l.id
+                         FROM scanned l
+                         WHERE {_OF_LETTER}
+                         ORDER BY l.id DESC
                          LIMIT %(limit)s),
-                   (SELECT s.id FROM scanned s ORDER BY s.id LIMIT 1),
+                   (SELECT l.id FROM scanned l ORDER BY l.id LIMIT 1),
                    (SELECT count(*) FROM scanned)
             """,  # noqa: S608 - constants of this module, and a number
             values,
@@ -404,13 +587,16 @@ class QueueAdmin:
     async def events(
         self, message_id: UUID, owner: UUID | None = None
     ) -> list[dict[str, Any]] | None:
-        """What happened in each delivery: `{attempt, phase, code, at, duration}`, oldest first.
+        """What happened in each delivery, oldest first: `{attempt, phase, code, at, duration,
+        enhanced, error}`.
 
-        None when there is no such message (or it is not `owner`'s).
+        What decided an attempt has its enhanced status code and its redacted error; where no reply
+        decided it, it stands behind those that came, without a code.  None when there is no such
+        message (or it is not `owner`'s).
         """
         rows = await self._pool.fetch(
             """
-            SELECT a.attempt, a.phase, a.code, a.at, a.duration, a.events
+            SELECT a.attempt, a.phase, a.code, a.at, a.duration, a.events, a.enhanced, a.error
             FROM relay.outbound_letters l
             LEFT JOIN relay.outbound_attempts a ON a.message_id = l.id AND a.phase IS NOT NULL
             WHERE l.id = %(id)s
@@ -422,10 +608,21 @@ class QueueAdmin:
         if not rows:
             return None
         found: list[dict[str, Any]] = []
-        for attempt, phase, code, at, duration, events in rows:
-            if phase is not None:
-                whole = [{"phase": phase, "code": code, "at": at, "duration": duration}]
-                found += [{"attempt": attempt, **event} for event in events or whole]
+        for attempt, phase, code, at, duration, events, enhanced, error in rows:
+            if phase is None:
+                continue
+            steps: list[dict[str, Any]] = [
+                {"enhanced": None, "error": None} | e for e in events or ()
+            ]
+            decided = next((one for one in reversed(steps) if one["phase"] == phase), None)
+            if decided is None:
+                decided = {"phase": phase, "code": code, "at": at, "duration": duration}
+                if steps:  # how long it waited for what never came
+                    decided["at"] = at + timedelta(seconds=duration or 0)
+                    decided["duration"] = None
+                steps.append(decided)
+            decided |= {"enhanced": enhanced, "error": error}
+            found += [{"attempt": attempt, **one} for one in steps]
         return found
 
 
@@ -461,13 +658,99 @@ _NAMES = (
 )
 _COLUMNS = ", ".join(_NAMES)
 
+_OF_LETTER = """
+    (%(owner)s::uuid IS NULL OR l.owner = %(owner)s)
+    AND (%(recipient)s::text IS NULL OR l.address = %(recipient)s)
+    AND (%(priority)s::smallint IS NULL OR l.priority = %(priority)s)
+    AND (%(domain)s::text IS NULL OR l.domain = %(domain)s)
+    AND (%(tag)s::text IS NULL OR %(tag)s = (SELECT c.tag FROM relay.outbound_contents c
+                                             WHERE c.id = l.content_id))
+    """
+
+# The states as `relay.outbound_messages` shows them.
+_WANTED = f"""
+    {_OF_LETTER}
+    AND (%(status)s::text IS NULL
+         OR %(status)s = CASE WHEN d.held_until IS NOT NULL THEN 'processing'
+                              WHEN NOT isfinite(d.run_at) THEN 'held'
+                              WHEN d.node IS NOT NULL AND d.run_at > now() THEN 'processing'
+                              ELSE 'queued' END)
+    """
+
+_DEFERRED = """
+    FROM relay.outbound_due p
+    JOIN relay.outbound_letters l ON l.id = p.id
+    WHERE p.node IS NULL
+      AND p.held_until IS NULL
+      AND isfinite(p.run_at)
+      AND p.run_at > clock_timestamp()
+      AND p.attempt > 0
+      AND (%(domain)s::text IS NULL OR l.domain = %(domain)s)
+      AND (%(route)s::text IS NULL OR %(route)s = COALESCE(
+            (SELECT s.upstream
+             FROM relay.outbound_contents c
+             JOIN relay.senders s
+               ON s.owner = l.owner AND s.address = lower(c.sender)
+             WHERE c.id = l.content_id),
+            'default'))
+    """
+
+
+def _deferred(domain: str | None, route: str | None) -> dict[str, Any]:
+    """The parameters of `_DEFERRED`."""
+    return {"domain": None if domain is None else domain.lower(), "route": route}
+
+
+# What the statements of `_BY_HAND` test again.
+_MAY = {
+    Cause.RETRIED: "(d.node IS NULL AND d.held_until IS NULL"
+    " AND (NOT isfinite(d.run_at) OR d.attempt > 0))",
+    Cause.CANCELLED: "(d.held_until IS NULL AND (d.node IS NULL OR d.run_at <= now()))",
+    Cause.HELD: "(isfinite(d.run_at) AND (d.node IS NULL OR d.run_at <= now()))",
+}
+
+_FAILED = f"""
+    SELECT g.id, g.status, l.domain, left(g.error, 500) AS error, g.finished_at
+    FROM (SELECT id, status, error, finished_at
+          FROM relay.outbound_log
+          WHERE status <> 'sent'
+          ORDER BY id DESC
+          LIMIT {GROUPED}) g
+    JOIN relay.outbound_letters l ON l.id = g.id
+    WHERE g.status IN ('failed', 'bounced')
+      AND (%(status)s::text IS NULL OR g.status = %(status)s)
+      AND (%(error)s::text IS NULL OR COALESCE(left(g.error, 500), '') = %(error)s)
+      AND {_OF_LETTER}
+    """  # noqa: S608 - constants of this module only
+
+_RETRY_FINISHED = """
+    WITH gone AS (
+        DELETE FROM relay.outbound_log
+        WHERE id = ANY (%(ids)s)
+          AND status IN ('failed', 'bounced')
+        RETURNING *
+    ), noted AS (
+        INSERT INTO relay.outbound_tries (message_id, at, attempt, code, duration, outcome,
+                                          phase, enhanced, error, steps)
+        SELECT id, COALESCE(claimed_at, finished_at), attempt, code, duration, status, phase,
+               enhanced, error, steps
+        FROM gone
+    )
+    INSERT INTO relay.outbound_due (id, lane, token, run_at, priority, attempt, base, not_after)
+    SELECT g.id, relay.outbound_lane(l.owner, l.domain), g.token + 1, clock_timestamp(),
+           l.priority, g.attempt, g.attempt, l.not_after
+    FROM gone g
+    JOIN relay.outbound_letters l ON l.id = g.id
+    RETURNING id
+"""
+
 # By whether the message is finished, and what is to happen.  Each tests again what the law was
 # asked about, so of two at once the second changes nothing.
 _BY_HAND: dict[tuple[bool, Cause], str] = {
     (False, Cause.CANCELLED): """
         WITH gone AS (
             DELETE FROM relay.outbound_due
-            WHERE id = %(id)s
+            WHERE id = ANY (%(ids)s)
               AND held_until IS NULL
               AND (node IS NULL OR run_at <= now())
             RETURNING *
@@ -483,7 +766,7 @@ _BY_HAND: dict[tuple[bool, Cause], str] = {
         UPDATE relay.outbound_due
         SET run_at = 'infinity', node = NULL, token = token + 1,
             send_at = CASE WHEN attempt = 0 THEN LEAST(run_at, '9998-12-31Z') END
-        WHERE id = %(id)s
+        WHERE id = ANY (%(ids)s)
           AND isfinite(run_at)
           AND (node IS NULL OR run_at <= now())
         RETURNING id
@@ -492,30 +775,11 @@ _BY_HAND: dict[tuple[bool, Cause], str] = {
         UPDATE relay.outbound_due
         SET run_at = LEAST(run_at, GREATEST(send_at, clock_timestamp())), send_at = NULL,
             token = token + 1, base = attempt, losses = 0
-        WHERE id = %(id)s
+        WHERE id = ANY (%(ids)s)
           AND node IS NULL
           AND held_until IS NULL
           AND (NOT isfinite(run_at) OR attempt > 0)
         RETURNING id
         """,
-    (True, Cause.RETRIED): """
-        WITH gone AS (
-            DELETE FROM relay.outbound_log
-            WHERE id = %(id)s
-              AND status IN ('failed', 'bounced')
-            RETURNING *
-        ), noted AS (
-            INSERT INTO relay.outbound_tries (message_id, at, attempt, code, duration, outcome,
-                                              phase, enhanced, error, steps)
-            SELECT id, COALESCE(claimed_at, finished_at), attempt, code, duration, status, phase,
-                   enhanced, error, steps
-            FROM gone
-        )
-        INSERT INTO relay.outbound_due (id, lane, token, run_at, priority, attempt, base, not_after)
-        SELECT g.id, relay.outbound_lane(l.owner, l.domain), g.token + 1, clock_timestamp(),
-               l.priority, g.attempt, g.attempt, l.not_after
-        FROM gone g
-        JOIN relay.outbound_letters l ON l.id = g.id
-        RETURNING id
-        """,
+    (True, Cause.RETRIED): _RETRY_FINISHED,
 }

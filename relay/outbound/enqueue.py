@@ -8,6 +8,20 @@ Promises
 - A call with ids of its own may be repeated after a lost answer: what is stored stays as it is.
 - A recipient on the suppression list refuses the whole call.
 
+Crash safety: what a kill leaves
+
+    killed                            the queue                 who queued
+    --------------------------------  ------------------------  -----------------------------------
+    before the commit                 nothing of the call       heard nothing, and calls again
+    after it, before the answer       all of it, and its key    heard nothing; calls again: with a
+                                                                key, or ids of its own, the same
+                                                                messages, else second copies
+    after it, before a claimer heard  the same                  has its answer; the claimers' sweep
+                                                                finds it
+
+    In its caller's transaction it is that commit's.  A key without its messages cannot be, nor
+    messages that are not due (`queue.py`).
+
 Fails with `Invalid`, `Suppressed` and `KeyConflict` (permanent, nothing stored) and with
 `DatabaseUnavailable` (then it is unknown whether it was stored, or, of a repeated call, whether it
 is there to stay).

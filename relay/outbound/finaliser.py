@@ -50,9 +50,11 @@ _ROWS = Histogram(
     buckets=(1, 4, 16, 32, 64, 128, 256, 512, math.inf),
     registry=registry,
 )
-_OUTCOMES = Counter(
+OUTCOMES = Counter(
     "relay_outbound_outcomes", "Outcomes recorded, by cause.", ["cause"], registry=registry
 )
+"""What deliveries have come to in this process, by `Cause`."""
+
 _FENCED = Counter(
     "relay_outbound_fenced", "Outcomes that came after their lease was lost.", registry=registry
 )
@@ -61,7 +63,7 @@ _REFUSED = Counter(
 )
 # Those that a worker reports.  What a claim, the reaper or a person writes is counted by them.
 _COUNTED = {
-    cause: _OUTCOMES.labels(cause)
+    cause: OUTCOMES.labels(cause)
     for cause in (
         Cause.DELIVERED,
         Cause.DEFERRED,

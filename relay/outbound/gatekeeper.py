@@ -101,7 +101,9 @@ class Gatekeeper:
         gate = self._gates.make(GateKey(line.key, domain))
         self._gates.before(job.message.lane, gate)
         plain = opening or outcome.route_trouble or outcome.code == 421
-        if not gate.bad(now, plain=plain):
+        phase, code = outcome.phase.value, outcome.code
+        why = f"{phase}: no answer" if code is None else f"{phase}: {code}"
+        if not gate.bad(now, plain=plain, why=why):
             return
         what = "route" if opening else "destination"
         _STRIKES.labels(what).inc()
@@ -109,8 +111,8 @@ class Gatekeeper:
             "outbound.paused",
             what=what,
             seconds=round(gate.opens_at - now, 3),
-            phase=outcome.phase.value,
-            code=outcome.code,
+            phase=phase,
+            code=code,
         )
         if opening:
             self._dispatch.troubled(line)

@@ -57,6 +57,7 @@ class Standing:
     busy: int
     strikes: int
     opens_in: float
+    reason: str | None = None
 
 
 class Gate:
@@ -74,6 +75,7 @@ class Gate:
         "opens_at",
         "strikes",
         "trouble_until",
+        "why",
         "window",
     )
 
@@ -92,6 +94,8 @@ class Gate:
         self.opens_at = -float("inf")
         self.trouble_until = -float("inf")
         """The instant of the last trouble, the pause that it led to included."""
+        self.why: str | None = None
+        """What the last trouble was, in a few words."""
 
     @property
     def gone(self) -> bool:
@@ -118,13 +122,18 @@ class Gate:
 
     def narrow(self, width: int, now: float) -> None:
         """Nothing failed, but what is under way does not end: no more than `width` at once."""
+        self.why = "deliveries hang"
         self.window = min(self.window, float(width))
         self.trouble_until = max(self.trouble_until, now)
 
-    def bad(self, now: float, *, plain: bool) -> bool:
-        """A delivery met trouble; `plain` trouble strikes at once.  True if this was a strike."""
+    def bad(self, now: float, *, plain: bool, why: str | None = None) -> bool:
+        """A delivery met trouble; `plain` trouble strikes at once.  True if this was a strike.
+
+        `why`: what it was, in a few words.
+        """
         if now < self.opens_at:
             return False  # others had set out before the strike and met the same
+        self.why = why
         self.trouble_until = now
         self.window /= 2
         if not plain and self.window >= 1:
@@ -189,7 +198,10 @@ class Gates:
                 continue
             route, opens_in = _named(key.route), max(gate.opens_at - now, 0.0)
             found.append(
-                Standing(route, key.domain, int(gate.window), gate.busy, gate.strikes, opens_in)
+                Standing(
+                    *(route, key.domain, int(gate.window), gate.busy, gate.strikes, opens_in),
+                    reason=gate.why,
+                )
             )
         return sorted(found, key=lambda one: (-one.strikes, one.window, one.domain or ""))
 

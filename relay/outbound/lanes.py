@@ -89,8 +89,7 @@ class _Entry:
 class LaneBook:
     """What one node knows of the lanes that have something due."""
 
-    def __init__(self, *, most_asks: int = _MOST_ASKS) -> None:
-        self._most_asks = most_asks
+    def __init__(self) -> None:
         # In the order of their turns, one ring a priority: those that are due or will be.
         self._rings: tuple[OrderedDict[int, _Entry], ...] = tuple(OrderedDict() for _ in PRIORITIES)
         self._owed = [0.0] * len(PRIORITIES)
@@ -239,7 +238,7 @@ class LaneBook:
                 allowed = allowance(entry.lane, entry.domain) if allowance else None
                 if allowed is None or allowed > 0:
                     turns.append((entry, allowed))
-                    if len(turns) == self._most_asks:
+                    if len(turns) == _MOST_ASKS:
                         break
         return turns
 

@@ -2,8 +2,8 @@
 
 Promises
 - What is stored is stored once, however often it is tried: a message is accepted by its own id.
-- Only the relay's own domains are delivered to; no such mailbox is a bounce, a full one is tried
-  again later, and so is what is not known to be stored.
+- Only to the relay's own domains, and to all where mail is captured; no such mailbox is a bounce, a
+  full one is tried again later, and so is what is not known to be stored.
 - Nothing is begun while the disk is nearly full, which counts as no attempt.
 
 Fails: by outcomes, in the words of SMTP.
@@ -36,7 +36,7 @@ Store = Callable[[str, UUID, str, bytes], Awaitable[Accepted]]
 
 
 class Loopback:
-    """Delivery into the mailboxes of `domains`."""
+    """Delivery into the mailboxes of `domains`, and into those that `captures` says are made."""
 
     def __init__(
         self,

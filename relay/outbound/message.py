@@ -6,7 +6,8 @@ its display name; `parse_address` reads the form in which callers write one.
 
 Promises: what passed holds no control character and no line separator where a header will be
 made from it, and every address in it is one that SMTP can carry.  A domain outside ASCII becomes
-its A-label, so that only a local part outside ASCII needs SMTPUTF8.
+its A-label, so that only a local part outside ASCII needs SMTPUTF8; that is in NFC, so that lists
+of addresses find it however its letters were composed.
 
 Fails with `MalformedMessage`, one sentence that names the field, before anything is stored.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
@@ -49,7 +50,8 @@ class MalformedMessage(PermanentFailure, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One address (local part as written, domain in lower-case A-labels) and its display name."""
+    """One address and its display name: local part as written, in NFC, domain in lower-case
+    A-labels."""
 
     address: str
     name: str = ""
@@ -127,6 +129,26 @@ def bare_address(text: str, name: str) -> str:
     return address.address
 
 
+def plain_address(text: str, name: str = "address") -> str:
+    """Return an address in the one form in which lists hold it; `MalformedMessage` if it is none.
+
+    In lower case, without a display name, its domain as A-labels.
+    """
+    return bare_address(text, name).lower()
+
+
+def parse_recipients(texts: Iterable[str], names: str) -> dict[str, Address]:
+    """Return the recipients by their plain addresses: each once, as it was written first.
+
+    `names` is what a `MalformedMessage` calls each, with its place as `{}`.
+    """
+    once: dict[str, Address] = {}
+    for place, text in enumerate(texts):
+        recipient = parse_address(text, names.format(place))
+        once.setdefault(recipient.address.lower(), recipient)
+    return once
+
+
 def checked_address(address: Address, name: str) -> Address:
     """Return an address as `parse_address` would: whoever queued by SQL may have stored any."""
     if not address.name:
@@ -137,7 +159,7 @@ def checked_address(address: Address, name: str) -> Address:
 
 def _address(text: str, name: str) -> str:
     """Return one addr-spec, its domain in A-labels, its local part unquoted where that can be."""
-    local, found, domain = text.rpartition("@")
+    local, found, domain = unicodedata.normalize("NFC", text).rpartition("@")
     if not found or not local or not domain:
         raise MalformedMessage(name, "is not an address (local-part@domain)")
     quoted = _QUOTED.fullmatch(local)

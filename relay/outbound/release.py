@@ -4,7 +4,8 @@ Promises
 - Only to recipients that match a pattern of `RELAY_OUTBOUND__RELEASE_TO`; without patterns to
   nobody.  Only by a server: mail that would go round to this relay's own mailboxes is not released.
 - The message goes out byte for byte, behind Resent- fields (RFC 5322, 3.6.6) that say when and to
-  whom; all of its recipients stand there.
+  whom; all of its recipients stand there.  One whose last line has no CRLF (BDAT allows that) gets
+  it on the wire, as all mail does: DATA cannot do without.
 
 Fails with `NotAllowed`, and with `MalformedMessage` for what is no address.
 
@@ -21,11 +22,14 @@ from uuid import UUID
 
 from relay.errors import PermanentFailure
 from relay.outbound.compose import address_field, date_of
-from relay.outbound.message import Address, MalformedMessage, Message, parse_address
+from relay.outbound.message import (
+    Address,
+    MalformedMessage,
+    Message,
+    parse_address,
+    parse_recipients,
+)
 from relay.outbound.submitted import Submitted, has_header
-
-LOOP = "loop:"
-"""The upstream that leads to this relay's own mailboxes."""
 
 
 class NotAllowed(PermanentFailure):
@@ -62,15 +66,12 @@ def released(
 
     `sender` is its reverse-path; the null one is resent by `postmaster`.
     """
-    once: dict[str, Address] = {}
-    for index, text in enumerate(to):
-        address = parse_address(text, f"to[{index}]")
-        once.setdefault(address.address.lower(), Address(address.address))
-    if not all(map(allowed.match, once)):
+    named = parse_recipients(to, "to[{}]")
+    if not all(map(allowed.match, named)):
         raise NotAllowed
     reverse_path = parse_address(sender, "the reverse-path") if sender else Address("")
     by = reverse_path if sender else Address(postmaster)
-    recipients = tuple(once.values())
+    recipients = [Address(one.address) for one in named.values()]
     lines = [
         address_field("Resent-From", [by]),
         address_field("Resent-To", recipients),
@@ -82,7 +83,7 @@ def released(
     subject = ""
     with suppress(MalformedMessage):
         subject = Submitted(raw).subject
-    return Message(reverse_path, recipients, subject, raw=head + between + raw, owner=owner)
+    return Message(reverse_path, tuple(recipients), subject, raw=head + between + raw, owner=owner)
 
 
 def _expression(character: str) -> str:

@@ -19,7 +19,7 @@ import trio
 
 from relay.crypto import Vault
 from relay.outbound.claimed import Claimed
-from relay.outbound.senders import Upstream
+from relay.outbound.senders import LOOP, Upstream
 from relay.smtp.auth import Credentials
 from relay.smtp.connection import Connection, Deadlines, Route, TlsMode
 
@@ -42,7 +42,7 @@ def route_of(upstream: Upstream, local_name: str, *, public_only: bool = False) 
     `public_only`: it must not lead into this network.  `upstream` is what
     `relay.outbound.senders.parse_upstream` returned (or stored).
     """
-    if upstream.url == "loop:":
+    if upstream.url == LOOP:
         return None
     parts = urlsplit(upstream.url)
     if parts.hostname is None or parts.port is None or parts.scheme not in _MODES:

@@ -27,10 +27,12 @@ from relay.crypto import Unreadable, Vault
 from relay.db.pool import Pool
 from relay.errors import Bug
 from relay.ids import new_id
-from relay.outbound.message import MalformedMessage, check_text
-from relay.outbound.suppressions import plain_address
-from relay.settings import is_loopback
+from relay.ip import is_loopback
+from relay.outbound.message import MalformedMessage, check_text, plain_address
 from relay.ssrf_guard import NotPublic, addresses_of
+
+LOOP = "loop:"
+"""The upstream that leads to this relay's own mailboxes."""
 
 PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 """The schemes of an upstream that is a server, and the port each means when none is named."""
@@ -66,7 +68,7 @@ def parse_upstream(text: str) -> Upstream:
     password are percent-encoded.  The sentence never repeats what was given: it holds a secret.
     """
     check_text(text, "upstream", limit=_MAX_URL)
-    if text == "loop:":
+    if text == LOOP:
         return Upstream(text)
     try:
         parts = urlsplit(text)
@@ -199,6 +201,14 @@ class Senders:
         found: str | None = await self._pool.fetch_value(
             "SELECT upstream FROM relay.senders WHERE owner = %s AND address = %s",
             (owner, address.lower()),
+        )
+        return found
+
+    async def leads_out(self, owner: UUID) -> bool:
+        """Whether a sender of the owner's has an upstream of its own that is not this relay."""
+        found: bool = await self._pool.fetch_value(
+            "SELECT EXISTS (SELECT FROM relay.senders WHERE owner = %s AND upstream <> %s)",
+            (owner, LOOP),
         )
         return found
 

@@ -5,6 +5,7 @@
 Promises
 - Whoever could speak for a domain of the relay's own would be believed by anybody, so its role
   names are the administrator's; a key that is limited to some addresses sends from no other.
+- What a header says is checked as the envelope is: readers believe the header.
 - `queue` returns after COMMIT, and what it queued is known to this node's claimer at once.
 - High mail has the right of way from the moment that it is known to come.
 
@@ -40,6 +41,10 @@ class ForeignSender(PermanentFailure):
 
     def __init__(self) -> None:
         super().__init__("this key may not send from this address")
+
+
+class UnclearSender(ForeignSender):
+    """A header does not say from whom it is so that every program reads the same."""
 
 
 class Enqueue(Protocol):
@@ -90,6 +95,14 @@ class Sending:
                 raise ReservedSender
             if not await self._keys.may_send_from(key, address):
                 raise ForeignSender
+
+    async def check_header(self, key: ApiKey | None, senders: Collection[str] | None) -> None:
+        """Raise unless a key may send what says that it is from these: `Submitted.senders`."""
+        if key is None:
+            return
+        if senders is None or (not senders and key.senders is not None):
+            raise UnclearSender
+        await self.check_senders(key, senders)
 
     async def queue(
         self, message: Message, *, key: str | None = None, key_hash: bytes | None = None

@@ -39,6 +39,7 @@ message somebody else is sending.  Pure.
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 from relay.errors import PermanentFailure
 from relay.smtp.client import Verdict
@@ -54,6 +55,11 @@ class State(enum.StrEnum):
     BOUNCED = "bounced"
     CANCELLED = "cancelled"
     HELD = "held"
+
+
+IS_QUEUED: Final = """(node IS NULL AND isfinite(run_at)
+                    OR node IS NOT NULL AND run_at <= now())"""
+"""Whether a row of `relay.outbound_due` is `queued`, in SQL: where its lease ran out, too."""
 
 
 class Cause(enum.StrEnum):

@@ -1,6 +1,7 @@
 """The submission port's side of the queue: who may sign in, and what becomes of what they submit.
 
-`Submission` is what the sessions of that port ask (`relay.smtp.shared.SignIn` and `Submissions`).
+`Submission` is what the sessions of that port ask (`relay.smtp.shared.Authenticator` and
+`Submissions`).
 
 Promises
 - Whoever signs in has an API key with the scope `send`, or the administrator's token; the user name
@@ -26,18 +27,25 @@ from uuid import UUID
 
 import trio
 
+from relay.access.bearers import bearer_of
 from relay.access.keys import ApiKey, Keys
 from relay.access.owners import ADMINISTRATOR_ID
-from relay.crypto import hash_token, tokens_equal
+from relay.access.password_checks import PasswordChecks
 from relay.errors import PermanentFailure
 from relay.gcra import Gcra
 from relay.ids import new_id
 from relay.outbound.enqueue import KeyConflict, Suppressed
-from relay.outbound.message import Address, MalformedMessage, Message, parse_address
-from relay.outbound.sending import ForeignSender, ReservedSender, Sending
+from relay.outbound.message import (
+    Address,
+    MalformedMessage,
+    Message,
+    parse_address,
+    parse_recipients,
+)
+from relay.outbound.sending import ForeignSender, ReservedSender, Sending, UnclearSender
 from relay.outbound.submitted import Orders, Submitted, Trace
 from relay.outbound.suppressions import Suppressions
-from relay.smtp.shared import Arrival, WrongLogin
+from relay.smtp.shared import SubmittedMessage, WrongLogin
 
 BURST = 10.0
 """Seconds' worth of messages that a key may submit at once, as of its calls over HTTP."""
@@ -46,7 +54,6 @@ LOOK_EVERY = 2.0
 """Seconds for which a key that was found live is believed at commands, unless one is revoked
 here; it is not at the final dot."""
 
-_MAX_TOKEN = 512  # characters; a password beyond is not even looked up
 _KEYS = 20_000  # of which the rate is remembered
 _IN_A_THREAD = 256 * 1024  # bytes of a message from which preparing it would be felt by others
 
@@ -75,9 +82,7 @@ class Login:
 
 
 class Submission:
-    """One relay's."""
-
-    secret = True
+    """What the submission port of one relay asks: its `Authenticator` and its `Submissions`."""
 
     def __init__(
         self,
@@ -86,8 +91,10 @@ class Submission:
         suppressions: Suppressions,
         admin_token_hash: bytes,
         hostname: str,
+        password_checks: PasswordChecks,
     ) -> None:
         """`hostname` is what the relay calls itself in Received fields."""
+        self.password_checks: PasswordChecks | None = password_checks
         self._keys = keys
         self._suppressions = suppressions
         self._sending = sending
@@ -97,17 +104,17 @@ class Submission:
 
     async def check(self, user: str, password: str) -> Login:
         """Return who this is, by the password alone."""
-        if not password or len(password) > _MAX_TOKEN:
-            raise WrongLogin("no key")
-        token_hash = hash_token(password)
-        if tokens_equal(token_hash, self._admin_token_hash):
-            return Login(None, math.inf, 0)
         now, revocations = trio.current_time(), self._keys.revocations
-        key = await self._keys.authenticate(token_hash)
+        bearer = await bearer_of(password, self._keys, self._admin_token_hash)
+        if bearer is None:
+            raise WrongLogin("no_key")
+        if bearer.administrator:
+            return Login(None, math.inf, 0)
+        key = bearer.key
         if key is None:
-            raise WrongLogin("unknown key")
+            raise WrongLogin("unknown_key")
         if not key.allows("send"):
-            raise WrongLogin("wrong scope", key=str(key.id), scopes=list(key.scopes), needs="send")
+            raise WrongLogin("wrong_scope", key=str(key.id), scopes=list(key.scopes), needs="send")
         return Login(key, now, revocations)
 
     async def look_again(self, login: object) -> str | None:
@@ -158,23 +165,23 @@ class Submission:
         suppressed = await self._suppressions.holds(login.owner, address)
         return _SUPPRESSED if suppressed else None
 
-    async def submit(self, login: object, arrival: Arrival) -> str:
+    async def submit(self, login: object, taken: SubmittedMessage) -> str:
         """Queue a message, one row a recipient."""
         if not isinstance(login, Login):
             return _SIGN_IN
         if (refusal := await self._find(login)) is not None:
             return refusal
-        large = len(arrival.raw) > _IN_A_THREAD
-        prepare = partial(_prepared, arrival, self._hostname, login)
+        large = len(taken.raw) > _IN_A_THREAD
+        prepare = partial(_prepared, taken, self._hostname, login)
         try:
             ready = await trio.to_thread.run_sync(prepare) if large else prepare()
             message, orders, senders, digest = ready
-            key = login.key
-            if key is not None and (senders is None or (not senders and key.senders is not None)):
-                return "550 5.7.1 From is not clear, and this key may not send from every address"
-            if (refusal := await self._refused_sender(login, senders or ())) is not None:
-                return refusal
+            await self._sending.check_header(login.key, senders)
             queued = await self._sending.queue(message, key=orders.key, key_hash=digest)
+        except UnclearSender:
+            return "550 5.7.1 From is not clear, and this key may not send from every address"
+        except (ReservedSender, ForeignSender):
+            return _NOT_FROM
         except MalformedMessage as error:
             return f"554 5.6.0 {str(error)[:1].upper()}{str(error)[1:]}"
         except Suppressed:
@@ -194,22 +201,19 @@ class Submission:
 
 
 def _prepared(
-    arrival: Arrival, hostname: str, login: Login
+    taken: SubmittedMessage, hostname: str, login: Login
 ) -> tuple[Message, Orders, list[str] | None, bytes | None]:
     """What is to be queued, what is asked for, every address in From, and an idempotency hash."""
-    submitted = Submitted(arrival.raw)
+    submitted = Submitted(taken.raw)
     orders = submitted.orders
     now = datetime.now(UTC)
-    trace = Trace(arrival.helo, arrival.host, hostname, arrival.encrypted, arrival.utf8)
-    once: dict[str, Address] = {}
-    for recipient in arrival.recipients:
-        address = parse_address(recipient, "a recipient")
-        once.setdefault(address.address.lower(), address)
-    sender = parse_address(arrival.sender, "the sender") if arrival.sender else Address("")
+    trace = Trace(taken.helo, taken.host, hostname, taken.encrypted, taken.utf8)
+    recipients = parse_recipients(taken.recipients, "a recipient")
+    sender = parse_address(taken.sender, "the sender") if taken.sender else Address("")
     send_at = orders.send_at
     message = Message(
         sender=sender,
-        recipients=tuple(once.values()),
+        recipients=tuple(recipients.values()),
         subject=submitted.subject,
         raw=submitted.prepared(trace, new_id(), now, sender.address.rpartition("@")[2]),
         priority=orders.priority,
@@ -220,5 +224,5 @@ def _prepared(
     )
     digest = None
     if orders.key is not None:
-        digest = submitted.digest(sender.address, list(once))
+        digest = submitted.digest(sender.address, list(recipients))
     return message, orders, submitted.senders, digest

@@ -6,12 +6,15 @@ its `X-Relay-` fields ask for.
 Promises
 - Bytes are kept as they came, but for these: Bcc (and Resent-Bcc) and all fields of ours are taken
   out, a Received field is put in front, and a Date and a Message-ID behind it where there are none.
+  A last line without CRLF (BDAT allows that) gets it on the wire (`relay.smtp.client`).
 - No Bcc survives, wherever it stands in the header, folded, in any case, before a space or after a
   line that is no field.
 - What a field of ours asks for is obeyed or refused, never passed over: unknown names and malformed
   values are `MalformedMessage`, and so is one that is given twice.
 - `senders` are all addresses that stand in From, however it is read: whoever may send from some
-  only is not let through by a field that two programs read differently.
+  only is not let through by a field that two programs read differently, nor by a line that some
+  programs take for a field.
+- Linear in the header.
 
 Fails with `MalformedMessage`, one sentence that holds nothing of the message.
 
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +43,10 @@ from relay.outbound.message import EARLIEST, LATEST, MalformedMessage
 
 MAX_HEADER = 256 * 1024
 """Bytes of a header."""
+MAX_LINES = 5_000
+"""Lines of a header, folds among them: each takes as long to read as a hundred letters."""
+MAX_FROM = 10_000
+"""Characters of a From that is read; more are no address of anybody."""
 MAX_SUBJECT = 2000
 """Characters of a subject that are kept for lists."""
 MAX_TAG = 100
@@ -47,15 +55,23 @@ MAX_KEY = 255
 """Bytes of an idempotency key."""
 
 _FIELD = re.compile(rb"([!-9;-~]+)[ \t]*:")
-_ADDRESS = re.compile(r"""[^\s<>()\[\],;:"]+@(?:[^\s<>()\[\],;:"@]+|\[[^\]\s]*\])""")
+# From where a word begins, and from nowhere else: it would take the square of a word's length.
+_ADDRESS = re.compile(
+    r"""(?<![^\s<>()\[\],;:"])[^\s<>()\[\],;:"@]+@(?:[^\s<>()\[\],;:"@]+|\[[^\]\s]*\])"""
+)
+# White space and comments may stand beside the dots of an address (RFC 5322, 4.4), and then it is
+# another than `_ADDRESS` sees.
+_DOTS = ".\u3002\uff0e\uff61"
+_GOES_ON = re.compile(rf"\s*(?:[{_DOTS}]|\((?![^()\\]*\)\s*(?:[,;]|\Z)))")
+_GOES_BACK = (*_DOTS, ")")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.\-]{0,253}[A-Za-z0-9])?|\[[0-9A-Fa-f:.IPv]{2,60}\]")
 
 _LIKE_AT = re.compile("[\uff20\ufe6b\ufffd]")
-_WORD = re.compile(r"=\?[^?\s]*\?[^?\s]*\?[^?\s]*\?=")
+_WORD = re.compile(r"=\?[^?]*\?[^?]*\?[^?]*\?=")  # with spaces in it, too, as readers do
 
 _FROM = (b"from", b"sender", b"resent-from", b"resent-sender")
 _DROPPED = (b"bcc", b"resent-bcc")
-_JUDGED = (*_DROPPED, b"from")
+_JUDGED = (*_DROPPED, *_FROM)
 _OURS = b"x-relay-"
 _VARIES = (b"date", b"message-id")
 """Fields that a client makes anew when it says the same again."""
@@ -114,8 +130,11 @@ class Submitted:
         self._fields: list[tuple[bytes, int, int]] = []  # name in lower case, start and end
         self._bare = not _FIELD.match(raw)
         """Whether there is no header: it begins with what is no field, and is all text."""
+        self._has_another_from = False
+        """Whether a line that is no field could be a From to some programs."""
         for name, start, end in _lines(raw):
             if name is None:
+                self._has_another_from |= _is_like_from(raw[start:end])
                 continue
             self._fields.append((name, start, end))
             if self._bare and (name in _JUDGED or name.startswith(_OURS)):
@@ -130,7 +149,7 @@ class Submitted:
         for each, start, end in self._fields:
             if each == name:
                 value = self._raw[start:end].partition(b":")[2].replace(b"\r\n", b"")
-                found.append(value.decode("utf-8", "replace").strip())
+                found.append(value.decode("utf-8", "replace").strip(" \t"))
         return found
 
     @property
@@ -147,13 +166,12 @@ class Submitted:
 
         That is From, Sender and their Resent twins.
         """
+        if self._has_another_from:
+            return None
         found: list[str] = []
         for value in chain.from_iterable(map(self.values, _FROM)):
-            here = _ADDRESS.findall(value)
-            if value.count("@") != sum(each.count("@") for each in here):
-                return None
-            # What readers decode, or take for something else, could be another address.
-            if not value.isprintable() or _LIKE_AT.search(value) or _hides_an_address(value):
+            here = _addresses(value)
+            if here is None:
                 return None
             found += here
         return found
@@ -223,9 +241,12 @@ class Submitted:
 def _lines(raw: bytes) -> Iterator[tuple[bytes | None, int, int]]:
     """The fields of a header with their folds: name (None: no field), start and end."""
     name: bytes | None = None
-    start = at = 0
+    start = at = lines = 0
     begun = False
     while at < len(raw) and not raw.startswith(b"\r\n", at):
+        lines += 1
+        if lines > MAX_LINES:
+            raise MalformedMessage("the header", f"has over {MAX_LINES} lines")
         line = raw.find(b"\r\n", at)
         end = len(raw) if line < 0 else line + 2
         if begun and raw[at] in b" \t":
@@ -240,10 +261,40 @@ def _lines(raw: bytes) -> Iterator[tuple[bytes | None, int, int]]:
         yield name, start, at
 
 
+def _is_like_from(line: bytes) -> bool:
+    """Whether the name before a colon would be From's, were it rid of all that is no letter."""
+    text = line[:MAX_FROM].decode("utf-8", "replace")
+    before, colon, _ = unicodedata.normalize("NFKC", text).lower().partition(":")
+    return bool(colon) and re.sub("[^a-z-]", "", before).encode() in _FROM
+
+
+def _addresses(value: str) -> list[str] | None:
+    """Every address in a field's value; None: there may be more, or others."""
+    value = value.replace("\t", " ")
+    # What readers decode, or take for something else, could be another address.
+    if (
+        len(value) > MAX_FROM
+        or not value.isprintable()
+        or _LIKE_AT.search(value)
+        or _hides_an_address(value)
+    ):
+        return None
+    found = []
+    for match in _ADDRESS.finditer(value):
+        if _GOES_ON.match(value, match.end()) or value[: match.start()].rstrip().endswith(
+            _GOES_BACK
+        ):
+            return None
+        found.append(match[0])
+    return found if value.count("@") == len(found) else None
+
+
 def _hides_an_address(value: str) -> bool:
     """Whether an encoded word is part of an address, or holds one."""
+    if "=?" in _WORD.sub("", value):
+        return True
     for word in _WORD.finditer(value):
-        if value[: word.start()].endswith("@") or value.startswith("@", word.end()):
+        if value.endswith("@", 0, word.start()) or value.startswith("@", word.end()):
             return True
         try:
             text = str(make_header(decode_header(word[0])))

@@ -18,7 +18,7 @@ from uuid import UUID
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.errors import Bug
-from relay.outbound.message import bare_address, check_text
+from relay.outbound.message import check_text, plain_address
 
 MAX_REASON = 500
 """Characters of a reason."""
@@ -31,14 +31,6 @@ class Suppression:
     address: str
     reason: str
     created_at: datetime
-
-
-def plain_address(text: str, name: str = "address") -> str:
-    """Return an address in the one form in which lists hold it; `MalformedMessage` if it is none.
-
-    In lower case, without a display name, its domain as A-labels.
-    """
-    return bare_address(text, name).lower()
 
 
 class Suppressions:

@@ -14,6 +14,7 @@ Promises:
 - USER and PASS are not obeyed where they would travel in clear (`safe`).
 - No reply repeats anything of a command.
 - Behind STLS nothing counts that was said before it (RFC 2595, 4).
+- A command that a mail reader may say is never answered by a `NoCommand`, even if it is refused.
 
 Fails: never; what is no command is a reply that begins with -ERR.
 
@@ -33,9 +34,16 @@ _SLICE = 1000  # messages of a listing that are put into words at once
 
 _CAPABILITIES = ("TOP", "UIDL", "RESP-CODES", "AUTH-RESP-CODE", "PIPELINING")
 
-_UNKNOWN = b"-ERR Unknown command\r\n"
-_SYNTAX = b"-ERR Malformed argument\r\n"
-_NOT_NOW = b"-ERR Not in this state\r\n"
+
+class NoCommand(bytes):
+    """A reply to what is no command, malformed, or none of this state: no mail reader says it."""
+
+    __slots__ = ()
+
+
+_UNKNOWN = NoCommand(b"-ERR Unknown command\r\n")
+_SYNTAX = NoCommand(b"-ERR Malformed argument\r\n")
+_NOT_NOW = NoCommand(b"-ERR Not in this state\r\n")
 _NONE = b"-ERR No such message\r\n"
 _IN_CLEAR = b"-ERR [SYS/PERM] Not in clear: begin TLS first\r\n"
 _READ_ONLY = b"-ERR [SYS/PERM] This key may not delete\r\n"
@@ -44,8 +52,8 @@ _BYE = b"+OK Bye\r\n"
 _NUMBER = re.compile(rb"[0-9]{1,9}")
 
 
-class SignIn(NamedTuple):
-    """Find out who this is, and say `welcome` or `refuse`."""
+class Authenticate(NamedTuple):
+    """Find out who this is; say `welcome` if they may read the mailbox, and refuse them if not."""
 
     user: str
     password: str
@@ -80,7 +88,7 @@ class Quit(NamedTuple):
     reply: bytes
 
 
-Step = bytes | SignIn | Retrieve | Update | Listing | StartTls | Quit
+Step = bytes | Authenticate | Retrieve | Update | Listing | StartTls | Quit
 
 
 class Dialogue:
@@ -151,7 +159,7 @@ class Dialogue:
             self._user = text
             return b"+OK\r\n"
         user, self._user = self._user, None
-        return b"-ERR USER comes first\r\n" if user is None else SignIn(user, text)
+        return b"-ERR USER comes first\r\n" if user is None else Authenticate(user, text)
 
     # ------------------------------------------------------------------------ TRANSACTION
 

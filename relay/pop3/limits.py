@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MIB = 1024 * 1024
-
 
 @dataclass(frozen=True)
 class Pop3Limits:
@@ -22,27 +20,24 @@ class Pop3Limits:
     """How much longer one that has signed in may."""
     max_line_bytes: int = 1024
     """A command with its line end; RFC 2449 asks for 255, a token has more."""
-    max_errors: int = 50
-    """Commands that were refused since the last that was obeyed, before the session ends."""
+    max_idle_commands: int = 50
+    """Commands that lead nowhere, before the session ends: all until somebody has signed in, and
+    later what no mail reader says (`NoCommand`) one after another."""
     max_messages: int = 100_000
     """The newest so many are shown."""
-    max_buffered_bytes: int = 64 * MIB
+    max_buffered_bytes: int = 64 << 20
     """All snapshots and all pieces of messages together."""
     sign_in_timeout: float = 60.0
     """For each command of a peer that has not signed in."""
     idle_timeout: float = 600.0
     """For each command of one that has (RFC 1939, 3: ten minutes at least)."""
+    proxy_timeout: float = 5.0
+    """From a trusted proxy's connection to the end of its PROXY header."""
     handshake_timeout: float = 30.0
     """For all of a TLS handshake, however steadily bytes drip in."""
     reply_timeout: float = 60.0
     """How long a peer may take nothing of what is sent to it."""
     linger_timeout: float = 2.0
     """How long a peer that is still sending is read so that it can read the last reply."""
-    guesses: int = 3
-    """Wrong passwords in one session, …"""
-    wrong_password: float = 1.0
-    """… each answered so late at least, …"""
-    free_misses: int = 10
-    """… and ever later, over all sessions of a peer, from so many on."""
     trust: float = 1.0
     """How long a key that was found good is believed."""

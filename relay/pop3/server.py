@@ -5,17 +5,20 @@ and the questions to the database that neither asks.
 
 Promises
 - No more sessions than the limits say, of one peer and in all; a port that is full is no wall:
-  whoever keeps us waiting gives its place to a newcomer (`relay.peers`).
-- A maildrop is what the mailbox held at sign-in.  There is no lock: what others delete meanwhile is
-  answered -ERR; nothing else of it changes.
+  whoever keeps us waiting gives its place to a newcomer (`relay.ports.peers`).
+- A maildrop is what the mailbox held at sign-in.  There is no lock (docs/pop3.md says why): what
+  others delete meanwhile is answered -ERR; nothing else of it changes.
+- Whoever has signed in is refused as often as need be: what ends a session is what no mail reader
+  says.  A stranger has `max_idle_commands` to sign in by.
 - What is marked by DELE is deleted by QUIT alone, durable before its +OK, by the law of the HTTP
   call; a session that breaks or is out of time deletes nothing (RFC 1939, 3 and 6).
 - A message is read and sent piece by piece, the next one once the peer has taken the last; what all
   sessions hold is within a budget.
 - From the instant at which a mailbox is over no message of it is sent, but the rest of one that has
   begun; a revoked key opens nothing a second later.
-- A wrong password is answered late, ever later to a peer that goes on guessing, and three end the
-  session.
+- A password is checked when it is its turn (`relay.access.password_checks`), a wrong one answered
+  late, and the last that a session may say ends it.  Whoever hangs up meanwhile gives its place
+  back at once.
 - A drain lets the command in hand finish, and ends the session then.
 
 Fails: one session's fault ends nobody else's.  Without the database commands are answered
@@ -26,31 +29,43 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 import trio
 from prometheus_client import Counter, Gauge
 
-from relay.connections import accept
+from relay.access.password_checks import PasswordChecks, TooManyWrong
 from relay.errors import TemporaryFailure
 from relay.log import get_logger
 from relay.mailboxes.messages import Messages
 from relay.metrics import Counts, registry
-from relay.peers import Place, PortGate, TurnedAway, peer_key
-from relay.pop3.dialogue import Dialogue, Listing, Quit, Retrieve, SignIn, StartTls, Step, Update
+from relay.pop3.dialogue import (
+    Authenticate,
+    Dialogue,
+    Listing,
+    NoCommand,
+    Quit,
+    Retrieve,
+    StartTls,
+    Step,
+    Update,
+)
 from relay.pop3.limits import Pop3Limits
 from relay.pop3.maildrop import Maildrop
-from relay.pop3.sign_in import Reader
-from relay.pop3.sign_in import SignIn as Credentials
+from relay.pop3.sign_in import MailboxAuthenticator, Reader
 from relay.pop3.streams import Ended, Stream
 from relay.pop3.text import Stuffing, Top
-from relay.smtp.handshakes import Handshakes
-from relay.smtp.limits import MemoryBudget, Misses, SmtpLimits
-from relay.smtp.proxy import is_loopback
-from relay.throttle import Throttle
-from relay.tls import LOOK_EVERY, Certificate
+from relay.ports.certificate import Certificate
+from relay.ports.connections import accept
+from relay.ports.handshakes import Handshakes
+from relay.ports.hang_ups import unless_hung_up
+from relay.ports.memory_budget import MemoryBudget
+from relay.ports.peers import Place, PortGate, peer_key
+from relay.ports.proxy import Network, is_local
+from relay.ports.refusals import SENTENCES, Refusals
+from relay.ports.trusted_proxies import TrustedProxies
 
 log = get_logger()
 
@@ -62,6 +77,7 @@ _LOADS = 2  # questions for mail that are asked at once: a part of a small pool
 _GREETING = b"+OK Relay POP3 ready\r\n"
 _TEMPORARY = b"-ERR [SYS/TEMP] Try again later\r\n"
 _CROWDED = b"-ERR [SYS/TEMP] Too much mail is being read, try again later\r\n"
+_TOO_MANY_WRONG = b"-ERR [SYS/TEMP] Too many wrong passwords, try again later\r\n"
 _WRONG = b"-ERR [AUTH] Wrong user name or password\r\n"
 _GUESSED = b"-ERR [AUTH] Too many wrong passwords; good-bye\r\n"
 _REVOKED = b"-ERR [AUTH] This key opens nothing any more; good-bye\r\n"
@@ -71,11 +87,7 @@ _SHUTTING_DOWN = b"-ERR [SYS/TEMP] Shutting down\r\n"
 _GAVE_WAY = b"-ERR [SYS/TEMP] Too many connections, and this one was idle\r\n"
 _NO_TLS = b"-ERR [SYS/TEMP] TLS is not available now\r\n"
 
-_NOT_LET_IN = {
-    TurnedAway.PEER: b"-ERR [SYS/TEMP] Too many connections from your address\r\n",
-    TurnedAway.FULL: b"-ERR [SYS/TEMP] Too many connections, try again later\r\n",
-    TurnedAway.PAUSED: b"-ERR [SYS/TEMP] Paused, try again later\r\n",
-}
+_NOT_LET_IN = {why: f"-ERR [SYS/TEMP] {text}\r\n".encode() for why, text in SENTENCES.items()}
 
 _SESSIONS = Counter(
     "relay_pop3_sessions",
@@ -111,24 +123,23 @@ class Server:
 
     def __init__(
         self,
-        sign_in: Credentials,
+        authenticator: MailboxAuthenticator,
+        password_checks: PasswordChecks,
         messages: Messages,
         limits: Pop3Limits | None = None,
         certificate: Certificate | None = None,
+        proxies: Sequence[Network] = (),
     ) -> None:
-        """`certificate`: for STLS and TLS from the first byte; None: there is none."""
+        """`certificate`: for STLS and TLS from the first byte; None: there is none.
+
+        `proxies`: whose connections begin with the PROXY protocol.
+        """
         self.limits = limits = Pop3Limits() if limits is None else limits
-        self.sign_in = sign_in
+        self.authenticator = authenticator
+        self.password_checks = password_checks
         self.messages = messages
         self.certificate = certificate
-        shared = SmtpLimits(
-            max_buffered_bytes=limits.max_buffered_bytes,
-            free_misses=limits.free_misses,
-            miss_delay=0.5,
-            misses_forgotten=1 / 60,
-        )
-        self.budget = MemoryBudget(shared)
-        self.misses = Misses(shared)
+        self.budget = MemoryBudget(limits.max_buffered_bytes)
         self.loads = trio.CapacityLimiter(_LOADS)
         self.handshakes = Handshakes()
         self.draining = False
@@ -140,18 +151,20 @@ class Server:
             local_per_peer=limits.max_connections_per_peer,
             patience=limits.idle_patience,
         )
+        self._proxies = TrustedProxies(
+            proxies,
+            timeout=limits.proxy_timeout,
+            closed=_refused.inc,
+            complain=lambda host, why: log.warning("pop3.proxy_refused", peer=host, reason=why),
+        )
         self._sessions: set[Session] = set()
-        self._refusals = Throttle(1.0)
+        self._refusals = Refusals("pop3.refused", _NOT_LET_IN, counted=_refused.inc)
         _open.set_function(lambda: len(self._sessions))
         _buffered.set_function(lambda: self.budget.used)
 
     async def run(self) -> None:
-        """Give turns for handshakes, and take up new certificates, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.handshakes.run)
-            while self.certificate is not None:
-                await trio.sleep(LOOK_EVERY)
-                self.certificate.look(trio.current_time())
+        """Give turns for handshakes, until cancelled."""
+        await self.handshakes.run()
 
     async def accept(
         self,
@@ -175,9 +188,10 @@ class Server:
             listener,
             self._gate,
             welcome=welcome,
-            turn_away=partial(self._turn_away, silent=tls_first),
+            turn_away=partial(self._refusals.turn_away, silent=tls_first),
             starved="pop3.accept_failed",
             paused=lambda: paused() or self.draining,
+            proxies=self._proxies,
         )
 
     def drain(self) -> None:
@@ -201,16 +215,6 @@ class Server:
             place.leave()
             _served.inc()
 
-    def _turn_away(self, sock: socket.socket, peer: Any, why: TurnedAway, *, silent: bool) -> None:
-        _refused.inc()
-        if self._refusals.ready():
-            log.warning("pop3.refused", peer=str(peer[0]), why=why.value)
-        if not silent:
-            try:
-                sock.send(_NOT_LET_IN[why])
-            except OSError:
-                return  # it is gone already
-
 
 class Session:
     """One connection, from its greeting to its end."""
@@ -223,7 +227,7 @@ class Session:
         self._stream = Stream(sock, server.limits)
         self._tls_first = tls_first
         self._dialogue = Dialogue(
-            safe=is_loopback(peer),
+            safe=is_local(peer),
             offers_tls=server.certificate is not None and not tls_first,
         )
         self._scope = trio.CancelScope()
@@ -233,7 +237,7 @@ class Session:
         self._reader: Reader | None = None
         self._trusted_until = -math.inf
         self._held = 0  # bytes of the budget
-        self._guesses = self._sent = self._deleted = 0
+        self._wrong = self._sent = self._deleted = 0
 
     async def run(self) -> None:
         """Serve until the peer, a limit or the relay ends the session, and close the socket."""
@@ -249,12 +253,12 @@ class Session:
                 self._stream.part(farewell)
             self._stream.close()
             self._server.budget.free(self._held)
-            write = log.debug if self._reader is None and not self._guesses else log.info
+            write = log.debug if self._reader is None and not self._wrong else log.info
             write(
                 "pop3.session_ended",
                 peer=self._host,
                 reason=reason,
-                wrong_passwords=self._guesses,
+                wrong_passwords=self._wrong,
                 sent=self._sent,
                 deleted=self._deleted,
                 seconds=round(trio.current_time() - began, 3),
@@ -284,20 +288,20 @@ class Session:
     async def _serve(self) -> str:
         """Obey one command after another; return why the session ends."""
         limits, dialogue = self._limits, self._dialogue
-        errors = 0
+        idle_commands = 0
         while True:
             if self._server.draining:
                 raise Ended("draining", _SHUTTING_DOWN)
             signed_in = dialogue.maildrop is not None
             timeout = limits.idle_timeout if signed_in else limits.sign_in_timeout
             step = dialogue.obey(await self._stream.line(timeout))
+            leads_on = signed_in and not isinstance(step, NoCommand)
+            idle_commands = 0 if leads_on else idle_commands + 1
+            if idle_commands > limits.max_idle_commands:
+                raise Ended(
+                    "idle_commands", b"-ERR Too many commands that lead nowhere; good-bye\r\n"
+                )
             if isinstance(step, bytes):
-                if step.startswith(b"-"):
-                    errors += 1
-                    if errors > limits.max_errors:
-                        raise Ended("errors", b"-ERR Too many errors; good-bye\r\n")
-                else:
-                    errors = 0
                 await self._stream.send(step)
             elif isinstance(step, Quit):
                 await self._stream.send(step.reply)
@@ -308,7 +312,7 @@ class Session:
     async def _do(self, step: Step) -> bool:
         """Do what the dialogue cannot; return whether the session ends."""
         try:
-            if isinstance(step, SignIn):
+            if isinstance(step, Authenticate):
                 await self._sign_in(step)
             elif isinstance(step, StartTls):
                 await self._start_tls()
@@ -354,10 +358,18 @@ class Session:
 
     # ------------------------------------------------------------------------ who it is
 
-    async def _sign_in(self, said: SignIn) -> None:
-        server = self._server
-        reader = await server.sign_in.check(said.user, said.password)
-        records = None
+    async def _sign_in(self, said: Authenticate) -> None:
+        server, reader, records = self._server, None, None
+        try:
+            with server.password_checks.turn(self._host, said.password) as turn:
+                if not turn.come_nowait():
+                    await self._keep_waiting_for(turn.come)
+                reader = await server.authenticator.check(said.user, said.password)
+                if reader is not None:
+                    turn.right()
+        except TooManyWrong:
+            await self._stream.send(_TOO_MANY_WRONG)
+            return
         if reader is not None:
             async with server.loads:
                 records = await server.messages.snapshot(
@@ -377,23 +389,29 @@ class Session:
         await self._stream.send(self._dialogue.welcome(drop, may_delete=reader.may_delete))
 
     async def _refuse(self) -> None:
-        """Answer a wrong password: late, and not often."""
+        """Answer a wrong password."""
+        limits = self._server.password_checks.limits
         _wrong.inc()
-        self._guesses += 1
-        delay = self._server.misses.note(peer_key(self._host), trio.current_time())
-        self._delayed = True  # it may be ended: by a drain, or for a newcomer
-        await trio.sleep(max(self._limits.wrong_password, delay))
-        self._delayed = False
-        if self._guesses >= self._limits.guesses:
+        self._wrong += 1
+        await self._keep_waiting_for(partial(trio.sleep, limits.wrong_delay))
+        if self._wrong >= limits.wrong_in_session:
             raise Ended("guesses", _GUESSED)
         await self._stream.send(_WRONG)
+
+    async def _keep_waiting_for(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Let the peer wait; the session may be ended meanwhile: by a drain, or for a newcomer."""
+        self._delayed = True
+        try:
+            await unless_hung_up(self._stream.fileno(), call)
+        finally:
+            self._delayed = False
 
     async def _look_again(self) -> None:
         """End the session of whoever may not read any more."""
         now = trio.current_time()
         if self._reader is None or now < self._trusted_until:
             return
-        if not await self._server.sign_in.still(self._reader):
+        if not await self._server.authenticator.still(self._reader):
             raise Ended("revoked", _REVOKED)
         self._trusted_until = now + self._limits.trust
 
@@ -473,7 +491,7 @@ class Session:
 
     def give_way(self) -> None:
         """Somebody else has its place."""
-        self._end("gave way", _GAVE_WAY)
+        self._end("gave_way", _GAVE_WAY)
 
     def _end(self, reason: str, farewell: bytes) -> None:
         self._cut = reason, farewell

@@ -7,7 +7,7 @@ Promises
 - Unknown, expired and foreign mailboxes and wrong passwords are all alike: None, after the same
   look-ups.
 - A key needs the scope `read`, and to delete the scope `send`, as over HTTP.
-- Tokens are compared as hashes, the administrator's in constant time.
+- When a password is checked at all is `relay.access.password_checks`'s to say.
 
 Fails with `DatabaseUnavailable` from the pool.
 """
@@ -17,12 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
+from relay.access.bearers import bearer_of
 from relay.access.keys import Keys
-from relay.crypto import hash_token, tokens_equal
 from relay.mailboxes.store import Store
 from relay.mailboxes.visibility import Credential
-
-_MAX_TOKEN = 512  # characters; a password beyond is not even looked up
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class Reader:
     """The API key that they hold; None: another credential, which lasts as long as they do."""
 
 
-class SignIn:
-    """One relay's."""
+class MailboxAuthenticator:
+    """Finds out who may read which mailbox of one relay."""
 
     def __init__(self, store: Store, keys: Keys, admin_token_hash: bytes) -> None:
         self._store = store
@@ -45,13 +43,12 @@ class SignIn:
 
     async def check(self, user: str, password: str) -> Reader | None:
         """Return who this is, or None."""
-        if len(password) > _MAX_TOKEN:
+        bearer = await bearer_of(password, self._keys, self._admin_token_hash)
+        if bearer is None:
             return None
-        token_hash = hash_token(password)
-        administrator = tokens_equal(token_hash, self._admin_token_hash)
-        key = await self._keys.authenticate(token_hash)
+        key = bearer.key
         owner_id = key.id if key is not None and key.allows("read") else None
-        credential = Credential(token_hash, owner_id, administrator)
+        credential = Credential(bearer.token_hash, owner_id, bearer.administrator)
         mailbox = await self._store.find(user, credential)
         if mailbox is None:
             return None

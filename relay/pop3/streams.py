@@ -15,14 +15,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from functools import partial
 
 import trio
 from trio.lowlevel import checkpoint, wait_readable, wait_writable
 
 from relay.pop3.limits import Pop3Limits
-from relay.smtp.handshakes import Handshakes
-from relay.smtp.tls import HELLO, LONGEST_HANDSHAKE, TlsSocket, count
-from relay.smtp.waits import ByteSocket
+from relay.ports.handshakes import Handshakes
+from relay.ports.tls import HELLO, ByteSocket, TlsSocket, count
 
 _READ = 4096
 
@@ -48,6 +48,10 @@ class Stream:
         """Since when it is the peer whom we wait for, on Trio's clock; None: it is not."""
         self.encrypted = False
 
+    def fileno(self) -> int:
+        """The number of the socket."""
+        return self._raw.fileno()
+
     async def line(self, patience: float) -> bytes:
         """Return the next command without its line end; a bare LF is one.
 
@@ -57,7 +61,7 @@ class Stream:
         with trio.move_on_after(patience) as deadline:
             while (end := self._input.find(b"\n")) < 0:
                 if len(self._input) >= self._limits.max_line_bytes:
-                    raise Ended("line too long", b"-ERR Line too long; good-bye\r\n")
+                    raise Ended("endless_line", b"-ERR Line too long; good-bye\r\n")
                 chunk = await self._read(_READ)
                 if not chunk:
                     raise Ended("closed")
@@ -66,7 +70,7 @@ class Stream:
             raise Ended("timeout", b"-ERR [SYS/TEMP] Timed out; good-bye\r\n")
         self.waiting_since = None
         if end >= self._limits.max_line_bytes:
-            raise Ended("line too long", b"-ERR Line too long; good-bye\r\n")
+            raise Ended("endless_line", b"-ERR Line too long; good-bye\r\n")
         line, self._input = self._input[:end], self._input[end + 1 :]
         return line.removesuffix(b"\r")
 
@@ -96,14 +100,13 @@ class Stream:
         self.waiting_since = trio.current_time()
         try:
             with trio.move_on_after(self._limits.handshake_timeout):
-                received = 0
                 while not tls.established:
                     data = await self._read_from(self._raw, HELLO)
-                    received += len(data)
-                    if not data or received > LONGEST_HANDSHAKE:
+                    if not data:
                         raise Ended("closed")
-                    await handshakes.turn(peer_key).wait()
-                    tls.shake(data, context)
+                    await handshakes.take_turn(
+                        peer_key, partial(tls.shake, data, context), begins=not tls.begun
+                    )
                     while not tls.push():
                         await wait_writable(self._raw)
         except ssl.SSLError as error:

@@ -1,1 +1,1 @@
-"""SMTP: the server that receives mail."""
+"""SMTP: the server (mail that comes in, LMTP, submission), and the client that delivers."""

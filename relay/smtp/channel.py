@@ -12,7 +12,8 @@ that says its kind and a payload, and with a connection its file descriptor.
     TICK      disk, log level, timeline     IDLE     ids, and for how long each has waited
     CLEAR     end all sessions, as a drain  WAKE     there is something to summarise
     CUT       end them all now              BEAT     it is alive; timeline; if it lacks the CPU
-    DRAIN     as CLEAR, then end            LOG, METRICS, FAILED   lines, what moved, a last word
+    RELOAD    read the certificate again    LOG, METRICS, FAILED   lines, what moved, a last word
+    DRAIN     as CLEAR, then end
 
 Promises
   * `put` never waits: what the socket does not take is sent by `run`, in order.
@@ -70,6 +71,7 @@ class Kind(enum.IntEnum):
     CLEAR = 5
     CUT = 6
     DRAIN = 7
+    RELOAD = 8
     READY = 16
     ENDED = 17
     BUSY = 18

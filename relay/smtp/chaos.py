@@ -67,12 +67,24 @@ class Chaos:
     rates: Mapping[str, Rate] = field(default_factory=dict)
     rng: random.Random = field(default_factory=random.Random)
 
-    def strike(self, phase: str) -> str:
+    def refusal_of(self, phase: str) -> str:
         """Return the reply that a command of this phase is refused with this time, or nothing."""
         rate = self.rates.get(phase)
         if rate is None or self.rng.random() >= rate.rate:
             return ""
         return said(rate.code)
+
+    @property
+    def notice(self) -> str | None:
+        """What an operator should know, in a sentence; None while no rate is set."""
+        rates = [
+            f"{phase} {one.rate:.0%} with {one.code}"
+            for phase, one in self.rates.items()
+            if one.rate > 0
+        ]
+        if not rates:
+            return None
+        return f"SMTP commands are refused by chance, as asked (/api/v1/chaos): {', '.join(rates)}"
 
 
 def fault_of(address: str) -> Fault:
@@ -110,7 +122,7 @@ class Faults:
         """The transaction is over."""
         self._dropping.clear()
 
-    async def strike(self, phase: str, address: str = "") -> str | None:
+    async def inject(self, phase: str, address: str = "") -> str | None:
         """Let go wrong what was asked for, by address or by chance; None: nothing does."""
         try:
             fault = fault_of(address)
@@ -127,7 +139,7 @@ class Faults:
             self._lines.due = math.inf
             await self._lines.flush()
             await self._responder.keep_waiting(fault.delay)
-        reply = fault.reply or self._chaos.strike(phase)
+        reply = fault.reply or self._chaos.refusal_of(phase)
         if reply[:3] == "421":
             raise SessionOver("chaos", reply)
         return reply or None

@@ -5,6 +5,9 @@ all the same: BINARYMIME is not offered, so a CR or LF that stands alone is as w
 DATA (RFC 3030, section 3), and what would be refused there is refused here: whoever passes the
 message on by DATA must not make two of it.
 
+Its last line need not end in CRLF, and nothing is added here: what is kept is what came.  Only the
+way out adds it (`relay.smtp.client.with_crlf`): DATA cannot say such a line (RFC 5321, 4.1.1.4).
+
 Promises: memory is the text so far, at most `limit` bytes and one read; above it, or once it is
 refused, nothing is kept.
 

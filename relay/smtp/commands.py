@@ -2,7 +2,7 @@
 
 `Commands` is one session between two waits for its peer: `obey` takes one command.  aiosmtpd
 answers NOOP, RSET, EXPN, HELP and every MAIL and RCPT that is out of the ordinary; the others are
-ours.  What they lead to has rooms of its own: `sign_in` (AUTH), `tls` (STARTTLS), `reception` (DATA
+ours.  What they lead to has rooms of its own: `sign_in` (AUTH), `starttls`, `reception` (DATA
 and BDAT), `chaos` (faults on demand), `consultation` (the operator's filter), `submitting` (what a
 submission port asks), and `responder`, by which all of them answer.
 
@@ -36,21 +36,21 @@ from aiosmtpd.smtp import Session as Conversation
 
 from relay.errors import OverQuota, TemporaryFailure
 from relay.log import get_logger
-from relay.peers import peer_key
+from relay.ports.peers import peer_key
+from relay.ports.proxy import is_local
 from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
 from relay.smtp.chaos import Faults
 from relay.smtp.consultation import Consultation
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
 from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.lmtp import Recipients, verbs_of
-from relay.smtp.proxy import is_loopback
 from relay.smtp.reception import NO_SPACE, Reception, chunk_without_end, no_space
 from relay.smtp.responder import RECIPIENTS_FAULT, SENDERS_FAULT, Responder
 from relay.smtp.shared import Shared, WrongLogin, origin_of
 from relay.smtp.sign_in import MECHANISMS, Attempts
+from relay.smtp.starttls import begin as begin_tls
 from relay.smtp.submitting import Submitting
 from relay.smtp.syntax import FOREIGN_SIZE, HTTP_VERBS, MAIL, POSTMASTER, RCPT, is_sound
-from relay.smtp.tls import begin as begin_tls
 from relay.smtp.waits import Waits
 
 log = get_logger()
@@ -82,7 +82,7 @@ def _without_auth(arg: str) -> str:
 
 
 class Commands(SMTP):
-    """One session's."""
+    """The commands of one session; aiosmtpd's class has the rarest."""
 
     session: Conversation  # aiosmtpd has it as Optional
 
@@ -115,11 +115,12 @@ class Commands(SMTP):
             submission=shared.submissions is not None,
         )
         self.dialogue = dialogue = Dialogue(shared, conversation, lines.replies, responder.kept)
+        dialogue.host = responder.host
         self._attempts: Attempts | None = None  # made with the first AUTH
         self._faults: Faults | None = None
         self._consultation: Consultation | None = None
         self._submitting: Submitting | None = None
-        if shared.chaos is not None:
+        if shared.chaos is not None and is_local(peer):
             self._faults = Faults(shared.chaos, lines, responder)
         if shared.filter is not None:
             self._consultation = Consultation(
@@ -296,16 +297,21 @@ class Commands(SMTP):
 
     @property
     def _may_sign_in(self) -> bool:
-        """Whether AUTH is offered: not in clear beyond this machine, where passwords are secret."""
-        sign_in = self.shared.sign_in
-        if sign_in is None:
+        """Whether AUTH is offered: not in clear beyond this machine, where there could be TLS.
+
+        Where there could not, neither, unless any password is good: it opens nothing.
+        """
+        authenticator = self.shared.authenticator
+        if authenticator is None:
             return False
-        return self.lines.encrypted or not sign_in.secret or is_loopback(self.session.peer)
+        if self.lines.encrypted or is_local(self.session.peer):
+            return True
+        return authenticator.password_checks is None and self.shared.certificate is None
 
     async def _auth(self, argument: str) -> None:
         """Sign the peer in (RFC 4954)."""
         self.responder.idle_commands += 1
-        assert self.shared.sign_in is not None
+        assert self.shared.authenticator is not None
         name, _, initial = argument.strip().partition(" ")
         mechanism = MECHANISMS.get(name.upper())
         if mechanism is None:
@@ -317,7 +323,11 @@ class Commands(SMTP):
         else:
             if self._attempts is None:
                 self._attempts = Attempts(
-                    self.shared.sign_in, self.lines, self.waits, self.responder, self._wrong_login
+                    self.shared.authenticator,
+                    self.lines,
+                    self.waits,
+                    self.responder,
+                    self._wrong_login,
                 )
             login = await self._attempts.make(
                 mechanism(), initial.strip(), self.dialogue.transaction.until
@@ -348,7 +358,7 @@ class Commands(SMTP):
         self.lines.await_command(now, now + self.limits.handshake_timeout)
         key = peer_key(self.responder.host)
         turn = self.shared.handshakes.turn
-        await begin_tls(self.lines, self.waits, context, lambda: turn(key))
+        await begin_tls(self.lines, self.waits, context, lambda first: turn(key, begins=first))
 
     @syntax("STARTTLS")
     async def smtp_STARTTLS(self, arg: str | None) -> None:
@@ -422,7 +432,7 @@ class Commands(SMTP):
     @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
     async def smtp_MAIL(self, arg: str | None) -> None:
         """Begin a transaction."""
-        if arg and self.shared.sign_in is not None:
+        if arg and self.shared.authenticator is not None:
             arg = _without_auth(arg)
         if arg and not arg.isascii() and "SMTPUTF8" not in arg.upper().split():
             self.responder.say(b"553 5.6.7 An address outside ASCII needs SMTPUTF8\r\n")
@@ -480,7 +490,7 @@ class Commands(SMTP):
             no_space.inc()
             return NO_SPACE
         if self._faults is not None:
-            refusal = await self._faults.strike("mail", address)
+            refusal = await self._faults.inject("mail", address)
             if refusal is not None:
                 return refusal
         if self._submitting is not None:
@@ -511,7 +521,7 @@ class Commands(SMTP):
         except ValueError:
             return await self._miss("unknown")
         if self._faults is not None:
-            refusal = await self._faults.strike("rcpt", canonical)
+            refusal = await self._faults.inject("rcpt", canonical)
             if refusal is not None:
                 return refusal
         if canonical in recipients:

@@ -37,8 +37,8 @@ from enum import StrEnum
 import trio
 
 from relay.errors import ConfigError, TemporaryFailure
+from relay.ip import is_loopback
 from relay.log import get_logger
-from relay.peers import ip_address
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Following, Mail, Outcome, Phase, SmtpClient, Step, Verdict
 from relay.smtp.replies import ReplyLimits
@@ -505,7 +505,7 @@ async def _connect(route: Route, deadlines: Deadlines, began: float) -> PlainStr
     sock.setblocking(False)
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-    if route.tls is TlsMode.NONE and not _is_loopback(sock):
+    if route.tls is TlsMode.NONE and not _is_local(sock):
         sock.close()
         raise OpenFailed(_trouble(Phase.TLS, "without TLS, only loopback is spoken to"))
     return PlainStream(sock)
@@ -528,9 +528,9 @@ async def _reach(route: Route) -> trio.SocketStream:
     raise OSError("no address")  # none was found, or the last has raised
 
 
-def _is_loopback(sock: socket.socket) -> bool:
+def _is_local(sock: socket.socket) -> bool:
     try:
-        return ip_address(sock.getpeername()[0]).is_loopback
+        return is_loopback(str(sock.getpeername()[0]))
     except OSError:
         return False
 

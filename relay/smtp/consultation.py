@@ -29,7 +29,7 @@ _FOR_ORDINARY_MAIL = frozenset({"MAIL", "RCPT", "DATA"})
 
 
 class Consultation:
-    """One session's."""
+    """What one session and the operator's filter say to each other."""
 
     __slots__ = (
         "_conversation",

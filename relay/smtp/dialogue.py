@@ -27,14 +27,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
+from uuid import UUID
 
 from relay.accepted import Accepted, Origin
 from relay.errors import TemporaryFailure
+from relay.ports.memory_budget import SMALL, Share
+from relay.ports.peers import peer_key
 from relay.smtp.chunks import ChunkedMessage
 from relay.smtp.data import DataDecoder, whole_message
-from relay.smtp.limits import Share
 from relay.smtp.shared import Shared
 from relay.smtp.syntax import MAIL_LINE, RCPT_LINE
 from relay.smtp.waits import Answer
@@ -94,6 +96,7 @@ class Dialogue:
     """The ordinary commands of one session."""
 
     __slots__ = (
+        "_announced",
         "_answer",
         "_asked",
         "_at",
@@ -107,7 +110,9 @@ class Dialogue:
         "_shared",
         "_size",
         "_stored",
+        "appetite",
         "complete",
+        "host",
         "login",
         "message",
         "most",
@@ -123,14 +128,15 @@ class Dialogue:
         shared: Shared,
         greeted: Greeted,
         replies: list[bytes],
-        stored: Callable[[int], object],
+        stored: Callable[[int, Iterable[UUID]], object],
     ) -> None:
-        """`replies` is where replies are queued; `stored` is told the size of each message that
-        was answered 250, before the reply to it has left."""
+        """`replies` is where replies are queued; `stored` is told the size and the ids of each
+        message that was answered 250, before the reply to it has left."""
         self._shared = shared
         self._greeted = greeted
         self._stored = stored
         self._longest = shared.limits.max_line_bytes + 2
+        self._announced = 0  # bytes that the message will have; 0: not said
         self.most = shared.limits.max_recipients
         """Recipients that the message may have: fewer of one that is announced as large."""
         self.replies = replies
@@ -141,11 +147,16 @@ class Dialogue:
         self._asked: tuple[str, str] = "", ""  # its address, and that in canonical form
         self._answer: Answer[Any] | None = None  # awaited, or no welcome, and the session's
         self.login: object = None
-        """As whom the peer has signed in (`relay.smtp.shared.SignIn`); None: it has not."""
+        """As whom the peer has signed in (`relay.smtp.shared.Authenticator`); None: it has not."""
+        self.host = ""
+        """The peer's address; empty: there is none."""
         self.origin: Origin | None = None
         """Where its mail comes from, since its HELO or EHLO; None: this machine."""
         self.receiving = False
         """Whether a message is arriving: between 354 and the final dot."""
+        self.appetite = SMALL
+        """How many bytes of it are read at once: of one that might have to wait, no more than it
+        may have then."""
         self.complete = False
         """Whether there was a final dot that is not answered yet."""
         self.message: DataDecoder | None = None
@@ -167,7 +178,12 @@ class Dialogue:
 
     def answered(self, now: float) -> Step:
         """Go on with the answer that was waited for."""
-        return self._conclude(now) if self.complete else self._recipient(now)
+        if self.complete:
+            return self._conclude(now)
+        if self.receiving:
+            self.go_on(now)
+            return True
+        return self._recipient(now)
 
     def unread(self) -> bytes:
         """Return what was not read of what has come, and forget it."""
@@ -252,6 +268,7 @@ class Dialogue:
         """Take so many recipients as a message of the bytes that MAIL announces may have; 0: it
         announces none."""
         limits = self._shared.limits
+        self._announced = announced
         self.most = limits.max_recipients
         if announced and self._shared.submissions is None:
             self.most = min(self.most, max(1, limits.max_stored_bytes // announced))
@@ -296,6 +313,7 @@ class Dialogue:
         """Welcome a message."""
         self.replies.append(GO_AHEAD)
         self.receiving = True
+        self.appetite = SMALL
         self._began = now
 
     def _text(self, now: float) -> Step:
@@ -313,9 +331,11 @@ class Dialogue:
                     self.receiving = False
                     self.complete = True
                     return self.store(raw)
-        self.feed(data[at:] if at else data, now)
+        waiting = self.feed(data[at:] if at else data, now)
         if self.receiving:
-            return not self.endless
+            if self.endless:
+                return False
+            return True if waiting is None else waiting
         message = self.message
         assert message is not None
         if message.bare or message.too_large or self.crowded_out:
@@ -324,30 +344,45 @@ class Dialogue:
             return False
         return self.store(message.take())
 
-    def feed(self, chunk: bytes, now: float) -> None:
-        """Give the message what has come of it; what came behind it is `unread`."""
+    def feed(self, chunk: bytes, now: float) -> Answer[None] | None:
+        """Give the message what has come of it; what came behind it is `unread`.
+
+        Where it has no room among the others, it returns what is to be waited for before more is
+        read; then `go_on`.
+        """
         message, share = self.message, self._share
         if message is None or share is None:
             message = self.message = DataDecoder(self._shared.limits.max_message_bytes)
-            share = self._share = self._shared.budget.share(self._began, message.drop)
+            budget = self._shared.budget
+            peer = peer_key(self.host)
+            share = self._share = budget.share(self._began, message.drop, self._announced, peer)
         self._data = b""
         self._at = 0
         if message.feed(chunk):
             self._data = message.rest
             self.receiving = False
             self.complete = True
-        share.grow(message.held, now)
+        waiting = self.hold(message.held, now)
         if self.complete:
             share.keep()
+        return waiting
+
+    def go_on(self, now: float) -> None:
+        """Have more of the message come, now that there is room for it."""
+        if self._share is not None:
+            self._share.go_on(now)
 
     def share(self, message: ChunkedMessage, now: float) -> None:
         """Have a message that comes in chunks count against the budget until it is answered."""
-        self._share = self._shared.budget.share(now, message.drop)
+        budget = self._shared.budget
+        self._share = budget.share(now, message.drop, self._announced, peer_key(self.host))
+        self.appetite = SMALL
 
-    def hold(self, size: int, now: float) -> None:
-        """So many bytes of it are in memory."""
+    def hold(self, size: int, now: float) -> Answer[None] | None:
+        """So many bytes of it are in memory; returns what `feed` does."""
         assert self._share is not None
-        self._share.grow(size, now)
+        self.appetite = SMALL if size >= SMALL else SMALL - size
+        return self._share.grow(size, now)
 
     def whole(self) -> None:
         """It has come whole: nobody takes its room any more."""
@@ -376,7 +411,7 @@ class Dialogue:
         self._size = len(raw)
         answer = self.storing = self._shared.mailboxes.store(
             sender if sender and sender != "<>" else "",
-            tuple(transaction.recipients),
+            transaction.recipients,
             raw,
             self.login,
             self.origin,
@@ -398,7 +433,7 @@ class Dialogue:
         name = str(next(iter(accepted.stored.values())))
         reply = CAPTURED if accepted.captured else STORED
         self.replies.append(reply % name.encode())
-        self._stored(self._size)
+        self._stored(self._size, accepted.stored.values())
 
     def reset(self) -> None:
         """Forget the transaction, and its message."""

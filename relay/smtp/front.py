@@ -6,7 +6,7 @@ stay here; so does the `Board` on which the processes note how much memory their
 
 Promises
   * The limits hold for all processes together: of connections in all and of one peer here, of
-    bytes by the board (`relay.smtp.limits.PooledBudget`).
+    bytes by the board (`relay.ports.memory_budget.PooledBudget`).
   * Silent connections give way to newcomers, as in one process, by what their processes said of
     them last, every second.  That takes an answer, too: the newcomer waits for its process until
     the other connection has ended.  If that has something in hand after all it goes on, unless its
@@ -47,11 +47,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import trio
 
-from relay.peers import Place, PortGate, TurnedAway
+from relay.ports.memory_budget import PooledBudget
+from relay.ports.peers import Place, PortGate, TurnedAway
+from relay.ports.proxy import Network
 from relay.smtp.channel import Channel, Kind, Packet, pack, pack_ids, pack_session, session
 from relay.smtp.door import Door
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.proxy import Network
 
 FULL = 256
 """Packets that wait for a process before it gets no further connection."""
@@ -61,7 +62,7 @@ TRIES = 16
 
 
 class Board:
-    """Numbers in memory that several processes see: two of each (`PooledBudget` knows which)."""
+    """Numbers in memory that several processes see: of each so many, as `PooledBudget` knows."""
 
     def __init__(self, fileno: int) -> None:
         """`fileno`: of a file in memory; the caller's, and not needed any more afterwards."""
@@ -72,21 +73,22 @@ class Board:
     def make(places: int) -> int:
         """Return the descriptor of a file for so many processes, all zero."""
         fileno = os.memfd_create("relay-smtp", os.MFD_CLOEXEC)
-        os.ftruncate(fileno, 16 * places)
+        os.ftruncate(fileno, 8 * PooledBudget.NUMBERS * places)
         return fileno
 
     @property
     def used(self) -> int:
         """The bytes of messages that all processes hold."""
-        return sum(self.numbers[: len(self.numbers) // 2])
+        return sum(self.numbers[: len(self.numbers) // PooledBudget.NUMBERS])
 
     def clear(self, place: int) -> None:
         """Forget what a process noted that has ended."""
-        self.numbers[place] = self.numbers[place + len(self.numbers) // 2] = 0
+        for at in range(place, len(self.numbers), len(self.numbers) // PooledBudget.NUMBERS):
+            self.numbers[at] = 0
 
 
 class Guest:
-    """A connection in another process, as the gate here sees it (`relay.peers.Guest`)."""
+    """A connection in another process, as the gate here sees it (`relay.ports.peers.Guest`)."""
 
     __slots__ = ("_front", "host", "id", "link", "newcomer", "place", "since", "yields")
 
@@ -209,7 +211,7 @@ class Front:
 
     def _refuse(self, newcomer: _Newcomer, why: TurnedAway) -> None:
         newcomer.place.leave()
-        self._door.turn_away(newcomer.sock, newcomer.address, why)
+        self._door.refusals.turn_away(newcomer.sock, newcomer.address, why)
         newcomer.sock.close()
 
     # ------------------------------------------------------------------------ who yields
@@ -257,7 +259,7 @@ class Front:
         if isinstance(place, Place):
             self._welcome(newcomer.sock, newcomer.address, place, newcomer.tries + 1)
         else:
-            self._door.turn_away(newcomer.sock, newcomer.address, place)
+            self._door.refusals.turn_away(newcomer.sock, newcomer.address, place)
             newcomer.sock.close()
 
     def idle(self, link: Link, rows: Iterable[tuple[int, float | None]]) -> None:

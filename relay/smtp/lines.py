@@ -22,8 +22,9 @@ import contextlib
 import math
 import socket
 
+from relay.ports.tls import ByteSocket
 from relay.smtp.limits import SmtpLimits
-from relay.smtp.waits import ByteSocket, Waits
+from relay.smtp.waits import Waits
 
 CHUNK = 65536
 """The most bytes of a message read from a socket at once."""
@@ -125,14 +126,14 @@ class Lines:
         due = now + self._command_timeout
         self.due = due if due < until else until
 
-    async def chunk(self, until: float) -> bytes:
-        """Return what has come of a message, or what comes next.
+    async def chunk(self, until: float, most: int = CHUNK) -> bytes:
+        """Return what has come of a message, or at most `most` bytes of what comes next.
 
         The peer has `data_timeout` for it, and no longer than `until`.
         """
         if not self.unread:
             self.await_text(self._waits.now(), until)
-            await self._fill(CHUNK)
+            await self._fill(most)
         chunk = self._input if self._at == 0 else self._input[self._at :]
         self._input, self._at = b"", 0
         return chunk
@@ -195,7 +196,7 @@ class Lines:
             with pinned.move_on_after(self._limits.bare_line_timeout):
                 await self._fill(COMMANDS)
                 return
-        raise SessionOver("bare line end", "500 5.5.2 Lines end with CR LF; good-bye")
+        raise SessionOver("bare_line_end", "500 5.5.2 Lines end with CR LF; good-bye")
 
     async def _skip_line(self) -> None:
         """Read to the end of a command that is too long, keeping nothing."""
@@ -203,7 +204,7 @@ class Lines:
         while (end := self._input.find(b"\r\n", self._at)) < 0:
             skipped += len(self._input) - self._at - 1
             if skipped > _ENDLESS_LINE:
-                raise SessionOver("endless line", "421 4.7.0 Line too long; good-bye", linger=True)
+                raise SessionOver("endless_line", "421 4.7.0 Line too long; good-bye", linger=True)
             self._at = len(self._input) - 1  # its last byte may be the CR
             await self._fill(COMMANDS)
         self._at = end + 2

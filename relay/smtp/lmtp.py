@@ -65,7 +65,7 @@ class Recipients:
                 self._responder.turn_down("expired")
                 self._lines.say(b"550 5.1.1 No such mailbox here any more\r\n")
         if accepted.stored:
-            self._responder.kept(size)
+            self._responder.kept(size, accepted.stored.values())
         else:
             self._responder.count_refused(rejected=not accepted.full)
 

@@ -29,7 +29,7 @@ from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.lmtp import Recipients
 from relay.smtp.responder import Responder
 from relay.smtp.submitting import Submitting
-from relay.smtp.waits import Waits
+from relay.smtp.waits import Answer, Waits
 from relay.storage import REFUSED
 
 NO_SPACE = "452 4.3.1 Too little disk space is left here, try again later"
@@ -39,16 +39,16 @@ no_space = REFUSED.labels("mail")
 def chunk_without_end() -> SessionOver:
     """What becomes of a session whose peer sends a chunk, and does not say where it ends."""
     farewell = "501 5.5.4 Syntax: BDAT octets [LAST]; good-bye"
-    return SessionOver("chunk without end", farewell, linger=True)
+    return SessionOver("chunk_without_end", farewell, linger=True)
 
 
 def _endless_message() -> SessionOver:
     farewell = "421 5.3.4 Message far too large; good-bye"
-    return SessionOver("endless message", farewell, linger=True)
+    return SessionOver("endless_message", farewell, linger=True)
 
 
 class Reception:
-    """One session's."""
+    """Takes in and answers one session's messages, where that is not left to the dialogue."""
 
     __slots__ = (
         "_consultation",
@@ -98,7 +98,7 @@ class Reception:
     async def begin(self) -> None:
         """Have a message come."""
         if self._faults is not None:
-            refusal = await self._faults.strike("data")
+            refusal = await self._faults.inject("data")
             if refusal is not None:
                 self._responder.reply(refusal)
                 return
@@ -113,15 +113,23 @@ class Reception:
         while dialogue.receiving:
             if dialogue.endless:
                 raise _endless_message()
-            chunk = await self._lines.chunk(dialogue.transaction.until)
-            dialogue.feed(chunk, self._waits.now())
+            chunk = await self._lines.chunk(dialogue.transaction.until, dialogue.appetite)
+            waiting = dialogue.feed(chunk, self._waits.now())
             self._lines.give_back(dialogue.unread())
+            if waiting is not None and dialogue.receiving:
+                await self._wait_for_room(waiting)
         self._lines.due = math.inf
         if dialogue.storing is not None:
             self._conclude(dialogue.storing.result())
         else:
             assert dialogue.message is not None
             await self._finish(dialogue.message)
+
+    async def _wait_for_room(self, waiting: Answer[None]) -> None:
+        """Read nothing until there is room for more: the peer's TCP sends no more, either."""
+        self._lines.due = self._dialogue.transaction.until
+        await self._waits.wait(waiting)
+        self._dialogue.go_on(self._waits.now())
 
     # ------------------------------------------------------------------------ BDAT
 
@@ -139,7 +147,7 @@ class Reception:
         if message is None and dialogue.transaction.recipients:
             message = self.chunks = ChunkedMessage(self._limits.max_message_bytes)
             dialogue.share(message, self._waits.now())
-        await self._read_chunk(size, message)
+        await self._read_chunk(size, message, last=last)
         if message is None:
             self._responder.say(b"503 5.5.1 Error: need MAIL and RCPT before BDAT\r\n")
         elif message.refused:
@@ -147,9 +155,9 @@ class Reception:
             self._responder.say(reply)
             if last and self._recipients is not None:
                 self._lines.say(reply * (len(self._recipients) - 1))
-        elif faults is not None and (struck := await faults.strike("data")) is not None:
+        elif faults is not None and (injected := await faults.inject("data")) is not None:
             for _ in range(len(self._recipients) if last and self._recipients is not None else 1):
-                self._responder.reply(struck)
+                self._responder.reply(injected)
             self._drop(message)
         elif last:
             self._lines.due = math.inf
@@ -167,7 +175,7 @@ class Reception:
         message.drop()
         self._dialogue.hold(0, self._waits.now())
 
-    async def _read_chunk(self, size: int, message: ChunkedMessage | None) -> None:
+    async def _read_chunk(self, size: int, message: ChunkedMessage | None, *, last: bool) -> None:
         """Read so many octets, into the message if there is one."""
         dialogue, limits, now = self._dialogue, self._limits, self._waits.now()
         received = message.received if message else 0
@@ -176,11 +184,13 @@ class Reception:
         until = min(dialogue.transaction.until, now + limits.transaction_timeout)
         dialogue.receiving = True
         while size:
-            octets = await self._lines.octets(size, until)
+            octets = await self._lines.octets(min(size, dialogue.appetite), until)
             size -= len(octets)
             if message is not None:
                 message.add(octets)
-                dialogue.hold(message.held, self._waits.now())
+                waiting = dialogue.hold(message.held, self._waits.now())
+                if waiting is not None and (size or not last):
+                    await self._wait_for_room(waiting)
         dialogue.receiving = False
 
     # ------------------------------------------------------------------------ its answer
@@ -234,13 +244,13 @@ class Reception:
             return
         refusal = None
         if self._faults is not None:
-            refusal = await self._faults.strike("dot")
+            refusal = await self._faults.inject("dot")
         if refusal is None and self._consultation is not None:
             refusal = await self._consultation.ask("DATA", content=raw)
         if refusal is not None:
             self._refuse(refusal.encode() + b"\r\n")
             return
-        # Past it the session ends without a reply, as the dialogue's does: no late 250.
+        # Past it the session ends with 421, as the dialogue's does: no late 250.
         self._lines.due = self._waits.now() + self._limits.store_timeout
         accepted = await self._waits.wait(self._dialogue.store(raw))
         if self._recipients is None:

@@ -12,17 +12,24 @@ Fails: never by itself.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+from uuid import UUID
+
 from prometheus_client import Counter
 
 from relay.log import get_logger
 from relay.metrics import Counts, registry
-from relay.peers import peer_key
-from relay.smtp.limits import Misses
+from relay.ports.hang_ups import unless_hung_up
+from relay.ports.peers import peer_key
 from relay.smtp.lines import Lines
+from relay.smtp.misses import Misses
 from relay.smtp.syntax import enhanced
-from relay.smtp.waits import Waits
+from relay.smtp.waits import Pinned, Waits
 
 log = get_logger()
+
+_NAMED = 8  # messages of a session whose ids are logged
 
 SENDERS_FAULT = "5.1.7"
 """The enhanced code of a malformed address behind MAIL …"""
@@ -54,7 +61,7 @@ _recipients_refused = {
 
 
 class Responder:
-    """One session's."""
+    """Answers for one session, and keeps count of what it did."""
 
     __slots__ = (
         "_accepted",
@@ -66,6 +73,7 @@ class Responder:
         "errors",
         "host",
         "idle_commands",
+        "ids",
         "path_code",
         "refused",
         "stored",
@@ -76,7 +84,7 @@ class Responder:
     def __init__(
         self, lines: Lines, waits: Waits, misses: Misses, host: str, *, submission: bool
     ) -> None:
-        """`misses`: who has named so many unknown recipients, or guessed; `host`: the peer's;
+        """`misses`: who has named so many unknown recipients; `host`: the peer's;
         `submission`: whether its messages count as submitted."""
         self._lines = lines
         self._waits = waits
@@ -92,6 +100,8 @@ class Responder:
         """Replies 5xx, commands that are none, and commands since the last message."""
         self.stored = self.refused = 0
         """Messages answered 2xx, and otherwise."""
+        self.ids: list[UUID] = []
+        """Of the first of them that were stored, by which the log tells their story."""
         self.turned_down: dict[str, int] = {}
         """Recipients, by why."""
 
@@ -110,9 +120,11 @@ class Responder:
 
     # ------------------------------------------------------------------------ of messages
 
-    def kept(self, size: int) -> None:
-        """Count a message of so many bytes that was stored."""
+    def kept(self, size: int, ids: Iterable[UUID]) -> None:
+        """Count a message of so many bytes that was stored, under an id for each recipient."""
         self.stored += 1
+        if len(self.ids) < _NAMED:
+            self.ids += ids
         self.errors = self.unknown = self.idle_commands = 0
         self._accepted.value += 1
         _bytes.value += size
@@ -143,10 +155,9 @@ class Responder:
 
     # ------------------------------------------------------------------------ waiting
 
-    async def slow_down(self, least: float = 0.0) -> None:
-        """Let the peer wait for a wrong guess: longer, the more of them it made."""
-        delay = self._misses.note(peer_key(self.host), self._waits.now())
-        await self.keep_waiting(max(least, delay))
+    async def slow_down(self) -> None:
+        """Let the peer wait for a recipient that is unknown: longer, the more of them it named."""
+        await self.keep_waiting(self._misses.note(peer_key(self.host), self._waits.now()))
 
     async def keep_waiting(self, seconds: float) -> None:
         """Let the peer wait.  The session may be ended meanwhile: by a drain, or for a newcomer."""
@@ -156,12 +167,25 @@ class Responder:
                 await pinned.sleep(seconds)
             self.delayed = False
 
+    async def keep_waiting_for(self, pinned: Pinned, call: Callable[[], Awaitable[None]]) -> None:
+        """Let the peer wait for `call`, likewise.  If it hangs up, stop at once with `HungUp`."""
+        self.delayed = True
+        try:
+            await pinned.run(lambda: unless_hung_up(self._lines.sock.fileno(), call))
+        finally:
+            self.delayed = False
+
     # ------------------------------------------------------------------------ the log
 
     def log_end(self, reason: str, seconds: float) -> None:
         """Say that the session has ended, and what happened in it."""
         happened = self.stored or self.refused or self.errors or self.turned_down
         write = log.info if happened else log.debug
+        named: dict[str, Any] = {}
+        if len(self.ids) == 1:
+            named["id"] = str(self.ids[0])
+        elif self.ids:
+            named["ids"] = [str(one) for one in self.ids[:_NAMED]]
         write(
             "smtp.session_ended",
             peer=self.host,
@@ -171,4 +195,5 @@ class Responder:
             errors=self.errors,
             **{f"recipients_{why}": count for why, count in self.turned_down.items()},
             seconds=round(seconds, 3),
+            **named,
         )

@@ -19,17 +19,18 @@ from typing import Any, NoReturn, Protocol
 import trio
 
 from relay.log import get_logger
-from relay.peers import Guest, PortGate
+from relay.ports.certificate import Certificate
+from relay.ports.memory_budget import MemoryBudget
+from relay.ports.peers import Guest, PortGate
+from relay.ports.proxy import Network
 from relay.smtp.chaos import Chaos
 from relay.smtp.door import Door, served
-from relay.smtp.limits import MemoryBudget, SmtpLimits
-from relay.smtp.proxy import Network
+from relay.smtp.limits import SmtpLimits
 from relay.smtp.session import Session
-from relay.smtp.shared import Canonical, Filter, Mailboxes, Shared, SignIn, Submissions
+from relay.smtp.shared import Authenticator, Canonical, Filter, Mailboxes, Shared, Submissions
 from relay.smtp.trampoline import Trampoline
 from relay.smtp.waits import Waits
 from relay.storage import AMPLE, Space
-from relay.tls import Certificate
 
 log = get_logger()
 
@@ -45,7 +46,7 @@ class Scheduling(Protocol):
 
 
 class Seat(Protocol):
-    """What an open connection holds, and gives back when it ends (`relay.peers.Place` is one)."""
+    """What an open connection holds until it ends (`relay.ports.peers.Place` is one)."""
 
     guest: Guest | None
 
@@ -67,7 +68,7 @@ class Server:
         space: Space = AMPLE,
         scheduling: Scheduling | None = None,
         budget: MemoryBudget | None = None,
-        sign_in: SignIn | None = None,
+        authenticator: Authenticator | None = None,
         certificate: Certificate | None = None,
         proxies: Sequence[Network] = (),
         chaos: Chaos | None = None,
@@ -77,8 +78,8 @@ class Server:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `scheduling`: how sessions wait, where not on a `Trampoline`; `budget`: of the bytes of all
-        messages, where others than these sessions share it; `sign_in`, `certificate`, `chaos`,
-        `submissions` and `lmtp`: as `Shared` has them; `proxies`: as `Door` does.
+        messages, where others than these sessions share it; `authenticator`, `certificate`,
+        `chaos`, `submissions` and `lmtp`: as `Shared` has them; `proxies`: as `Door` does.
         """
         self.shared = Shared(
             mailboxes,
@@ -88,7 +89,7 @@ class Server:
             filter_=filter_,
             space=space,
             budget=budget,
-            sign_in=sign_in,
+            authenticator=authenticator,
             certificate=certificate,
             chaos=chaos,
             submissions=submissions,
@@ -123,7 +124,12 @@ class Server:
         def welcome(sock: socket.socket, peer: Any, seat: Seat) -> None:
             self.serve(sock, peer, seat, nursery, tls_first=tls_first)
 
-        await self._door.accept(listener, welcome, paused=lambda: paused() or self.shared.draining)
+        await self._door.accept(
+            listener,
+            welcome,
+            paused=lambda: paused() or self.shared.draining,
+            silent=tls_first,
+        )
 
     def serve(
         self,
@@ -172,16 +178,15 @@ class Server:
         return {**self._door.figures(), "sessions": len(self.sessions)}
 
     async def watch(self) -> NoReturn:
-        """End sessions whose peers are out of time, and take up a new certificate.
+        """End sessions whose peers are out of time, until cancelled.
 
-        Until cancelled.  One look at all sessions now and then is much cheaper than a deadline
+        One look at all sessions now and then is much cheaper than a deadline
         that is moved with every command; it may be late by `tick` seconds.
         """
         limits = self.limits
         shortest = min(limits.command_timeout, limits.data_timeout, limits.transaction_timeout)
         shortest = min(shortest, limits.handshake_timeout)
         tick = min(1.0, shortest / 4)
-        certificate = self.shared.certificate
         while True:
             if not self.sessions:
                 self._some = trio.Event()
@@ -191,8 +196,7 @@ class Server:
             now = trio.current_time()
             for session in [session for session in self.sessions if session.due <= now]:
                 session.expire()
-            if certificate is not None:
-                certificate.look(now)
+            self.shared.budget.relieve(now)
 
     async def _attend(self, session: Session, seat: Seat) -> None:
         try:

@@ -26,7 +26,7 @@ import socket
 from typing import Any
 
 from relay.smtp.commands import Commands
-from relay.smtp.lines import CHUNK, COMMANDS, SessionOver
+from relay.smtp.lines import COMMANDS, SessionOver
 from relay.smtp.shared import Shared
 from relay.smtp.waits import Answer, Waits
 
@@ -52,7 +52,7 @@ class Session(Commands):
         """`sock` is connected and does not block; `run` closes it.
 
         `waits` waits for it; `peer`: its socket address, or whom a proxy named
-        (`relay.smtp.proxy.NamedPeer`); `tls_first`: before anything is said.
+        (`relay.ports.proxy.NamedPeer`); `tls_first`: before anything is said.
         """
         super().__init__(shared, sock, waits, peer)
         self.size = COMMANDS
@@ -158,7 +158,7 @@ class Session(Commands):
             if responder.errors > limits.max_errors or responder.unknown > limits.max_unknown:
                 raise SessionOver("errors", "421 4.7.0 Too many errors; good-bye", linger=True)
             if responder.idle_commands > limits.max_idle_commands:
-                raise SessionOver("idle commands", "421 4.7.0 Too many commands without a message")
+                raise SessionOver("idle_commands", "421 4.7.0 Too many commands without a message")
             self._in_turn += 1
             if self._in_turn >= _COMMANDS_A_TURN or self.parsing >= _TURN:
                 self._in_turn, self.parsing = 0, 0.0
@@ -213,7 +213,7 @@ class Session(Commands):
         dialogue, lines = self.dialogue, self.lines
         if step is True:
             if dialogue.receiving:
-                self.size = CHUNK
+                self.size = dialogue.appetite
                 lines.await_text(now, dialogue.transaction.until)
             else:
                 self.size = COMMANDS
@@ -222,9 +222,11 @@ class Session(Commands):
         if step is not False:
             lines.waiting = False
             if dialogue.complete:
-                # Past it the session ends without a reply: a peer that has given up waiting could
-                # take a late 250 for the answer to its next message.
+                # Past it the session ends with 421: a peer that has given up waiting could take a
+                # late 250 for the answer to its next message.
                 lines.due = now + self.limits.store_timeout
+            elif dialogue.receiving:  # until there is room for more; the budget has a time-out
+                lines.due = dialogue.transaction.until
         elif not dialogue.untouched:
             lines.waiting = False
         return step

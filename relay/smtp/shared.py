@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from relay.accepted import Accepted, Origin
+from relay.access.password_checks import PasswordChecks
 from relay.errors import PermanentFailure
-from relay.peers import ip_address
+from relay.ip import ip_address
+from relay.ports.certificate import Certificate
+from relay.ports.handshakes import Handshakes
+from relay.ports.memory_budget import MemoryBudget
 from relay.smtp.chaos import Chaos
-from relay.smtp.handshakes import Handshakes
-from relay.smtp.limits import MemoryBudget, Misses, SmtpLimits
+from relay.smtp.limits import SmtpLimits
 from relay.smtp.waits import Answer
 from relay.storage import AMPLE, Space
 from relay.throttle import Throttle
-from relay.tls import Certificate
 
 
 class Mailboxes(Protocol):
@@ -33,15 +35,16 @@ class Mailboxes(Protocol):
     def store(
         self,
         reverse_path: str,
-        recipients: Sequence[str],
+        recipients: Mapping[str, str],
         raw: bytes,
         login: object,
         origin: Origin | None,
     ) -> Answer[Accepted]:
         """Make a message durable; raises nothing.
 
-        `login`: what `SignIn` made of whoever sends it; None: nobody has signed in.  `origin`:
-        where it came from; None: this machine.
+        `recipients`: as they were given, by canonical address.
+        `login`: what `Authenticator` made of whoever sends it; None: nobody has signed in.
+        `origin`: where it came from; None: this machine.
         """
 
 
@@ -76,11 +79,12 @@ class WrongLogin(PermanentFailure):
         self.facts = facts
 
 
-class SignIn(Protocol):
+class Authenticator(Protocol):
     """Who may sign in (AUTH), and what is known of them then."""
 
-    secret: bool
-    """Whether passwords open anything; if so, AUTH is not offered in clear beyond this machine."""
+    password_checks: PasswordChecks | None
+    """When a password is checked; AUTH is not offered in clear beyond this machine then.  None:
+    passwords open nothing, and any is good."""
 
     async def check(self, user: str, password: str) -> object:
         """Return what stands for whoever this is, from now on in this session.
@@ -89,7 +93,7 @@ class SignIn(Protocol):
         """
 
 
-class Arrival(NamedTuple):
+class SubmittedMessage(NamedTuple):
     """A message whose final dot has come, and how it came.
 
     `sender`: empty for the null one; `helo`: what the peer calls itself, `host`: its address;
@@ -108,9 +112,9 @@ class Arrival(NamedTuple):
 class Submissions(Protocol):
     """What a submission port asks, in place of mailboxes: may who signed in send this?
 
-    `login` is what `SignIn` made of them; None: nobody has signed in.  A reply that is returned
-    refuses (421: and ends the session); None: go on.  Each raises `TemporaryFailure` for trouble
-    of ours.
+    `login` is what `Authenticator` made of them; None: nobody has signed in.  A reply that is
+    returned refuses (421: and ends the session); None: go on.  Each raises `TemporaryFailure` for
+    trouble of ours.
     """
 
     async def look_again(self, login: object) -> str | None:
@@ -122,7 +126,7 @@ class Submissions(Protocol):
     async def name(self, login: object, recipient: str) -> str | None:
         """Ask at RCPT."""
 
-    async def submit(self, login: object, arrival: Arrival) -> str:
+    async def submit(self, login: object, taken: SubmittedMessage) -> str:
         """Queue a message, and return the reply to its final dot: 2xx only if that is durable."""
 
 
@@ -147,7 +151,7 @@ def origin_of(host: str, helo: str) -> Origin | None:
 class Anybody:
     """Signs everybody in, as whom they say; the password is not looked at."""
 
-    secret = False
+    password_checks: PasswordChecks | None = None
 
     async def check(self, user: str, password: str) -> object:
         """Return the name, as a tag may hold it."""
@@ -167,7 +171,7 @@ class Shared:
         filter_: Filter | None = None,
         space: Space = AMPLE,
         budget: MemoryBudget | None = None,
-        sign_in: SignIn | None = None,
+        authenticator: Authenticator | None = None,
         certificate: Certificate | None = None,
         chaos: Chaos | None = None,
         submissions: Submissions | None = None,
@@ -176,7 +180,7 @@ class Shared:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `budget`: of the bytes of all messages, where others than these sessions share it;
-        `sign_in`: who may sign in; None: nobody, AUTH is not known; `certificate`: for STARTTLS;
+        `authenticator`: who may sign in; None: nobody, AUTH is not known; `certificate`: STARTTLS;
         None: it is not offered; `chaos`: faults on demand; `submissions`: what is asked in place of
         mailboxes, on a port for mail that leaves; `lmtp`: LMTP is spoken in place of SMTP.
         """
@@ -185,13 +189,13 @@ class Shared:
         self.limits = SmtpLimits() if limits is None else limits
         self.hostname = domains[0]
         self.filter = filter_
-        self.sign_in = sign_in
+        self.authenticator = authenticator
         self.chaos = chaos
         self.submissions = submissions
         self.lmtp = lmtp
         self.space = space
-        self.budget = MemoryBudget(self.limits) if budget is None else budget
-        self.misses = Misses(self.limits)
+        self.budget = self.limits.memory_budget() if budget is None else budget
+        self.misses = self.limits.misses()
         self.wrong_logins = Throttle(1.0)  # lines of the log, for each peer and reason
         self.certificate = certificate
         self.handshakes = Handshakes()

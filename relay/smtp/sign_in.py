@@ -2,12 +2,14 @@
 
 A mechanism (RFC 4954, 4616) is a generator: it yields challenges, is sent the answers, and returns
 user name and password.  Base64 is `decoded`'s.  `Attempts` has the peer asked, and judged by
-`relay.smtp.shared.SignIn`; whether AUTH may come now is the session's business.
+`relay.smtp.shared.Authenticator`; whether AUTH may come now is the session's business.
 
-Promises: a wrong password is answered late (`_WRONG`), later to whoever guesses much, and no more
-than `_GUESSES` are heard in one session; no reply and no log repeats a name or a password.
+Promises: a password is checked when it is its turn (`relay.access.password_checks`), a wrong one
+answered late, and the last that a session may say ends it; whoever hangs up meanwhile ends the
+session at once.  No reply and no log repeats a name or a password.
 
-Fails: a mechanism with `ValueError`, whose text is a reply, for what it does not allow.
+Fails: a mechanism with `ValueError`, whose text is a reply, for what it does not allow; `Attempts`
+with `SessionOver`, and with `HungUp` (an `OSError`).
 """
 
 from __future__ import annotations
@@ -16,18 +18,17 @@ import base64
 import binascii
 import math
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import cast
 
+from relay.access.password_checks import PasswordLimits, TooManyWrong
 from relay.errors import TemporaryFailure
 from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.responder import Responder
-from relay.smtp.shared import SignIn, WrongLogin
+from relay.smtp.shared import Authenticator, WrongLogin
 from relay.smtp.waits import Waits
 
 Exchange = Generator[bytes, bytes, tuple[str, str]]
-
-_GUESSES = 3  # wrong passwords in one session, each answered …
-_WRONG = 1.0  # s … so late at least
 
 MALFORMED = "501 5.5.2 Malformed answer"
 CANCELLED = "501 5.7.0 Authentication cancelled"
@@ -79,28 +80,28 @@ def _text(answer: bytes) -> str:
 
 
 class Attempts:
-    """One session's, to sign in."""
+    """The attempts of one session to sign in."""
 
-    __slots__ = ("_guesses", "_lines", "_responder", "_sign_in", "_tell", "_waits")
+    __slots__ = ("_authenticator", "_lines", "_responder", "_tell", "_waits", "_wrong")
 
     def __init__(
         self,
-        sign_in: SignIn,
+        authenticator: Authenticator,
         lines: Lines,
         waits: Waits,
         responder: Responder,
         tell: Callable[[WrongLogin], None],
     ) -> None:
         """`tell` is told of each that was wrong."""
-        self._sign_in = sign_in
+        self._authenticator = authenticator
         self._lines = lines
         self._waits = waits
         self._responder = responder
         self._tell = tell
-        self._guesses = 0  # wrong passwords
+        self._wrong = 0
 
     async def make(self, exchange: Exchange, initial: str, until: float) -> object | None:
-        """Answer AUTH; return what stands for whoever has signed in (`SignIn`), None: nobody.
+        """Answer AUTH; return what stands for whoever has signed in, or None.
 
         `initial`: the answer that came with the command; `until`: when the peer is out of time.
         """
@@ -128,23 +129,39 @@ class Attempts:
             answer = None
 
     async def _judge(self, user: str, password: str) -> object | None:
+        authenticator = self._authenticator
+        checks = authenticator.password_checks
         self._lines.due = math.inf
         try:
             async with self._waits.pinned() as pinned:
-                found = await pinned.run(lambda: self._sign_in.check(user, password))
+                if checks is None:
+                    found = await pinned.run(lambda: authenticator.check(user, password))
+                else:
+                    with checks.turn(self._responder.host, password) as turn:
+                        if not turn.come_nowait():
+                            await self._responder.keep_waiting_for(pinned, turn.come)
+                        found = await pinned.run(lambda: authenticator.check(user, password))
+                        turn.right()
+        except TooManyWrong:
+            self._responder.say(b"454 4.7.0 Too many wrong passwords, try again later\r\n")
+            return None
         except TemporaryFailure:
             self._responder.say(b"454 4.7.0 Try again later\r\n")
             return None
         except WrongLogin as error:
             self._tell(error)
-            await self._refuse()
+            assert checks is not None, "where any password is good, none is wrong"
+            await self._refuse(checks.limits)
             return None
         self._responder.say(b"235 2.7.0 Signed in\r\n")
         return found
 
-    async def _refuse(self) -> None:
-        self._guesses += 1
-        if self._guesses > _GUESSES:
+    async def _refuse(self, limits: PasswordLimits) -> None:
+        self._wrong += 1
+        async with self._waits.pinned() as pinned:
+            await self._responder.keep_waiting_for(
+                pinned, partial(pinned.sleep, limits.wrong_delay)
+            )
+        if self._wrong >= limits.wrong_in_session:
             raise SessionOver("guesses", "421 4.7.0 Too many wrong passwords; good-bye")
-        await self._responder.slow_down(_WRONG)
         self._responder.say(b"535 5.7.8 Wrong user name or password\r\n")

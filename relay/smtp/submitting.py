@@ -17,12 +17,12 @@ from relay.errors import TemporaryFailure
 from relay.smtp.dialogue import Dialogue, Greeted
 from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.responder import Responder
-from relay.smtp.shared import Arrival, Submissions
+from relay.smtp.shared import Submissions, SubmittedMessage
 from relay.smtp.waits import Waits
 
 
 class Submitting:
-    """One session's."""
+    """What one session asks of `Submissions`, in place of mailboxes."""
 
     __slots__ = (
         "_dialogue",
@@ -45,7 +45,7 @@ class Submitting:
         *,
         store_timeout: float,
     ) -> None:
-        """`store_timeout`: seconds that queueing may take; then the session ends, unanswered."""
+        """`store_timeout`: seconds that queueing may take; then the session ends with 421."""
         self._submissions = submissions
         self._greeted = greeted
         self._dialogue = dialogue
@@ -72,7 +72,7 @@ class Submitting:
         """Have a message queued, and answer its final dot."""
         transaction = self._dialogue.transaction
         sender = transaction.mail_from or ""
-        arrival = Arrival(
+        message = SubmittedMessage(
             "" if sender == "<>" else sender,
             transaction.rcpt_tos,
             raw,
@@ -83,7 +83,7 @@ class Submitting:
         )
         # No late 250, which a peer that has given up could take for the next message's.
         self._lines.due = self._waits.now() + self._store_timeout
-        reply = await self._judge(lambda port: port.submit(self._dialogue.login, arrival)) or ""
+        reply = await self._judge(lambda port: port.submit(self._dialogue.login, message)) or ""
         answer = self._responder.queued if reply[:1] == "2" else self._responder.refuse
         answer(reply.encode() + b"\r\n")
 

@@ -65,7 +65,8 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from relay.smtp.waits import Answer, ByteSocket, Talk
+from relay.ports.tls import ByteSocket
+from relay.smtp.waits import Answer, Talk
 
 T = TypeVar("T")
 

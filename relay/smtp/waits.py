@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+from relay.ports.tls import ByteSocket
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -49,29 +51,6 @@ class Talk(Protocol):
 
     def answered(self, now: float) -> Answer[Any] | bool:
         """Go on with the answer that was waited for."""
-
-
-class ByteSocket(Protocol):
-    """What a session reads from and writes to, without blocking: a socket, or TLS on one."""
-
-    def fileno(self) -> int:
-        """The number of the socket."""
-
-    def recv(self, size: int, /) -> bytes:
-        """Return at most `size` bytes, none at the end; fewer only if there is no more now.
-
-        BlockingIOError: nothing now.
-        """
-
-    def send(self, data: bytes, /) -> int:
-        """Return how many bytes left; BlockingIOError: not all could, and what is sent next must
-        begin with them again."""
-
-    def shutdown(self, how: int, /) -> None:
-        """As a socket's."""
-
-    def close(self) -> None:
-        """Close the socket."""
 
 
 class Deadline(Protocol):

@@ -5,6 +5,20 @@ Promises
   lost its lease changes nothing.  Receivers know a repetition by its id.
 - Of each receiver (scheme, host and port) a few events are claimed at once, whatever waits.
 
+Crash safety: which row exists in which state, and what a kill leaves
+
+    state      webhook_events                         a kill here leaves
+    ---------  -------------------------------------  -----------------------------------------
+    made       with what it tells of, by one commit   neither, or both
+    due        run_at = when it is due                it, unchanged
+    claiming   either side of one commit              due, or leased by the dead
+    leased     token+1, attempt+1, run_at = lease's   due again at run_at; the attempt counts,
+               end                                    and its receiver may have had it
+    ending     either side of one commit              leased, or what is below
+    told       none                                   -
+    deferred   token+1, run_at later                  it, unchanged
+    given up   run_at = infinity, given_up_at         it, unchanged, for `KEEP_GIVEN_UP`
+
 Fails with `DatabaseUnavailable` from the pool.
 """
 
@@ -277,8 +291,8 @@ class Webhooks:
     async def _arrived(self, event: Event) -> dict[str, Any] | None:
         row = await self._pool.fetch_row(
             """
-            SELECT b.address, COALESCE(s.from_address, m.reverse_path), s.subject, m.received_at,
-                   COALESCE(s.has_attachments, false), m.size, s.otp
+            SELECT COALESCE(b.said, b.address), COALESCE(s.from_address, m.reverse_path),
+                   s.subject, m.received_at, COALESCE(s.has_attachments, false), m.size, s.otp
             FROM relay.messages m
             JOIN relay.mailboxes b ON b.id = m.mailbox_id
             LEFT JOIN relay.summaries s ON s.message_id = m.id

@@ -27,6 +27,24 @@ async def test_a_token_authenticates_until_it_is_revoked(any_pool):
     assert listed.revoked_at is not None
 
 
+async def test_the_last_use_is_noted_once_a_minute(any_pool):
+    """The list has it after the first use; a second one soon after writes nothing."""
+    keys = Keys(any_pool)
+    key, token = await keys.create("team", ["read"])
+    assert key.last_used_at is None
+    await keys.authenticate(hash_token(token + "x"))
+    assert (await keys.list())[0].last_used_at is None
+    await keys.authenticate(hash_token(token))
+    (first,) = await keys.list()
+    assert first.last_used_at is not None
+    assert first.last_used_at >= first.created_at
+    await any_pool.execute("UPDATE relay.api_keys SET last_used_at = NULL")
+    await keys.authenticate(hash_token(token))
+    assert (await keys.list())[0].last_used_at is None
+    await Keys(any_pool).authenticate(hash_token(token))  # another process has not noted it
+    assert (await keys.list())[0].last_used_at is not None
+
+
 async def test_only_a_hash_is_stored(any_pool):
     """The table has the token's SHA-256, not the token."""
     _, token = await Keys(any_pool).create("team", ["read"])

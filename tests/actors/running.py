@@ -2,13 +2,15 @@
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import structlog
 import trio
 import trio.testing
 
+from relay import log as logging
 from relay.db.pool import Pool
 from supervisor import ChildSpec, Context, Mailbox, NotRunning, Supervisor, SupervisorSpec
 from tests.eventually import eventually
@@ -88,6 +90,21 @@ async def a_turn(mailbox: Mailbox[Any], hint: Any) -> None:
         await eventually(
             lambda: mailbox.statistics().depth, "its messages are taken", until=lambda n: n == 0
         )
+
+
+Lines = list[dict[str, Any]]
+
+
+@contextmanager
+def kept() -> Iterator[Lines]:
+    """The lines of the log from now on, with what SMTP processes say."""
+    before = structlog.get_config()
+    lines: Lines = []
+    logging.configure("info", write=lines.append)
+    try:
+        yield lines
+    finally:
+        structlog.configure(**before)
 
 
 async def logged(lines: Sequence[MutableMapping[str, Any]], event: str) -> None:

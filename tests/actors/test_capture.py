@@ -9,17 +9,12 @@ import trio
 
 from relay.mailboxes.capture import Capture
 from relay.smtp.limits import SmtpLimits
+from tests.certificates import write
 from tests.eventually import eventually
 from tests.smtp.service import Client, Service, serving
 
 CAPTURE = Capture.beside(["relay.localhost"], 3600.0, 100)
 NOBODY = "550 5.1.1 No such mailbox here"
-
-
-@pytest.fixture(autouse=True)
-async def _in_time():
-    with trio.fail_after(50):
-        yield
 
 
 def coded(*parts: str) -> str:
@@ -38,7 +33,7 @@ async def test_mail_for_anybody_is_kept(pool):
         said = await client.deliver(b"x\r\n", "ada@shop.example", "eve@other.example")
         assert said.startswith("250 2.0.0 captured as ")
         assert (await client.ask("MAIL FROM:<a@b.example>"))[:3] == "250"
-        for nobody in ("nobody@relay.localhost", '"a b"@shop.example', "a@-shop.example"):
+        for nobody in ("nobody@relay.localhost", '"a b"@relay.localhost', "a@-shop.example"):
             assert await client.ask(f"RCPT TO:<{nobody}>") == NOBODY, nobody
         assert (await client.ask("RSET"))[:3] == "250"
         bob = await service.mailbox()
@@ -48,6 +43,38 @@ async def test_mail_for_anybody_is_kept(pool):
             ("bob@relay.localhost", "a@b.example", b"y\r\n"),
             ("eve@other.example", "a@b.example", b"x\r\n"),
         ]
+
+
+async def test_one_mailbox_whichever_way_its_domain_is_spelled(pool):
+    """In letters (IDNA 2008) or in A-labels, and shown as it was said first."""
+    said = {
+        "Grüße@BÜCHER.example": ("grüße@xn--bcher-kva.example", "grüße@bücher.example"),
+        "grüße@xn--bcher-kva.example": ("grüße@xn--bcher-kva.example", "grüße@bücher.example"),
+        "ada@XN--Bcher-kva.example": ("ada@xn--bcher-kva.example", "ada@xn--bcher-kva.example"),
+        "ada@bücher.example": ("ada@xn--bcher-kva.example", "ada@xn--bcher-kva.example"),
+        "ada@straße.example": ("ada@xn--strae-oqa.example", "ada@straße.example"),
+        "ada@STRASSE.example": ("ada@strasse.example", None),
+        "ada@faß.de": ("ada@xn--fa-hia.de", "ada@faß.de"),
+    }
+    async with serving(pool, capture=CAPTURE) as service, service.client() as client:
+        for address in said:
+            assert (await client.ask("MAIL FROM:<a@b.example> SMTPUTF8"))[:3] == "250"
+            assert (await client.ask(f"RCPT TO:<{address}>"))[:3] == "250", address
+            assert (await client.ask("DATA"))[:3] == "354"
+            assert (await client.ask(b"x\r\n."))[:13] == "250 2.0.0 cap"
+        assert [to for to, _, _ in await service.stored()] == [to for to, _ in said.values()]
+    rows = await pool.fetch("SELECT address, said FROM relay.mailboxes")
+    assert sorted(rows, key=str) == sorted(set(said.values()), key=str)
+
+
+async def test_a_local_part_that_needs_its_quotes_is_kept(pool):
+    """Spaces, an @, backslashes; without regard to case, as any other."""
+    same = ('"a b"@shop.example', '"A\\ b"@shop.example')
+    others = ('"a@b"@shop.example', '"a\\"b\\\\c"@shop.example')
+    async with serving(pool, capture=CAPTURE) as service, service.client() as client:
+        for address in (*same, *others):
+            assert (await client.deliver(b"x\r\n", address))[:13] == "250 2.0.0 cap", address
+        assert [to for to, _, _ in await service.stored()] == [same[0], same[0], *others]
 
 
 async def test_nothing_is_made_before_the_mail_is_durable(pool):
@@ -105,6 +132,49 @@ async def test_too_many_mailboxes_lose_the_oldest(pool):
         await eventually(two, "the oldest are closed")
 
 
+async def test_a_relay_that_starts_closes_what_is_too_many(pool):
+    """Without any mail: such as one that was killed left, or a lower bound."""
+    async with serving(pool, capture=CAPTURE) as service, service.client() as client:
+        for number in range(5):
+            await client.deliver(b"x\r\n", f"{number}@shop.example")
+    async with serving(pool, capture=Capture.beside(["relay.localhost"], 3600.0, 3)):
+
+        async def three() -> bool:
+            rows = await pool.fetch("SELECT address FROM relay.mailboxes WHERE is_active")
+            return sorted(rows) == [(f"{number}@shop.example",) for number in (2, 3, 4)]
+
+        await eventually(three, "the oldest are closed")
+
+
+async def test_at_the_bound_what_is_live_has_its_mail(pool):
+    """Two writers beyond the bound, at once: every 250 is stored, and the newest mailboxes stay."""
+    capture = Capture.beside(["relay.localhost"], 3600.0, 25)
+    async with serving(pool, capture=capture) as one, serving(pool, capture=capture) as other:
+
+        async def session(end: Service, number: int) -> None:
+            async with end.client() as client:
+                for each in range(20):
+                    said = await client.deliver(b"x\r\n", f"{number}-{each}@shop.example")
+                    assert said[:3] == "250"
+
+        async with trio.open_nursery() as nursery:
+            for number in range(10):
+                nursery.start_soon(session, (one, other)[number % 2], number)
+
+        async def live() -> list[bool]:
+            rows = await pool.fetch(
+                "SELECT b.is_active, count(m.id) FROM relay.mailboxes b "
+                "LEFT JOIN relay.messages m ON m.mailbox_id = b.id "
+                "GROUP BY b.id ORDER BY b.captured_at DESC, b.id DESC"
+            )
+            assert [stored for _, stored in rows] == [1] * 200
+            return [is_live for is_live, _ in rows]
+
+        await eventually(
+            live, "the newest are live", until=lambda seen: seen == [True] * 25 + [False] * 175
+        )
+
+
 @pytest.mark.parametrize(
     ("said", "login"),
     [
@@ -142,6 +212,23 @@ async def test_anybody_may_sign_in_from_elsewhere_without_tls(pool):
         assert (await client.ask(f"AUTH PLAIN {coded('', 'shop', 'x')}"))[:3] == "235"
         await client.deliver(b"x\r\n", "ada@shop.example")
         assert await logins(pool) == ["shop"]
+
+
+async def test_from_elsewhere_it_takes_tls_where_there_is_tls(pool, tmp_path):
+    """A password may open something elsewhere: it is asked for in clear from this machine alone."""
+    made = serving(pool, capture=CAPTURE, proxies=["127.0.0.2"], certificate=write(tmp_path))
+    async with made as service:
+        for named, offered in (("192.0.2.1", False), ("127.0.0.1", True)):
+            stream = await trio.open_tcp_stream(
+                "127.0.0.1", service.port, local_address="127.0.0.2"
+            )
+            async with stream:
+                client = Client(stream)
+                await client.send(f"PROXY TCP4 {named} 127.0.0.1 1234 25\r\n".encode())
+                assert (await client.reply())[:3] == "220"
+                assert ("AUTH" in await client.ask("EHLO client.example")) is offered
+                signed_in = await client.ask(f"AUTH PLAIN {coded('', 'shop', 'x')}")
+                assert signed_in[:3] == ("235" if offered else "500")
 
 
 async def test_what_is_no_sign_in(pool):

@@ -83,6 +83,22 @@ async def test_former_names_are_understood(autojump_clock):
         assert here.heard == [("webhooks", SweepNow())]
 
 
+async def test_what_may_be_said_is_told(autojump_clock):
+    """Of each actor as it is now; of a group what any in it understands."""
+    async with house() as here:
+        tell = here.commands
+
+        def told(name: str) -> list[str]:
+            return tell.commands(tell.node(name))
+
+        assert told("webhooks") == ["restart", "pause", "sweep"]
+        assert told("outbound") == ["restart", "pause", "sweep"]
+        assert told("device_store") == ["restart", "pause", "report"]
+        assert told("postgres") == ["restart"]
+        tell.pause("webhooks")
+        assert told("webhooks") == ["restart", "resume", "sweep"]
+
+
 async def test_a_group_is_meant_as_a_whole(autojump_clock):
     """A sweep goes to those in it that sweep, a pause to all."""
     async with house() as here:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import MutableMapping
 from typing import Any
 
-import pytest
 import structlog
 import trio
 
@@ -20,12 +20,6 @@ from tests.actors.running import blocked, logged
 from tests.db.cluster import Cluster, binaries
 from tests.eventually import eventually
 from tests.smtp.service import serving
-
-
-@pytest.fixture(autouse=True)
-async def _in_time():
-    with trio.fail_after(50):
-        yield
 
 
 async def test_paused_it_refuses_new_sessions_and_finishes_open_ones(pool):
@@ -51,6 +45,30 @@ async def test_it_reports_how_many_sessions_are_open(pool):
         (line,) = [line for line in lines if line["event"] == "actor.report"]
         assert line["sessions"] >= 1, "the client's; the one before it may be on its way out"
         assert line["buffered_bytes"] == 0
+
+
+async def test_the_end_of_a_session_names_what_it_brought(pool):
+    """The ids of the first messages, as the writer has them: a search for one finds the peer."""
+    async with serving(pool) as service:
+        ann, bob = await service.mailbox("ann@relay.localhost"), await service.mailbox()
+        with structlog.testing.capture_logs() as lines:
+
+            def ends() -> list[MutableMapping[str, Any]]:
+                return [line for line in lines if line["event"] == "smtp.session_ended"]
+
+            async with service.client() as client:
+                assert (await client.deliver(b"x\r\n", bob))[:3] == "250"
+            (one,) = await eventually(ends, "its end is told")
+            async with service.client() as client:
+                for _ in range(5):
+                    assert (await client.deliver(b"x\r\n", ann, bob))[:3] == "250"
+            _, many = await eventually(ends, "its end, too", until=lambda seen: len(seen) > 1)
+        stored = [line for line in lines if line["event"] == "writer.stored"]
+        assert one["id"] == stored[0]["id"]
+        brought = [id_ for line in stored[1:] for id_ in sorted(line["ids"])]
+        assert len(brought) == 10
+        assert len(many["ids"]) == 8
+        assert set(many["ids"]) == set(brought[:8])
 
 
 async def test_it_tells_those_who_ask_how_many_are_connected(pool):

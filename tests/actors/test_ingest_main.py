@@ -14,19 +14,14 @@ import trio
 
 from actors.ingest_main import _Process
 from relay.db.hosts import Hosts
+from relay.ports.memory_budget import PooledBudget
 from relay.smtp import channel
 from relay.smtp.channel import Channel, Kind, pack, pack_ids, pack_session
-from relay.smtp.limits import PooledBudget, SmtpLimits
+from relay.smtp.limits import SmtpLimits
 from relay.smtp.server import Server
 from tests.smtp.service import Nobody
 
 PEER = ("127.0.0.1", 1)
-
-
-@pytest.fixture(autouse=True)
-async def _in_time():
-    with trio.fail_after(20):
-        yield
 
 
 class Relay:
@@ -48,7 +43,7 @@ class Relay:
         """Have the process serve what is passed on."""
         server = Server(Nobody(), str)
         self.nursery.start_soon(server.scheduling.run)
-        self.nursery.start_soon(process.arrivals, server, self.nursery)
+        self.nursery.start_soon(process.connections, server, self.nursery)
         return server
 
     def close(self) -> None:
@@ -67,7 +62,7 @@ class Relay:
 async def listening() -> AsyncIterator[tuple[Relay, _Process]]:
     """Have a process listen, which serves nobody yet."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    budget = PooledBudget(SmtpLimits(), memoryview(array("q", [0, 0])), 0)
+    budget = SmtpLimits().pooled_budget(memoryview(array("q", [0] * PooledBudget.NUMBERS)), 0)
     process = _Process(Channel(theirs), Hosts(), budget)
     with ours, theirs:
         async with trio.open_nursery() as nursery:

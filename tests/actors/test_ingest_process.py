@@ -8,10 +8,8 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import structlog
 import trio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -22,31 +20,19 @@ from relay.smtp.channel import MAX_PACKET, Kind, pack
 from relay.smtp.front import Front, Link
 from relay.smtp.limits import SmtpLimits
 from relay.storage import Disk, Space
-from tests.actors.running import logged
+from tests.actors.running import Lines, kept, logged
+from tests.certificates import write
 from tests.eventually import eventually
 from tests.smtp.service import Client, Service, serving_by_processes
 
-Lines = list[dict[str, Any]]
-
 MIB = 1024 * 1024
-
-
-@pytest.fixture(autouse=True)
-async def _in_time():
-    with trio.fail_after(60):
-        yield
 
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
     """The relay's log, with what its processes say."""
-    before = structlog.get_config()
-    lines: Lines = []
-    logging.configure("info", write=lines.append)
-    try:
+    with kept() as lines:
         yield lines
-    finally:
-        structlog.configure(**before)
 
 
 def pid_of(lines: Lines, name: str) -> int:
@@ -217,12 +203,24 @@ async def test_sessions_that_wait_for_what_they_guessed_keep_no_place(pool):
                     return (await newcomer.deliver(b"x\r\n", bob))[:3] == "250"
 
             await eventually(served, "a newcomer is let in, and delivers")
-            assert [reply[:3] for reply in await guessers[0].replies()] == ["421"]
+            # One of the two, whichever process has said first what its session waits for.
+            told, hear = trio.open_memory_channel[list[str]](2)
+
+            async def listen(client: Client) -> None:
+                await told.send([reply[:3] for reply in await client.replies()])
+
+            async with trio.open_nursery() as nursery:
+                for client in guessers:
+                    nursery.start_soon(listen, client)
+                assert await hear.receive() == ["421"]
+                nursery.cancel_scope.cancel()
 
 
 async def test_what_is_buffered_is_that_of_all_processes(pool):
     """What one process holds the other has not; when it is stored there is room again."""
-    limits = SmtpLimits(max_message_bytes=2 * MIB, max_buffered_bytes=3 * MIB)
+    limits = SmtpLimits(
+        max_message_bytes=2 * MIB, max_buffered_bytes=3 * MIB, room_timeout=0.5
+    )  # fmt: skip
     large = b"x" * 70 + b"\r\n"
     text = large * (3 * MIB // 2 // len(large))
     async with serving_by_processes(pool, limits=limits) as service:
@@ -382,6 +380,22 @@ async def test_the_level_of_the_log_is_the_relays(pool, lines):
                 return not lines
 
             await eventually(quiet, "nothing is said of it")
+
+
+async def test_sighup_is_passed_on(pool, lines, tmp_path):
+    """Each process reads the certificate again when its relay does, at once."""
+    async with serving_by_processes(pool, certificate=write(tmp_path)) as service:
+
+        def loaded() -> list[str]:
+            return [line["actor"] for line in lines if line["event"] == "tls.certificate_loaded"]
+
+        both = {"ingest-1", "ingest-2"}
+        await eventually(loaded, "at the start", until=lambda found: set(found) == both)
+        lines.clear()
+        assert service.certificate is not None
+        service.certificate.reload()
+        await eventually(loaded, "once more", until=lambda found: set(found) > both)
+        assert len(loaded()) == 3
 
 
 async def test_a_process_that_cannot_start_says_why(pool, lines):

@@ -20,15 +20,16 @@ import trio
 from actors import pop3
 from relay.access.keys import Keys
 from relay.access.owners import ADMINISTRATOR_ID
+from relay.access.password_checks import PasswordChecks, PasswordLimits
 from relay.crypto import hash_token
 from relay.db.pool import Pool
 from relay.mailboxes.records import Created
 from relay.mailboxes.store import Store
 from relay.pop3.limits import Pop3Limits
-from relay.tls import Certificate
+from relay.ports.certificate import Certificate
 from supervisor import Supervisor
 from tests.actors.running import logged, running
-from tests.actors.test_submission import TLS, elsewhere
+from tests.actors.test_submission import TLS, elsewhere, made_way
 from tests.certificates import write
 from tests.eventually import eventually
 
@@ -36,7 +37,6 @@ T = TypeVar("T")
 
 TOKEN = "ra_administrator"
 MAIL = b"From: a@shop.example\r\nSubject: s\r\n\r\n.dots\r\n..two\r\n.\r\n\xff\r\n"
-QUICK = Pop3Limits(wrong_password=0.0)
 
 
 class Port:
@@ -111,7 +111,7 @@ async def serving(pool: Pool, /, host: str = "127.0.0.1", **wiring: Any) -> Asyn
             "pool": pool,
             "store": Store(pool, ["relay.localhost"]),
             "admin_token_hash": hash_token(TOKEN),
-            "limits": QUICK,
+            "password_checks": PasswordChecks(PasswordLimits(wrong_delay=0.0)),
         }
         async with running(pop3.run, **wired | wiring) as (supervisor, _):
             yield Port(pool, listener.getsockname(), supervisor)
@@ -329,26 +329,74 @@ async def test_a_mailbox_that_is_over_shows_no_message(port: Port):
     assert await port.left(made) == [MAIL]
 
 
-async def test_guessing_is_slow_and_ends_the_session(pool: Pool):
-    """A second each, three a session, and from the tenth on ever slower, over all sessions."""
-    limits = Pop3Limits(wrong_password=0.1, free_misses=3)
-    async with serving(pool, limits=limits) as port:
+async def test_the_third_wrong_password_ends_the_session_late(pool: Pool):
+    """Each of them, and the one that ends it, is answered late."""
+    checks = PasswordChecks(PasswordLimits(wrong_delay=0.1))
+    async with serving(pool, password_checks=checks) as port:
         made = await port.mailbox(MAIL)
 
-        def guess(client: poplib.POP3) -> float:
-            began = time.monotonic()
-            for _ in range(2):
+        def guess(client: poplib.POP3) -> None:
+            for said in ("[AUTH] Wrong", "[AUTH] Wrong", "[AUTH] Too many wrong passwords"):
                 client.user(made.mailbox.address)
-                assert "[AUTH] Wrong" in refused(client.pass_, "guess")
-            took = time.monotonic() - began
-            client.user(made.mailbox.address)
-            assert "Too many wrong passwords" in refused(client.pass_, "guess")
+                began = time.monotonic()
+                assert said in refused(client.pass_, "guess")
+                assert time.monotonic() - began >= 0.1
             assert client.file.read() == b""
-            return took
 
-        assert await port.talk(guess) >= 0.2
-        assert await port.talk(guess) >= 1.4, "0.5 and 1.0 s, the fourth and the fifth"
-        assert (await port.read(made, lambda client: client.stat()))[0] == 1
+        await port.talk(guess)
+
+
+async def test_who_hangs_up_saves_no_guess_and_keeps_no_place(pool: Pool):
+    """A password is charged before it is checked, and the session ends at once: what it would have
+    been answered late is nobody's wait.  Whether it has sent more than is read, or not."""
+    limits = PasswordLimits(wrong_delay=600.0, local_credit=5, local_every=600.0, patience=0.2)
+    async with serving(pool, password_checks=PasswordChecks(limits)) as port:
+        made = await port.mailbox(MAIL)
+        await port.read(made, lambda client: client.noop())
+
+        def guess(rest: bytes) -> None:
+            with talking(port.address) as client:
+                client.user(made.mailbox.address)
+                client.sock.sendall(b"PASS guess\r\n" + rest)
+
+        with structlog.testing.capture_logs() as lines:
+            for rest in (b"", b"STAT\r\n") * 5:
+                await trio.to_thread.run_sync(guess, rest)
+            await eventually(
+                lambda: [line for line in lines if line.get("reason") == "broken"],
+                "all have ended",
+                until=lambda ended: len(ended) == 10,
+            )
+        assert sum(line.get("wrong_passwords", 0) for line in lines) == 5, (
+            "the others were not checked"
+        )
+        assert await port.read(made, lambda client: client.stat()[0]) == 1, "as it was known"
+        other = await port.mailbox(MAIL)
+        with pytest.raises(poplib.error_proto, match="Too many wrong passwords, try again later"):
+            await port.read(other, lambda client: client.stat())
+
+
+async def test_where_too_many_guess_a_password_is_not_checked(pool: Pool):
+    """-ERR [SYS/TEMP]: it may be said again, and the session goes on; it keeps its place then."""
+    limits = PasswordLimits(wrong_delay=0.0, local_credit=1, local_every=0.5, patience=0.1)
+    checks, alone = PasswordChecks(limits), Pop3Limits(max_connections_per_peer=1)
+    async with serving(pool, password_checks=checks, limits=alone) as port:
+        made = await port.mailbox(MAIL)
+
+        def talk(client: poplib.POP3) -> tuple[int, int]:
+            client.user(made.mailbox.address)
+            assert "[AUTH]" in refused(client.pass_, "guess")
+            while True:
+                client.user(made.mailbox.address)
+                try:
+                    client.pass_(made.session_token or "")
+                except poplib.error_proto as error:
+                    assert b"[SYS/TEMP] Too many wrong passwords" in error.args[0]
+                    assert b"Too many connections" in exchange(port.address, b"")
+                else:
+                    return client.stat()
+
+        assert await port.talk(talk) == (1, len(MAIL))
 
 
 async def test_in_clear_no_password_is_taken_from_elsewhere(pool: Pool, tmp_path: Path):
@@ -459,7 +507,7 @@ async def test_pipelined_commands_are_obeyed_in_order(port: Port):
     [
         (b"USER " + b"x" * 5000, b"-ERR Line too long; good-bye\r\n"),
         (b"USER " + b"x" * 5000 + b"\r\nQUIT\r\n", b"-ERR Line too long; good-bye\r\n"),
-        (b"GET / HTTP/1.1\r\n" * 60, b"-ERR Too many errors; good-bye\r\n"),
+        (b"GET / HTTP/1.1\r\n" * 60, b"-ERR Too many commands that lead nowhere; good-bye\r\n"),
         (b"\0" * 1000 + b"\nQUIT\n", b"+OK Bye\r\n"),
     ],
 )
@@ -467,6 +515,95 @@ async def test_hostile_lines(port: Port, said: bytes, last: bytes):
     """Are refused, and held in a bounded memory."""
     answered = await trio.to_thread.run_sync(exchange, port.address, said)
     assert answered.endswith(last)
+
+
+async def test_no_refusal_ends_the_session_of_a_reader(port: Port):
+    """With a key that only reads, five hundred messages are not deleted, with as many words."""
+    owner, reads = await port.keys.create("shop", ["read"])
+    made = await port.mailbox(owner=owner.id)
+    await port.pool.execute(
+        "INSERT INTO relay.messages (mailbox_id, raw_email)"
+        " SELECT %s, 'x' FROM generate_series(1, 500)",
+        (made.mailbox.id,),
+    )
+
+    def talk(client: poplib.POP3) -> None:
+        client.sock.sendall(b"".join(b"DELE %d\r\n" % number for number in range(1, 501)))
+        for _ in range(500):
+            assert b"may not delete" in client.file.readline()
+        for _ in range(100):
+            assert "No such message" in refused(client.retr, 501)
+        assert client.stat() == (500, 500)
+        for _ in range(50):
+            client.sock.sendall(b"XTND\r\n")
+            assert b"Unknown" in client.file.readline()
+        assert client.stat() == (500, 500), "which counts them anew"
+        for _ in range(50):
+            assert "Malformed" in refused(client.dele, "one")
+        client.sock.sendall(b"STAT now\r\n")
+        assert b"lead nowhere" in client.file.readline()
+
+    await port.talk(talk, made.mailbox.address, reads)
+    assert len(await port.left(made)) == 500
+
+
+async def test_who_does_not_sign_in_is_sent_away(port: Port):
+    """Though what it says is refused to nobody: it may not keep its place by that."""
+    answered = await trio.to_thread.run_sync(exchange, port.address, b"USER a\r\nCAPA\r\n" * 26)
+    assert answered.endswith(b"lead nowhere; good-bye\r\n")
+    assert answered.count(b"+OK") == 1 + 50
+
+
+async def test_two_sessions_on_one_mailbox_cannot_hurt_each_other(port: Port):
+    """Both delete what they say, the same message and others; neither what came meanwhile, and no
+    number of either changes."""
+    made = await port.mailbox(*(b"%d\r\n" % number for number in range(5)))
+
+    def talk(one: poplib.POP3) -> None:
+        with talking(port.address) as other:
+            other.user(made.mailbox.address)
+            other.pass_(made.session_token or "")
+            trio.from_thread.run(port.put, made, b"new\r\n")
+            for number in (1, 2):
+                one.dele(number)
+            for number in (2, 3):
+                other.dele(number)
+            assert one.stat() == other.stat() == (3, 9)
+            assert one.quit() == b"+OK Deleted; bye"
+            assert retrieved(other, 4) == b"3\r\n"
+            assert "No such message any more" in refused(other.retr, 1)
+            other.rset()
+            assert "No such message any more" in refused(other.retr, 2)
+            assert other.uidl(5).startswith(b"+OK 5 ")
+            for number in (1, 2, 3):
+                other.dele(number)
+            assert other.quit() == b"+OK Deleted; bye", "what was deleted is what was asked for"
+
+    await port.read(made, talk)
+    assert await port.left(made) == [b"3\r\n", b"4\r\n", b"new\r\n"]
+
+
+async def test_sessions_that_delete_the_same_at_once(port: Port):
+    """Four of them, a thousand messages: all have them deleted, and none waits for the others."""
+    made = await port.mailbox()
+    await port.pool.execute(
+        "INSERT INTO relay.messages (mailbox_id, raw_email)"
+        " SELECT %s, 'x' FROM generate_series(1, 1000)",
+        (made.mailbox.id,),
+    )
+    ready = threading.Barrier(4)
+
+    def talk(client: poplib.POP3) -> bytes:
+        client.sock.sendall(b"".join(b"DELE %d\r\n" % number for number in range(1, 1001)))
+        for _ in range(1000):
+            assert client.file.readline().startswith(b"+OK")
+        ready.wait(20)
+        return client.quit()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(port.read, made, talk)
+    assert await port.left(made) == []
 
 
 async def test_a_silent_peer_is_sent_away_and_deletes_nothing(pool: Pool):
@@ -545,6 +682,34 @@ async def test_a_thousand_silent_connections_keep_nobody_out(pool: Pool):
 
             await trio.to_thread.run_sync(crowd)
             assert await port.read(made, lambda client: retrieved(client, 1)) == MAIL
+
+
+async def test_who_stalls_in_the_handshake_is_sent_away_and_keeps_nobody_out(
+    pool: Pool, tmp_path: Path
+):
+    """Behind STLS and where TLS is first; without a word in clear."""
+    certificate = Certificate.load(*write(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as encrypted:
+        host, number = encrypted.getsockname()
+
+        def crowded() -> bytes:
+            with contextlib.ExitStack() as stack:
+                for _ in range(20):
+                    stack.enter_context(socket.create_connection((host, number), 20)).sendall(
+                        b"\x16"
+                    )
+                client = made_way(lambda: poplib.POP3_SSL(host, number, context=TLS))
+                with contextlib.closing(client):
+                    return bytes(client.welcome)
+
+        wired: dict[str, Any] = {"tls_sockets": [encrypted], "certificate": certificate}
+        async with serving(pool, limits=Pop3Limits(handshake_timeout=0.2), **wired) as port:
+            for door, said in (((host, number), b""), (port.address, b"STLS\r\n")):
+                heard = await trio.to_thread.run_sync(exchange, door, said + b"\x16\x03\x01")
+                assert heard.splitlines()[2:] == [], heard
+        limits = Pop3Limits(max_connections=4, max_connections_per_peer=4, idle_patience=0.0)
+        async with serving(pool, limits=limits, **wired):
+            assert (await trio.to_thread.run_sync(crowded))[:3] == b"+OK"
 
 
 async def test_a_connection_too_many_is_told_so(pool: Pool):

@@ -491,7 +491,7 @@ async def test_a_large_message_is_fetched_by_itself(pool):
     assert all(len(received.data) > len(content) * 4 // 3 for received in sink.received)
 
 
-async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, monkeypatch):
+async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, virtual, monkeypatch):
     """Its connections are closed at the end, as those of every line that is known."""
     prepared = trio.Event()
     fetch = Queue.with_body
@@ -521,9 +521,12 @@ async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, mon
         async with running_outbound(pool, sink.url) as outbound:
             await enqueue(pool, [message])
             outbound.wake()
-            await eventually(
-                lambda: asked, "lines may be forgotten", until=lambda times: times >= 3
-            )
+
+            def looks() -> int:
+                virtual.jump(1.0)
+                return asked
+
+            await eventually(looks, "lines may be forgotten", until=lambda times: times >= 3)
             prepared.set()
             await sink.gets(1)
         assert [session.said[-1] for session in sink.sessions] == ["QUIT"]
@@ -690,13 +693,20 @@ async def test_a_goodbye_that_nobody_answers_stops_no_tick(pool, virtual):
             "the slow one is held",
             until=lambda held: held == 1,
         )
+        await outbound.at_rest()  # its connection has gone back, and is idle from now on
         virtual.jump(IDLE)
         await goodbye.wait()
         virtual.rate = 0.0  # the goodbye, which has two seconds, lasts until the test ends
         await ids(pool, "new@c.example")
         outbound.wake()
-        await at_dot["new"].wait()
-        for _ in range(15):
+
+        async def a_moment() -> bool:
+            virtual.jump(0.05)  # the claimer may be resting
+            await outbound.at_rest()
+            return at_dot["new"].is_set()
+
+        await eventually(a_moment, "the new one is sent, but for the answer to its dot")
+        for _ in range(10):
             virtual.jump(0.1)
             await outbound.at_rest()
         assert registry.get_sample_value("relay_outbound_held") == 2

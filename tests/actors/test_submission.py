@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import re
@@ -19,10 +20,12 @@ from uuid import UUID
 import pytest
 import structlog
 import trio
+from trio.testing import MockClock
 
 from actors import submission
 from relay.access.keys import ApiKey, Keys
 from relay.access.owners import ADMINISTRATOR_ID
+from relay.access.password_checks import PasswordChecks, PasswordLimits
 from relay.crypto import hash_token
 from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
@@ -32,15 +35,18 @@ from relay.outbound.admin import QueueAdmin
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.submission import LOOK_EVERY
 from relay.outbound.suppressions import Suppressions
+from relay.ports.certificate import Certificate
 from relay.smtp.limits import SmtpLimits
-from relay.tls import Certificate
 from supervisor import Supervisor
 from tests.actors.running import running
 from tests.certificates import write
+from tests.eventually import eventually
+from tests.smtp.service import Client
 
 T = TypeVar("T")
 
 TOKEN = "ra_administrator"
+WRONG = "AUTH PLAIN AHgAeA=="
 MAIL = b"From: a@shop.example\r\nDate: now\r\nMessage-ID: <1@shop.example>\r\n\r\n.dots\r\n\xff\r\n"
 
 
@@ -57,6 +63,17 @@ def elsewhere() -> str:
         except OSError:
             pytest.skip("this machine has no address but the loopback's")
         return str(probe.getsockname()[0])
+
+
+def made_way(connect: Callable[[], T]) -> T:
+    """Connect as often as it takes: those who must give way may have just come themselves."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return connect()
+        except OSError:
+            if time.monotonic() > until:
+                raise
 
 
 class Port:
@@ -223,8 +240,9 @@ async def test_a_message_may_come_in_chunks(port: Port):
     assert (await port.raw(message)).endswith(b"+0000\r\n" + MAIL)
 
 
-async def test_nothing_goes_without_signing_in(port: Port):
+async def test_nothing_goes_without_signing_in(port: Port, virtual: MockClock):
     """530 at MAIL, 503 afterwards; a key without the scope, a revoked one, any other word: 535."""
+    virtual.rate = 5.0
     reading = (await port.key("read", "accounts"))[1]
     revoked, token = await port.key()
     await port.keys.revoke(revoked.id)
@@ -243,9 +261,10 @@ async def test_nothing_goes_without_signing_in(port: Port):
     assert await port.pool.fetch_value("SELECT count(*) FROM relay.outbound_letters") == 0
 
 
-async def test_the_log_says_why_somebody_is_not_let_in(port: Port):
+async def test_the_log_says_why_somebody_is_not_let_in(port: Port, virtual: MockClock):
     """A key that may not send is named with what it may and needs, another word is not; never the
     key itself, and to the client all is one."""
+    virtual.rate = 5.0
     key, reading = await port.key("read", "accounts")
     with structlog.testing.capture_logs() as lines:
         for wrong in (reading, "ra_unknown", "x" * 600):
@@ -254,9 +273,9 @@ async def test_the_log_says_why_somebody_is_not_let_in(port: Port):
             assert refused.value.smtp_error == b"5.7.8 Wrong user name or password"
     said = [line for line in lines if line["event"] == "smtp.login_refused"]
     assert [(line["reason"], line["peer"]) for line in said] == [
-        ("wrong scope", "127.0.0.1"),
-        ("unknown key", "127.0.0.1"),
-        ("no key", "127.0.0.1"),
+        ("wrong_scope", "127.0.0.1"),
+        ("unknown_key", "127.0.0.1"),
+        ("no_key", "127.0.0.1"),
     ]
     assert (said[0]["key"], said[0]["needs"]) == (str(key.id), "send")
     assert said[0]["scopes"] == ["read", "accounts"]
@@ -264,23 +283,74 @@ async def test_the_log_says_why_somebody_is_not_let_in(port: Port):
     assert "ra_unknown" not in str(lines)
 
 
-async def test_those_who_guess_are_put_out_and_hear_ever_later(pool: Pool):
-    """Four in a session, and an address that goes on waits longer for each."""
-    limits = SmtpLimits(free_misses=3, miss_delay=0.5, misses_forgotten=0.01)
-    async with serving(pool, limits=limits) as port:
+async def test_the_third_wrong_password_ends_the_session_late(pool: Pool):
+    """Each of them, and the one that ends it, is answered late."""
+    checks = PasswordChecks(PasswordLimits(wrong_delay=0.1))
+    async with serving(pool, password_checks=checks) as port:
 
-        def guess(client: smtplib.SMTP) -> list[tuple[int, float]]:
+        def guess(client: smtplib.SMTP) -> list[tuple[int, bool]]:
             found = []
-            for _ in range(4):
+            for _ in range(3):
                 began = time.monotonic()
-                code, _reply = client.docmd("AUTH PLAIN AHgAeA==")
-                found.append((code, time.monotonic() - began))
+                code, _reply = client.docmd(WRONG)
+                found.append((code, time.monotonic() - began >= 0.1))
             return found
 
-        first = await port.talk(None, guess)
-        assert [code for code, _ in first] == [535, 535, 535, 421]
-        later = await port.talk(None, guess)
-        assert later[2][1] > first[0][1] + 0.3
+        assert await port.talk(None, guess) == [(535, True), (535, True), (421, True)]
+
+
+async def test_who_hangs_up_saves_no_guess_and_keeps_no_place(pool: Pool):
+    """A password is charged before it is checked, and the session ends at once: what it would have
+    been answered late is nobody's wait.  Whether it has sent more than is read, or not."""
+    limits = PasswordLimits(wrong_delay=600.0, local_credit=5, local_every=600.0, patience=0.2)
+    async with serving(pool, password_checks=PasswordChecks(limits)) as port:
+        token = (await port.key())[1]
+        await port.talk(token, lambda client: None)
+
+        def guess(rest: bytes) -> None:
+            with socket.create_connection(port.address, 20) as sock, sock.makefile("rb") as file:
+                file.readline()
+                sock.sendall(b"EHLO x\r\n")
+                while file.readline()[3:4] == b"-":
+                    pass
+                sock.sendall(WRONG.encode() + b"\r\n" + rest)
+
+        with structlog.testing.capture_logs() as lines:
+            for rest in (b"", b"NOOP\r\n") * 5:
+                await trio.to_thread.run_sync(guess, rest)
+            await eventually(
+                lambda: [line for line in lines if line.get("reason") == "broken"],
+                "all have ended",
+                until=lambda ended: len(ended) == 10,
+            )
+        wrong = [line for line in lines if line["event"] == "smtp.login_refused"]
+        assert len(wrong) == 1, "the log is throttled"
+        assert await port.talk(token, lambda client: client.noop()[0]) == 250, "as it was known"
+        other = (await port.key())[1]
+        with pytest.raises(smtplib.SMTPAuthenticationError) as refused:
+            await port.talk(other, lambda client: None)
+        assert refused.value.smtp_code == 454, "the credit of five is used up"
+
+
+async def test_where_too_many_guess_a_password_is_not_checked(pool: Pool):
+    """454: it may be said again, and the session goes on; it keeps its place then."""
+    limits = PasswordLimits(wrong_delay=0.0, local_credit=1, local_every=0.5, patience=0.1)
+    checks, alone = PasswordChecks(limits), SmtpLimits(max_connections=1)
+    async with serving(pool, password_checks=checks, limits=alone) as port:
+        token = (await port.key())[1]
+
+        def talk(client: smtplib.SMTP) -> int:
+            assert client.docmd(WRONG)[0] == 535
+            client.user, client.password = "any user", token
+            while True:
+                try:
+                    return client.auth("PLAIN", client.auth_plain)[0]
+                except smtplib.SMTPAuthenticationError as error:
+                    assert (error.smtp_code, error.smtp_error[:14]) == (454, b"4.7.0 Too many")
+                    with socket.create_connection(port.address, 20) as newcomer:
+                        assert b"421" in newcomer.recv(100)
+
+        assert await port.talk(None, talk) == 235
 
 
 async def test_a_key_sends_from_nothing_else_than_it_may(port: Port):
@@ -300,9 +370,19 @@ async def test_a_key_sends_from_nothing_else_than_it_may(port: Port):
         b"From: =?utf-8?q?ceo=40bank.example?=",
         b"From:",
         b"Subject: from nobody",
+        b"From: a@shop.example .evil.example",
+        b"From: a@shop.example\r\n\xef\xbb\xbfFrom: b@evil.example",
+        b"From: a@shop.example\r\nFr\0om: b@evil.example",
+        b"From: A group: b@evil.example;",
     ):
         reply = await port.submit(token, field + b"\r\n\r\n", "b@y.example")
         assert reply[:9] == "550 5.7.1", field
+    for line in (b"a line", b"\xef\xbb\xbfFrom: b@evil.example", b" folded", b">From b"):
+        reply = await port.submit(token, line + b"\r\nFrom: a@shop.example\r\n\r\n", "b@y.example")
+        assert reply[:9] == "554 5.6.0", line
+    for raw in (b"a line\r\n\r\n", b"From: a@shop.example\rFrom: b@evil.example\r\n\r\n"):
+        reply = await port.submit(token, raw, "b@y.example")
+        assert reply[:3] in {"550", "554"}, raw
     for sender in ("a@shop.example", "ME@other.example", ""):
         await port.queued(await port.submit(token, MAIL, "b@y.example", sender=sender))
 
@@ -550,6 +630,62 @@ async def test_beyond_this_machine_passwords_are_taken_in_tls_alone(pool: Pool, 
             for (message_id,) in rows:
                 assert b" with ESMTPSA id " in await port.raw({"id": message_id})
             assert len(rows) == 2
+
+
+async def test_what_stands_behind_starttls_is_never_obeyed(pool: Pool, tmp_path: Path):
+    """A sign-in and a message in the segment of STARTTLS, in clear: neither is heard of again."""
+    certificate = Certificate.load(*write(tmp_path))
+    plain = base64.b64encode(f"\0x\0{TOKEN}".encode()).decode()
+    behind = (
+        f"EHLO evil.example\r\nAUTH PLAIN {plain}\r\nMAIL FROM:<evil@shop.example>\r\n"
+        "RCPT TO:<b@y.example>\r\nDATA\r\nevil\r\n.\r\n"
+    )
+    async with serving(pool, certificate=certificate) as port:
+        client = Client(await trio.open_tcp_stream(*port.address))
+        async with client.stream:
+            assert (await client.reply())[:3] == "220"
+            assert (await client.ask("EHLO app.example"))[:3] == "250"
+            await client.start_tls(TLS, behind=behind.encode())
+            assert await client.silent()
+            assert (await client.ask("EHLO app.example"))[:3] == "250"
+            assert (await client.ask("MAIL FROM:<evil@shop.example>"))[:3] == "530"
+            assert (await client.ask(f"AUTH PLAIN {plain}"))[:3] == "235"
+            assert (await client.ask("DATA"))[:3] == "503"
+            await client.begin("b@y.example", sender="a@shop.example")
+            good = await client.ask(MAIL.removesuffix(b"\r\n") + b"\r\n.")
+        assert len(await port.queued(good)) == 1
+        assert len(await pool.fetch("SELECT id FROM relay.outbound_messages")) == 1
+
+
+async def test_who_stalls_in_the_handshake_is_sent_away_and_keeps_nobody_out(
+    pool: Pool, tmp_path: Path
+):
+    """Without a word in clear, in time, or at once where somebody else lacks the place."""
+    certificate = Certificate.load(*write(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as encrypted:
+        host, number = encrypted.getsockname()
+
+        def hurried() -> bytes:
+            with socket.create_connection((host, number), 20) as sock:
+                sock.sendall(b"\x16\x03\x01")
+                return sock.recv(100)
+
+        def crowded() -> None:
+            with contextlib.ExitStack() as stack:
+                for _ in range(20):
+                    stack.enter_context(socket.create_connection((host, number), 20)).sendall(
+                        b"\x16"
+                    )
+                with made_way(lambda: smtplib.SMTP_SSL(host, number, context=TLS)) as client:
+                    client.login("anybody", TOKEN)
+
+        wired: dict[str, Any] = {"tls_sockets": [encrypted], "certificate": certificate}
+        limits = SmtpLimits(handshake_timeout=0.2)
+        async with serving(pool, limits=limits, **wired):
+            assert await trio.to_thread.run_sync(hurried) == b""
+        limits = SmtpLimits(max_connections=4, max_connections_per_peer=4, idle_patience=0.0)
+        async with serving(pool, limits=limits, **wired):
+            await trio.to_thread.run_sync(crowded)
 
 
 async def test_without_a_claimer_here_all_nodes_are_told(pool: Pool, database_url: str):

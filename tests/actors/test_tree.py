@@ -1,9 +1,12 @@
 """The tree as data: who runs, in which order, and what a subset needs."""
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
@@ -13,6 +16,7 @@ from actors.commands import FORMER
 from actors.messages import Report, SweepNow
 from actors.resources import Resources
 from actors.tree import ROLES, build_tree, wire
+from relay.cli.actor import actor
 from relay.datadir import DataDir
 from relay.db.listen import Hub
 from relay.db.pool import Pool
@@ -20,6 +24,8 @@ from relay.devices.noise import KeyPair
 from relay.errors import ConfigError
 from relay.keyring import Keyring
 from relay.log import LogRing
+from relay.ports.certificate import Certificate
+from relay.ports.proxy import networks
 from relay.settings import Settings, load
 from supervisor import ChildSpec, Strategy, Supervisor, SupervisorSpec
 from tests.docs.pages import README
@@ -32,6 +38,7 @@ def built(
     settings: Settings,
     only: frozenset[str] | None = None,
     page_url: str = "http://127.0.0.1:8025",
+    certificate: Certificate | None = None,
 ) -> SupervisorSpec:
     """The tree of a process with these settings and roles."""
     resources = Resources(
@@ -56,6 +63,7 @@ def built(
         keyring=Keyring(DataDir(Path("none")), "5a" * 32, Fernet.generate_key().decode()),
         logs=LogRing(),
         page_url=page_url,
+        certificate=certificate,
     )
     return build_tree(wire(settings, resources, only=only))
 
@@ -145,6 +153,29 @@ def test_processes_stand_before_the_ingest_that_feeds_them():
     assert "ingest-1" not in names(Settings())
 
 
+def given(spec: SupervisorSpec, what: str) -> dict[str, Any]:
+    """Which actors are given a thing by this name, and what it is."""
+    runs = {child.name: child.run for child in leaves(spec)}
+    return {
+        name: run.keywords[what]
+        for name, run in runs.items()
+        if isinstance(run, partial) and what in run.keywords
+    }
+
+
+def test_every_mail_port_trusts_the_same_proxies_and_shows_the_same_certificate():
+    """Also the SMTP processes, which are told when it is read again."""
+    certificate = Certificate("cert.pem", "key.pem")
+    proxies = {"RELAY_SMTP__TRUSTED_PROXIES": '["192.0.2.0/24"]'} | OFTEN_OFF
+    tree = built(load(environ=proxies), certificate=certificate)
+    ports = {"ingest", "submission", "pop3"}
+    assert given(tree, "proxies") == dict.fromkeys(ports, networks(["192.0.2.0/24"]))
+    assert given(tree, "certificate") == dict.fromkeys(ports, certificate)
+    tree = built(load(environ=proxies | PROCESSES), certificate=certificate)
+    shown = {"ingest-1", "ingest-2", "submission", "pop3"}
+    assert given(tree, "certificate") == dict.fromkeys(shown, certificate)
+
+
 def test_each_group_fails_by_itself_and_a_device_store_for_ever():
     """Every group has a budget of its own; only the one of the device store has no end."""
     tree = built(Settings())
@@ -178,6 +209,17 @@ def test_what_can_be_said_to_an_actor_is_listed_beside_it():
     )
 
 
+@pytest.mark.parametrize(("verb", "kind"), [("sweep", SweepNow), ("report", Report)])
+def test_help_names_who_hears_a_command(verb: str, kind: type):
+    """As `relay actor sweep --help` and `report --help` list them."""
+    trees = (built(load(environ=FILTER)), built(load(environ=PROCESSES)))
+    hears = {spec.name for tree in trees for spec in leaves(tree) if kind in spec.hears}
+    text = actor.commands[verb].help or ""
+    named = set(re.findall(r"[a-z][a-z0-9_-]+", text.partition(":")[2]))
+    words = {"and", "each", "of", "so", "on"}
+    assert hears - {"ingest-2"} == named - words
+
+
 def test_what_has_no_work_that_can_wait_is_not_paused():
     """The database's actors, and the plane by which an operator resumes the others."""
     specs = leaves(built(load(environ=FILTER)))
@@ -189,14 +231,15 @@ def test_a_subset_brings_what_it_needs():
     assert names(Settings(), frozenset({"ingest"})) == [
         "postgres",
         "listener",
+        "recorder",
         "writer",
         "summariser",
         "ingest",
     ]
-    assert names(Settings(), frozenset({"ticker"})) == ["postgres", "listener", "ticker"]
+    assert names(Settings(), frozenset({"ticker"})) == [*CORE, "ticker"]
 
 
-CORE = ["postgres", "listener"]
+CORE = ["postgres", "listener", "recorder"]
 MAIL = ["writer", "summariser"]
 NEEDED = {
     "postgres": CORE,

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-import pytest
 import trio
 
 from actors import writer
@@ -28,12 +27,6 @@ from tests.eventually import eventually
 
 BOB = "bob@relay.localhost"
 EVE = "eve@relay.localhost"
-
-
-@pytest.fixture(autouse=True)
-async def _in_time():
-    with trio.fail_after(50):
-        yield
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ BENCHES = (
     "ingest",
     "processes",
     "large_slow",
+    "stalls",
     "summary",
     "readable",
     "inbox",
@@ -39,6 +40,7 @@ BENCHES = (
     "tail",
     "page",
     "lists",
+    "clients",
     "devices",
     "device_sessions",
 )

@@ -1,8 +1,9 @@
 """Searching all mail at once (`GET /api/v1/messages`): 100,000 messages, each kind of term.
 
-In 1,000 mailboxes and, on a relay of its own, in one.  Each list is asked for over one kept
-connection with the administrator's token, two with a key that has few of the messages.  Texts are
-of 110 words each; `order` stands in nearly all of them, a number in a few.
+In 1,000 mailboxes and, on a relay of its own, in one.  Each list, and each wait that ends at once,
+is asked for over one kept connection with the administrator's token, three lists with a key that
+has few of the messages.  Texts are of 110 words each; `order` stands in nearly all of them, a
+number in a few.
 """
 
 from __future__ import annotations
@@ -99,6 +100,14 @@ QUERIES = {
 }
 """What is asked for."""
 
+WAITS = {
+    "wait, to none": "to=nobody%40nowhere.example",
+    "wait, from none": "from=nobody%40nowhere.example",
+    "wait, a word in none": "q=nowhere-to-be-found",
+    "wait, a word in few": "q=7123",
+}
+"""What is waited for: what is there already is read first."""
+
 
 def fill(url: str, mailboxes: int, owner: str) -> None:
     """Put everything there, in one transaction: or the relay would parse the messages meanwhile."""
@@ -133,6 +142,9 @@ def measure(relay: RelayProcess, key: str) -> dict[str, dict[str, float]]:
     for name, query in QUERIES.items():
         path = f"/api/v1/messages?limit=50&q={quote(query)}"
         found[name] = timed(connection, [path] * CALLS, token)
+    for name, query in WAITS.items():
+        path = f"/api/v1/messages/wait?timeout=0&{query}"
+        found[name] = timed(connection, [path] * CALLS, token)
     for name in ("newest", "a word in all"):
         _, following = ask(
             connection, f"/api/v1/messages?limit=200&q={quote(QUERIES[name])}", token
@@ -164,10 +176,12 @@ def run(rounds: int) -> dict[str, Any]:
                 fill(relay.run["database_url"], mailboxes, made["id"])
                 for name, figures in measure(relay, made["token"]).items():
                     results[f"{name} (in {mailboxes:,})"] = figures
-    worst = max(results.values(), key=lambda one: one["p99 (ms)"])["p99 (ms)"]
     return {
         "name": "lists",
         "unit": "ms",
         "results": results,
-        "ratios": {"slowest list, p99, ms": {"value": worst, "at_most": 50.0}},
+        "ratios": {
+            f"{name}, p99, ms": {"value": figures["p99 (ms)"], "at_most": 50.0}
+            for name, figures in results.items()
+        },
     }

@@ -1,14 +1,29 @@
-"""A browser for tests: Debian's Chromium, each time as a user who never opened it before."""
+"""A browser for tests: Debian's Chromium, each time as a user who never opened it before.
+
+One Chromium is started for the tests of a file; each visit is a context of its own in it, with no
+cookie, storage, cache or connection of another's.  What a profile makes a difference to has a
+browser of its own.
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, Dialog, Page, Playwright, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Dialog,
+    Error,
+    Locator,
+    Page,
+    Playwright,
+    sync_playwright,
+)
 
 from tests.npm import node_modules
 
@@ -24,16 +39,17 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+SIZES = {"desktop": (1280, 900), "tablet": (820, 1180), "phone": (390, 844)}
 TIMEOUT = 15_000  # ms; for whatever a test waits for
 
 
 class Visit:
     """A page that is being looked at, and all that it did meanwhile."""
 
-    def __init__(self, context: BrowserContext, name: str) -> None:
+    def __init__(self, context: BrowserContext, page: Page, name: str) -> None:
+        context.set_default_timeout(TIMEOUT)
         self.context = context
-        self.page: Page = context.pages[0]
+        self.page = page
         self.console: list[str] = []
         self.errors: list[str] = []
         self.requests: list[str] = []
@@ -69,13 +85,34 @@ class Visit:
         """Keep what is seen now; it must fit the screen and break no rule of accessibility."""
         self.screenshot(what)
         assert self.overflow() <= 0, what
-        self.page.evaluate(axe)
+        if not self.page.evaluate("'axe' in window"):  # as it stays while only the view changes
+            self.page.evaluate(axe)
         found = self.page.evaluate(_RULES)
         assert found == [], f"{what}: {found}"
+
+    def check_width(self, what: str, size: str) -> None:
+        """Keep what would be seen on a screen of another size, which it must fit."""
+        before = self.page.viewport_size
+        assert before is not None
+        width, height = SIZES[size]
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.screenshot(f"{what}-{size}")
+        assert self.overflow() <= 0, f"{what}, {size}"
+        self.page.set_viewport_size(before)
 
     def overflow(self) -> int:
         """How many pixels the page is wider than the screen."""
         return int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth"))
+
+
+def says(element: Locator, script: str) -> Any:
+    """What a script says of an element in a frame; None while the frame gets another document."""
+    try:
+        return element.evaluate(script)
+    except Error as error:
+        if "Execution context was destroyed" in error.message:
+            return None
+        raise
 
 
 _RULES = """async () => {
@@ -101,27 +138,59 @@ def playwright() -> Iterator[Playwright]:
         yield driver
 
 
+@pytest.fixture(scope="module")
+def chromium(playwright: Playwright) -> Iterator[Browser]:
+    """The program, for all who need no profile."""
+    with closing(playwright.chromium.launch(executable_path=_program(), args=ARGUMENTS)) as browser:
+        yield browser
+
+
 @pytest.fixture
-def browse(playwright: Playwright, tmp_path_factory: pytest.TempPathFactory) -> Browse:
-    """Open a browser: `with browse(size="phone", scheme="dark") as visit`."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("Chromium is not installed")
+def browse(chromium: Browser) -> Browse:
+    """Visit as somebody new: `with browse("phone", scheme="dark", locale="de-DE") as visit`."""
 
     @contextmanager
-    def opened(size: str = "desktop", scheme: str = "light") -> Iterator[Visit]:
-        width, height = SIZES[size]
-        context = playwright.chromium.launch_persistent_context(
-            tmp_path_factory.mktemp("browser"),
-            executable_path=program,
-            args=ARGUMENTS,
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if scheme == "dark" else "light",
-        )
-        context.set_default_timeout(TIMEOUT)
-        try:
-            yield Visit(context, f"{size}-{scheme}")
-        finally:
-            context.close()
+    def opened(
+        size: str = "desktop", scheme: str = "light", locale: str | None = None
+    ) -> Iterator[Visit]:
+        context = chromium.new_context(**_looks(size, scheme, locale))
+        with closing(context):
+            yield Visit(context, context.new_page(), f"{size}-{scheme}")
 
     return opened
+
+
+@pytest.fixture
+def browse_at_home(playwright: Playwright, tmp_path: Path) -> Browse:
+    """The same in a browser of its own with a profile on disk, as people have one.
+
+    Without one, Chromium connects to nobody before it must, whatever mail asks for.
+    """
+
+    @contextmanager
+    def opened(
+        size: str = "desktop", scheme: str = "light", locale: str | None = None
+    ) -> Iterator[Visit]:
+        context = playwright.chromium.launch_persistent_context(
+            tmp_path / "profile",
+            executable_path=_program(),
+            args=ARGUMENTS,
+            **_looks(size, scheme, locale),
+        )
+        with closing(context):
+            yield Visit(context, context.pages[0], f"{size}-{scheme}")
+
+    return opened
+
+
+def _program() -> str:
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("Chromium is not installed")
+    return found
+
+
+def _looks(size: str, scheme: str, locale: str | None) -> dict[str, Any]:
+    width, height = SIZES[size]
+    viewport = {"width": width, "height": height}
+    return {"viewport": viewport, "color_scheme": scheme, "locale": locale}

@@ -81,7 +81,7 @@ OFFERED = {
     "read": ["Mail"],
     "send": ["Mail", "Queue"],
     "accounts": ["Mail", "Accounts"],
-    "admin": ["Now", "Mail", "Queue", "Accounts", "Keys", "Logs"],
+    "admin": ["Now", "Mail", "Queue", "Accounts", "Domains", "API keys", "Settings", "Logs"],
 }
 
 
@@ -191,8 +191,7 @@ def test_the_focus_stays_while_rows_leave(own: RelayProcess, browse: Browse) -> 
     send(own, "below")
     above = send(own, "above")
     with browse() as visit, own.http() as api:
-        page = signed_in(visit, own, "queue")
-        page.get_by_label("Status").select_option("queued")
+        page = signed_in(visit, own, "queue/queued")
         below = row(page, "outbound", "below").first.get_by_role("link")
         below.focus()
         api.post(f"/api/v1/outbound/{above}/hold").raise_for_status()
@@ -263,7 +262,7 @@ def test_the_page_outlives_its_relay(own: RelayProcess, browse: Browse) -> None:
 
 
 def test_nothing_goes_on_in_a_view_that_was_left(own: RelayProcess, browse: Browse) -> None:
-    """After a tour of the views only the health is asked for."""
+    """After a tour of the views only the health is asked for, and how much mail is unread."""
     with browse() as visit:
         visit.page.clock.install()
         page = signed_in(visit, own, "now")
@@ -277,7 +276,8 @@ def test_nothing_goes_on_in_a_view_that_was_left(own: RelayProcess, browse: Brow
         page.evaluate("fetch('/healthz')")
         asked = {url.removeprefix(own.run["http"]) for url in visit.requests}
         assert "/healthz" in asked
-        assert asked <= {"/healthz", "/readyz", "/api/v1/session"}
+        unread = "/api/v1/messages?q=is%3Aunread&limit=200"
+        assert asked <= {"/healthz", "/readyz", "/api/v1/session", unread}
 
 
 def test_a_wrong_clock_in_the_browser_changes_nothing(own: RelayProcess, browse: Browse) -> None:

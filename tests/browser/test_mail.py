@@ -6,14 +6,22 @@ Screenshots are left in `test-artefacts/`.
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import smtplib
+import subprocess
+import time
+import uuid
+from email import policy
+from email.message import EmailMessage
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.browser.conftest import TIMEOUT, Browse
-from tests.browser.test_pages import create_inbox, deliver, mail, row, signed_in
+from tests.browser.conftest import TIMEOUT, Browse, says
+from tests.browser.hostile import PNG, Elsewhere
+from tests.browser.test_pages import SENDER, create_inbox, deliver, mail, row, signed_in
 from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
@@ -50,6 +58,15 @@ def test_inboxes_list_and_reader_stand_side_by_side(
         page.locator("#inboxes").get_by_role("link", name=address).click()
         newest = row(page, "messages", "letter 59")
         expect(newest).to_be_visible()
+        expect(newest.locator(".from > *")).to_have_text(["Ann Example", SENDER])
+        (latest,) = api.get(f"/api/v1/mailboxes/{address}/messages?limit=1").json()
+        exact = page.evaluate(
+            "at => new Intl.DateTimeFormat([], {timeStyle: 'medium'}).format(new Date(at))",
+            latest["received_at"],
+        )
+        expect(newest.locator("time")).to_have_text("now")
+        newest.locator("time").hover()
+        expect(newest.locator("time")).to_have_attribute("title", re.compile(f"{exact}$"))
         assert in_sight(page, newest)
         assert page.evaluate("scrollY") == 0
         box = newest.bounding_box()
@@ -64,9 +81,22 @@ def test_inboxes_list_and_reader_stand_side_by_side(
         bar = page.get_by_role("separator", name="Width of the list")
         width = int(bar.get_attribute("aria-valuenow") or 0)
         bar.press("ArrowRight")
+        moved = int(bar.get_attribute("aria-valuenow") or 0)
+        assert moved > width
+        handle, pane = bar.bounding_box(), page.locator(".middle").bounding_box()
+        assert handle is not None
+        assert pane is not None
+        page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + 200)
+        page.mouse.down()
+        page.mouse.move(handle["x"] + handle["width"] / 2 - 60, handle["y"] + 220, steps=3)
+        page.mouse.up()
+        expect(bar).to_have_attribute("aria-valuenow", str(moved - 60))
+        narrower = page.locator(".middle").bounding_box()
+        assert narrower is not None
+        assert narrower["width"] == pane["width"] - 60
         page.reload()
         expect(subject).to_have_text("letter 59")
-        assert int(bar.get_attribute("aria-valuenow") or 0) > width
+        expect(bar).to_have_attribute("aria-valuenow", str(moved - 60))
         page.go_back()
         expect(subject).to_have_count(0)
         expect(newest).to_be_visible()
@@ -89,6 +119,43 @@ def test_inboxes_list_and_reader_stand_side_by_side(
         visit.check("phone-inboxes", axe)
         assert visit.console == []
         assert visit.errors == []
+
+
+def test_what_an_application_sends_is_seen_at_once(relay: RelayProcess, browse: Browse) -> None:
+    """Signed in by SMTP with any password, to an address that nobody made: the row comes by itself,
+    with the user name as its tag.  It comes by the stream of events: no list that is asked for
+    meanwhile is answered, so a page that asks every so often would never show it.  One of several
+    at least is there within 200 ms of its 250, however busy the machine is."""
+    word = f"w{uuid.uuid4().hex}"
+    with browse() as visit:
+        page = signed_in(visit, relay, "mail")
+        expect(page.get_by_role("heading", name="All mail")).to_be_visible()
+        expect(page.locator("#stream")).to_have_text("listening")
+        page.route("**/api/v1/messages?*", lambda _: None)  # asked, and never answered
+        seen: list[float] = []
+        while len(seen) < 9 and min(seen, default=1.0) > 0.2:
+            subject = f"{word} {len(seen)}."
+            page.evaluate(_WATCH, subject)
+            with smtplib.SMTP(*relay.smtp) as client:
+                client.login("shop-app", "any password")
+                to = f"{word}@customer.example"
+                client.sendmail("a@shop.example", [to], mail(subject, "t"))
+                accepted = time.time()
+            newest = row(page, "messages", subject)
+            expect(newest.locator(".tag")).to_have_text("shop-app")
+            seen.append(page.evaluate("window.seen") / 1000 - accepted)
+        assert min(seen) <= 0.2, seen
+        assert visit.errors == []
+
+
+_WATCH = """word => {
+    window.seen = undefined;
+    const look = () => document.querySelector("#messages")?.innerText.includes(word);
+    const watch = new MutationObserver(() => {
+        if (look()) { window.seen ??= Date.now(); watch.disconnect(); }
+    });
+    watch.observe(document.body, { childList: true, subtree: true, characterData: true });
+}"""
 
 
 def test_keys_do_what_buttons_do_and_a_deletion_can_be_taken_back(
@@ -123,7 +190,7 @@ def test_keys_do_what_buttons_do_and_a_deletion_can_be_taken_back(
         press("Escape")
         expect(subject).to_have_count(0)
 
-        press("g")
+        press("g")  # no letter follows
         expect(standing(page)).to_contain_text("letter 3")
         press("x")
         press("j")
@@ -131,6 +198,20 @@ def test_keys_do_what_buttons_do_and_a_deletion_can_be_taken_back(
         chosen = page.get_by_role("group", name="Chosen messages")
         expect(chosen).to_contain_text("2 chosen")
         visit.check("chosen", axe)
+        press("Escape")
+        expect(chosen).to_be_hidden()
+        place = rows.nth(3).bounding_box()
+        rows.nth(1).get_by_role("checkbox").click()
+        assert rows.nth(3).bounding_box() == place, "what is chosen moves no row"
+        rows.nth(3).get_by_role("checkbox").click(modifiers=["Shift"])
+        expect(chosen).to_contain_text("3 chosen")
+        rows.nth(1).get_by_role("checkbox").click()
+        expect(chosen).to_contain_text("2 chosen")
+        press("Escape")
+        press("g")
+        press("x")
+        press("j")
+        press("X")
         press("#")
         expect(rows).to_have_count(2)
         expect(page.locator("#toast")).to_contain_text("2 messages deleted")
@@ -138,6 +219,7 @@ def test_keys_do_what_buttons_do_and_a_deletion_can_be_taken_back(
         press("z")
         expect(rows).to_have_count(4)
         expect(rows.first).to_contain_text("letter 3")
+        expect(standing(page)).to_have_count(1)
         assert left() == ["letter 3", "letter 2", "letter 1", "letter 0"]
         press("g")
         press("#")
@@ -159,53 +241,111 @@ def test_keys_do_what_buttons_do_and_a_deletion_can_be_taken_back(
         expect(dialog).to_have_count(0)
         press("/")
         expect(page.get_by_label("Search", exact=True)).to_be_focused()
+        offered = page.locator("#search-terms option")
+        page.keyboard.type("is:unread subj")
+        expect(offered).to_have_count(1)
+        expect(offered).to_have_attribute("value", "is:unread subject:")
+        page.get_by_label("Search", exact=True).fill("")
         page.keyboard.type("subject:1")
         expect(rows).to_have_count(1)
         page.reload()  # the search is in the address
         expect(rows).to_have_count(1)
         expect(rows).to_contain_text("letter 1")
+        expect(page.locator(".top")).to_contain_text("1 found")
+
+        search, none = page.get_by_label("Search", exact=True), page.locator(".empty")
+        press("/")
+        search.fill("letter from:")  # goes on
+        search.fill("letter larger:many")
+        expect(none).to_contain_text("larger: takes bytes")
+        expect(rows).to_have_count(0)
+        visit.check("search-refused", axe)
+        search.fill('"letter 1 and')
+        expect(none).to_contain_text("a quotation mark is not closed")
+        search.fill("letter")
+        press("Enter")
+        expect(rows).to_have_count(3)
+        expect(search).not_to_be_focused()
+        press("j")
+        expect(standing(page)).to_have_count(1)
+        press("Escape")
+        expect(search).to_have_value("")
+        page.get_by_role("button", name="Delete this inbox").click()
+        asked = page.get_by_role("dialog", name="Delete this inbox")
+        expect(asked).to_contain_text(address)
+        asked.get_by_role("button", name="Cancel").click()
+        assert len(left()) == 3
+
+        press("g")
+        press("s")
+        expect(page.locator("#settings td").first).to_be_visible()
+        for letter, name in (("q", "Queue"), ("n", "Now"), ("k", "API keys"), ("i", "Mail")):
+            press("g")
+            press(letter)
+            expect(page.locator("#views [aria-current]")).to_have_text(name)
+        press("g")
+        press("s")
+        expect(page.locator("#settings td").first).to_be_visible()
+        press("/")
+        expect(page.get_by_label("Find a setting")).to_be_focused()
+        press("Tab")
+        press("?")
+        expect(dialog).to_be_visible()
         assert visit.errors == []
 
 
 def test_a_code_is_copied_from_its_row_and_html_comes_first(
-    relay: RelayProcess, browse: Browse
+    relay: RelayProcess, browse: Browse, axe: str
 ) -> None:
     """One click has the code; a mail of HTML alone has no empty text; a link in it leads the
-    preview nowhere, and stands above; widths stay; an empty inbox says how to send to it."""
+    preview nowhere, and stands above; widths stay; an empty inbox says how to send to it.  All of
+    it in an inbox with a slash in its name."""
     html = (
         "<!doctype html><p>Hello <b>you</b></p>"
         '<a id="it" href="https://shop.example/verify?t=1">verify</a>'
     )
     with browse() as visit, relay.http() as api:
         visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        address = api.post("/api/v1/mailboxes").json()["address"]
-        page = signed_in(visit, relay, f"mail/{address}")
+        name = f"a/b%2f?{uuid.uuid4().hex}"
+        address = api.post("/api/v1/mailboxes", json={"local_part": name}).json()["address"]
+        page = signed_in(visit, relay, f"mail/{quote(address, safe='')}")
         hello = page.locator(".hello")
         expect(hello).to_contain_text(relay.run["smtp"])
         hello.get_by_role("button", name="swaks").click()
-        expect(hello.locator("pre")).to_contain_text(f"--to {address}")
+        expect(hello.locator("pre")).to_contain_text(f"--to {shlex.quote(address)}")
         visit.screenshot("first-mail")
+        hello.get_by_role("button", name="curl").click()
+        lines = hello.locator("pre").inner_text()
+        subprocess.run(["sh", "-c", lines], check=True, capture_output=True, timeout=30)
+        expect(row(page, "messages", "Hello")).to_be_visible()
 
         deliver(relay, address, mail("only HTML", None, html), mail("code", "Your code is 271828"))
         chip = row(page, "messages", "code").get_by_role("button", name="Copy the code 271828")
         chip.click()
         expect(chip).to_have_text("copied")
         assert page.evaluate("navigator.clipboard.readText()") == "271828"
-        assert page.url.endswith(address.replace("@", "%40")) or page.url.endswith(address)
+        assert page.url.endswith(quote(address, safe=""))
 
         page.get_by_role("link", name="only HTML").click()
         frame = page.frame_locator("iframe")
         expect(frame.locator("b")).to_have_text("you")
-        assert frame.locator("html").evaluate("it => it.ownerDocument.compatMode") == "CSS1Compat"
+        mode = "it => it.ownerDocument.compatMode"
+        assert says(frame.locator("html"), mode) == "CSS1Compat"
         expect(page.get_by_role("button", name="Text", exact=True)).to_have_count(0)
         link = page.locator("#message-link a")
         expect(link).to_have_attribute("href", "https://shop.example/verify?t=1")
         expect(link).to_have_attribute("rel", "noopener noreferrer")
         expect(link).to_have_attribute("target", "_blank")
         frame.locator("#it").click()
-        page.wait_for_timeout(200)
+        asked = page.locator("#link-asked")
+        expect(asked).to_contain_text("https://shop.example/verify?t=1")
+        expect(asked.get_by_role("link")).to_have_attribute("rel", "noopener noreferrer")
+        visit.check("link-asked", axe)
         expect(frame.locator("b")).to_have_text("you")
         assert visit.popups == []
+        inner = "it => it.ownerDocument.defaultView.innerWidth"
+        page.get_by_role("button", name="768").click()
+        eventually_sync(lambda: 764 <= says(frame.locator("html"), inner) <= 770, "it is so wide")
         page.get_by_role("button", name="375").click()
         page.reload()
         expect(frame.locator("b")).to_have_text("you")
@@ -214,7 +354,187 @@ def test_a_code_is_copied_from_its_row_and_html_comes_first(
         assert 370 <= box["width"] <= 380
         page.get_by_role("button", name="Checks").click()
         expect(page.locator("#message-checks")).to_contain_text("of 10")
+        visit.check("checks", axe)
         assert visit.errors == []
+
+
+def newsletter(remote: str, relay: str) -> bytes:
+    """A mail that brings a picture and points at others."""
+    message = EmailMessage(policy.SMTP)
+    message["From"], message["Subject"] = "Ann <a@news.example>", "Newsletter"
+    message["Received"] = "from b by c.example; Mon, 23 Nov 2026 01:12:44 +0000"
+    message["Received"] = "from a by b.example; Mon, 23 Nov 2026 01:10:02 +0000"
+    message.set_content(
+        "<style>@media (prefers-color-scheme: dark) { #own { opacity: .5 } }</style>"
+        f"<p>{'words ' * 2000}</p><img id=own src=cid:a@b><img id=far src={remote}/1.png>"
+        f"<table background='{remote}/2.png'><tr><td>cell</table>"
+        f"<img src={remote}/1.png><img src={relay}/own.png><img src=http://127.0.0.1:1/x>",
+        subtype="html",
+    )
+    message.add_related(PNG, maintype="image", subtype="png", cid="<a@b>", filename="p.png")
+    message.add_attachment(PNG, maintype="image", subtype="png", filename="photo.png")
+    return message.as_bytes()
+
+
+def test_a_newsletter_is_shown_whole(relay: RelayProcess, browse: Browse, axe: str) -> None:
+    """As tall as it is, with the pictures it brings; those elsewhere, on this machine, too, once
+    they are asked for; its source, its way and its attachment beside it."""
+    own = relay.run["http"]
+    with Elsewhere() as pictures, browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        deliver(relay, address, newsletter(pictures.url, own))
+        page = signed_in(visit, relay, f"mail/{address}")
+        page.get_by_role("link", name="Newsletter").click()
+        frame = page.frame_locator("iframe")
+        width = "it => it.complete && it.naturalWidth"
+        expect(frame.locator("#own")).to_be_visible()
+        eventually_sync(lambda: says(frame.locator("#own"), width) == 2, "its own is shown")
+        notice = page.locator("#remote-images")
+        expect(notice).to_contain_text("3 remote images")
+        assert "data:" in (frame.locator("#far").get_attribute("src") or "")
+        tall = "it => it.scrollHeight <= it.ownerDocument.defaultView.innerHeight"
+        eventually_sync(lambda: says(frame.locator("html"), tall), "it does not scroll alone")
+        visit.check("newsletter", axe)
+        page.get_by_role("button", name="dark", exact=True).click()
+        expect(frame.locator("#own")).to_have_css("opacity", "0.5")
+        visit.check("newsletter-dark", axe)
+        page.get_by_role("button", name="dark", exact=True).click()
+        expect(frame.locator("#own")).to_have_css("opacity", "1")
+        assert pictures.asked == []
+        page.keyboard.press("i")
+        eventually_sync(lambda: says(frame.locator("#far"), width) == 2, "it is fetched")
+        expect(notice).to_contain_text("1 remote image could not be loaded")
+        expect(notice.get_by_role("button")).to_have_count(0)
+        pictures.wait_for("2.png")
+        assert sorted(pictures.asked) == ["1.png", "2.png"]
+        foreign = [url for url in visit.foreign(own) if not url.startswith(pictures.url)]
+        assert foreign == ["http://127.0.0.1:1/x"]
+        assert not [url for url in visit.requests if url.endswith("/own.png")]
+
+        expect(page.locator("#message-attachments img")).to_have_count(1)
+        expect(page.locator("#message-attachments")).to_have_text(re.compile("photo.png"))
+        expect(page.get_by_text("1 picture in the message")).to_be_visible()
+        page.get_by_role("button", name="Source").click()
+        expect(page.locator("#message-source .is-value").first).to_contain_text("127.0.0.1")
+        visit.check("source", axe)
+        page.get_by_role("button", name="Headers").click()
+        expect(page.locator("#message-path")).to_contain_text("+3 min")
+        visit.check("headers", axe)
+        assert visit.errors == []
+
+
+def test_all_is_found_by_one_key_and_tabs_agree(
+    relay: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """Ctrl K finds messages and does things; many are tagged and marked at once; what one tab does
+    the other shows; mail is seen soon after its 250, in the title, too."""
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        page = signed_in(visit, relay, f"mail/{address}")
+        page.get_by_role("button", name="Send a test mail").click()
+        rows, press = page.locator("#messages li"), page.keyboard.press
+        expect(rows).to_have_count(1)
+        expect(rows.first).to_contain_text("482913")
+        with smtplib.SMTP(*relay.smtp) as client:
+            client.sendmail("a@client.example", [address], mail("first", "t"))
+            page.evaluate(
+                "() => { const it = document.querySelector('#messages'); self.seen = new Promise("
+                "done => new MutationObserver(() => done(performance.now()))"
+                ".observe(it, {childList: true, subtree: true})); }"
+            )
+            client.sendmail("a@client.example", [address], mail("needle", "t"))
+            began = page.evaluate("performance.now()")
+        took = page.evaluate("self.seen") - began
+        assert took < 5000, "it is about 100 ms on an idle machine"
+        expect(rows).to_have_count(3)
+        expect(page).to_have_title(re.compile(r"^\(\d+\+?\) Mail · Relay$"))
+
+        other = visit.context.new_page()
+        other.goto(page.url)
+        expect(other.locator("#messages li.unread")).to_have_count(3)
+        press("g")
+        press("x")
+        press("j")
+        press("x")
+        page.get_by_role("button", name="Tag the chosen").click()
+        visit.check("tag-window", axe)
+        page.keyboard.type("both")
+        press("Enter")
+        expect(other.locator("#messages li").filter(has_text="both")).to_have_count(2)
+        expect(page.get_by_role("group", name="Chosen messages")).to_be_hidden()
+        press("g")
+        press("e")
+        expect(other.locator("#messages li.unread")).to_have_count(2)
+
+        find = page.get_by_role("button", name="Find or do")
+        expect(find).to_have_attribute("title", re.compile("Ctrl K"))
+        find.click()
+        found = page.get_by_role("listbox", name="Found")
+        expect(found).to_contain_text("Sign out")
+        press("Escape")
+        press("Control+k")
+        page.keyboard.type("needle")
+        expect(found.get_by_role("option").first).to_contain_text("message")
+        visit.check("palette", axe)
+        press("Enter")
+        expect(page.locator("#message-subject")).to_have_text("needle")
+        page.get_by_role("button", name="Reply").click()
+        expect(page.get_by_role("textbox", name="Subject")).to_have_value("Re: needle")
+        visit.check("reply", axe)
+        page.get_by_role("button", name="Send", exact=True).click()
+        expect(page.locator("#toast")).to_contain_text("Queued")
+        page.get_by_role("button", name="Delete", exact=True).click()
+        visit.to("now")  # which ends the time to take it back
+        expect(other.locator("#messages li")).to_have_count(2)
+        visit.to("mail/tag%3Aboth")
+        expect(page.get_by_role("heading", name="# both")).to_be_visible()
+        expect(row(page, "messages", "first")).to_be_visible()
+        visit.check("tag", axe)
+
+        away = visit.context.new_page()  # in another view, and not looked at
+        away.add_init_script(_NOTED)
+        away.clock.install()
+        away.goto(f"{relay.run['http']}/#/queue")
+        expect(away.get_by_role("button", name="Sign out")).to_be_visible()
+        with away.expect_response(re.compile("is%3Aunread")):
+            away.clock.run_for(15_000)
+        deliver(relay, address, mail("elsewhere", "t"))
+        with away.expect_response(re.compile("is%3Aunread")):
+            away.clock.run_for(15_000)
+        noted = "self.noted.includes('Ann Example')"
+        eventually_sync(lambda: away.evaluate(noted), "it is told of")  # a poll is no eval there
+        expect(away).to_have_title(re.compile(r"^\(\d+\+?\) Queue · Relay$"))
+        assert visit.errors == []
+
+
+_NOTED = """
+    self.noted = [];
+    self.Notification = class {
+        static permission = "granted";
+        constructor(title) { self.noted.push(title); }
+    };
+    localStorage.setItem("relay.notify", "yes");
+    Object.defineProperty(document, "hidden", { get: () => true });
+"""
+
+
+# Scroll through 100,000 rows by 400 px a frame; what a frame costs in ms, its layout included.
+SCROLL = """async () => {
+    const { MessageList } = await import("/ui/list.js");
+    const list = new MessageList({label: "many", hrefOf: (one) => `#/${one.id}`, tell() {},
+        more: async () => null, picked() {}});
+    document.querySelector("#messages").replaceWith(list.element);
+    list.start(Array.from({length: 100000}, (_, number) => ({id: `i${number}`, from_name: "Ann",
+        subject: `number ${number}`, snippet: "words", received_at: "2026-01-01T00:00:00Z",
+        otp: number % 4 ? null : "482913", tags: number % 7 ? [] : ["tag"]})), false);
+    const began = performance.now();
+    for (let frame = 0; frame < 120; frame += 1) {
+        list.element.scrollTop += 400;
+        list.scrolled();
+        list.element.getBoundingClientRect();
+    }
+    return {frame: (performance.now() - began) / 120, rows: list.body.children.length};
+}"""
 
 
 def test_a_list_without_end_has_few_rows_and_stays_where_it_is_read(
@@ -262,11 +582,136 @@ def test_a_list_without_end_has_few_rows_and_stays_where_it_is_read(
         seen = row(page, "messages", f"number {of - 1001}.")
         expect(seen).to_be_visible()
         before = seen.bounding_box()
+        page.reload()  # it is loaded again up to there
+        expect(seen).to_be_visible()
+        eventually_sync(lambda: seen.bounding_box() == before, "it is where it was")
+        expect(page.locator("#stream")).to_have_text("listening")
         deliver(relay, address, mail("comes meanwhile", "t"))
         expect(seen).to_have_attribute("aria-posinset", "1002")
         assert seen.bounding_box() == before
         scroller.evaluate("it => it.scrollTo(0, 0)")
         expect(rows.first).to_contain_text("comes meanwhile")
+
+        drawn = page.evaluate(SCROLL)
+        assert drawn["rows"] < 300
+        assert drawn["frame"] < 100.0, "it is about 3 ms on an idle machine: 16 make 60 a second"
+        assert visit.errors == []
+
+
+def test_all_that_match_are_changed_in_one_call(
+    relay: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """Loaded or not, of all mail and of one inbox, up to the newest that was seen; what is deleted
+    so may be taken back.  Released they are one by one: what was refused is named, and may be tried
+    again alone; a press stops it."""
+    asked: list[tuple[str, str, str, str | None]] = []
+    found: list[dict[str, object]] = [
+        {"id": str(uuid.uuid4()), "mailbox": "a@b.example", "from_address": "c@d.example",
+         "subject": f"number {number}", "received_at": f"2026-11-23T03:00:0{number}.5Z",
+         "is_read": False, "has_attachments": False, "size": 1, "tags": [], "snippet": "",
+         "otp": None}
+        for number in (2, 1)
+    ]  # fmt: skip
+    released: list[str] = []
+    late: list[Route] = []
+
+    def answer(route: Route) -> None:
+        url = urlsplit(route.request.url)
+        query = parse_qs(url.query)
+        if "cursor" in query:
+            if query["q"][0].startswith("before:"):
+                route.fulfill(json=[{**found[1], "id": "third", "subject": "number 0"}])
+            else:
+                route.abort()
+        elif route.request.method == "GET":
+            following = f"{url.path}?cursor=1&q={quote(query['q'][0])}"
+            route.fulfill(json=found, headers={"Link": f'<{following}>; rel="next"'})
+        else:
+            asked.append((route.request.method, url.path, query["q"][0], route.request.post_data))
+            route.fulfill(json={"count": 2})
+
+    def release(route: Route) -> None:
+        released.append(route.request.url.split("/")[-2])
+        if len(released) == 1:
+            problem = {"type": "/problems/foreign-sender", "detail": "not from you"}
+            route.fulfill(status=403, json=problem)
+        elif len(released) == 6:
+            late.append(route)
+        else:
+            route.fulfill(status=202, json={})
+
+    with browse() as visit, relay.http() as api:
+        inbox = quote(api.post("/api/v1/mailboxes").json()["address"], safe="")
+        visit.page.route("**/messages?*", answer)
+        page = signed_in(visit, relay, f"mail/{inbox}?q=word")
+        rows, chosen = page.locator("#messages li"), page.get_by_role("group", name="Chosen")
+
+        def choose_all() -> None:
+            expect(rows).to_have_count(2)
+            page.keyboard.press("g")
+            page.keyboard.press("x")
+            chosen.get_by_role("button", name="All").click()
+            expect(chosen).to_contain_text("All that match are chosen")
+
+        def change(does: str) -> None:
+            choose_all()
+            chosen.get_by_role("button", name=does, exact=True).click()
+
+        all_mail, of_inbox = "/api/v1/messages", f"/api/v1/mailboxes/{inbox}/messages"
+        before = "before:2026-11-23T03:00:02.501Z word"
+        change("Tag the chosen")
+        asking = page.get_by_role("dialog", name="Tag all that match")
+        asking.get_by_label("Tag").fill("shop")
+        visit.check("tag-all", axe)
+        asking.get_by_role("button", name="Tag").click()
+        expect(chosen).to_be_hidden()
+        change("Delete the chosen")
+        with page.expect_response(lambda answer: answer.request.method == "DELETE"):
+            visit.to("now")  # what is left does not wait
+        visit.to("mail/all?q=word")
+        change("Read")
+        expect(chosen).to_be_hidden()
+        change("Delete the chosen")
+        assert asked == [
+            ("PATCH", of_inbox, before, '{"add_tags":["shop"]}'),
+            ("DELETE", of_inbox, before, None),
+            ("PATCH", all_mail, before, '{"is_read":true}'),
+        ]
+        expect(rows).to_have_count(0)
+        page.get_by_role("button", name="Undo").click()
+        change("Delete the chosen")
+        with page.expect_response(lambda answer: answer.request.method == "DELETE"):
+            visit.to("now")
+        assert asked[3:] == [("DELETE", all_mail, before, None)]
+
+        visit.to("mail/all?q=word")
+        change("Release the chosen")  # this relay's mail stays here
+        expect(page.locator(".middle .problem")).to_contain_text("Nothing can be released here")
+        page.route("**/api/v1/info", lambda asked: asked.fulfill(json={"release": True}))
+        page.route("**/release", release)
+        sending = page.get_by_role("dialog", name="Release 3 messages")
+
+        def release_all() -> None:
+            chosen.get_by_role("button", name="Release the chosen").click()
+            sending.get_by_label("To").fill("bob@b.example")
+            visit.check("release-all", axe)
+            sending.get_by_role("button", name="Release").click()
+
+        release_all()
+        alert = sending.get_by_role("alert")
+        expect(alert).to_contain_text("Queued: 2 of 3. number 2: not from you")
+        visit.check("release-some", axe)
+        sending.get_by_role("button", name="Release").click()
+        expect(page.locator("#toast")).to_contain_text("Queued.")
+        ids = [str(found[0]["id"]), str(found[1]["id"]), "third"]
+        assert released == [*ids, ids[0]]
+        release_all()
+        expect(sending).to_contain_text("1 of 3")
+        sending.get_by_role("button", name="Stop").click()
+        expect(sending).to_have_count(0)
+        late[0].fulfill(status=202, json={})
+        expect(page.locator("#toast")).to_contain_text("Queued: 2 of 3.")
+        assert released[4:] == ids[:2]
         assert visit.errors == []
 
 
@@ -277,14 +722,129 @@ def test_who_is_not_signed_in_is_told_how(relay: RelayProcess, browse: Browse, a
         page.goto(relay.run["http"])
         expect(page.get_by_text("relay open")).to_be_visible()
         expect(page.get_by_role("button", name="Create")).to_be_visible()
+        expect(page.get_by_label("Minutes")).to_have_attribute("placeholder", "60")
         assert in_sight(page, page.get_by_role("button", name="Create"))
         visit.check("first-visit", axe)
+
+
+def test_a_subject_keeps_its_room_beside_a_code_tags_and_a_paperclip(
+    relay: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """At every width; where several inboxes are listed a row says to whom it came; what can be
+    done to a message is in sight."""
+    word = f"w{uuid.uuid4().hex[:8]}"
+    full = EmailMessage(policy.SMTP)
+    full["From"], full["To"] = (
+        "Shop of Everything <noreply@shop.example>",
+        f"{word}@customer.example",
+    )
+    full["Subject"] = f"{word} your order of seven things was sent to you this very morning"
+    full["X-Tags"] = "checkout, receipts, nightly-run"
+    full.set_content("Your code is 482913.")
+    full.add_attachment(b"%PDF-", maintype="application", subtype="pdf", filename="a.pdf")
+    with browse() as visit:
+        deliver(relay, f"{word}@customer.example", full.as_bytes())
+        page = signed_in(visit, relay, "mail/all")
+        seen = row(page, "messages", word)
+        expect(seen.locator(".to")).to_have_text(f"→ {word}@customer.example")
+        for width in (1400, 1100, 820, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            visit.screenshot(f"full-row-{width}")
+            subject = seen.locator(".subject").bounding_box()
+            whole = seen.bounding_box()
+            assert subject is not None
+            assert whole is not None
+            assert subject["width"] >= 0.4 * whole["width"], width
+            code = seen.get_by_role("button", name="Copy the code").bounding_box()
+            room = seen.locator(".marks").bounding_box()
+            assert code is not None
+            assert room is not None
+            assert code["x"] + code["width"] <= room["x"] + room["width"] + 1, width
+        seen.get_by_role("link").click()
+        expect(page.locator("#message-subject")).to_contain_text(word)
+        for width in (1400, 820, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            for name in ("Delete", "Download"):
+                box = page.locator("#message").get_by_role("button", name=name).bounding_box()
+                assert box is not None
+                assert box["x"] + box["width"] <= width, name
+        tags = page.locator("#message-tags .tag")
+        expect(tags).to_have_count(3)
+        page.get_by_role("button", name="Remove the tag receipts").click()
+        expect(tags).to_have_count(2)
+        expect(seen.locator(".tag")).to_have_text(["checkout", "nightly-run"])
+        visit.check("reader-tags", axe)
+        page.goto(f"{page.url.partition('#')[0]}#/mail/{word}%40customer.example")
+        expect(seen.locator(".to")).to_have_text("noreply@shop.example")
+        assert visit.errors == []
+
+
+def test_where_nothing_is_to_be_seen_the_page_says_why(
+    relay: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """On a phone, a relay without an inbox leads to how to send; what was sent by others is named
+    as hidden; a new inbox says how long it lives."""
+    theirs = {"id": str(uuid.uuid4()), "recipient": None, "subject": None, "status": "sent"}
+    theirs["created_at"] = "2026-11-23T03:00:00Z"
+    with browse("phone") as visit:
+        visit.page.route("**/api/v1/mailboxes?*", lambda asked: asked.fulfill(json=[]))
+        visit.page.route("**/api/v1/messages?*", lambda asked: asked.fulfill(json=[]))
+        visit.page.route("**/api/v1/outbound?*", lambda asked: asked.fulfill(json=[theirs]))
+        quota = {"mailboxes": 0, "max_mailboxes": None, "default_ttl_minutes": 2880}
+        visit.page.route("**/api/v1/quota", lambda asked: asked.fulfill(json=quota))
+        page = signed_in(visit, relay, "mail")
+        expect(page.get_by_label("Minutes")).to_have_attribute("placeholder", "2880")
+        lead = page.locator(".rail").get_by_role("link", name="Send the first mail")
+        expect(lead).to_be_visible()
+        visit.check("phone-fresh", axe)
+        lead.click()
+        expect(page.get_by_role("group", name="Client")).to_be_visible()
+        visit.to("mail/sent")
+        expect(page.locator("#messages li .subject")).to_have_text("hidden: of another owner")
+        visit.to("mail/all?q=nothing")
+        expect(page.get_by_text("No message matches.")).to_be_visible()
+        visit.check("no-match", axe)
+        page.set_viewport_size({"width": 1280, "height": 900})
+        expect(lead).to_be_hidden()
+        assert visit.errors == []
+
+
+def test_mail_that_comes_fast_is_shown_together(relay: RelayProcess, browse: Browse) -> None:
+    """Not a thousand times one after the other: the page would stand still for most of a minute."""
+    told: list[dict[str, object]] = [
+        {"id": str(uuid.uuid4()), "mailbox": "a@b.example", "from_address": "c@d.example",
+         "subject": f"flood {number}", "received_at": "2026-11-23T03:00:00Z", "is_read": True,
+         "has_attachments": False, "size": 1, "tags": [], "snippet": "", "otp": None}
+        for number in range(1000)
+    ]  # fmt: skip
+    events = "".join(f"event: new_message\ndata: {json.dumps(one)}\n\n" for one in told)
+    asked: list[str] = []
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) == 1:  # later ones are never answered
+            route.fulfill(content_type="text/event-stream", body=events)
+
+    with browse() as visit:
+        visit.page.add_init_script(_HEIGHTS)
+        visit.page.route("**/api/v1/messages/events", answer)
+        page = signed_in(visit, relay, "mail/all")
+        expect(row(page, "messages", "flood 999")).to_be_visible()
+        assert page.evaluate("window.heights") < 20
+        assert visit.errors == []
+
+
+_HEIGHTS = """window.heights = 0;
+new MutationObserver((changes) => {
+    heights += changes.filter(({ target }) => target.matches("#messages > ul")).length;
+}).observe(document, { subtree: true, attributeFilter: ["style"] });"""
 
 
 def test_what_strangers_wrote_neither_freezes_the_page_nor_runs_in_a_shell(
     relay: RelayProcess, browse: Browse
 ) -> None:
-    """A sender of thousands of blanks; an address that is a shell's pipe, in lines to be copied."""
+    """A sender of thousands of blanks; letters of two directions; more pictures than anybody looks
+    at; a link that reads as another; an address that is a shell's pipe, in lines to be copied."""
     with browse() as visit, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
         blanks = "\r\n ".join(["=?utf-8?q?" + "_" * 45 + "?="] * 300)
@@ -293,6 +853,33 @@ def test_what_strangers_wrote_neither_freezes_the_page_nor_runs_in_a_shell(
         page = signed_in(visit, relay, f"mail/{address}")
         row(page, "messages", "blanks").get_by_role("link").click()
         expect(page.locator("#message-subject")).to_have_text("blanks")
+
+        # In one piece, these took the browser more than a minute.
+        both = "\r\n".join(["\u05d0b" * 50] * 2000)
+        deliver(relay, address, mail("two directions", f"{both}\r\nthe end"))
+        row(page, "messages", "two directions").get_by_role("link").click()
+        text = page.locator("#message-text")
+        expect(text).to_contain_text("the end")
+        assert (text.text_content() or "").split() == [*both.split(), "the", "end"]
+
+        many = EmailMessage(policy.SMTP)
+        many["Subject"] = "many pictures"
+        many.set_content("http://bank.example@elsewhere.example/verify\u202emoc\r\n")
+        for number in range(40):
+            many.add_attachment(PNG, "image", "png", filename=f"{number}.png")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        deliver(relay, address, many.as_bytes())
+        row(page, "messages", "many pictures").get_by_role("link").click()
+        files = page.locator("#message-attachments")
+        expect(files.locator("li")).to_have_count(40)
+        expect(files.locator("img")).to_have_count(12)
+        row(page, "messages", "blanks").get_by_role("link").click()
+        expect(page.locator("#message-subject")).to_have_text("blanks")
+        assert sum("/attachments/" in url for url in asked) == 12
+        page.go_back()
+        link = page.locator("#message-link a")
+        expect(link).to_have_text("http://elsewhere.example/verify%E2%80%AEmoc")
 
         pipe = "ann'|reboot|'@customer.example"
         deliver(relay, pipe, b"Subject: gone soon\r\n\r\nx\r\n")

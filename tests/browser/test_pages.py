@@ -10,6 +10,7 @@ import smtplib
 from email import policy
 from email.message import EmailMessage
 
+import psycopg
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
@@ -19,10 +20,12 @@ from tests.browser.hostile import (
     CONNECTS,
     LEAVES,
     LOADS,
+    PICTURES,
     RUNS,
     Elsewhere,
     catalogue,
     unparseable,
+    whole,
 )
 from tests.relay_process import RelayProcess
 
@@ -86,6 +89,12 @@ def node(page: Page, name: str) -> Locator:
     return page.locator("#tree tr").filter(has=page.get_by_role("cell", name=name, exact=True))
 
 
+def commands(page: Page, name: str) -> Locator:
+    """The menu of an actor's commands, opened."""
+    node(page, name).get_by_role("button", name=f"Commands for {name}").click()
+    return page.locator("#commands")
+
+
 def row(page: Page, table: str, text: str) -> Locator:
     """The row of a table or list that holds a text."""
     return page.locator(f"#{table} :is(tbody tr, li)").filter(has_text=text)
@@ -97,17 +106,23 @@ def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
     relay: RelayProcess, browse: Browse, axe: str, size: str, scheme: str
 ) -> None:
     """Each view, filled: no wider than the screen, silent, of one origin, strict in policy, and
-    nothing for the rules of accessibility to find."""
+    nothing for the rules of accessibility to find.  As wide as a tablet they fit, too."""
     own = relay.run["http"]
     with browse(size, scheme) as visit, relay.http() as api:
         page = visit.page
+
+        def check(what: str) -> None:
+            visit.check(what, axe)
+            if (size, scheme) == ("desktop", "light"):
+                visit.check_width(what, "tablet")
+
         answer = page.goto(f"{own}/")
         assert answer is not None
         allowed = answer.headers["content-security-policy"]
         assert "default-src 'none'" in allowed
         assert "unsafe" not in allowed
         expect(page.locator("#health")).to_have_text("ready")
-        visit.check("signed-out", axe)
+        check("signed-out")
         page = signed_in(visit, relay, "mail")
         address = create_inbox(page)
         deliver(
@@ -117,14 +132,14 @@ def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
             mail("Unbroken" * 30, None, '<h1>Hello</h1><p style="color: teal">styled</p>'),
         )
         expect(page.locator("#messages li")).to_have_count(2)
-        visit.check("list", axe)
+        check("list")
         page.get_by_role("link", name="A subject that goes on").click()
         expect(page.locator("#message-code")).to_contain_text("482913")
-        visit.check("message", axe)
+        check("message")
         visit.to(f"mail/{address}")
         page.get_by_role("link", name="Unbroken").click()
         expect(page.frame_locator("iframe").get_by_text("styled")).to_be_visible()
-        visit.check("message-html", axe)
+        check("message-html")
 
         letter = {"from": f"a@{address.partition('@')[2]}", "to": ["nobody@relay.localhost"]}
         sent = api.post("/api/v1/messages/send", json={**letter, "subject": "S" * 90, "text": "t"})
@@ -132,29 +147,48 @@ def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
         visit.to("now")
         expect(node(page, "control")).to_contain_text("running")
         expect(page.locator("#counts")).to_contain_text("mailboxes")
-        visit.check("now", axe)
+        check("now")
         visit.to(f"queue/{outbound}")
         expect(page.locator("#story dd").first).to_have_text("bounced")
-        visit.check("queue", axe)
+        check("queue-story")
+        visit.to("queue/overview")
+        expect(page.locator("#queue-state")).to_contain_text("queued")
+        check("queue-whole")
+        visit.to("queue/bounced")
+        expect(page.locator("#outbound li").first).to_be_visible()
+        check("queue")
+        visit.to("queue/failures")
+        expect(page.locator("#failures li").first).to_be_visible()
+        check("queue-failures")
         visit.to("accounts")
         expect(page.locator("#collector")).to_contain_text("letters wait")
-        visit.check("accounts", axe)
+        check("accounts")
         visit.to("devices")
         expect(page.locator("#device-counts")).to_contain_text("blobs")
-        visit.check("devices", axe)
+        check("devices")
         visit.to("keys")
         expect(page.get_by_role("button", name="Make a key")).to_be_visible()
-        visit.check("keys", axe)
+        check("keys")
+        visit.to("domains")
+        expect(page.locator("#domain-facts")).to_contain_text("SMTP at")
+        check("domains")
+        visit.to("settings")
+        expect(row(page, "settings", "RELAY_SMTP__BIND")).to_contain_text("environment")
+        check("settings")
         visit.to("logs")
         expect(page.locator("#lines li").first).to_be_attached()
-        visit.check("logs", axe)
+        check("logs")
 
-        page.get_by_role("link", name="API").click()
-        calls = page.locator("details")
-        expect(calls.first).to_be_visible()
-        page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        page.get_by_role("link", name="API", exact=True).click()
+        expect(page.locator("details").first).to_be_visible()
         expect(page.get_by_text("GET /api/v1/logs")).to_be_visible()
-        visit.check("docs", axe)
+        for name in ("createKey", "waitForMessage", "sendMessage", "changeMessages", "pushBlob"):
+            page.locator(f"#{name} > summary").click()
+            expect(page.locator(f"#{name} .call")).to_be_visible()
+        check("docs")
+        page.goto(f"{own}/problems/mailbox-not-found")
+        expect(page.get_by_role("heading", name="What to do")).to_be_visible()
+        check("problem")
         assert visit.console == []
         assert visit.errors == []
         assert visit.foreign(own) == []
@@ -193,7 +227,7 @@ def test_mail_appears_without_a_reload(relay: RelayProcess, browse: Browse) -> N
         assert visit.console == []
 
 
-def test_a_message_is_read_in_every_form(relay: RelayProcess, browse: Browse) -> None:
+def test_a_message_is_read_in_every_form(relay: RelayProcess, browse: Browse, axe: str) -> None:
     """Headers, raw, attachment, links and code; searched, copied, downloaded, deleted."""
     message = EmailMessage(policy.SMTP)
     message["From"], message["Subject"] = f"Ann Example <{SENDER}>", "The invoice"
@@ -210,8 +244,9 @@ def test_a_message_is_read_in_every_form(relay: RelayProcess, browse: Browse) ->
         page.get_by_label("Search", exact=True).fill("invoice")
         expect(page.locator("#messages li")).to_have_count(1)
         page.get_by_role("link", name="The invoice").click()
-        page.get_by_role("button", name="Copy the code", exact=True).click()
-        expect(page.get_by_role("button", name="Copy the code", exact=True)).to_have_text("copied")
+        copy = page.locator("#message-code").get_by_role("button", name="Copy the code")
+        copy.click()
+        expect(copy).to_have_text("copied")
         assert page.evaluate("navigator.clipboard.readText()") == "135790"
         target = page.locator("#message-link a")
         expect(target).to_have_attribute("href", "https://shop.example/pay?x=1&y=2")
@@ -220,6 +255,10 @@ def test_a_message_is_read_in_every_form(relay: RelayProcess, browse: Browse) ->
         expect(page.locator("#message-headers")).to_contain_text("seen <b>as text</b>")
         page.get_by_role("button", name="Raw").click()
         expect(page.locator("#message-raw")).to_contain_text("X-Note: seen")
+        visit.check("raw", axe)
+        page.get_by_role("button", name="Text", exact=True).click()
+        expect(page.locator("#message-text")).to_contain_text("Your code is 135790")
+        visit.check("text", axe)
         with page.expect_download() as download:
             page.get_by_role("button", name="invoice.pdf").click()
         assert download.value.suggested_filename == "invoice.pdf"
@@ -240,6 +279,7 @@ def test_an_anonymous_inbox_outlives_a_reload(relay: RelayProcess, browse: Brows
         page = visit.page
         page.goto(relay.run["http"])
         address = create_inbox(page)
+        expect(page.locator(".hello pre")).to_contain_text(relay.run["smtp"])
         deliver(relay, address, mail("still here", "text", "<p>html</p>"))
         expect(page.locator("#messages li")).to_have_count(1)
         page.reload()
@@ -269,7 +309,7 @@ def test_the_page_says_when_an_inbox_is_over(relay: RelayProcess, browse: Browse
 
 
 def test_signing_in_opens_the_views_and_signing_out_shuts_them(
-    relay: RelayProcess, browse: Browse
+    relay: RelayProcess, browse: Browse, axe: str
 ) -> None:
     """A wrong token is refused; the right one stays in no field, script or storage."""
     with browse() as visit, relay.http() as api:
@@ -277,6 +317,7 @@ def test_signing_in_opens_the_views_and_signing_out_shuts_them(
         page.goto(relay.run["http"])
         sign_in(page, "wrong")
         expect(page.get_by_role("alert")).to_contain_text("token")
+        visit.check("signin-refused", axe)
         expect(page.get_by_role("link", name="Queue")).to_have_count(0)
         page.get_by_label("Token").fill(relay.run["admin_token"])
         page.get_by_role("main").get_by_role("button", name="Sign in").click()
@@ -302,7 +343,7 @@ def test_signing_in_opens_the_views_and_signing_out_shuts_them(
         assert visit.errors == []
 
 
-def test_the_tree_is_live(relay: RelayProcess, browse: Browse) -> None:
+def test_the_tree_is_live(relay: RelayProcess, browse: Browse, axe: str) -> None:
     """What happens to an actor shows by itself, and what needs attention comes first."""
     with browse() as visit, relay.http() as api:
         page = signed_in(visit, relay)
@@ -311,16 +352,77 @@ def test_the_tree_is_live(relay: RelayProcess, browse: Browse) -> None:
         api.post("/api/v1/supervision/reaper/pause").raise_for_status()
         expect(node(page, "reaper")).to_contain_text("paused")
         expect(page.locator(".attention")).to_contain_text("Reaper is paused.")
-        node(page, "reaper").get_by_role("button", name="resume").click()
+        expect(page.locator(".attention code")).to_have_text("relay actor resume reaper")
+        commands(page, "reaper")
+        visit.check("now-menu", axe)
+        page.keyboard.press("Escape")
+        page.locator(".attention").get_by_role("button", name="resume").click()
         expect(node(page, "reaper")).to_contain_text("running")
         expect(page.locator(".attention")).not_to_contain_text("Reaper")
         restarts = node(page, "reaper").locator(".restarts")
         before = int(restarts.inner_text())
-        node(page, "reaper").get_by_role("button", name="restart").click()
+        commands(page, "reaper").get_by_role("button", name="restart").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        visit.check("now-restart", axe)
+        page.get_by_role("dialog").get_by_role("button", name="Restart").click()
         expect(restarts).to_have_text(str(before + 1))
-        node(page, "reaper").get_by_role("link", name="log").click()
+        commands(page, "reaper").get_by_role("link", name="log").click()
         expect(page.get_by_label("Actor")).to_have_value("reaper")
         assert page.evaluate("window.since") == "the beginning"
+        assert visit.errors == []
+
+
+def test_charts_begin_with_what_the_relay_has_kept(relay: RelayProcess, browse: Browse) -> None:
+    """The last hours are drawn at once, further back at a press; live values go on beside them."""
+    with psycopg.connect(relay.run["database_url"], autocommit=True) as sql:
+        sql.execute(
+            """
+            INSERT INTO relay.history
+            SELECT date_trunc('minute', now()) - make_interval(mins => ago),
+                   CASE WHEN ago > 70 THEN 60000 ELSE 600 END, 60, 0, 0, 7, 5
+            FROM generate_series(2, 600) ago
+            ON CONFLICT DO NOTHING
+            """
+        )
+    with browse() as visit:
+        page = signed_in(visit, relay)
+        received = page.locator(".plot").filter(has_text="Received")
+        expect(received).to_contain_text("at most 10/s")
+        expect(received.locator("strong")).to_have_text(re.compile(r"^[\d.]+/s$"))
+        page.get_by_role("button", name="24 hours").click()
+        expect(received).to_contain_text("at most 1,000/s")
+        expect(page.locator(".flow")).to_have_count(2)
+        expect(page.locator(".flow").last).to_contain_text("0 in hand")
+        assert visit.errors == []
+
+
+def test_all_of_a_list_are_held_and_cancelled(
+    relay: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """As the filter says; how many these are is in the question."""
+    with browse() as visit, relay.http() as api:
+        for number in range(3):
+            body = {"from": "a@relay.localhost", "subject": f"all {number}", "text": "t"}
+            to = f"x{number}@{'one' if number else 'two'}.all.example"
+            body |= {"send_at": "2099-01-01T00:00:00Z"}
+            api.post("/api/v1/messages/send", json={**body, "to": [to]}).raise_for_status()
+        page = signed_in(visit, relay, "queue/queued")
+        page.get_by_label("Destination").fill("one.all.example")
+        expect(row(page, "outbound", "all 0")).to_have_count(0)
+        dialog = page.get_by_role("dialog")
+        for verb, state in (("hold", "queued"), ("cancel", "held")):
+            visit.to(f"queue/{state}")
+            page.locator("#acts").get_by_role("button", name=verb).click()
+            expect(dialog).to_contain_text("2 messages")
+            expect(dialog).to_contain_text("one.all.example")
+            visit.check(f"{verb}-all", axe)
+            dialog.get_by_role("button", name=verb.capitalize()).click()
+            expect(page.get_by_text("2 messages changed")).to_be_visible()
+            expect(row(page, "outbound", "all")).to_have_count(0)
+        expect(page.locator("#acts")).to_be_hidden()  # there is nothing to act on
+        visit.to("queue/all")
+        page.locator("#acts").get_by_role("button", name="retry").click()
+        expect(page.get_by_role("alert").filter(has_text="There is none")).to_be_visible()
         assert visit.errors == []
 
 
@@ -334,17 +436,27 @@ def test_a_messages_story_is_told_and_changed(relay: RelayProcess, browse: Brows
 
         page = signed_in(visit, relay, "queue")
         page.get_by_role("button", name="pause all").click()
+        page.get_by_role("dialog").get_by_role("button", name="Pause").click()
         expect(page.locator("#queue-state")).to_contain_text("Paused")
         send("waits", "x@relay.localhost")
         row(page, "outbound", "waits").get_by_role("link").click()
         story = page.locator("#story")
         story.get_by_role("button", name="hold").click()
         expect(story.locator("dd").first).to_have_text("held")
+        if not story.locator("#story-raw").count():
+            story.get_by_text("As it is sent").click()
+        expect(story.locator("#story-raw")).to_contain_text("Subject: waits")
         story.get_by_role("button", name="retry").click()
         expect(story.locator("dd").first).to_have_text("queued")
+        expect(story.locator("#story-raw")).to_contain_text("Message-ID: <")
         page.get_by_role("button", name="resume all").click()
         expect(story.locator("dd").first).to_have_text("bounced")
-        expect(story.locator(".phases li").last).to_contain_text("550")
+        expect(story.locator(".phases .said")).to_contain_text("550 5.1.1")
+        story.get_by_role("link", name="Close").click()
+        for key in ("j", "k", "Enter"):  # to the first row, wherever it stood
+            page.keyboard.press(key)
+        expect(page.locator("#story-title")).to_contain_text("waits")
+        expect(story.locator("dd").first).to_have_text("bounced")
         story.get_by_role("link", name="Log lines").click()
         expect(page.locator("#lines")).to_contain_text("outbound.refused")
 
@@ -353,12 +465,66 @@ def test_a_messages_story_is_told_and_changed(relay: RelayProcess, browse: Brows
         page.get_by_role("button", name="Suppress").click()
         suppressed = row(page, "suppressions", "x@elsewhere.example")
         expect(suppressed).to_be_visible()
-        page.get_by_label("Status").select_option("bounced")
+        page.locator("#states").get_by_role("link", name="Bounced").click()
+        expect(page).to_have_url(re.compile("#/queue/bounced$"))
         expect(row(page, "outbound", "waits")).to_be_visible()
         page.get_by_label("Destination").fill("other.example")
         expect(row(page, "outbound", "waits")).to_have_count(0)
         suppressed.get_by_role("button", name="remove").click()
         expect(suppressed).to_have_count(0)
+        assert visit.errors == []
+
+
+def test_a_click_in_the_queue_shows_the_story_beside_it(
+    relay: RelayProcess, browse: Browse
+) -> None:
+    """Each state has its list and its address; a story opens beside it and stays on a reload."""
+    with browse() as visit, relay.http() as api:
+        body = {"from": "a@relay.localhost", "to": ["y@relay.localhost"], "text": "t"}
+        for number in range(40):
+            api.post("/api/v1/messages/send", json={**body, "subject": f"no {number}"})
+        page = signed_in(visit, relay, "queue/bounced")
+        states = page.locator("#states")
+        expect(states.get_by_role("link", name="Bounced")).to_have_attribute("aria-current", "page")
+        expect(states.get_by_role("link", name="Bounced").locator(".count")).to_have_text(
+            re.compile(r"\d")
+        )
+        chosen = row(page, "outbound", "no 39")
+        chosen.get_by_role("link").click()
+        title = page.locator("#story-title")
+        expect(title).to_be_in_viewport()
+        expect(title).to_have_text("no 39")
+        expect(chosen).to_be_in_viewport()
+        expect(page).to_have_url(re.compile("#/queue/bounced/[0-9a-f-]{36}$"))
+        page.reload()
+        expect(title).to_have_text("no 39")
+        page.go_back()
+        expect(title).to_be_hidden()
+        # Somebody reads further down: what comes does not move it.
+        scroller = page.locator("#outbound")
+        scroller.evaluate("it => it.scrollTo(0, 200)")
+        read = row(page, "outbound", "no 30")
+        before = read.bounding_box()
+        api.post("/api/v1/messages/send", json={**body, "subject": "comes later"})
+        for _ in range(2):
+            with page.expect_response(lambda got: "/api/v1/outbound?" in got.url):
+                pass
+        assert read.bounding_box() == before
+        scroller.evaluate("it => it.scrollTo(0, 0)")
+        expect(row(page, "outbound", "comes later")).to_be_visible()
+        # One group of all that failed alike, retried at once.
+        visit.to("queue/failures")
+        group = row(page, "failures", "no such mailbox").first
+        count = int(group.locator(".count").inner_text())
+        assert count >= 41
+        group.get_by_role("link").click()
+        expect(title).to_be_in_viewport()
+        group.get_by_role("button", name="Retry all").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(f"Retry {count} messages")
+        dialog.get_by_role("button", name="Retry").click()
+        expect(page.get_by_text(f"{count} messages queued again")).to_be_visible()
+        expect(page.locator("#story .attempts > li")).to_have_count(2)
         assert visit.errors == []
 
 
@@ -374,6 +540,8 @@ def test_accounts_are_made_and_changed(relay: RelayProcess, browse: Browse) -> N
         expect(ann).to_contain_text("provisioned")
         arrived = api.get(f"/api/v1/mailboxes/{made}/messages/wait", params={"timeout": 20})
         assert arrived.status_code == 200
+        ann.get_by_text("show").click()
+        expect(ann.get_by_role("link", name="activation")).to_be_visible()
         ann.get_by_role("button", name="suspend").click()
         expect(ann).to_contain_text("suspended")
         ann.get_by_role("button", name="unsuspend").click()
@@ -397,12 +565,14 @@ def test_devices_show_what_waits(relay: RelayProcess, browse: Browse) -> None:
 
 
 def test_the_log_is_live_and_filtered(relay: RelayProcess, browse: Browse) -> None:
-    """Lines come by themselves; a text narrows them; held still, nothing moves."""
-    with browse() as visit, relay.http() as api:
+    """Lines come by themselves; a text, or a press of a field, narrows them; held still, nothing
+    moves, and nothing is lost."""
+    with browse("phone") as visit, relay.http() as api:
         page = signed_in(visit, relay, "logs")
         expect(page.locator("#lines li").first).to_be_attached()
+        left = "at => at.scrollHeight - at.scrollTop - at.clientHeight"
+        assert page.locator("#lines").evaluate(left) < 40  # at its end, where it follows
         page.get_by_label("Text or message id").fill("supervision.pause")
-        page.get_by_label("Text or message id").press("Enter")
         api.post("/api/v1/supervision/webhooks/pause").raise_for_status()
         api.post("/api/v1/supervision/webhooks/resume").raise_for_status()
         # Other tests may have paused others before: the line to wait for is that of the webhooks.
@@ -411,9 +581,76 @@ def test_the_log_is_live_and_filtered(relay: RelayProcess, browse: Browse) -> No
         page.get_by_role("button", name="hold still").click()
         api.post("/api/v1/supervision/webhooks/pause").raise_for_status()
         api.post("/api/v1/supervision/webhooks/resume").raise_for_status()
+        expect(page.get_by_role("button", name="go on (1 more)")).to_be_visible()
         expect(page.locator("#lines li")).to_have_count(count)
         page.get_by_role("button", name="go on").click()
         expect(page.locator("#lines li")).to_have_count(count + 1)
+        page.locator("#lines li").last.get_by_text("target=webhooks").click()
+        wanted = "supervision.pause target=webhooks"
+        expect(page.get_by_label("Text or message id")).to_have_value(wanted)
+        expect(page).to_have_url(re.compile("#/logs\\?text=supervision.pause[+]target%3Dwebhooks$"))
+        page.reload()
+        expect(page.get_by_label("Text or message id")).to_have_value(wanted)
+        expect(page.locator("#lines li").last).to_contain_text("target=webhooks")
+        assert visit.errors == []
+
+
+def test_the_log_tells_a_messages_story(relay: RelayProcess, browse: Browse, axe: str) -> None:
+    """A press of an id shows every line with it, of every actor, and leads to its deliveries."""
+    with browse() as visit, relay.http() as api:
+        letter = {"from": "a@relay.localhost", "to": ["nobody@relay.localhost"], "text": "t"}
+        sent = api.post("/api/v1/messages/send", json=letter).json()["messages"][0]["id"]
+        page = signed_in(visit, relay, "logs?actor=sender&text=outbound.refused")
+        page.locator("#lines .field").filter(has_text=sent).click()
+        expect(page.get_by_label("Text or message id")).to_have_value(sent)
+        expect(page.get_by_label("Actor")).to_have_value("")
+        expect(page.get_by_label("Level")).to_have_value("debug")
+        expect(page.locator("#lines li").first).to_contain_text(sent)
+        visit.check("log-story", axe)
+        page.get_by_role("link", name="Its deliveries").click()
+        expect(page.locator("#story dd").first).to_have_text("bounced")
+        assert visit.errors == []
+
+
+def test_settings_are_found_and_say_where_they_come_from(
+    relay: RelayProcess, browse: Browse
+) -> None:
+    """By words of what they mean, in the view and in the palette, which leads to one."""
+    with browse() as visit:
+        page = signed_in(visit, relay, "settings")
+        rows = page.locator("#settings tbody tr")
+        expect(row(page, "settings", "RELAY_SMTP__BIND")).to_contain_text("environment")
+        expect(row(page, "settings", "RELAY_SECRET_KEY")).to_contain_text("default")
+        every = rows.count()
+        page.get_by_label("only what is set").check()
+        expect(row(page, "settings", "RELAY_SMTP__CHAOS")).to_have_count(0)
+        assert 0 < rows.count() < every
+        page.get_by_label("only what is set").uncheck()
+        page.get_by_label("Find a setting").fill("privileges loopback 2525")
+        expect(rows).to_have_count(1)
+        page.keyboard.press("Control+k")
+        page.get_by_role("dialog").get_by_role("combobox").fill("smtp__chaos")
+        page.get_by_role("option", name="RELAY_SMTP__CHAOS").click()
+        expect(rows).to_have_count(1)
+        expect(rows).to_contain_text("Faults on demand")
+        expect(page).to_have_url(re.compile("#/settings/smtp.chaos$"))
+        assert visit.errors == []
+
+
+def test_domains_say_what_they_do(relay: RelayProcess, browse: Browse) -> None:
+    """The relay's own, with who sends from them, and those that only keys name."""
+    with browse() as visit, relay.http() as api:
+        wanted = {"owner": "shop", "scopes": "send", "from": ["@shop.example", "own"]}
+        key = api.post("/api/v1/keys", json=wanted).json()
+        page = signed_in(visit, relay, "domains")
+        own = row(page, "domains", "relay.localhost")
+        expect(own).to_contain_text("received; new inboxes are here")
+        expect(own).to_contain_text("no-reply@relay.localhost")
+        expect(row(page, "domains", "shop.example")).to_contain_text("@shop.example (shop)")
+        expect(page.get_by_text("RELAY_SMTP__DOMAINS=")).to_be_visible()
+        visit.to("keys")
+        expect(row(page, "keys", "shop")).to_contain_text("@shop.example, own inboxes")
+        api.delete(f"/api/v1/keys/{key['id']}").raise_for_status()
         assert visit.errors == []
 
 
@@ -452,23 +689,26 @@ def test_the_keyboard_is_enough(relay: RelayProcess, browse: Browse) -> None:
         keys.press("Enter")
         tab_to(page, page.get_by_role("link", name="Now"))
         keys.press("Enter")
-        swap = node(page, "reaper").locator("button").last
-        expect(swap).to_have_text("pause")
-        tab_to(page, swap)
+        menu, opener = page.locator("#commands"), node(page, "reaper").get_by_role("button")
+        tab_to(page, opener)
+        for verb, state in (("pause", "paused"), ("resume", "running")):
+            keys.press("Enter")
+            tab_to(page, menu.get_by_role("button", name=verb))
+            keys.press("Enter")
+            expect(node(page, "reaper")).to_contain_text(state)
+            api.post("/api/v1/supervision/summariser/restart").raise_for_status()
+            expect(opener).to_be_focused()
         keys.press("Enter")
-        expect(swap).to_have_text("resume")
-        api.post("/api/v1/supervision/summariser/restart").raise_for_status()
-        expect(swap).to_be_focused()
-        keys.press("Enter")
-        expect(swap).to_have_text("pause")
-        expect(swap).to_be_focused()
-        outline = swap.evaluate("it => getComputedStyle(it).outlineStyle")
+        keys.press("Escape")
+        expect(menu).to_be_hidden()
+        expect(opener).to_be_focused()
+        outline = opener.evaluate("it => getComputedStyle(it).outlineStyle")
         assert outline != "none", "the focus cannot be seen"
 
 
-def test_hostile_mail_would_do_harm_without_protection(browse: Browse) -> None:
+def test_hostile_mail_would_do_harm_without_protection(browse_at_home: Browse) -> None:
     """Shown bare, each entry of the catalogue is heard elsewhere, so silence means something."""
-    with Elsewhere() as elsewhere, browse() as visit:
+    with Elsewhere() as elsewhere, browse_at_home() as visit:
         page = visit.page
         for name, html in catalogue(elsewhere.url, LOADS, RUNS).items():
             page.goto(elsewhere.url)
@@ -485,32 +725,65 @@ def test_hostile_mail_would_do_harm_without_protection(browse: Browse) -> None:
                 unknown.wait_for_connections(1)
 
 
-def test_hostile_mail_does_nothing(relay: RelayProcess, browse: Browse) -> None:
-    """Nothing in the catalogue loads, runs, connects or leads away, on the page or alone."""
+def test_hostile_mail_does_nothing(relay: RelayProcess, browse_at_home: Browse) -> None:
+    """Nothing in the catalogue loads, runs, connects or leads away, on the page or alone.  Once
+    remote images are asked for, those that were counted are fetched, once each, without referrer
+    and cookies, and nothing else; the next time none is."""
     own = relay.run["http"]
-    with Elsewhere() as elsewhere, browse() as visit:
+    with Elsewhere() as elsewhere, browse_at_home() as visit:
         page = visit.page
         page.goto(own)
+        # Which a browser sends to every port of this host.
+        visit.context.add_cookies([{"name": "app", "value": "secret", "url": own}])
         address = create_inbox(page)
         shown = catalogue(elsewhere.url, LOADS, RUNS, CONNECTS)
         clicked = catalogue(elsewhere.url, CLICKS)
         hostile = shown | clicked
+        odd = whole(elsewhere.url)
         deliver(relay, address, *(mail(name, None, html) for name, html in hostile.items()))
-        frame, previews = page.frame_locator("iframe"), []
-        for name in shown:
+        deliver(relay, address, *odd.values())
+        assert len(hostile) + len(odd) >= 66
+        frame, iframe = page.frame_locator("#message-html"), page.locator("#message-html")
+        load = page.get_by_role("button", name="Load once")
+
+        def read(name: str) -> str:
             page.get_by_role("link", name=name, exact=True).click()
             expect(page.locator("#message-subject")).to_have_text(name)
             # Its address comes with a ticket, a moment later.
-            expect(page.locator("iframe")).to_have_attribute("src", re.compile("^/"))
-            expect(frame.locator("body")).to_be_attached()
-            previews.append(f"{own}{page.locator('iframe').get_attribute('src')}")
+            expect(iframe).to_have_attribute("src", re.compile("^/.*=blocked$"))
+            expect(frame.locator("meta[name=referrer]")).to_be_attached()
+            return f"{own}{iframe.get_attribute('src')}"
+
+        previews, counted = [], []
+        for name in [*shown, *odd]:
+            previews.append(read(name))
             page.wait_for_timeout(50)
+            if load.is_visible():
+                counted.append(name)
         page.wait_for_timeout(300)
         assert elsewhere.connections == 0
+        assert set(counted) == PICTURES
+        for name in counted:
+            read(name)
+            expect(page.locator("#remote-images")).to_contain_text("1 remote image")
+            load.click()
+            elsewhere.wait_for(name)
+            expect(load).to_be_hidden()
+        alone = f"{own}{iframe.get_attribute('src')}"
+        assert alone.endswith("=loaded")
+        for name in counted:
+            read(name)
+        page.wait_for_timeout(300)
+        assert sorted(elsewhere.asked) == sorted(PICTURES)
+        assert elsewhere.told == []
+        elsewhere.heard.clear()
+        asked = page.locator("#link-asked")
         for name in clicked:
             page.get_by_role("link", name=name, exact=True).click()
             expect(page.locator("#message-subject")).to_have_text(name)
-            frame.locator("#it").click()
+            frame.locator("#it a" if name == "link-shadow" else "#it").click()
+            if name in ("link", "link-svg", "link-xlink", "link-shadow"):
+                expect(asked).to_contain_text(f"{elsewhere.url}/{name}")
             page.wait_for_timeout(50)
         visit.screenshot("hostile")
         assert elsewhere.heard == set()
@@ -527,6 +800,10 @@ def test_hostile_mail_does_nothing(relay: RelayProcess, browse: Browse) -> None:
         page.wait_for_timeout(300)
         assert elsewhere.connections == connections
         assert elsewhere.heard == set()
+        page.goto(alone)
+        elsewhere.wait_for(counted[-1])
+        assert elsewhere.heard == {counted[-1]}
+        assert elsewhere.told == []
         assert visit.dialogs == []
         assert visit.downloads == []
         assert visit.errors == []

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import smtplib
 import threading
 import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import httpx
+import psycopg
 import pytest
+import trio
 
+from relay.cli.agent.client import AgentClient
+from relay.cli.client import Api
+from relay.datadir import DataDir
 from tests.cli.command import cli, on_terminal
 from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
@@ -47,6 +58,16 @@ def parsed(relay: RelayProcess, word: str, count: int) -> list[Any]:
 
     eventually_sync(complete, "what was captured is found")
     return found
+
+
+def changing(relay: RelayProcess) -> int:
+    """How many calls there were that change messages."""
+    with relay.http() as api:
+        lines = api.get("/metrics").text.splitlines()
+    return sum(int(float(x.split()[1])) for x in lines if x.startswith(_PATCHED))
+
+
+_PATCHED = 'relay_http_answers_total{method="PATCH",status="200"}'
 
 
 @pytest.fixture
@@ -94,11 +115,32 @@ def test_mail_is_awaited_in_any_mailbox(relay: RelayProcess, word: str) -> None:
     assert b"No message came to any mailbox within 0.1 s." in vain.stderr
 
 
+def test_what_the_relay_itself_sends_is_seen_too(relay: RelayProcess, word: str) -> None:
+    """Account mail and `relay send`, to whom no upstream leads: captured, instead of bounced."""
+    ada, bob = (f"{name}-{word[:9]}@customer.example" for name in ("ada", "bob"))
+    with psycopg.connect(relay.run["database_url"], autocommit=True) as database:
+        database.execute(
+            "INSERT INTO relay.accounts (email, login) VALUES (%s, %s)", (ada, word[:20])
+        )
+    sent = cli(
+        *("send", "--from", "shop@shop.example", "--to", bob, "--subject", word, "--text", "t"),
+        *("--data-dir", relay.data_dir),
+    )
+    assert sent.returncode == 0, sent.stderr
+    letter = document(relay, "wait", "--all", "-q", f"to:{ada}", "--timeout", "30")
+    assert (letter["mailbox"], bool(letter["links"])) == (ada, True)
+    found = document(relay, "wait", "--all", "-q", f"to:{bob}", "--timeout", "30")
+    assert (found["mailbox"], found["subject"]) == (bob, word)
+    shown = cli("queue", "show", sent.stdout.decode().strip(), "--data-dir", relay.data_dir)
+    assert b"status:    sent" in shown.stdout
+
+
 def test_many_messages_are_marked_and_tagged(relay: RelayProcess, word: str) -> None:
     """read, unread, tag and untag change what -q finds and nothing else, and count it."""
     capture(relay, word, *(f"{name}-{word[:9]}@customer.example" for name in ("ada", "bob", "eve")))
     parsed(relay, word, 3)
     two = f"{word} -to:eve"
+    asked = changing(relay)
     assert text(relay, "read", "--all", "-q", two) == "2 messages marked read\n"
     assert document(relay, "read", "--all", "-q", two) == {"count": 0}
     assert len(document(relay, "list", "-q", f"{word} is:unread")) == 1
@@ -114,6 +156,7 @@ def test_many_messages_are_marked_and_tagged(relay: RelayProcess, word: str) -> 
     assert text(relay, "untag", "nightly", "--all", "-q", word) == "2 messages untagged\n"
     assert document(relay, "list", "-q", f"{word} tag:nightly") == []
     assert len(document(relay, "list", "-q", f"{word} tag:second")) == 3
+    assert changing(relay) - asked == 7  # one call a command, however many messages
 
 
 def test_one_message_is_marked_and_tagged(relay: RelayProcess, word: str) -> None:
@@ -133,6 +176,88 @@ def test_one_message_is_marked_and_tagged(relay: RelayProcess, word: str) -> Non
         assert entry[other["id"]]["tags"] == []
     gone = run(relay, "tag", "x", one["mailbox"], str(uuid.uuid4()))
     assert gone.returncode == 1
+
+
+class _Pages(BaseHTTPRequestHandler):
+    """A list of which one page is empty and has a next one."""
+
+    def do_GET(self) -> None:
+        cursor = parse_qs(urlsplit(self.path).query).get("cursor", ["0"])[0]
+        items, following = {"0": ([1], "1"), "1": ([], "2"), "2": ([2, 3], "")}[cursor]
+        body = json.dumps([{"n": one} for one in items]).encode()
+        self.send_response(200)
+        if following:
+            self.send_header("Link", f'</list?q=a%2Bb&cursor={following}>; rel="next"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("limit", "count"), [(None, 3), (1, 1), (2, 2), (9, 3)])
+async def test_an_empty_page_is_not_the_end(tmp_path: Path, limit: int | None, count: int) -> None:
+    """A search of much mail finds nothing for a while: commands and tools look on."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Pages) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        base = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            found = await trio.to_thread.run_sync(
+                lambda: list(Api(base, {}).pages("/list", limit=limit, q="a+b"))
+            )
+            assert [one["n"] for one in found] == [1, 2, 3][:count]
+            if limit is None:
+                return
+            data = DataDir(tmp_path)
+            data.prepare()
+            data.write_run({"http": base, "admin_token": "ra_x", "pid": os.getpid()})
+            async with httpx.AsyncClient(trust_env=False) as client:
+                agent = AgentClient(client, tmp_path, admin=True)
+                entries, more = await agent.found("/list", limit=limit, params={"q": "a+b"})
+            data.release()
+            assert ([one["n"] for one in entries], more) == ([1, 2, 3][:count], limit < 3)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_without_an_id_the_newest_is_meant(relay: RelayProcess, word: str) -> None:
+    """show and raw take it; where nothing came yet they say so, and wait says how to."""
+    person = f"ada-{word[:9]}@customer.example"
+    for subject in ("first", "second"):
+        capture(relay, f"{subject} {word}", person)
+    parsed(relay, word, 2)
+    assert f"Order second {word}" in text(relay, "show", person)
+    assert f"Order second {word}" in text(relay, "raw", person)
+    empty = relay.create_mailbox()
+    done = run(relay, "show", empty)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"relay: There is no message in {empty} yet.\n".encode(),
+    )
+    vain = run(relay, "wait", f"o'hara-{word}@customer.example")
+    assert vain.returncode == 1
+    hint = vain.stderr.decode().strip().rpartition(": ")[2]
+    assert shlex.split(hint) == [
+        "relay", "messages", "wait", "--all", "-q", f"to:o'hara-{word}@customer.example",
+    ]  # fmt: skip
+
+
+def test_no_address_is_out_of_reach(relay: RelayProcess, word: str) -> None:
+    """A slash, a question mark, an escape: what was captured for it is read by its address."""
+    address = f"order/{word[:9]}%2f?#@customer.example"
+    capture(relay, word, address)
+    (one,) = parsed(relay, word, 1)
+    assert one["mailbox"] == address
+    assert document(relay, "list", address)[0]["id"] == one["id"]
+    assert text(relay, "raw", address, one["id"]).endswith(f"For {address}.\r\n")
+    assert document(relay, "wait", address, "--subject", word)["id"] == one["id"]
+    assert text(relay, "delete", address, one["id"]) == ""
+    done = cli("mailbox", "delete", address, "--data-dir", relay.data_dir)
+    assert done.returncode == 0
+    assert document(relay, "list", "-q", word) == []
 
 
 def test_many_messages_are_deleted_after_a_yes(relay: RelayProcess, word: str) -> None:

@@ -134,22 +134,6 @@ def test_completion_knows_the_commands() -> None:
     assert b"plain,mailbox" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("config", "--help")], ids=" ".join)
-def test_help_loads_nothing_slow(arguments: tuple[str, ...]) -> None:
-    """Help answers without loading Trio, HTTP, pydantic, psycopg or rich."""
-    program = (
-        "import atexit, sys, relay.cli as c;"
-        "slow = ('trio', 'httpx', 'pydantic', 'psycopg', 'rich', 'structlog', 'quart', 'asyncio');"
-        "atexit.register(lambda: print([m for m in slow if m in sys.modules], file=sys.stderr));"
-        f"sys.argv = ['relay', *{arguments!r}]; c.main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, timeout=60,
-        check=False,
-    )  # fmt: skip
-    assert done.stderr == b"[]\n"
-
-
 def test_a_reader_that_goes_away_is_no_error() -> None:
     """When the reader of stdout is gone, nothing is said on stderr and the code is 141."""
     reading, writing = os.pipe()

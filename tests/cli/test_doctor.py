@@ -111,6 +111,11 @@ def test_a_certificate_without_a_name_of_ours_is_warned_of(tmp_path: Path) -> No
         ({"RELAY_SMTP__CAPTURE": "off"}, "ok", "off (RELAY_SMTP__CAPTURE=off)"),
         ({"RELAY_SMTP__BIND": "0.0.0.0:2525"}, "ok", "off, for others than this machine"),
         (
+            {"RELAY_SMTP__TRUSTED_PROXIES": "127.0.0.1"},
+            "ok",
+            "off, for behind RELAY_SMTP__TRUSTED_PROXIES may be anybody (RELAY_SMTP__CAPTURE=auto)",
+        ),
+        (
             {"RELAY_SMTP__BIND": "0.0.0.0:2525", "RELAY_SMTP__CAPTURE": "on"},
             "warn",
             "AUTH takes anything, in clear too",
@@ -124,6 +129,21 @@ def test_what_is_captured_is_said(
     finding = only(check_capture, patient(tmp_path, **settings))
     assert finding.state == state
     assert says in finding.found
+
+
+def test_a_relay_is_judged_by_what_it_is_bound_to(tmp_path: Path) -> None:
+    """Who listens for everybody is reached as 127.0.0.1 from here, which says nothing of others."""
+    everybody = {port: [f"0.0.0.0:{n}"] for port, n in (("smtp", 25), ("submission", 587))}
+    here = {"smtp": "127.0.0.1:25", "submission": "127.0.0.1:587"}
+    runs = patient(tmp_path, {**here, "bound": everybody}, RELAY_SMTP__CAPTURE="on")
+    found = only(check_capture, runs)
+    assert (found.state, "0.0.0.0:25" in found.found) == ("warn", True)
+    found = only(check_submission, runs)
+    assert (found.state, "only this machine may sign in" in found.found) == ("warn", True)
+    runs = patient(tmp_path, {**here, "bound": everybody})
+    assert "off, for others than this machine" in only(check_capture, runs).found
+    alone = {"smtp": ["127.0.0.1:25"]}
+    assert "never leaves" in only(check_capture, patient(tmp_path, {"bound": alone})).found
 
 
 def test_where_programs_may_submit_is_said(tmp_path: Path) -> None:
@@ -161,6 +181,7 @@ def test_a_relay_that_runs_is_judged_by_its_own_settings(tmp_path: Path) -> None
 
         found = rows()
         assert found["capture"]["found"] == "off (RELAY_SMTP__CAPTURE=off)"
+        assert found["submission"]["found"].startswith(node.run["bound"]["submission"][0])
         assert found["settings"]["state"] == "ok"
         found = rows(RELAY_SMTP__CAPTURE="on", RELAY_LOG__LEVEL="debug")
         assert found["capture"]["found"] == "off (RELAY_SMTP__CAPTURE=off)"

@@ -40,6 +40,7 @@ NAMES = [
     "wait_for_any_mail",
     "read_mail",
     "tag_mail",
+    "check_mail",
     "release_mail",
     "extract_code",
     "extract_link",
@@ -394,17 +395,48 @@ async def test_all_inboxes_are_searched_awaited_read_and_tagged(relay: RelayProc
         assert "--allow-send" in refused
 
 
+async def test_a_message_is_checked(relay: RelayProcess) -> None:
+    """Its score, each verdict with its reason, and what is to be mended; it stays unread."""
+    letter = "Subject: Sale\r\nContent-Type: text/html\r\n\r\n<img src='https://a.example/b.png'>"
+    async with within(relay) as ask:
+        inbox = (await ask("create_inbox"))["address"]
+
+        def send() -> None:
+            with smtplib.SMTP(*relay.smtp, timeout=30) as session:
+                session.sendmail("shop@shop.example", inbox, f"{letter}\r\n")
+
+        await trio.to_thread.run_sync(send)
+        entry = (await ask("wait_for_mail", address=inbox, timeout=30))["mail"]
+        found = await ask("check_mail", address=inbox, message_id=entry["id"])
+        assert found["spf"]["result"] == "none"
+        assert found["dkim"] == {
+            "result": "none",
+            "detail": "the message has no DKIM signature",
+        }
+        assert found["dmarc"]["result"] == "permerror"  # no From: nobody is asked
+        assert 0 < found["score"] < 10
+        mended = {finding["id"]: finding["severity"] for finding in found["findings"]}
+        assert mended["no-text-part"] == "warning"
+        assert "images-without-alt" in mended
+        (listed,) = (await ask("search_mail", query=f"to:{inbox}"))["messages"]
+        assert listed["is_read"] is False
+        gone = {"address": inbox, "message_id": entry["id"][:-4] + "0000"}
+        assert "no such message" in await ask.refused("check_mail", **gone)
+
+
 async def test_what_was_captured_is_the_administrators_to_find_and_release(
     relay: RelayProcess,
 ) -> None:
     """With --admin captured mail is found and may be released, where the operator allows it."""
-    person = "ada@mcp-customer.example"
+    person = "ada/1%2f?@mcp-customer.example"  # which no path may cut
     await trio.to_thread.run_sync(deliver, relay, person, "Captured", "For Ada.")
     async with within(relay) as ask:
         assert (await ask("search_mail", query=f"to:{person}"))["messages"] == []
     async with within(relay, admin=True) as ask:
         found = await ask("wait_for_any_mail", query=f"to:{person}", timeout=30)
         this = {"address": person, "message_id": found["mail"]["id"]}
+        assert (await ask("read_mail", **this))["mail"]["subject"] == "Captured"
+        assert (await ask("latest_mail", address=person))["mail"]["id"] == this["message_id"]
         refused = await ask.refused("release_mail", **this, to=["a@b.example"])
         assert "loop:" in refused, "this relay has no upstream that leads to others"
 

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from relay.cli.open import banner
+from tests.certificates import write
 from tests.cli.command import RELAY, cli, environment
 from tests.relay_process import RelayProcess
 
@@ -68,13 +70,35 @@ def test_the_browser_is_not_told_the_code_where_others_see_it(
     assert sign_in(found[1]) == 200
 
 
+def test_the_banner_says_when_a_proxy_turns_capture_off(tmp_path: Path) -> None:
+    """Where it would be on without one, and nobody has said what is wanted."""
+    proxied = {"smtp.trusted_proxies": ["127.0.0.1"]}
+    for smtp, chosen, told in (
+        ("127.0.0.1:2525", proxied, True),
+        ("127.0.0.1:2525", {}, False),
+        ("127.0.0.1:2525", proxied | {"smtp.capture": "off"}, False),
+        ("192.0.2.1:2525", proxied, False),
+    ):
+        said = banner({"smtp": smtp, "bound": {"smtp": [smtp]}, "settings": chosen}, tmp_path)
+        assert ("mail for other domains is refused: behind the proxies" in said) is told
+
+
 def test_a_relay_on_a_terminal_says_where_it_is(tmp_path: Path) -> None:
     """Addresses, a link that signs in, and what to try; into a pipe nothing but the log."""
     ours, theirs = pty.openpty()
     node = RelayProcess(tmp_path / "node")
+    cert, key = write(tmp_path)
+    ports = {
+        "RELAY_SMTP__TLS_CERT": str(cert),
+        "RELAY_SMTP__TLS_KEY": str(key),
+        "RELAY_SMTP__LMTP": str(tmp_path / "lmtp"),
+        "RELAY_SUBMISSION__TLS_BIND": "127.0.0.1:0",
+        "RELAY_POP3__BIND": "127.0.0.1:0",
+        "RELAY_POP3__TLS_BIND": "127.0.0.1:0",
+    }
     process = subprocess.Popen(
         [*RELAY, "up", "--data-dir", node.data_dir],
-        env=environment(**node.env),
+        env=environment(**node.env | ports),
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -88,6 +112,15 @@ def test_a_relay_on_a_terminal_says_where_it_is(tmp_path: Path) -> None:
         run = json.loads(node.run_file.read_text())
         assert "Relay is ready." in written
         assert f"{run['smtp']} (SMTP)" in written
+        assert f"{run['lmtp']} (LMTP" in written
+        assert f"{run['submission_tls']} (likewise, with TLS)" in written
+        assert f"{run['pop3']} (POP3" in written
+        assert f"{run['pop3_tls']} (likewise, with TLS)" in written
+        headers = {"Authorization": f"Bearer {run['admin_token']}"}
+        told = httpx.get(f"{run['http']}/api/v1/info", headers=headers).json()
+        names = ("smtp", "lmtp", "submission", "submission_tls", "pop3", "pop3_tls")
+        assert {name: told[name] for name in names} == {name: run[name] for name in names}
+        assert told["starttls"]
         assert f"relay open --data-dir {node.data_dir}" in written
         assert f"relay messages list --data-dir {node.data_dir}" in written
         assert "any address is captured, and nothing leaves" in written

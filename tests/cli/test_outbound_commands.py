@@ -155,6 +155,21 @@ def test_the_queue_is_counted_paused_and_resumed(relay: RelayProcess) -> None:
     assert "running" in text(relay, "queue", "stats")
 
 
+def test_all_that_is_meant_is_held_and_cancelled(relay: RelayProcess) -> None:
+    """By domain, with --yes where nobody can be asked; one and all at once is wrong usage."""
+    for name in ("ada", "bob"):
+        later(relay, to=f"{name}@many.example")
+    which = ("--domain", "many.example", "--priority", "normal")
+    assert len(document(relay, "queue", "list", *which)) == 2
+    assert document(relay, "queue", "list", *which, "--tag", "none") == []
+    meant = ("--all", *which)
+    assert run(relay, "queue", "hold", *meant).returncode == 2
+    assert run(relay, "queue", "hold", MISSING, *meant).returncode == 2
+    assert run(relay, "queue", "hold", "--yes").returncode == 2
+    assert text(relay, "queue", "hold", *meant, "--yes") == "2 messages changed\n"
+    assert document(relay, "queue", "cancel", *meant, "--status", "held", "--yes") == {"count": 2}
+
+
 def test_senders_are_kept_without_showing_passwords(relay: RelayProcess) -> None:
     """add takes the upstream from standard input too; no command prints the password."""
     secret = "hunter2-hunter2"

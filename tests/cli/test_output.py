@@ -2,8 +2,11 @@
 
 import io
 import json
+from datetime import UTC, datetime, timedelta
 
+import click
 import pytest
+from rich.cells import cell_len
 
 from relay.cli import output
 
@@ -87,12 +90,46 @@ def test_a_piped_table_is_plain_and_aligned(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == "NAME     STATE\n漢字     active\nabcdefg  x\n"
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_list_on_a_narrow_terminal_has_a_line_for_each(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id is whole, texts are cut, times are said as ago, and what is spared goes first."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(width))
+    made = (datetime.now(UTC) - timedelta(minutes=8, seconds=1)).isoformat()
+    row = (
+        "0" * 36,
+        ("deferred", "red"),
+        "reader@customer.example",
+        "漢字" * 20,
+        output.moment(made),
+    )
+    output.listing(("id", "state", "to", "subject", "made"), [row] * 2, ("made", "subject"))
+    head, first, second = click.unstyle(terminal.getvalue()).splitlines()
+    assert first == second
+    assert first.startswith(f"{'0' * 36}  deferred  reader@")
+    assert cell_len(first) <= width
+    assert "…" in first
+    assert ("made" in head) == (width > 80) == first.endswith("8 min ago")
+
+
+def test_a_list_that_is_piped_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs get every column and all of it, as in a table."""
+    output.listing(("id", "text"), [("1", "x" * 300)], ("text",))
+    assert capsys.readouterr().out == f"ID  TEXT\n1   {'x' * 300}\n"
+
+
+class Terminal(io.StringIO):
+    """What says that somebody reads it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_colour_needs_a_terminal_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """No colour off a terminal, under NO_COLOR, or on a dumb terminal."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import smtplib
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +20,8 @@ import httpx
 import psycopg
 import pytest
 
+from relay.datadir import DataDir
+from relay.settings import processes_on
 from tests.cli.command import RELAY, cli, environment, on_terminal
 from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
@@ -154,7 +156,9 @@ def test_attachments_are_fetched_and_messages_and_mailboxes_deleted(
     quota = document(relay, "mailbox", "quota")
     assert quota["mailboxes"] >= 0
     assert quota["max_mailboxes"] is None
-    assert "no limit" in text(relay, "mailbox", "quota")
+    shown = text(relay, "mailbox", "quota")
+    assert "no limit" in shown
+    assert re.search(r"^life of each: +7 d$", shown, re.MULTILINE)
     assert "size:" in text(relay, "mailbox", "show", address)
 
 
@@ -170,7 +174,7 @@ def test_a_message_is_checked(relay: RelayProcess) -> None:
     assert re.search(r"^spf +none +the mail came from this machine", shown, re.MULTILINE)
     assert re.search(r"^dmarc +permerror +there is no From$", shown, re.MULTILINE)
     assert re.search(
-        r"^images-without-alt +warning +1 of 1 images have no alt", shown, re.MULTILINE
+        r"^images-without-alt +warning +Images without an alt text: 1 of 1", shown, re.MULTILINE
     )
     assert f"score: {said['score']:g} of 10" in shown
     assert run(relay, "messages", "check", address, "nonsense").returncode == 1
@@ -259,6 +263,22 @@ def test_status_is_the_tree(relay: RelayProcess) -> None:
     assert "\x1b[32mrunning" in shown
 
 
+def test_status_says_what_needs_attention(relay: RelayProcess) -> None:
+    """Below the tree, on stderr, in the words of the page; --json is the tree alone."""
+    assert run(relay, "actor", "pause", "reaper").returncode == 0
+    try:
+        with relay.http() as api:
+            seen = api.get("/api/v1/overview").raise_for_status().json()["attention"]
+        said = run(relay, "status").stderr.decode().splitlines()
+        assert "warning: Reaper is paused. (relay actor resume reaper)" in said
+        for one in seen:
+            assert any(line.startswith(f"{one['grade']}: {one['text']}") for line in said)
+        assert "attention" not in document(relay, "status")
+    finally:
+        assert run(relay, "actor", "resume", "reaper").returncode == 0
+    assert b"Reaper" not in run(relay, "status").stderr
+
+
 def test_an_actor_and_a_group_are_commanded_by_name(relay: RelayProcess) -> None:
     """What was commanded is shown; a name that nobody has, or a command for nobody, exits 1."""
     assert document(relay, "actor", "pause", "lifecycle")["state"] == "paused"
@@ -272,20 +292,40 @@ def test_an_actor_and_a_group_are_commanded_by_name(relay: RelayProcess) -> None
     assert b"sender does not understand 'sweep'" in wanted
 
 
-def test_status_loads_nothing_slow(relay: RelayProcess) -> None:
-    """A command that makes a call answers without loading Trio, an HTTP stack or pydantic."""
-    program = (
-        "import atexit, sys, relay.cli as c;"
-        "slow = ('trio', 'httpx', 'pydantic', 'psycopg', 'rich.console', 'structlog', 'asyncio');"
-        "atexit.register(lambda: print([m for m in slow if m in sys.modules], file=sys.stderr));"
-        f"sys.argv = ['relay', 'status', '--data-dir', {str(relay.data_dir)!r}]; c.main()"
+def test_how_many_processes_auto_is_is_said(relay: RelayProcess, tmp_path: Path) -> None:
+    """By the relay's log, `relay status`, and `relay config show` for the relay that runs."""
+    (ready,) = (
+        line
+        for line in map(json.loads, text(relay, "tail", "--json").splitlines())
+        if line["event"] == "relay.ready"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, timeout=60,
-        check=False,
+    assert ready["smtp_processes"] == relay.run["smtp_processes"] == 1
+    assert b"auto" not in run(relay, "status").stderr  # nobody said so
+    data = DataDir(tmp_path)
+    data.prepare()
+    data.write_run(
+        relay.run | {"settings": {"smtp.processes": "auto", "log.level": "info"}}
+        | {"smtp_processes": 3}
     )  # fmt: skip
-    assert b"relay" in done.stdout
-    assert done.stderr == b"[]\n"
+    said = cli("status", "--data-dir", tmp_path).stderr
+    assert said.endswith(b"RELAY_SMTP__PROCESSES is auto: 3 processes on these cores.\n")
+    shown = cli("config", "show", "--data-dir", tmp_path).stdout.decode().splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in shown}
+    assert rows["smtp.processes"] == [
+        '"auto"',
+        "(3",
+        "here)",
+        "its",
+        "start",
+        "RELAY_SMTP__PROCESSES",
+    ]
+    assert rows["log.level"][1:3] == ["its", "start"]
+    assert rows["smtp.max_recipients"][1] == "default"
+    values = cli("config", "show", "--json", "--data-dir", tmp_path).stdout
+    assert json.loads(values)["smtp.processes"] == "auto"
+    assert cli("config", "show", "--data-dir", tmp_path / "no").returncode == 69
+    here = cli("config", "show", env={"RELAY_SMTP__PROCESSES": "auto"}).stdout.decode()
+    assert f'"auto" ({processes_on(len(os.sched_getaffinity(0)))} here)' in here
 
 
 def _names(node: dict[str, Any]) -> Iterator[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from relay.ports.certificate import server_context
 from relay.settings import load
-from relay.tls import server_context
 from tests.cli.command import cli
 
 

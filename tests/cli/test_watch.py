@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import click
 import pytest
+from rich.console import Console
 
 from relay.cli import cli as program
-from relay.cli.watch import counters, sparkline
+from relay.cli.status import rows
+from relay.cli.watch import Watch, counters, picture, sparkline
 from tests.cli.command import RELAY, cli, environment, leaves
 from tests.relay_process import RelayProcess
 
@@ -104,6 +107,23 @@ def test_samples_are_lines_of_json(relay: RelayProcess) -> None:
         watcher.send_signal(2)
         _, said = watcher.communicate(timeout=30)
     assert (watcher.returncode, said) == (130, b"")
+
+
+def test_what_needs_attention_is_in_a_sample_and_in_the_view(relay: RelayProcess) -> None:
+    """In the words of the page, above the tree."""
+    view = Watch(Path(relay.data_dir))
+    assert cli("actor", "pause", "reaper", "--data-dir", relay.data_dir).returncode == 0
+    try:
+        sample = view.sample()
+    finally:
+        assert cli("actor", "resume", "reaper", "--data-dir", relay.data_dir).returncode == 0
+    attention = {(one["grade"], one["text"]) for one in sample.as_json()["attention"]}
+    assert ("warning", "Reaper is paused.") in attention
+    assert sample.queue is not None
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(picture(sample, view, rows))
+    text = console.export_text()
+    assert text.index("queued") < text.index("warning: Reaper is paused.") < text.index("postgres")
 
 
 def test_piped_a_sample_is_a_line_of_text(relay: RelayProcess) -> None:

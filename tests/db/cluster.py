@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -67,6 +68,7 @@ class Cluster:
         self.tcp_port = tcp_port
         self.settings = settings or {}
         self.process: subprocess.Popen[bytes] | None = None
+        self._maker: psycopg.Connection[Any] | None = None
         self.prefix = (namespace_command() or []) if os.geteuid() == 0 else []
         if standby_of is not None:
             copy = [str(bin_dir / "pg_basebackup"), "-d", standby_of.dsn(), "-D", str(self.data)]
@@ -127,6 +129,9 @@ class Cluster:
 
     def stop(self, sign: signal.Signals = signal.SIGINT) -> None:
         """Stop the server: SIGINT fast, SIGQUIT as if it had crashed, SIGKILL as power does."""
+        if self._maker is not None:
+            self._maker.close()
+            self._maker = None
         if self.process is not None:
             backends = _children(self.process.pid)
             self.process.send_signal(sign)
@@ -197,12 +202,20 @@ class Cluster:
     def new_database(self, template: str | None = None) -> str:
         """Create a database (a copy of `template`) and return its name."""
         name = f"test_{next(_numbers)}"
-        self.admin(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
+        # Copied file by file: two thirds of what it takes to log each page.
+        self._make(f"CREATE DATABASE {name} TEMPLATE {template or 'template1'} STRATEGY FILE_COPY")
         return name
 
     def drop_database(self, name: str) -> None:
         """Drop a database, connections or not."""
-        self.admin(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        self._make(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def _make(self, sql: str) -> None:
+        """Run what makes or drops a database, on one connection for all that there are."""
+        if self._maker is None:
+            dsn = make_conninfo(self.dsn(), port=self.tcp_port or 5432)
+            self._maker = psycopg.connect(dsn, autocommit=True)
+        self._maker.execute(sql)
 
 
 def _children(pid: int) -> list[int]:

@@ -353,6 +353,66 @@ HERITAGE = (
         """,
         ("kept", "kept", True),
     ),
+    Heritage(
+        27,
+        "UPDATE relay.summaries SET from_name = 'Ada Lovelace' WHERE tags IS NOT NULL",
+        """
+        SELECT min(from_name), count(from_name) = count(*) FILTER (WHERE tags IS NOT NULL)
+        FROM relay.summaries
+        """,
+        ("Ada Lovelace", True),
+    ),
+    Heritage(
+        28,
+        """
+        INSERT INTO relay.mailboxes (address, said, expires_at)
+        VALUES ('"a b"@xn--fa-hia.example', '"a b"@faß.example', '2020-01-01T00:00:00Z')
+        """,
+        """
+        SELECT min(said), min(relay.in_unicode(address)), count(*)
+        FROM relay.mailboxes
+        WHERE said IS NOT NULL
+        """,
+        ('"a b"@faß.example', '"a b"@faß.example', 1),
+    ),
+    Heritage(
+        29,
+        """
+        INSERT INTO relay.history (at, received, sent, failed, bounced, waiting)
+        VALUES ('2098-12-31T00:00:00Z', 5, 4, 3, 2, 1)
+        """,
+        "SELECT received, sent, failed, bounced, waiting, oldest_due_seconds FROM relay.history",
+        (5, 4, 3, 2, 1, None),
+    ),
+    Heritage(
+        30,
+        "SELECT",
+        """
+        SELECT count(*)
+        FROM pg_indexes
+        WHERE schemaname = 'relay'
+          AND indexname ~ '_chunks_newest$'
+        """,
+        (2,),
+    ),
+    Heritage(
+        31,
+        "UPDATE relay.api_keys SET last_used_at = '2026-01-01T00:00:00Z' WHERE owner = 'shop'",
+        "SELECT count(*), min(last_used_at) = '2026-01-01T00:00:00Z' FROM relay.api_keys",
+        (2, True),
+    ),
+    Heritage(
+        32,
+        "SELECT",
+        """
+        SELECT count(*)
+        FROM pg_indexes
+        WHERE schemaname = 'relay'
+          AND indexname ~ '^mailboxes_owner'
+          AND indexdef ~ 'captured_at IS NULL'
+        """,
+        (2,),
+    ),
 )
 
 

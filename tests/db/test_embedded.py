@@ -173,7 +173,6 @@ async def test_a_cluster_may_be_begun_before_it_is_run(server):
     async with running(server):
         assert await ask(server, "SELECT 1") == 1
     assert not scratch.exists()
-    assert not server.cluster.is_begun
 
 
 async def test_what_is_begun_in_vain_is_taken_back(server):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import dns.flags
 import dns.message
@@ -20,7 +23,8 @@ class DnsServer:
     """Answers from `zone`: (name, type) to records as a zone file has them.
 
     A name `servfail.…` fails, `refused.…` is refused, `silent.…` gets no answer, `noise.…` gets
-    nonsense and a wrong id before the answer, `cut.…` a TCP connection that ends too soon.
+    nonsense before the answer, `guessed.…` a forgery with a wrong id and then one with the right
+    one, `cut.…` a TCP connection that ends too soon, `swollen.…` a datagram of any length.
     """
 
     def __init__(
@@ -31,6 +35,8 @@ class DnsServer:
         self.negative = negative
         self.asked: Counter[tuple[str, str]] = Counter()
         self.over_tcp = 0
+        self.resets = False
+        """Whether it resets each TCP connection."""
         self.held = 0
         self.most_held = 0
         self.gate = trio.Event()
@@ -73,12 +79,16 @@ class DnsServer:
         if name.startswith("noise."):
             await udp.sendto(b"", peer)
             await udp.sendto(b"\0" * 40, peer)
+        if name.startswith("guessed."):
             forged = dns.message.from_wire(response.to_wire())
-            forged.id ^= 1
-            forged.answer = []
-            await udp.sendto(forged.to_wire(), peer)
+            forged.answer = [self._rrset(name.removesuffix("."), "A", ["203.0.113.66"])]
+            for guess in (1, 0):
+                forged.id ^= guess
+                await udp.sendto(forged.to_wire(), peer)
+                forged.id ^= guess
         sent = response.to_wire(max_size=65535)
-        if len(sent) > query.payload or name.startswith("cut."):
+        too_long = len(sent) > query.payload and not name.startswith("swollen.")
+        if too_long or name.startswith("cut."):
             response.answer = []
             response.flags |= dns.flags.TC
             sent = response.to_wire()
@@ -87,14 +97,22 @@ class DnsServer:
     async def _serve_tcp(self, stream: trio.SocketStream) -> None:
         self.over_tcp += 1
         async with stream:
-            length = int.from_bytes(await stream.receive_some(2), "big")
-            query = dns.message.from_wire(await stream.receive_some(length))
-            wire = self._response(query).to_wire(max_size=65535)
-            whole = len(wire).to_bytes(2, "big") + wire
-            if query.question[0].name.to_text().startswith("cut."):
-                whole = whole[:5]
-            for at in range(0, len(whole), 1000):
-                await stream.send_all(whole[at : at + 1000])
+            with suppress(trio.BrokenResourceError):  # who asked has heard enough
+                await self._answer(stream)
+
+    async def _answer(self, stream: trio.SocketStream) -> None:
+        if self.resets:
+            linger = struct.pack("ii", 1, 0)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            return
+        length = int.from_bytes(await stream.receive_some(2), "big")
+        query = dns.message.from_wire(await stream.receive_some(length))
+        wire = self._response(query).to_wire(max_size=65535)
+        whole = len(wire).to_bytes(2, "big") + wire
+        if query.question[0].name.to_text().startswith("cut."):
+            whole = whole[:5]
+        for at in range(0, len(whole), 1000):
+            await stream.send_all(whole[at : at + 1000])
 
     def _response(self, query: dns.message.Message) -> dns.message.Message:
         response = dns.message.make_response(query)

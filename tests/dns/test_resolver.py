@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from contextlib import suppress
 
 import pytest
 import trio
@@ -30,8 +32,11 @@ ZONE = {
     ("loop.example", "CNAME"): ["loop.example."],
     ("dangling.example", "CNAME"): ["nowhere.example."],
     ("large.example", "TXT"): ['"' + "x" * 200 + f'{n}"' for n in range(100)],
+    ("swollen.example", "TXT"): ['"' + "x" * 200 + f'{n}"' for n in range(100)],
     ("cut.example", "A"): ["192.0.2.1"],
     ("noise.example", "A"): ["192.0.2.1"],
+    ("guessed.example", "A"): ["192.0.2.1"],
+    ("many.example", "TXT"): [f'"{n}"' for n in range(80)],
     ("foo:bar/b z.example", "A"): ["192.0.2.3"],
 }
 
@@ -53,6 +58,7 @@ async def server(nursery):
         (("_25._tcp.mx.example", "TLSA"), ("3 1 1 " + "ab" * 32,)),
         (("alias.example", "A"), ("192.0.2.1", "192.0.2.2")),
         (("noise.example", "A"), ("192.0.2.1",)),
+        (("guessed.example", "A"), ("192.0.2.1",)),
     ],
 )
 async def test_records(server, question, records):
@@ -90,6 +96,30 @@ async def test_what_does_not_fit(server):
     answer = await Resolver([server.address]).ask(Question("large.example", "TXT"))
     assert len(answer.records) == 100
     assert server.over_tcp == 1
+
+
+async def test_a_datagram_that_is_longer_than_was_allowed(server):
+    """It is not read, though it is whole: the answer comes over TCP."""
+    answer = await Resolver([server.address]).ask(Question("swollen.example", "TXT"))
+    assert len(answer.records) == 100
+    assert server.over_tcp == 1
+
+
+async def test_what_is_too_long(nursery):
+    """Of what a stranger has put into the DNS no more than a bound is read."""
+    zone = {("huge.example", "TXT"): ['"' + "x" * 200 + f'{n}"' for n in range(200)]}
+    server = await nursery.start(DnsServer(zone).run)
+    answer = await Resolver([server.address]).ask(Question("huge.example", "TXT"))
+    assert (answer.status, server.over_tcp) == (Status.FAILED, 2)
+    assert "too long" in answer.detail
+
+
+async def test_a_connection_that_is_reset(server):
+    """However soon, it is no answer."""
+    server.resets = True
+    for _ in range(20):
+        answer = await Resolver([server.address]).ask(Question("large.example", "TXT"))
+        assert answer.status is Status.FAILED
 
 
 async def test_the_next_server(server, nursery):
@@ -180,10 +210,79 @@ async def test_the_cache(nursery, mock_clock, name, kept):
 
 
 async def test_the_cache_is_bounded(server):
-    """By entries, and what is large is not kept at all."""
+    """By entries, and what is large is not kept at all, nor what has many small records."""
     resolver = Resolver([server.address])
-    await resolver.ask(Question("large.example", "TXT"))
-    assert resolver.statistics().cached == 0
+    for name in ("large.example", "many.example"):
+        assert (await resolver.ask(Question(name, "TXT"))).status is Status.FOUND
+        assert resolver.statistics().cached == 0
+
+
+class Silent:
+    """Servers that say nothing; `asked` tells how many queries each has got."""
+
+    def __init__(self, count: int) -> None:
+        self._sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
+        for each in self._sockets:
+            each.bind(("127.0.0.1", 0))
+            each.setblocking(False)
+        self.addresses = [each.getsockname() for each in self._sockets]
+
+    def asked(self) -> list[int]:
+        """Since the last call."""
+        found = []
+        for each in self._sockets:
+            found.append(0)
+            with suppress(BlockingIOError):
+                while each.recv(4096):
+                    found[-1] += 1
+        return found
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+async def test_silent_servers_cost_the_time_of_one_question(autojump_clock):
+    """That nobody answers is found out once; the next questions have one try, of each in turn."""
+    with Silent(3) as silent:
+        resolver = Resolver(silent.addresses)
+        costs = []
+        for name in ("a.example", "a.example", "b.example", "c.example", "d.example"):
+            began = trio.current_time()
+            answer = await resolver.ask(Question(name, "A"))
+            assert answer.status is Status.FAILED
+            assert "no answer within 2 s" in answer.detail
+            costs.append((trio.current_time() - began, silent.asked()))
+        assert costs[:2] == [(10, [2, 2, 1]), (0, [0, 0, 0])]
+        assert [seconds for seconds, _ in costs[2:]] == [2, 2, 2]
+        assert sorted(asked for _, asked in costs[2:]) == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
+
+
+async def test_a_silent_server_is_remembered_whoever_gave_up(autojump_clock, server):
+    """It is asked last from then on, until its time is over."""
+    with Silent(1) as silent:
+        resolver = Resolver([*silent.addresses, server.address], silent_ttl=30)
+        with trio.move_on_after(3):
+            await resolver.ask(Question("silent.example", "A"))  # both keep silent about it
+        assert silent.asked() == [1]
+        for name, jump, asked in (("a.example", 0, 0), ("b.example", 27, 0), ("c.example", 4, 1)):
+            await trio.sleep(jump)
+            await resolver.ask(Question(name, "A"))
+            assert silent.asked() == [asked]
+
+
+async def test_nobody_makes_the_servers_fail_for_others(autojump_clock, server):
+    """A name that no server can answer for takes nothing from other names."""
+    resolver = Resolver([server.address])
+    for number in range(3):
+        await resolver.ask(Question(f"silent.{number}.example", "A"))
+        began = trio.current_time()
+        server.zone = {(f"{number}.example", "A"): ["192.0.2.1"]}
+        answer = await resolver.ask(Question(f"{number}.example", "A"))
+        assert (answer.status, trio.current_time() - began) == (Status.FOUND, 0)
 
 
 async def test_a_check_is_driven(server):

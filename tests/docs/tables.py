@@ -1,9 +1,10 @@
 """The documents' tables that are written from the program: `make docs` writes them again
 (and wraps what grew too long).
 
-Commands, exit codes, settings, metrics and calls stand between `<!-- name -->` and
+Commands, exit codes, settings, metrics, calls and problems stand between `<!-- name -->` and
 `<!-- /name -->`; what stands there is what this module makes of the commands, of
-`relay.cli.exits`, of `config/relay.toml`, and of a running relay's `/metrics` and `/openapi.json`.
+`relay.cli.exits`, of `relay.http.problem_types`, of `config/relay.toml`, and of a running relay's
+`/metrics` and `/openapi.json`.
 `tests/docs/test_tables.py` compares.
 """
 
@@ -23,10 +24,11 @@ import httpx
 import actors
 import relay
 from relay.cli import cli, exits
+from relay.http.problem_types import TYPES
 from relay.metrics import registry
-from relay.settings import as_environment, known_names
+from relay.settings import as_environment, documented, known_names
 from tests.cli.command import leaves
-from tests.docs.pages import DOCS, ROOT, documents, wrapped
+from tests.docs.pages import DOCS, documents, wrapped
 from tests.relay_process import RelayProcess
 
 PAGES = {
@@ -35,6 +37,7 @@ PAGES = {
     "settings": DOCS / "settings.md",
     "metrics": DOCS / "metrics.md",
     "calls": DOCS / "calls.md",
+    "problems": DOCS / "http.md",
 }
 """Which page holds which table."""
 
@@ -78,33 +81,13 @@ def exit_codes() -> str:
 
 def settings() -> str:
     """Every setting as a variable, with the default and the comment of `config/relay.toml`."""
-    written = dict(_written((ROOT / "config/relay.toml").read_text()))
+    written = documented()
     lines = ["| setting | default | meaning |", "|---|---|---|"]
     for name in known_names():
         default, remark = written[name]
         shown = f"`{default}`" if default else ""
         lines.append(f"| `{as_environment(name)}` | {_cell(shown)} | {_cell(remark)} |")
     return "\n".join(lines)
-
-
-def _written(text: str) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield each setting with its default, empty where it is none, and the comment above it.
-
-    A comment above several is said once.
-    """
-    section = ""
-    comment: list[str] = []
-    for line in text.splitlines():
-        if match := re.fullmatch(r"\[(\w+)\]", line):
-            section, comment = f"{match[1]}.", []
-        elif match := re.match(r"(# )?(\w+) = (.*)", line):
-            default = "" if match[1] else match[3].strip('"')
-            yield section + match[2], (default, " ".join(comment) or "likewise")
-            comment = []
-        elif line.startswith("#"):
-            comment.append(line[1:].strip())
-        else:
-            comment = []
 
 
 def metrics(page: str) -> str:
@@ -159,6 +142,16 @@ def _needs(security: list[dict[str, Any]], text: str) -> str:
     return key
 
 
+def problems() -> str:
+    """Every problem, its statuses, and when it comes."""
+    lines = ["| `/problems/` … | status | when |", "|---|---|---|"]
+    for case, kind in sorted(TYPES.items()):
+        # What has no case of its own may have any status.
+        statuses = "any" if case == "refused" else ", ".join(map(str, kind.statuses))
+        lines.append(f"| `{case}` | {statuses} | {_cell(kind.when)} |")
+    return "\n".join(lines)
+
+
 def scrape(relay: RelayProcess) -> str:
     """Return the metrics page of a running relay."""
     answer = httpx.get(f"{relay.run['http']}/metrics", timeout=30, trust_env=False)
@@ -174,6 +167,7 @@ def tables(relay: RelayProcess) -> dict[str, str]:
         "settings": settings(),
         "metrics": metrics(scrape(relay)),
         "calls": calls(described.raise_for_status().json()),
+        "problems": problems(),
     }
 
 

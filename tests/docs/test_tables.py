@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import supervisor
+from relay.http.problem_types import TYPES
 from relay.outbound.states import Cause
 from tests.docs.pages import DOCS, README, ROOT
 from tests.docs.tables import PAGES, picture, section, tables
@@ -116,6 +117,29 @@ def test_every_event_is_tabulated() -> None:
     assert sorted(table - _possible()) == [], "these events of docs/events.md are logged by nobody"
 
 
+def _reasons() -> set[str]:
+    """Return why a session of SMTP or POP3 may end, as the sources of both say it."""
+    found = {"quit", "broken", "cancelled"}  # what is returned, or said by nobody
+    for file in (*ROOT.glob("relay/smtp/*.py"), *ROOT.glob("relay/pop3/*.py")):
+        found |= {
+            argument.value
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func) in {"SessionOver", "Ended", "self._end"}
+            and node.args
+            and isinstance(argument := node.args[0], ast.Constant)
+            and isinstance(argument.value, str)
+        }
+    return found
+
+
+def test_every_reason_is_tabulated() -> None:
+    """Why a session ended: one word each, and the same for the same thing on every port."""
+    text = (DOCS / "events.md").read_text().partition("| reason |")[2]
+    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`([a-z_]+)`", cell)} == _reasons()
+
+
 def _text(node: ast.AST | None) -> str:
     """Return what a literal says, an f-string's variable parts as `{}`; "" for anything else."""
     if isinstance(node, ast.JoinedStr):
@@ -155,3 +179,4 @@ def test_every_problem_is_tabulated() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| ([0-9, ]+) \|", (DOCS / "http.md").read_text(), re.M)
     table = {(status, case) for case, statuses in rows for status in statuses.split(", ")}
     assert sorted(table ^ _cases()) == []
+    assert {case for _, case in table} == TYPES.keys() - {"refused"}

@@ -188,7 +188,7 @@ def test_a_disk_that_fills_up_puts_off_what_is_new(island):
         answer = client.post(blobs, content=b"refused")
         assert (answer.status_code, answer.json()["type"]) == (
             507,
-            "urn:relay:problem:insufficient-storage",
+            "/problems/insufficient-storage",
         )
         assert int(answer.headers["Retry-After"]) > 0
         assert "disk" in answer.json()["detail"]

@@ -43,7 +43,7 @@ def test_a_first_start_that_was_killed_is_made_good(
     tmp_path: Path, moment: Callable[[RelayProcess], object]
 ):
     """The next start is ready, accepts a message, and leaves nothing of the one before."""
-    relay = RelayProcess(tmp_path / "var", env={"RELAY_LOG__LEVEL": "info"}, first_start=True)
+    relay = RelayProcess(tmp_path / "var", env={"RELAY_LOG__LEVEL": "debug"}, first_start=True)
     relay.spawn()
     try:
         eventually_sync(lambda: moment(relay), moment.__name__, within=60.0)

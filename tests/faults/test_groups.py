@@ -236,10 +236,11 @@ def broken_store(
                 *(here.receive, here.send, here.arrives, here.register, here.is_mailed),
                 here.put_is_refused,
             )
+            if cause == "a folder":  # the log says why, not only that something was raised
+                why = '"error":"unable to open database file"'  # once the store has given it up
+                eventually_sync(lambda: why in here.relay.log_tail(10_000), "the log says why")
         finally:
             _repair(file, aside, cause)
-        if cause == "a folder":  # the log says why, not only that something was raised
-            assert '"error":"unable to open database file"' in here.relay.log_tail(10_000)
         took = here.recovers(patience)
         here.put()
         waiting = here.api.get("/api/v1/devices")

@@ -18,6 +18,7 @@ import pytest
 import trio
 
 from tests.certificates import write
+from tests.eventually import eventually_sync
 from tests.faults.outbound import started
 from tests.outbound.sink import running_sink
 from tests.relay_process import RelayProcess
@@ -117,13 +118,15 @@ FOREIGN = [
 SENDERS = [b"<a@b.example>", b"<>", b"<bob@relay.localhost>", b"<postmaster@relay.localhost>"]
 
 
-def ports(relay: RelayProcess) -> list[tuple[str, str, int]]:
-    """What a relay says of its ports that speak SMTP: name, host and port."""
-    found = []
-    for name in ("smtp", "submission", "submission_tls"):
-        host, _, port = relay.run[name].rpartition(":")
-        found.append((name, host, int(port)))
-    return found
+PORTS = ("smtp", "submission", "submission_tls", "lmtp")
+HELLOS = ((b"EHLO foreign.example", b" SMTPUTF8"), (b"HELO x", b""))
+BY_LMTP = ((b"LHLO foreign.example", b" SMTPUTF8"), (b"LHLO x", b""))
+"""How to begin, and what may stand behind MAIL then."""
+
+
+def ports(relay: RelayProcess) -> list[tuple[str, str]]:
+    """What a relay says of its ports that speak SMTP: name, and where."""
+    return [(name, relay.run[name]) for name in PORTS]
 
 
 class Stranger:
@@ -131,10 +134,17 @@ class Stranger:
 
     _last = itertools.count(2)
 
-    def __init__(self, name: str, host: str, port: int) -> None:
-        number = next(self._last)
-        source = f"127.1.{number // 250}.{number % 250 + 1}"
-        plain = socket.create_connection((host, port), 20, (source, 0))
+    def __init__(self, name: str, where: str) -> None:
+        if name == "lmtp":
+            plain = socket.socket(socket.AF_UNIX)
+            plain.settimeout(20)
+            plain.connect(where)
+        else:
+            host, _, port = where.rpartition(":")
+            number = next(self._last)
+            source = f"127.1.{number // 250}.{number % 250 + 1}"
+            plain = socket.create_connection((host, int(port)), 20, (source, 0))
+        self.hellos = BY_LMTP if name == "lmtp" else HELLOS
         if name == "submission_tls":
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -161,7 +171,7 @@ class Stranger:
 
 def refused(stranger: Stranger, sender: bytes, recipient: bytes) -> None:
     """No reply takes the recipient, with extensions or without."""
-    for hello, parameters in ((b"EHLO foreign.example", b" SMTPUTF8"), (b"HELO x", b"")):
+    for hello, parameters in stranger.hellos:
         assert stranger.ask(hello)[:3] == b"250"
         begun = stranger.ask(b"MAIL FROM:" + sender + parameters)
         assert begun[:3] in (b"250", b"530"), (sender, begun)
@@ -187,6 +197,7 @@ def env(folder: Path, capture: str) -> dict[str, str]:
     cert, key = write(folder)
     return {
         "RELAY_SMTP__CAPTURE": capture,
+        "RELAY_SMTP__LMTP": str(folder / "lmtp"),
         "RELAY_SMTP__TLS_CERT": cert,
         "RELAY_SMTP__TLS_KEY": key,
         "RELAY_SUBMISSION__TLS_BIND": "127.0.0.1:0",
@@ -206,7 +217,7 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
         yield process
 
 
-@pytest.mark.parametrize("port", ["smtp", "submission", "submission_tls"])
+@pytest.mark.parametrize("port", PORTS)
 def test_no_spelling_of_a_foreign_address_is_taken(relay: RelayProcess, port: str) -> None:
     """A reply of 4xx or 5xx to each, none of them leads to DATA, and nothing is kept."""
     (at,) = (each for each in ports(relay) if each[0] == port)
@@ -236,6 +247,34 @@ def test_a_recipient_of_ours_opens_the_door_for_no_other(relay: RelayProcess) ->
     }  # fmt: skip
 
 
+def test_without_capture_what_is_sent_to_others_bounces(relay: RelayProcess) -> None:
+    """No upstream is set: mail of the relay's own, and account mail, goes to its own domains."""
+    with (
+        psycopg.connect(relay.run["database_url"], autocommit=True) as database,
+        relay.http() as api,
+    ):
+        database.execute(
+            "INSERT INTO relay.accounts (email, login) VALUES ('ada@foreign.example', 'ada')"
+        )
+        _send(relay)
+
+        def outcomes() -> list[tuple[str, str]]:
+            sent = api.get("/api/v1/outbound").raise_for_status().json()
+            return sorted((each["recipient"], each["status"]) for each in sent)
+
+        eventually_sync(
+            outcomes,
+            "both have bounced",
+            until=lambda found: (
+                found == [("ada@foreign.example", "bounced"), ("friend@foreign.example", "bounced")]
+            ),
+        )
+        row = database.execute(
+            "SELECT count(*) FROM relay.mailboxes WHERE address LIKE '%foreign.example'"
+        ).fetchone()
+        assert row == (0,)
+
+
 async def test_what_is_captured_never_leaves(tmp_path: Path) -> None:
     """An upstream stands ready, and hears of what is sent, and of nothing that is captured."""
     async with running_sink() as sink:
@@ -257,7 +296,7 @@ async def test_what_is_captured_never_leaves(tmp_path: Path) -> None:
 def _capture(relay: RelayProcess) -> int:
     """Try every address on every port, also signed in as anybody; return how many were taken."""
     taken = 0
-    smtp, *others = ports(relay)
+    smtp, submission, submission_tls, lmtp = ports(relay)
     with ExitStack() as stack:
         for recipient in FOREIGN:
             stranger = stack.enter_context(closing(Stranger(*smtp)))
@@ -268,7 +307,13 @@ def _capture(relay: RelayProcess) -> int:
                 assert stranger.ask(b"DATA")[:3] == b"354"
                 assert b"captured as" in stranger.ask(b"Subject: x\r\n\r\nx\r\n.")
                 taken += 1
-        for other in others:
+        with closing(Stranger(*lmtp)) as stranger:
+            for command in (b"LHLO x", b"MAIL FROM:<a@b.example>", b"RCPT TO:<c@foreign.example>"):
+                assert stranger.ask(command)[:3] == b"250"
+            assert stranger.ask(b"DATA")[:3] == b"354"
+            assert b"captured as" in stranger.ask(b"Subject: x\r\n\r\nx\r\n.")
+            taken += 1
+        for other in (submission, submission_tls):
             stranger = stack.enter_context(closing(Stranger(*other)))
             assert stranger.ask(b"EHLO foreign.example")[:3] == b"250"
             assert stranger.ask(b"AUTH PLAIN AGEAYg==")[:3] == b"535"

@@ -3,8 +3,9 @@
 Each ending stands where a careless server would see the end of the message, and is followed by
 commands that would send a second one.  The catalogue is that of the attack's publication
 (SEC Consult, 2023) and its neighbours: every sequence of two to five of CR, LF, dot and NUL that
-resembles the real end.  It is tried in clear, in TLS, behind a PROXY header, and within BDAT; by
-the core, in processes, by aiosmtpd's class for every command, and on the port for submission.
+resembles the real end.  It is tried in clear, in TLS, behind PROXY headers, and within BDAT and
+beside it; by the core, in processes, by aiosmtpd's class for every command, on the port for
+submission, and by LMTP.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
+from relay.ports.certificate import Certificate
 from relay.smtp.filtering import FilterClass
 from relay.smtp.limits import SmtpLimits
-from relay.tls import Certificate
+from tests.actors.test_lmtp import BOB, EVE
+from tests.actors.test_lmtp import message as lmtp_mail
+from tests.actors.test_lmtp import serving as lmtp
 from tests.actors.test_submission import TOKEN
 from tests.actors.test_submission import serving as submitting
 from tests.certificates import write
-from tests.smtp.service import Client, Service, serving_by_processes
+from tests.smtp.service import Client, Service, serving_by_warm_processes
 from tests.smtp.service import serving as serving_here
 
 NAMED = [
@@ -63,12 +67,6 @@ SMUGGLED = (
 )
 
 
-@pytest.fixture(autouse=True)
-async def _in_time():
-    with trio.fail_after(100):
-        yield
-
-
 class Agreeing:
     """A filter, with which no command is ordinary: the session has them all."""
 
@@ -83,7 +81,7 @@ serving_without_core = functools.partial(
 
 
 @pytest.fixture(
-    params=[serving_here, serving_without_core, serving_by_processes],
+    params=[serving_here, serving_without_core, serving_by_warm_processes],
     ids=["here", "without-core", "processes"],
 )
 def serving(request):
@@ -93,16 +91,20 @@ def serving(request):
 
 PROXY = "127.0.0.2"
 NAMES = b"PROXY TCP4 192.0.2.1 10.0.0.1 1 2\r\n"
+IN_BINARY = (
+    b"\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x01\x0a\x00\x00\x01\x00\x01\x00\x02"
+)
+HEADER = {"proxy": NAMES, "proxy2": IN_BINARY}
 
 
 @asynccontextmanager
 async def connected(service: Service, way: str, trust: ssl.SSLContext) -> AsyncIterator[Client]:
-    """A session that has said EHLO: in clear, in TLS, or by a proxy."""
-    if way == "proxy":
+    """A session that has said EHLO: in clear, in TLS, or by a proxy of either version."""
+    if way in HEADER:
         made = await trio.open_tcp_stream("127.0.0.1", service.port, local_address=PROXY)
         async with made as stream:
             client = Client(stream)
-            await client.send(NAMES)
+            await client.send(HEADER[way])
             assert (await client.reply())[:3] == "220"
             assert (await client.ask("EHLO client.example"))[:3] == "250"
             yield client
@@ -203,28 +205,107 @@ async def test_cutting_it_anywhere_changes_nothing(pool, serving, ending):
         assert await service.stored() == []
 
 
-@pytest.mark.parametrize("cut", [False, True])
-async def test_no_ending_within_a_chunk_is_one(pool, serving, cut):
+@pytest.mark.parametrize(
+    ("way", "cut"),
+    [("clear", False), ("clear", True), ("tls", True), ("proxy", True), ("proxy2", True)],
+)
+async def test_no_ending_within_a_chunk_is_one(pool, serving, tmp_path, way, cut):
     """A chunk is one message or none, whatever is in it, and whether it is cut in the ending."""
-    async with serving(pool, limits=SmtpLimits(smuggling_silence=0.05)) as service:
+    made = write(tmp_path)
+    trust = ssl.create_default_context(cafile=made[0])
+    limits = SmtpLimits(smuggling_silence=0.05)
+    async with serving(pool, limits=limits, certificate=made, proxies=[PROXY]) as service:
         bob = await service.mailbox()
         for ending in [REAL, *ENDINGS]:
             await pool.execute("DELETE FROM relay.messages")
             text = b"innocent" + ending + SMUGGLED
             first = len(b"innocent") + len(ending) // 2 if cut else 0
-            async with service.client() as client:
-                for command in ("MAIL FROM:<a@b.example>", f"RCPT TO:<{bob}>"):
-                    assert (await client.ask(command))[:3] == "250"
+            async with connected(service, way, trust) as client:
+                await begin_chunks(client, bob)
                 if cut:
                     await client.send(b"BDAT %d\r\n" % first + text[:first])
                     assert (await client.reply())[:9] == "250 2.0.0"
                 rest = text[first:]
                 await client.send(b"BDAT %d LAST\r\n" % len(rest) + rest + b"QUIT\r\n")
                 replies = [reply[:9] for reply in await client.replies()]
-            lines = text.replace(b"\r\n", b"")
-            bare = b"\r" in lines or b"\n" in lines
-            assert replies == ["554 5.6.0" if bare else "250 2.6.0", "221 2.0.0"], ending
-            assert [raw for _, _, raw in await service.stored()] == ([] if bare else [text])
+            assert replies == ["554 5.6.0" if has_bare(text) else "250 2.6.0", "221 2.0.0"], ending
+            stored = [raw for _, _, raw in await service.stored()]
+            assert stored == ([] if has_bare(text) else [text])
+
+
+async def begin_chunks(client: Client, to: str) -> None:
+    """Open a transaction up to its first chunk."""
+    for command in ("MAIL FROM:<a@b.example>", f"RCPT TO:<{to}>"):
+        assert (await client.ask(command))[:3] == "250"
+
+
+def has_bare(text: bytes) -> bool:
+    """Whether there is a CR or an LF that is not of a line end."""
+    lines = text.replace(b"\r\n", b"")
+    return b"\r" in lines or b"\n" in lines
+
+
+@pytest.mark.parametrize("way", ["tls", "proxy2"])
+async def test_chunks_beside_data(pool, serving, tmp_path, way):
+    """A mail in chunks, one by DATA that is refused for its ending; nor does DATA amid chunks, nor
+    a chunk amid what stands behind DATA, open another: each is one message or none."""
+    made = write(tmp_path)
+    trust = ssl.create_default_context(cafile=made[0])
+    limits = SmtpLimits(smuggling_silence=0.05)
+    chunk = b"BDAT 6 LAST\r\nchunk\n"
+    async with serving(pool, limits=limits, certificate=made, proxies=[PROXY]) as service:
+        bob = await service.mailbox()
+        for ending in NAMED:
+            await pool.execute("DELETE FROM relay.messages")
+            async with connected(service, way, trust) as client:
+                await begin_chunks(client, bob)
+                await client.send(b"BDAT 7\r\nchunk\r\nDATA\r\nBDAT 5 LAST\r\nend\r\n")
+                for reply in ("250 2.0.0", "503 5.5.1", "250 2.6.0"):
+                    assert (await client.reply())[:9] == reply, ending
+                await client.begin(bob)
+                behind = b"MAIL FROM:<evil@b.example>\r\nRCPT TO:<%b>\r\n" % bob.encode() + chunk
+                await client.send(b"innocent" + ending + behind + REAL + b"QUIT\r\n")
+                replies = [reply[:9] for reply in await client.replies()]
+            text = ending.partition(REAL)[0]
+            stored = [(path, raw) for _, path, raw in await service.stored()]
+            assert stored.pop(0) == ("a@b.example", b"chunk\r\nend\r\n")
+            if has_bare(text):
+                assert stored == [], ending
+                assert replies[0] == "554 5.6.0", (ending, replies)
+                assert replies[1:] in (["221 2.0.0"], ["421 4.7.0"]), (ending, replies)
+            else:
+                # No ending at all, or a real one: what a client says behind that is its own.
+                assert len(stored) <= 1, ending
+                assert "evil@b.example" not in dict(stored), ending
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["data", "bdat"])
+async def test_no_ending_gives_lmtp_a_second_message(pool, tmp_path, chunked):
+    """Both recipients get one message or none, and a reply each."""
+    begin = lmtp_mail(BOB, EVE)
+    async with lmtp(pool, tmp_path, limits=SmtpLimits(smuggling_silence=0.05)) as service:
+        await service.mailbox(BOB)
+        await service.mailbox(EVE)
+        for ending in [REAL, *ENDINGS] if chunked else ENDINGS:
+            await pool.execute("DELETE FROM relay.messages")
+            text = b"innocent" + ending + SMUGGLED
+            if chunked:
+                said = begin.removesuffix(b"DATA\r\n") + b"BDAT %d LAST\r\n" % len(text) + text
+                bare, kept = has_bare(text), text
+            else:
+                said, kept = begin + text, b""
+                bare = has_bare(ending.partition(REAL)[0])
+            replies = [reply[:9] for reply in await service.say(said) if reply[3] == " "]
+            ends = replies[4 if chunked else 5 :]
+            stored = await service.stored()
+            if bare:
+                assert stored == [], ending
+                assert ends[:2] == ["554 5.6.0"] * 2, (ending, ends)
+            else:
+                assert [to for to, _ in stored] == [BOB, EVE], ending
+                assert ends[:2] == ["250 2.6.0"] * 2, (ending, ends)
+                assert {raw for _, raw in stored} == {kept} if chunked else True
+            assert "250 2.1.0" not in ends, (ending, ends)
 
 
 async def test_a_chunk_and_its_commands_cut_anywhere(pool, serving):

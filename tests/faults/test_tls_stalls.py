@@ -1,101 +1,79 @@
-"""A thousand sessions that stall in their handshake: what they cost, and whom."""
+"""A thousand sessions that stall in their handshake, on every port: what they cost, and whom."""
 
 from __future__ import annotations
 
-import resource
+import poplib
 import smtplib
-import socket
 import ssl
 import statistics
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
 
 from tests.certificates import write
 from tests.relay_process import RelayProcess
+from tests.stalling import (
+    address_of,
+    many_files,
+    resident,
+    settings,
+    stall,
+    timed_mails,
+)
 
-STALLED = 1000
-MEMORY = 100 * 1024 * 1024
+STALLED = {"smtp": 1000, "submission": 100, "submission_tls": 250, "pop3": 100, "pop3_tls": 250}
+EACH = 100 * 1024 * 1024 / 1000  # bytes of memory
+NOISE = 4 * 1024 * 1024  # bytes; for what mails, and a first session at a port, leave in the heap
 PATIENCE = 0.25  # s; the median of a plain message's time, on a busy machine
+ANYONE = ssl.create_default_context()
+ANYONE.check_hostname, ANYONE.verify_mode = False, ssl.CERT_NONE
 
 
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
     """A relay with a certificate, and room for all who stall."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     folder = tmp_path_factory.mktemp("stalls")
-    cert, key = write(folder)
-    env = {
-        "RELAY_SMTP__TLS_CERT": cert,
-        "RELAY_SMTP__TLS_KEY": key,
-        "RELAY_SMTP__MAX_CONNECTIONS": str(2 * STALLED),
-        "RELAY_SMTP__MAX_CONNECTIONS_PER_PEER": str(2 * STALLED),
-    }
-    with RelayProcess(folder / "data", env=env) as running:
+    with (
+        many_files(),
+        RelayProcess(folder / "data", env=settings(write(folder), 2000)) as running,
+    ):
         yield running
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def memory(relay: RelayProcess) -> int:
-    """Bytes of memory that the relay's own process has now."""
-    status = Path(f"/proc/{relay.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
-
-
-def stall(relay: RelayProcess, context: ssl.SSLContext) -> socket.socket:
-    """Begin a handshake, hear what the relay says to it, and say no more."""
-    sock = socket.create_connection(relay.smtp, timeout=20)
-    with sock.makefile("rb") as file:
-        assert file.readline()[:3] == b"220"
-        sock.sendall(b"EHLO x\r\n")
-        while file.readline()[3:4] == b"-":
-            pass
-        sock.sendall(b"STARTTLS\r\n")
-        assert file.readline()[:3] == b"220"
-    out, heard = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = context.wrap_bio(heard, out, server_hostname="localhost")
-    with suppress(ssl.SSLWantReadError):
-        tls.do_handshake()
-    sock.sendall(out.read())
-    assert sock.recv(65536)
-    return sock
-
-
-def timed_mails(relay: RelayProcess, address: str, count: int) -> list[float]:
-    """Send so many mails over one plain session; return how long each took."""
-    took = []
-    with smtplib.SMTP(*relay.smtp, timeout=30) as client:
-        for _ in range(count):
-            began = time.monotonic()
-            client.sendmail("a@b.example", [address], b"Subject: x\r\n\r\nx\r\n")
-            took.append(time.monotonic() - began)
-    return took
 
 
 def test_they_cost_little_memory_and_nobody_time(relay: RelayProcess) -> None:
-    """100 KB each at most, and mail in clear goes on as before."""
-    address = relay.create_mailbox()
-    timed_mails(relay, address, 30)
-    before = memory(relay)
+    """100 KB each at most; mail goes on as before, and who comes to such a port is served."""
+    with relay.http(Accept="application/json") as http:
+        made = http.post("/api/v1/mailboxes").raise_for_status().json()
+    timed_mails(relay.smtp, made["address"], 30)
     context = ssl.create_default_context()
     with ExitStack() as stack:
-        sessions = [stack.enter_context(stall(relay, context)) for _ in range(STALLED)]
-        cost = memory(relay) - before
-        took = timed_mails(relay, address, 50)
-        print(f"{len(sessions)} stalled: {cost / 1e6:.1f} MB; a mail {statistics.median(took):.4f}")
-        assert cost < MEMORY
-        assert statistics.median(took) < PATIENCE
+        for door, count in STALLED.items():
+            before = resident(relay.pid)
+            for _ in range(count):
+                stack.enter_context(stall(relay, door, context))
+            cost = resident(relay.pid) - before
+            took = timed_mails(relay.smtp, made["address"], 30)
+            print(f"{count} at {door}: {cost / 1e6:.1f} MB; a mail {statistics.median(took):.4f} s")
+            assert cost < EACH * count + NOISE
+            assert statistics.median(took) < PATIENCE
+        reader = poplib.POP3_SSL(*address_of(relay, "pop3_tls"), context=ANYONE, timeout=20)
+        reader.user(made["address"])
+        reader.pass_(made["session_token"])
+        assert reader.stat()[0] == 30 * (1 + len(STALLED))
+        reader.quit()
+        submission = address_of(relay, "submission_tls")
+        with smtplib.SMTP_SSL(*submission, context=ANYONE, timeout=20) as client:
+            assert client.login("x", relay.run["admin_token"])[0] == 235
 
 
-def test_a_flood_of_handshakes_takes_its_turns(relay: RelayProcess) -> None:
+@pytest.mark.parametrize("door", ["smtp", "pop3_tls"])
+def test_a_flood_of_handshakes_takes_its_turns(relay: RelayProcess, door: str) -> None:
     """Peers that shake hands as fast as they can leave half of the time to others."""
     address = relay.create_mailbox()
-    quiet = timed_mails(relay, address, 50)
+    quiet = timed_mails(relay.smtp, address, 50)
     context = ssl.create_default_context()
     ended = threading.Event()
     done: list[int] = []
@@ -104,7 +82,7 @@ def test_a_flood_of_handshakes_takes_its_turns(relay: RelayProcess) -> None:
         count = 0
         while not ended.is_set():
             with suppress(OSError, AssertionError):
-                stall(relay, context).close()
+                stall(relay, door, context).close()
                 count += 1
         done.append(count)
 
@@ -113,7 +91,7 @@ def test_a_flood_of_handshakes_takes_its_turns(relay: RelayProcess) -> None:
     for peer in peers:
         peer.start()
     try:
-        took = timed_mails(relay, address, 100)
+        took = timed_mails(relay.smtp, address, 100)
     finally:
         ended.set()
         for peer in peers:

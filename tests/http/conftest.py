@@ -86,14 +86,21 @@ class House:
         _, token = await self.keys.create("someone", scopes or ("read",), "pro")
         return {"Authorization": f"Bearer {token}"}
 
-    async def deliver(self, address: str, raw: bytes = LETTER, *, parse: bool = True) -> UUID:
+    async def deliver(
+        self,
+        address: str,
+        raw: bytes = LETTER,
+        sender: str = "bounce@example.org",
+        *,
+        parse: bool = True,
+    ) -> UUID:
         """Store a message as the writer does, and its summary as the summariser does."""
         wanted = new_id()
         await self.pool.execute(
             "INSERT INTO relay.messages (id, mailbox_id, reverse_path, recipient, raw_email)"
-            " SELECT %s, id, 'bounce@example.org', address, %s"
+            " SELECT %s, id, %s, address, %s"
             " FROM relay.mailboxes WHERE address = %s",
-            (wanted, raw, address),
+            (wanted, sender, raw, address),
         )
         if parse:
             await self.parse(wanted)
@@ -110,12 +117,13 @@ class House:
             found = summarise(bytes(row[1]))
             await conn.execute(
                 "INSERT INTO relay.summaries (message_id, mailbox_id, from_address, subject,"
-                " has_attachments, body_text, body_html, headers, attachments, otp, links)"
-                " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                " has_attachments, body_text, body_html, headers, attachments, otp, links,"
+                " from_name) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
                 (
                     wanted, row[0], found.from_address, found.subject, found.has_attachments,
                     found.body_text, found.body_html, json.dumps(found.headers),
                     json.dumps(found.attachments), found.otp, json.dumps(found.links),
+                    found.from_name,
                 ),
             )  # fmt: skip
             await conn.execute("SELECT pg_notify('relay_summaries', %s)", (str(row[0]),))

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from actors.commands import Commands
+from relay.history import History
 from relay.http.allowed_hosts import AllowedHosts
 from relay.http.app import RESOURCES
 from relay.http.deps import Deps
@@ -26,6 +27,7 @@ from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
+from relay.mailboxes.mails import Mails
 from relay.mailboxes.messages import Messages
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import enqueue
@@ -44,6 +46,7 @@ def inert(house: House) -> Deps:
         messages=Messages(house.pool),
         arrivals=Arrivals(house.pool),
         all_messages=AllMessages(house.pool),
+        mails=Mails(house.pool, AllMessages(house.pool)),
         keys=house.keys,
         sessions=PageSessions(house.pool, house.keys, admin_token_hash=bytes(32)),
         hub=house.hub,
@@ -62,6 +65,8 @@ def inert(house: House) -> Deps:
         keyring=house.keyring,
         webhooks=Webhooks(house.pool),
         accounts=Accounts(house.pool),
+        history=History(house.pool),
+        unparsed=None,  # type: ignore[arg-type]
         consumption=Consumption(house.pool, lambda: house.keyring.signing),
         collector_report=None,  # type: ignore[arg-type]
         wake_outbound=lambda due_lanes: None,
@@ -97,7 +102,8 @@ async def call(
     if route.operation.stream and not path.endswith("/wait"):
         path += f"?{urlencode(params)}" if params else ""
         return await trio.to_thread.run_sync(_head_of, house, path, headers)
-    content = b'{"owner": "x", "local_part": "a b"}' if route.method == "POST" else None
+    body = b'{"owner": "x", "local_part": "a b"}'
+    content = body if route.method in {"POST", "PATCH"} else None
     return await house.client.request(
         route.method, path, params=params, headers=headers, content=content
     )
@@ -193,7 +199,7 @@ async def test_no_call_takes_a_parameter_that_it_does_not_declare(house: House):
         assert refused.status_code == 422, where
         if not route.operation.websocket:
             problem = refused.json()
-            assert problem["type"] == "urn:relay:problem:unknown-parameter", where
+            assert problem["type"] == "/problems/unknown-parameter", where
             assert "'subjct'" in problem["detail"], where
         path = re.sub(r"<(\w+)>", r"{\1}", route.rule)
         operation = described[path][route.method.lower()]
@@ -226,14 +232,14 @@ async def test_a_value_that_is_given_twice_is_refused(house: House):
     path = f"/api/v1/mailboxes/{address}/messages/wait?subject=a&subject=b&timeout=0"
     refused = await house.client.get(path, headers=token)
     assert refused.status_code == 422
-    assert refused.json()["type"] == "urn:relay:problem:repeated-parameter"
+    assert refused.json()["type"] == "/problems/repeated-parameter"
     assert refused.json()["errors"] == ["The query parameter 'subject' is given more than once."]
     for body in ('{"ttl_minutes": 1, "ttl_minutes": 50}', '{"a": {"\\ud800": 1, "\\ud800": 1}}'):
         refused = await house.client.post(
             "/api/v1/mailboxes", content=body, headers={"Content-Type": "application/json"}
         )
         assert refused.status_code == 422
-        assert refused.json()["type"] == "urn:relay:problem:repeated-parameter"
+        assert refused.json()["type"] == "/problems/repeated-parameter"
 
 
 async def test_an_owner_whose_key_lacks_the_scope_is_told_so(house: House):
@@ -260,7 +266,7 @@ async def test_a_key_that_reads_deletes_nothing(house: House):
         for path in (own, f"{own}/messages/{message}"):
             answer = await house.client.delete(path + query, headers=reader)
             assert answer.status_code == 403
-            assert answer.json()["type"] == "urn:relay:problem:missing-scope"
+            assert answer.json()["type"] == "/problems/missing-scope"
         strange = await house.client.delete(f"/api/v1/mailboxes/{other}{query}", headers=reader)
         assert strange.status_code == 404
     shown = await house.client.get(f"{own}/messages/{message}", headers=reader)
@@ -310,7 +316,7 @@ async def test_foreign_hosts_and_origins_are_refused(
     """Only names of this machine may be asked for, and only by the relay's own pages."""
     response = await house.client.get("/openapi.json", headers=headers)
     assert response.status_code == status
-    if response.json().get("type") == "urn:relay:problem:foreign-host":
+    if response.json().get("type") == "/problems/foreign-host":
         assert "RELAY_HTTP__PUBLIC_URL" in response.json()["detail"]
     assert (await house.client.post("/nowhere", headers=headers)).status_code in (403, 404)
 
@@ -352,7 +358,7 @@ async def test_what_is_not_there_is_a_problem_document_too(house: House):
     """Unknown addresses are a 404, wrong methods a 405 that names the right ones."""
     missing = await house.client.get("/api/v1/nothing")
     wrong = await house.client.put("/api/v1/mailboxes")
-    assert missing.json()["type"] == "urn:relay:problem:not-found"
+    assert missing.json()["type"] == "/problems/not-found"
     assert wrong.status_code == 405
     assert wrong.headers["Allow"] == "GET, HEAD, POST"
     for response in (missing, wrong):
@@ -375,7 +381,7 @@ async def test_a_body_that_is_too_large_is_refused_and_read_by_its_sender(house:
     with trio.fail_after(10):
         response = await trio.to_thread.run_sync(send)
     assert response.status_code == 413
-    assert response.json()["type"] == "urn:relay:problem:too-large"
+    assert response.json()["type"] == "/problems/too-large"
 
 
 @pytest.mark.parametrize("pace", ["at once", "slowly"])
@@ -576,7 +582,7 @@ async def test_a_database_outage_is_a_503_and_an_unexpected_error_a_silent_500(h
     broken = await house.client.post("/api/v1/mailboxes")
     assert broken.status_code == 500
     assert broken.json() == {
-        "type": "urn:relay:problem:internal",
+        "type": "/problems/internal",
         "title": "Internal Server Error",
         "status": 500,
         "detail": "Something went wrong inside the relay; its log says what.",

@@ -10,6 +10,7 @@ import trio
 
 from relay.http.app import create_app
 from relay.http.openapi import describe
+from tests.http.compat.test_compat import declared as compat_routes
 from tests.http.conftest import SMALL, House
 from tests.http.resources.test_streams import in_thread
 from tests.http.test_gate import inert, routes
@@ -18,16 +19,23 @@ TREE = "/api/v1/supervision"
 
 
 async def test_the_tree_is_shown_as_the_specification_has_it(house: House):
-    """Every node has the eight fields; times are RFC 3339."""
+    """Every node has the eleven fields; times are RFC 3339."""
     tree = (await house.client.get(TREE, headers=house.admin)).json()
     assert [child["name"] for child in tree["children"]] == ["listener", "writer", "control"]
     for node in (tree, *tree["children"]):
         assert set(node) == {
-            "name", "state", "restarts", "started_at", "mailbox_depth", "last_event", "processes",
-            "children",
+            "name", "state", "restarts", "started_at", "mailbox_depth", "last_event",
+            "last_event_at", "last_log", "commands", "processes", "children",
         }  # fmt: skip
         assert node["state"] == "running"
         assert node["started_at"].endswith("Z")
+        assert node["last_event_at"].endswith("Z")
+        assert node["commands"][0] == "restart"
+    for event in ("control.began", "loop.blocked"):  # the latter is over when it is told
+        line = {"actor": "control", "event": event, "level": "info", "timestamp": "2026-11-23"}
+        house.ring.append(line)
+    tree = (await house.client.get(TREE, headers=house.admin)).json()
+    assert tree["children"][2]["last_log"]["event"] == "control.began"
 
 
 async def test_an_actor_is_paused_resumed_and_restarted_by_name(house: House):
@@ -46,14 +54,14 @@ async def test_an_actor_is_paused_resumed_and_restarted_by_name(house: House):
     tree = (await house.client.get(TREE, headers=house.admin)).json()
     assert tree["children"][1]["restarts"] == 1
     missing = await house.client.post(f"{TREE}/nobody/pause", headers=house.admin)
-    assert missing.json()["type"] == "urn:relay:problem:actor-not-found"
+    assert missing.json()["type"] == "/problems/actor-not-found"
 
 
 async def test_a_command_goes_to_those_who_understand_it(house: House):
     """An actor that does nothing every so often is a 409 for a sweep; one that reports, reports."""
     refused = await house.client.post(f"{TREE}/writer/sweep", headers=house.admin)
     assert (refused.status_code, refused.json()["type"]) == (
-        409, "urn:relay:problem:not-understood",
+        409, "/problems/not-understood",
     )  # fmt: skip
     assert "writer does not understand 'sweep'" in refused.json()["detail"]
     told = await house.client.post(f"{TREE}/control/report", headers=house.admin)
@@ -214,7 +222,8 @@ async def test_the_description_covers_every_call(house: House):
 
 
 async def test_the_application_serves_no_route_that_is_not_declared(house: House):
-    """The URL map is the table of declarations, method by method."""
+    """The URL map is the table of declarations, method by method; those that stand in for other
+    programs' calls have a table of their own."""
     app = create_app(inert(house))
     served = {
         (method, rule.rule)
@@ -222,7 +231,8 @@ async def test_the_application_serves_no_route_that_is_not_declared(house: House
         for method in (rule.methods or {"GET"})
         if method not in {"HEAD"}
     }
-    assert served == {(route.method, route.rule) for route in routes(house)}
+    declared = (*routes(house), *compat_routes(house))
+    assert served == {(route.method, route.rule) for route in declared}
 
 
 async def test_the_pages_load_nothing_from_elsewhere_and_hold_no_inline_code(house: House):
@@ -233,8 +243,10 @@ async def test_the_pages_load_nothing_from_elsewhere_and_hold_no_inline_code(hou
         policy = page.headers["Content-Security-Policy"]
         assert "unsafe" not in policy
         assert "script-src 'self'" in policy
-        for source in re.findall(r'(?:src|href)="([^"]+)"', page.text):
-            assert source.startswith(("/", "#")) or source == "data:,"
+        found = re.findall(r'(?:src|href)=(?:"([^"]+)"|([^"\s>]+))', page.text)
+        assert len(found) > 5
+        for source in (quoted or bare for quoted, bare in found):
+            assert source.startswith(("/", "#", "data:image/", "data:,"))
             if source.startswith("/ui/"):
                 assert (await house.client.get(source)).status_code == 200
         assert not re.search(r"<script>|<style>|\son\w+=|\sstyle=", page.text)

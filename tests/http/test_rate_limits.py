@@ -15,6 +15,7 @@ from relay.http.callers import address_of
 from relay.http.page_sessions import Holder, PageSessions
 from relay.http.problems import Problem
 from relay.http.rate_limits import KnownKeys, RateLimits
+from relay.ports.proxy import networks
 from tests.http.conftest import House, open_house
 
 
@@ -74,6 +75,8 @@ async def test_memory_is_bounded(mock_clock: MockClock):
         ("10.0.0.1", "203.0.113.9\n198.51.100.1", "198.51.100.1"),  # HAProxy adds a line
         ("::ffff:10.0.0.1", "198.51.100.1", "198.51.100.1"),
         ("10.0.0.1", "::ffff:198.51.100.1", "198.51.100.1"),
+        ("203.0.113.15", "198.51.100.1", "198.51.100.1"),
+        ("203.0.113.16", "198.51.100.1", "203.0.113.16"),
         ("10.0.0.1", "no address", ""),
         ("", "198.51.100.1", ""),
         ("2001:db8:1:2:3:4:5:6", None, "2001:db8:1:2::/64"),
@@ -86,7 +89,7 @@ def test_whom_a_call_is_charged_to(client: str, forwarded: str | None, whom: str
     lines = [] if forwarded is None else forwarded.split("\n")
     headers = Headers([("X-Forwarded-For", line) for line in lines])
     connection = SimpleNamespace(scope={"client": (client, 1)}, headers=headers)
-    assert address_of(connection, ["10.0.0.1"]) == whom
+    assert address_of(connection, networks(["10.0.0.1", "203.0.113.0/28"])) == whom
 
 
 async def test_an_address_without_a_key_is_held_and_the_administrator_is_not(limited: House):
@@ -131,7 +134,7 @@ async def test_a_key_has_its_plans_rate(limited: House):
 JUNK = (
     {"Authorization": "Bearer rk_wrong"},
     {"Authorization": "Basic eDp5"},
-    {"Cookie": "relay_session=junk"},
+    {"Cookie": "relay_session=junk", "Host": "localhost"},
 )
 
 
@@ -159,8 +162,9 @@ async def test_a_key_that_was_seen_is_charged_as_a_key(database_url: str, pool: 
             sessions = PageSessions(house.pool, house.keys, admin_token_hash=bytes(32))
             opened = await sessions.open(Holder("key", key_id=key.id))
             credential = {
-                "Cookie": f"relay_session={opened.cookie}", "X-Relay-Page-Key": opened.page_key,
-            }  # fmt: skip
+                "Cookie": f"relay_session_{house.port}={opened.cookie}",
+                "X-Relay-Page-Key": opened.page_key,
+            }
 
         async def status(headers: dict[str, str], path: str = "/api/v1/mailboxes") -> int:
             return (await house.client.get(path, headers=headers)).status_code

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.relay_process import RelayProcess
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 
 
+@pytest.mark.timeout(400)  # more than a hundred calls, and others may run beside it
 def test_every_call_keeps_to_its_description(tmp_path: Path) -> None:
     """No answer breaks its schema, its statuses, its media type or its need of a credential."""
     # A relay of its own: it is paused, its keys are rotated and revoked.
@@ -24,7 +27,7 @@ def test_every_call_keeps_to_its_description(tmp_path: Path) -> None:
             ],
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=360,
             cwd=tmp_path,  # its cache stays out of the tree
             check=False,
         )  # fmt: skip

@@ -46,17 +46,17 @@ async def test_events_go_on_from_a_cursor(pool, store, arrivals):
     """A stream starts at the present, then sees each entry once in the order of summaries."""
     mailbox = (await store.create()).mailbox.id
     await deliver(pool, mailbox, "before")
-    start = await arrivals.events(mailbox)
+    start = await arrivals.news(mailbox)
     assert start.found == []
     for number in range(3):
         await deliver(pool, mailbox, str(number))
-    found = await arrivals.events(mailbox, start.cursor, limit=2)
+    found = await arrivals.news(mailbox, start.cursor, limit=2)
     assert [entry.subject for entry, _ in found.found] == ["0", "1"]
-    found = await arrivals.events(mailbox, found.cursor)
+    found = await arrivals.news(mailbox, found.cursor)
     assert [entry.subject for entry, _ in found.found] == ["2"]
-    assert (await arrivals.events(mailbox, found.cursor)).found == []
-    assert (await arrivals.events(mailbox, found.cursor)).cursor == found.cursor
-    assert len((await arrivals.events(mailbox, 0)).found) == 4
+    assert (await arrivals.news(mailbox, found.cursor)).found == []
+    assert (await arrivals.news(mailbox, found.cursor)).cursor == found.cursor
+    assert len((await arrivals.news(mailbox, 0)).found) == 4
 
 
 @pytest.mark.parametrize(

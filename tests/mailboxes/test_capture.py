@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from relay.accepted import Origin
+from relay.db.pool import Pool
 from relay.ids import new_id
+from relay.mailboxes.accept import Row, insert_many
 from relay.mailboxes.capture import Capture, Captured, evict, set_aside, store
 
 ADA, BOB = "ada@shop.example", "bob@shop.example"
@@ -49,9 +52,9 @@ async def test_a_mailbox_is_made_once(pool):
     first = message(ADA, BOB, login="shop")
     stored, made = await store(pool, [first], 60.0)
     assert stored == {id_ for id_, _ in first.recipients}
-    assert made
+    assert made == 2
     stored, made = await store(pool, [message(ADA), message(ADA)], 60.0)
-    assert (len(stored), made) == (2, False)
+    assert (len(stored), made) == (2, 0)
     assert await mailboxes(pool) == {ADA: 3, BOB: 1}
     rows = await pool.fetch(
         "SELECT b.owner_type::text, b.owner_id::text, b.plan, "
@@ -84,19 +87,23 @@ async def test_the_same_again_stores_nothing(pool):
     """Handed over twice, as after a commit in doubt."""
     one = message(ADA)
     await store(pool, [one], 60.0)
-    assert await store(pool, [one], 60.0) == (set(), False)
+    assert await store(pool, [one], 60.0) == (set(), 0)
     assert await mailboxes(pool) == {ADA: 1}
+    other = message(BOB)
+    stored, made = await store(pool, [one, other], 60.0)
+    assert (stored, made) == ({other.recipients[0][0]}, 1)
+    assert await mailboxes(pool) == {ADA: 1, BOB: 1}
 
 
 async def test_a_mailbox_that_is_over_gives_its_address(pool):
     """And keeps its mail to itself."""
     await store(pool, [message(ADA)], 60.0)
     await pool.execute("UPDATE relay.mailboxes SET expires_at = now()")
-    assert await store(pool, [message(ADA)], 60.0) == (set(), False)
+    assert await store(pool, [message(ADA)], 60.0) == (set(), 0)
     assert await set_aside(pool, [ADA]) == 1
     assert await set_aside(pool, [ADA]) == 0
     stored, made = await store(pool, [message(ADA)], 60.0)
-    assert (len(stored), made) == (1, True)
+    assert (len(stored), made) == (1, 1)
     assert await mailboxes(pool) == {ADA: 1}
 
 
@@ -106,7 +113,7 @@ async def test_a_live_mailbox_of_somebody_takes_it_as_ever(pool):
         "INSERT INTO relay.mailboxes (address, expires_at) VALUES (%s, '2099-01-01')", (ADA,)
     )
     stored, made = await store(pool, [message(ADA)], 60.0)
-    assert (len(stored), made) == (1, False)
+    assert (len(stored), made) == (1, 0)
     assert await pool.fetch(
         "SELECT owner_type::text, captured_at, expires_at = '2099-01-01' FROM relay.mailboxes"
     ) == [("anonymous", None, True)]
@@ -139,10 +146,102 @@ async def test_the_oldest_go_first(pool):
     await pool.execute("INSERT INTO relay.mailboxes (address) VALUES ('bob@relay.localhost')")
     for each in ("one@x.example", "two@x.example", "one@x.example", "three@x.example"):
         await store(pool, [message(each)], 60.0)
-    assert await evict(pool, 3) == 0
+    assert await evict(pool, 3) is None
     assert await evict(pool, 2) == 1
+    assert await evict(pool, 2) is None
     assert sorted(await mailboxes(pool)) == [
         "bob@relay.localhost",
         "one@x.example",
         "three@x.example",
     ]
+
+
+async def test_none_goes_in_the_place_of_one_that_is_passed_over(pool):
+    """Mail comes to the oldest while it would be closed: others stay all the same."""
+    for number in range(6):
+        await store(pool, [message(f"{number}@x.example")], 60.0)
+    async with pool.transaction() as conn:
+        await conn.execute("SELECT FROM relay.mailboxes WHERE address = '0@x.example' FOR UPDATE")
+        assert await evict(pool, 4) == 1
+        assert await evict(pool, 4) == 0
+    assert sorted(await mailboxes(pool)) == [f"{number}@x.example" for number in (0, 2, 3, 4, 5)]
+    await store(pool, [message("0@x.example")], 60.0)
+    assert await evict(pool, 4) == 1
+    assert sorted(await mailboxes(pool)) == [f"{number}@x.example" for number in (0, 3, 4, 5)]
+
+
+async def test_many_that_evict_at_once_leave_as_many_as_may_stay(any_pool):
+    """While others capture: in the end the newest are there, as many as there may be."""
+
+    async def capture(writer: int) -> None:
+        for number in range(10):
+            names = [f"{writer}-{number}-{each}@x.example" for each in range(10)]
+            await store(any_pool, [message(each) for each in names], 60.0)
+
+    async def evict_all() -> None:
+        for _ in range(10):
+            await evict(any_pool, 30)
+
+    async with trio.open_nursery() as nursery:
+        for writer in range(3):
+            nursery.start_soon(capture, writer)
+            nursery.start_soon(evict_all)
+    while await evict(any_pool, 30) is not None:
+        pass
+    rows = await any_pool.fetch(
+        "SELECT is_active FROM relay.mailboxes ORDER BY captured_at DESC, id DESC"
+    )
+    assert [live for (live,) in rows] == [True] * 30 + [False] * 270
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+async def test_capturing_is_planned_once(database_url, rows):
+    """Whatever length the first batches have, and mailboxes are looked up by their addresses."""
+    pool = Pool(database_url, size=1)
+    await pool.execute(
+        "INSERT INTO relay.mailboxes (address) "
+        "SELECT 'b' || n || '@x' FROM generate_series(1, 2000) n"
+    )
+    await pool.execute("ANALYZE relay.mailboxes")
+    for number in range(8):
+        batch = [message(f"{number}-{each}@shop.example") for each in range(rows)]
+        assert await store(pool, batch, 60.0) == ({one.recipients[0][0] for one in batch}, rows)
+    async with pool.connection() as conn:
+        cursor = await conn.execute(
+            "SELECT name, generic_plans FROM pg_prepared_statements "
+            "WHERE statement LIKE '%INSERT INTO relay.messages%'"
+        )
+        ((name, generic),) = await cursor.fetchall()
+        assert generic == 3
+        await conn.execute("SET plan_cache_mode = force_generic_plan")
+        cursor = await conn.execute(f"EXPLAIN EXECUTE {name} ({', '.join(['NULL'] * 10)})")
+        plan = "\n".join(row[0] for row in await cursor.fetchall())
+    assert "Index Scan using mailboxes_address_key" in plan
+    assert "Seq Scan on mailboxes" not in plan
+    await pool.close()
+
+
+async def test_however_many_mailboxes_there_are_none_is_read(database_url):
+    """All that is planned for storing, the check of the foreign key too, was planned with one."""
+    pool = Pool(database_url, size=1)
+    await pool.execute("INSERT INTO relay.mailboxes (address) VALUES (%s)", (ADA,))
+    await pool.execute("VACUUM ANALYZE relay.mailboxes")
+
+    async def read() -> int:
+        await pool.fetch("SELECT pg_stat_force_next_flush()")
+        rows: int = await pool.fetch_value(
+            "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relid = 'relay.mailboxes'::regclass"
+        )
+        return rows
+
+    for number in range(8):
+        assert len(await insert_many(pool, [Row(new_id(), ADA, "", b"x")])) == 1
+        assert (await store(pool, [message(f"{number}@shop.example")], 60.0))[1] == 1
+    await pool.execute(
+        "INSERT INTO relay.mailboxes (address) "
+        "SELECT 'b' || n || '@x' FROM generate_series(1, 2000) n"
+    )
+    before = await read()
+    assert (await store(pool, [message(BOB)], 60.0))[1] == 1
+    assert await read() == before
+    await pool.close()

@@ -22,7 +22,7 @@ async def test_every_read_ends_with_the_mailbox(pool, store, messages, arrivals)
     assert await messages.get(mailbox, message) is None
     assert await messages.raw(mailbox, message) is None
     assert await arrivals.next_match(mailbox) is None
-    assert await arrivals.events(mailbox) is None
+    assert await arrivals.news(mailbox) is None
     assert not await messages.delete(mailbox, message)
     assert not await store.delete(mailbox)
     assert await pool.fetch_value("SELECT is_read FROM relay.messages") is False

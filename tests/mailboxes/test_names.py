@@ -24,7 +24,8 @@ def test_role_names_are_reserved_in_every_spelling(name: str):
     ):  # fmt: skip
         assert NAMES.reserves(spelling), spelling
         assert NAMES.reserves_address(f"{spelling}@Relay.Localhost"), spelling
-        assert NAMES.reserves_address(f"{spelling}@b.example."), spelling
+        for dot in ".\u3002\uff0e\uff61":
+            assert NAMES.reserves_address(f"{spelling}@b{dot}example{dot}"), spelling
         assert not NAMES.reserves_address(f"{spelling}@elsewhere.example"), spelling
 
 

@@ -65,8 +65,8 @@ async def test_examines_a_message_for_a_check():
             await parser.examine(signed)
 
 
-async def test_a_message_that_kills_the_child_costs_nobody_else():
-    """The message in hand when the child dies keeps its headers; the others are parsed."""
+async def test_a_child_killed_from_outside_costs_no_message_anything():
+    """The message in hand is parsed once more, alone; those behind it as if nothing had been."""
     async with Parser() as parser:
         await parser.summarise([SMALL % 0])
         pid = parser.pid
@@ -83,8 +83,35 @@ async def test_a_message_that_kills_the_child_costs_nobody_else():
             await trio.testing.wait_all_tasks_blocked(0.05)
             os.kill(pid, signal.SIGKILL)
         assert _subjects(found) == ["0", "1", "2", "3", "4"]
-        assert _errors(found) == ["the parser died of it", None, None, None, None]
+        assert _errors(found) == [None] * 5
+        assert read_row(found[0].row)["body_text"] == "hello\n"
         assert parser.pid != pid
+        assert parser.restarts == 1
+
+
+@pytest.mark.parametrize("killed", [2, 3], ids=["twice", "and with its headers alone"])
+async def test_a_message_whose_children_die_twice_is_given_up(killed: int):
+    """It keeps its headers, or the reason alone where that kills, too; the others are parsed."""
+    async with Parser() as parser:
+        found: list[Parsed] = []
+
+        async def parse() -> None:
+            found.extend(await parser.summarise([SMALL % n for n in range(3)]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(parse)
+            dead: set[int] = set()
+            with trio.fail_after(30):
+                while len(dead) < killed:
+                    # Long before an interpreter has started, let alone answered.
+                    if parser.pid is not None and parser.pid not in dead:
+                        dead.add(parser.pid)
+                        os.kill(parser.pid, signal.SIGKILL)
+                    await trio.sleep(0.001)
+        assert _errors(found) == ["the parser died of it", None, None]
+        assert _subjects(found) == ["0" if killed == 2 else None, "1", "2"]
+        assert read_row(found[0].row)["body_text"] is None
+        assert parser.restarts == killed
 
 
 async def test_a_child_that_dies_while_nothing_is_asked_of_it_costs_nobody():

@@ -64,6 +64,8 @@ def test_reads(text: str, terms: list[Term]):
         ("localhost:8025", '"localhost:8025"'),
         ("-foo:bar", '"foo:bar"'),
         ('subject:""', "subject: needs a value"),
+        ("tag: shop", "tag: needs a value right behind the colon"),
+        ("-From:", "from: needs a value right behind the colon"),
         ("has:links", "has: takes attachment"),
         ("is:new", "is: takes unread or read"),
         ("before:tomorrow", "before: takes a day"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,13 +11,15 @@ from uuid import UUID
 import pytest
 
 from relay.db.pool import Pool
-from relay.mailboxes import search
+from relay.mailboxes import common_search, search
 from relay.mailboxes.arrivals import Arrivals
-from relay.mailboxes.grams import make_filter, runs
+from relay.mailboxes.grams import holds, probes
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.query import parse
 from relay.mailboxes.store import Store
+from relay.mailboxes.summary import senders
+from relay.mailboxes.worker import filter_of
 
 MESSAGES, SIZE = 150, 8
 WORDS = [
@@ -29,9 +32,9 @@ NEEDLES = (
 )
 
 
-async def make(text: bytes) -> bytes:
+async def make(text: bytes, details: bytes) -> bytes:
     """The filter, without a child of its own."""
-    return make_filter(runs(text.decode()))
+    return filter_of(text, details)
 
 
 @pytest.fixture
@@ -160,3 +163,147 @@ async def test_a_chunk_holds_little_more_than_its_share(pool: Pool, filled: tupl
     assert await store.purge(mailbox)
     assert await pool.fetch_value("SELECT count(*) FROM relay.search_chunks") == 0
     assert not await search.grow(pool, mailbox, make, size=SIZE)
+
+
+async def refuse(text: bytes, details: bytes) -> bytes:
+    """A filter is not made where there is one."""
+    raise AssertionError(f"{len(text)} bytes of text, {len(details)} of details")
+
+
+async def summarised(pool: Pool, mailbox: UUID, count: int) -> None:
+    """So many messages more of a mailbox."""
+    await pool.execute(
+        """
+        WITH made AS (
+            INSERT INTO relay.messages (mailbox_id, raw_email)
+            SELECT %s, convert_to(repeat('x', n), 'UTF8')
+            FROM generate_series(1, %s) n
+            RETURNING id, mailbox_id
+        )
+        INSERT INTO relay.summaries (message_id, mailbox_id, subject, has_attachments)
+        SELECT id, mailbox_id, 'further ' || row_number() OVER (), true FROM made
+        """,
+        (mailbox, count),
+    )
+
+
+async def test_chunks_of_one_mailbox_are_chunks_of_all(pool: Pool, filled: tuple[Store, UUID]):
+    """As far as nobody else has mail among theirs; none of their texts is read again."""
+    store, mailbox = filled
+    while await search.grow(pool, mailbox, make, size=SIZE):
+        pass
+    await common_search.grow(
+        pool, refuse, settled=await common_search.settled(pool), size=SIZE, least=1
+    )
+    await summarised(pool, (await store.create()).mailbox.id, 1)
+    await pool.execute(
+        "UPDATE relay.messages SET recipient = 'other@elsewhere.example' WHERE id = ("
+        "SELECT message_id FROM relay.summaries ORDER BY seq DESC LIMIT 1)"
+    )
+    await summarised(pool, mailbox, 3 * SIZE)
+    while await search.grow(pool, mailbox, make, size=SIZE):
+        pass
+    settled = await common_search.settled(pool)
+    while await common_search.grow(pool, make, settled=settled, size=SIZE, least=1):
+        pass
+    rows = await pool.fetch(
+        """
+        SELECT c.filter, s.subject,
+               c.oldest_id <= m.id AND c.newest_id >= m.id
+               AND c.oldest_at <= m.received_at AND c.newest_at >= m.received_at
+               AND c.smallest <= m.size AND c.largest >= m.size
+               AND CASE WHEN s.has_attachments THEN c.some_attached ELSE c.some_plain END
+               AND (c.some_readdressed OR m.recipient IS NULL OR m.recipient = b.address)
+        FROM relay.summaries s
+        JOIN relay.messages m ON m.id = s.message_id
+        JOIN relay.mailboxes b ON b.id = m.mailbox_id
+        JOIN relay.common_chunks c ON s.seq > c.after_seq AND s.seq <= c.last_seq
+        """
+    )
+    assert len(rows) > MESSAGES + 1 + 2 * SIZE
+    for made, subject, within in rows:
+        assert within
+        assert holds(made, probes(subject))
+    # Of most chunks a search for text reads no message that it does not find.
+    rows = await pool.fetch("SELECT some_readdressed, count(*) FROM relay.common_chunks GROUP BY 1")
+    counts: dict[bool, int] = dict(rows)
+    assert 0 < counts[True] < counts[False]
+    taken = "SELECT count(*) FROM relay.common_chunks JOIN relay.search_chunks USING (filter)"
+    assert await pool.fetch_value(taken) >= MESSAGES // SIZE
+
+
+async def test_a_filter_has_the_senders_of_details(pool: Pool) -> None:
+    """As the database reads them, whatever stands around them."""
+    for name, value in (
+        ("From", 'Ada "the first" Lovelace <ada@example.org>'),
+        ("FROM", "back\\slash \t and мир, 鈴木"),
+        ("from", ""),
+    ):
+        for separators in ((",", ":"), (", ", ": ")):
+            for ascii_only in (True, False):
+                details = json.dumps(
+                    {"headers": [["X-From", '"from","no"'], ["To", "from"], [name, value]]},
+                    separators=separators,
+                    ensure_ascii=ascii_only,
+                )
+                found = await pool.fetch_value("SELECT relay.sender_of(%s)", (details,))
+                assert senders(f"{details}\n{details}") == [value, value] == [found, found]
+
+
+def test_a_search_reads_as_many_chunks_as_will_do() -> None:
+    """By what those before had; as many as are read in time, and never more than the most."""
+    most = search.MOST_CHUNKS
+    assert search.next_batch(2, 0.001, found=0, missing=51) == most
+    assert search.next_batch(2, 0.001, found=6, missing=45) == 16
+    assert search.next_batch(2, 0.001, found=50, missing=1) == 1
+    assert search.next_batch(2, 0.001, found=1, missing=50) == most
+    assert search.next_batch(2, 0.02, found=0, missing=1) == 10
+    assert search.next_batch(most, 2.0, found=0, missing=1) == 1
+    assert search.next_batch(1, 60.0, found=0, missing=1) == 1
+    assert search.next_batch(2, 0.0, found=0, missing=1) == most
+
+
+async def test_chunks_come_in_the_order_of_an_index(pool: Pool) -> None:
+    """Each order in which they are looked for is one of an index's: none need be sorted."""
+    plans: list[str] = []
+
+    class Noting:
+        async def fetch(self, sql: str, params: dict[str, Any]) -> list[Any]:
+            async with pool.transaction() as conn:
+                await conn.execute("SET LOCAL enable_sort = off")
+                rows = await (await conn.execute(f"EXPLAIN {sql}", params)).fetchall()
+            plans.append("\n".join(row[0] for row in rows))
+            return []
+
+    noting: Any = Noting()
+    asked, most, top = probes("order"), search.AHEAD, UUID(int=2**128 - 1)
+    for common in (None, common_search.Chunk(0, 500, top)):
+        await common_search.backwards(noting, asked, None, behind=common, below=top, most=most)
+    for behind in (None, search.Chunk(0, 500, datetime.now(UTC))):
+        await search.backwards(noting, top, asked, behind=behind, before=None, most=most)
+    await common_search.forwards(noting, asked, above=0, most=most)
+    await search.forwards(noting, top, asked, above=0, since=None, most=most)
+    for plan in plans:
+        assert "Index Scan using" in plan, plan
+        assert "Sort" not in plan, plan
+
+
+async def test_chunks_are_looked_for_many_at_once() -> None:
+    """They come in their order, each once, and no look follows one that found fewer than asked."""
+    for count in (0, 1, search.AHEAD - 1, search.AHEAD, 2 * search.AHEAD + 7):
+        looks: list[tuple[int | None, int]] = []
+
+        async def look(
+            behind: int | None, most: int, count: int = count, looks: Any = looks
+        ) -> list[int]:
+            looks.append((behind, most))
+            first = 0 if behind is None else behind + 1
+            return list(range(first, min(first + most, count)))
+
+        ahead = search.Ahead(look)
+        taken: list[int] = []
+        while batch := await ahead.take(5):
+            assert len(batch) <= 5
+            taken += batch
+        assert taken == list(range(count))
+        assert len(looks) == count // search.AHEAD + 1

@@ -120,6 +120,29 @@ def test_takes_the_address_out_of_from(value, address):
 
 
 @pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("Ann Example <a@b.example>", "Ann Example"),
+        ('"Example, Ann \\"A\\"" <a@b.example>', 'Example, Ann "A"'),
+        ("=?utf-8?q?J=C3=BCrgen?= =?utf-8?q?_M?= <a@b.example>", "Jürgen M"),
+        ('"=?utf-8?b?w6TDtg==?=" <a@b.example>', "äö"),
+        ("株式会社 <a@b.example>", "株式会社"),
+        ("first@b.example, Second <a@b.example>", "Second"),
+        ('"" <a@b.example>', None),
+        ('"One\tTwo\x07" <a@b.example>', "One Two"),
+        ("<a@b.example>", None),
+        ("a@b.example", None),
+        ("a@b.example (Ann)", None),
+        ("N" * 3000 + " <a@b.example>", "N" * 200),
+        ("", None),
+    ],
+)
+def test_takes_the_senders_name_out_of_from(value, name):
+    """What stands before the first address in brackets, decoded, on one line, cut."""
+    assert summarise(f"From: {value}\r\n\r\n".encode()).from_name == name
+
+
+@pytest.mark.parametrize(
     ("encoded", "decoded"),
     [
         ("=?utf-8?b?w6TDtg==?=", "äö"),

@@ -9,21 +9,23 @@ import pytest
 
 from relay.db.pool import Pool
 from relay.ids import new_id
-from relay.mailboxes import common_search, search
-from relay.mailboxes.all_messages import AllMessages
-from relay.mailboxes.grams import make_filter, runs
+from relay.mailboxes import common_search, search, walks
+from relay.mailboxes.all_messages import AllMessages, CutShort
+from relay.mailboxes.changes import Change
+from relay.mailboxes.messages import Messages
 from relay.mailboxes.query import Term, parse
 from relay.mailboxes.visibility import Reach
 from relay.mailboxes.walks import Walk
+from relay.mailboxes.worker import filter_of
 
 MESSAGES = 600
 EVERYTHING = Reach()
 MINE = new_id()
 
 
-async def make(text: bytes) -> bytes:
+async def make(text: bytes, details: bytes) -> bytes:
     """A filter, without a child of its own."""
-    return make_filter(runs(text.decode()))
+    return filter_of(text, details)
 
 
 @pytest.fixture
@@ -33,23 +35,27 @@ async def ids(pool: Pool) -> list[UUID]:
         await pool.fetch_value(
             "INSERT INTO relay.mailboxes (address, owner_id, expires_at)"
             " VALUES (%s, %s, now() + interval '1 hour') RETURNING id",
-            (f"{owner}@relay.localhost", owner),
+            (f"{owner}@{domain}", owner),
         )
-        for owner in (new_id(), MINE)
+        for owner, domain in ((new_id(), "relay.localhost"), (MINE, "xn--bcher-kva.example"))
     ]
     ids = sorted(new_id() for _ in range(MESSAGES))
     await pool.execute(
         """
         WITH message AS (
-            INSERT INTO relay.messages (id, mailbox_id, reverse_path, raw_email, is_read)
-            SELECT id, CASE WHEN n = 1 THEN %s::uuid ELSE %s::uuid END, '',
+            INSERT INTO relay.messages
+                (id, mailbox_id, reverse_path, recipient, raw_email, is_read)
+            SELECT id, CASE WHEN n = 1 THEN %s::uuid ELSE %s::uuid END,
+                   CASE WHEN n = 6 THEN 'Bounce@away.example' ELSE '' END,
+                   CASE WHEN n = 5 THEN 'Other@elsewhere.example' END,
                    convert_to(repeat('x', n::int), 'UTF8'), n <= 10
             FROM unnest(%s::uuid[]) WITH ORDINALITY made (id, n)
             RETURNING id, mailbox_id, size
         )
         INSERT INTO relay.summaries
             (message_id, mailbox_id, from_address, subject, body_text, has_attachments, tags)
-        SELECT id, mailbox_id, 'a@x.example', 'order ' || size, 'text', size <= 20,
+        SELECT id, mailbox_id, CASE WHEN size <> 6 THEN 'a@x.example' END,
+               'order ' || size, 'text', size <= 20,
                CASE WHEN size <= 30 THEN '{Old}'::text[] END
         FROM message
         ORDER BY size
@@ -62,7 +68,8 @@ async def ids(pool: Pool) -> list[UUID]:
 
 async def grow(pool: Pool, size: int = 16) -> None:
     """Make all chunks."""
-    while await common_search.grow(pool, make, size=size, least=1):
+    settled = await common_search.settled(pool)
+    while await common_search.grow(pool, make, settled=settled, size=size, least=1):
         pass
 
 
@@ -104,6 +111,14 @@ FINDS = {
     "before:2020-01-01": slice(0, 0),
     "after:2020-01-01": slice(None),
     "-order": slice(0, 0),
+    "to:BÜCHER.example": slice(-1, None),
+    "ücher": slice(-1, None),
+    "to:xn--bcher-kva": slice(-1, None),
+    "-to:büch": slice(0, -1),
+    # Stored by SQL, for somebody else's address; and from nobody but the reverse-path.
+    "to:OTHER@elsewhere": slice(-5, -4),
+    "elsewhere.example": slice(-5, -4),
+    "from:bounce@AWAY": slice(-6, -5),
 }
 
 
@@ -134,8 +149,37 @@ async def test_a_page_that_is_short_has_a_next_one(pool: Pool, ids: list[UUID]) 
 
 async def test_a_bulk_call_goes_on_to_the_end(pool: Pool, ids: list[UUID]) -> None:
     """Whatever the time of one search."""
-    assert await AllMessages(pool, seconds=0.0).mark_read(EVERYTHING, parse("tag:old")) == 20
-    assert await AllMessages(pool, seconds=0.0).delete(EVERYTHING, parse("tag:old")) == 30
+    everything = AllMessages(pool, seconds=0.0)
+    assert await everything.change(EVERYTHING, parse("tag:old"), Change(is_read=True)) == 20
+    # What is changed is what was looked for: still each of them, and once.
+    change = Change(remove=["old"], add=["older"])
+    assert await everything.change(EVERYTHING, parse("tag:old"), change) == 30
+    assert await everything.change(EVERYTHING, parse("tag:old"), change) == 0
+    assert await everything.delete(EVERYTHING, parse("tag:older")) == 30
+
+
+async def test_a_bulk_call_without_time_says_how_far_it_came(pool: Pool, ids: list[UUID]) -> None:
+    """And called again it goes on, to the end."""
+    everything = AllMessages(pool, bulk_seconds=0.0)
+    marked = deleted = 0
+    with pytest.raises(CutShort) as cut:
+        await everything.change(EVERYTHING, parse("is:unread"), Change(is_read=True))
+    marked = cut.value.count
+    assert 0 < marked < len(ids) - 10
+    (read,) = await pool.fetch("SELECT count(*) FROM relay.messages WHERE is_read")
+    assert read == (marked + 10,)
+    calls = 0
+    while True:
+        calls += 1
+        try:
+            deleted += await everything.delete(EVERYTHING, ())
+        except CutShort as more:
+            deleted += more.count
+        else:
+            break
+    assert calls > 1
+    assert deleted == len(ids)
+    assert await pool.fetch_value("SELECT count(*) FROM relay.messages") == 0
 
 
 async def test_a_wait_without_time_goes_on_where_it_came_to(pool: Pool, ids: list[UUID]) -> None:
@@ -168,6 +212,23 @@ async def test_who_has_few_messages_is_not_led_past_all_others(pool: Pool, ids: 
         await grow(pool)
 
 
+@pytest.mark.parametrize("chunks", [False, True])
+async def test_one_mailbox_with_much_mail_is_searched_by_its_index(
+    pool: Pool, ids: list[UUID], chunks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a search of all finds there, whatever is asked and however little time there is."""
+    monkeypatch.setattr(walks, "FEW", 0)
+    if chunks:
+        await grow(pool)
+    mailbox = await pool.fetch_value(
+        "SELECT mailbox_id FROM relay.messages WHERE id = %s", (ids[0],)
+    )
+    for query, wanted in (*FINDS.items(), ("", slice(None))):
+        for seconds in (0.0, 60.0):
+            found = await pages(pool, query, seconds=seconds, reach=Reach(mailbox_id=mailbox))
+            assert flat(found) == [one for one in ids[wanted] if one != ids[-1]], query
+
+
 def test_chunks_are_asked_for_what_bounds_say() -> None:
     """Only sizes, times and attachments say something of a chunk."""
     assert common_search.narrow(parse("order is:unread tag:x -from:a")) is None
@@ -195,3 +256,105 @@ async def test_tags_are_kept_as_they_change(pool: Pool, ids: list[UUID]) -> None
     assert await tagged() == {("b", ids[3])}
     await pool.execute("DELETE FROM relay.messages WHERE id = %s", (ids[3],))
     assert await tagged() == set()
+
+
+async def test_news_of_few_among_many_come_in_steps(pool: Pool, ids: list[UUID]) -> None:
+    """A look that has no time left says where to go on, and that there is more."""
+    mine = Reach(owner_id=MINE)
+    everything = AllMessages(pool, seconds=0.0, step=50)
+    newest = await everything.news(EVERYTHING)
+    assert newest is not None
+    found, cursor, looks, more = [], 0, 0, True
+    while more:
+        news = await everything.news(mine, cursor)
+        assert news is not None
+        assert news.cursor > cursor
+        found += [entry.id for entry, _ in news.found]
+        cursor, looks, more = news.cursor, looks + 1, news.more
+    assert found == [ids[-1]]
+    assert looks == MESSAGES // 50
+    assert cursor == newest.cursor
+    whole = await AllMessages(pool, step=50).news(mine, 0)
+    assert whole is not None
+    assert [entry.id for entry, _ in whole.found] == found
+    assert (whole.cursor, whole.more) == (cursor, False)
+    all_of_it = await AllMessages(pool, step=50).news(EVERYTHING, 0, limit=120)
+    assert all_of_it is not None
+    assert [entry.id for entry, _ in all_of_it.found] == ids[::-1][:120]
+
+
+@pytest.mark.parametrize("query", ["is:read", "larger:590", "tag:old", "-is:unread", "order -text"])
+async def test_lists_of_one_mailbox_go_step_by_step(
+    pool: Pool, ids: list[UUID], query: str
+) -> None:
+    """Whatever a page has no time for is in those that follow; all find what one statement does."""
+    mailbox = await pool.fetch_value(
+        "SELECT mailbox_id FROM relay.messages WHERE id = %s", (ids[0],)
+    )
+    wanted = await pages(pool, query, seconds=9.0, limit=200, reach=Reach(mailbox_id=mailbox))
+    for seconds, longest in ((0.0, 50), (9.0, 50), (9.0, 4096)):
+        messages = Messages(pool, seconds=seconds, longest=longest)
+        found: list[UUID] = []
+        cursor, empty = None, 0
+        while True:
+            page = await messages.page(mailbox, limit=7, cursor=cursor, terms=parse(query))
+            assert page is not None
+            found += [entry.id for entry, _ in page.items]
+            empty += not page.items
+            if (cursor := page.cursor) is None:
+                break
+        assert found == flat(wanted)
+        assert empty > 0 or seconds or query != "is:read"
+        skipped = await messages.page(mailbox, limit=3, offset=2, terms=parse(query))
+        assert skipped is not None
+        assert [entry.id for entry, _ in skipped.items] == found[2:5]
+
+
+@pytest.mark.parametrize("ahead", [1, 5])
+async def test_chunks_beyond_those_looked_for_at_once_are_searched(
+    pool: Pool, ids: list[UUID], monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """Over all mailboxes and in one, whether or not a look finds as many as it asks for."""
+    monkeypatch.setattr(search, "AHEAD", ahead)
+    await grow(pool)
+    for query in ("order", "order smaller:11"):
+        found = await pages(pool, query, seconds=60.0, limit=MESSAGES)
+        assert flat(found) == ids[FINDS.get(query, FINDS["smaller:11"])]
+    mailbox_id = await pool.fetch_value("SELECT mailbox_id FROM relay.messages ORDER BY size DESC")
+    while await search.grow(pool, mailbox_id, make, size=16):
+        pass
+    page = await Messages(pool).page(mailbox_id, limit=MESSAGES, terms=parse("order"))
+    assert page is not None
+    assert len(page.items) == MESSAGES - 1
+
+
+@pytest.mark.parametrize("chunks", [3, 99])
+async def test_a_search_of_one_mailbox_goes_on_where_it_came_to(
+    pool: Pool, ids: list[UUID], chunks: int
+) -> None:
+    """Through its chunks and what is in none, page by page, each a step further."""
+    mailbox_id = await pool.fetch_value("SELECT mailbox_id FROM relay.messages ORDER BY size DESC")
+    for _ in range(chunks):
+        await search.grow(pool, mailbox_id, make, size=16)
+    for query, wanted in (
+        ("order", ids[:-1]),
+        ("order -tag:old", ids[:-30]),
+        ("order subject:98", None),
+    ):
+        found: dict[float, list[UUID]] = {}
+        counts: dict[float, int] = {}
+        for seconds in (0.0, 60.0):
+            messages = Messages(pool, seconds=seconds, longest=64)
+            found[seconds], counts[seconds], cursor = [], 0, None
+            while counts[seconds] == 0 or cursor is not None:
+                page = await messages.page(mailbox_id, limit=50, terms=parse(query), cursor=cursor)
+                assert page is not None
+                found[seconds] += [entry.id for entry, _ in page.items]
+                counts[seconds] += 1
+                cursor = page.cursor
+        assert found[0.0] == found[60.0]
+        if wanted is not None:
+            assert found[60.0] == wanted
+        assert counts[0.0] >= counts[60.0]
+    assert counts[60.0] == 1
+    assert counts[0.0] > 3

@@ -8,7 +8,7 @@ import pytest
 
 from relay.db.pool import Pool
 from relay.ids import new_id
-from relay.outbound.admin import QueueAdmin
+from relay.outbound.admin import Failure, QueueAdmin, Wanted
 from relay.outbound.enqueue import enqueue
 from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.render import mail_of
@@ -122,9 +122,9 @@ async def test_to_a_stranger_a_message_is_not_there(node: Node, admin: QueueAdmi
     for method in (admin.state, admin.show, admin.events, admin.cancel, admin.hold, admin.retry):
         assert await method(queued.id, yours) is None
         assert await method(new_id(), None) is None
-    assert (await admin.find(owner=yours)).rows == []
+    assert (await admin.find(Wanted(yours))).rows == []
     assert await admin.state(queued.id, mine) is State.QUEUED
-    assert [m["id"] for m in (await admin.find(owner=mine)).rows] == [queued.id]
+    assert [m["id"] for m in (await admin.find(Wanted(mine))).rows] == [queued.id]
 
 
 async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, admin: QueueAdmin):
@@ -145,12 +145,14 @@ async def test_lists_are_newest_first_by_state_recipient_and_page(node: Node, ad
     assert len(everything) == 21
     assert [m["id"] for m in everything] == sorted((m["id"] for m in everything), reverse=True)
     for name in names:
-        found = (await admin.find(status=State(name))).rows
+        found = (await admin.find(Wanted(status=State(name)))).rows
         assert [m["recipient"] for m in found] == [f"{name}@x.example"] * 3
         assert found == [m for m in everything if m["status"] == name]
-        assert (await admin.find(recipient=f"{name.upper()}@X.example")).rows == found
-        assert (await admin.find(status=State(name), limit=2)).rows == found[:2]
-        assert (await admin.find(status=State(name), before=found[1]["id"])).rows == found[2:]
+        assert (await admin.find(Wanted(recipient=f"{name.upper()}@X.example"))).rows == found
+        assert (await admin.find(Wanted(status=State(name)), limit=2)).rows == found[:2]
+        assert (await admin.find(Wanted(status=State(name)), before=found[1]["id"])).rows == found[
+            2:
+        ]
     assert (await admin.find(before=everything[10]["id"], limit=5)).rows == everything[11:16]
 
 
@@ -161,12 +163,14 @@ async def test_what_has_no_index_is_sifted_page_by_page(node: Node):
     found: list[Any] = []
     before, pages = None, 0
     while pages == 0 or before is not None:
-        listing = await admin.find(domain="Y.example", status=State.QUEUED, limit=2, before=before)
+        listing = await admin.find(
+            Wanted(domain="Y.example", status=State.QUEUED), limit=2, before=before
+        )
         found += listing.rows
         before, pages = listing.before, pages + 1
     assert [m["recipient"] for m in found] == ["a@y.example"] * 3
     assert pages >= 5
-    assert (await admin.find(domain="y.example", priority="bulk", limit=200)).rows == []
+    assert (await admin.find(Wanted(domain="y.example", priority="bulk"), limit=200)).rows == []
 
 
 async def test_events_show_each_phase_of_each_attempt(node: Node, admin: QueueAdmin):
@@ -175,19 +179,52 @@ async def test_events_show_each_phase_of_each_attempt(node: Node, admin: QueueAd
     assert await admin.events(queued.id) == []
     steps = pack([("mail", 250, 10.5, 0.125), ("rcpt", 450, 3000.25, 2990.5)], 10.0)
     await node.finish(
-        await node.claim(), Cause.DEFERRED, age=3000.0, phase="rcpt", code=450, steps=steps
-    )
-    await node.finish(await node.claim(), phase="dot", code=250, duration=0.5)
+        await node.claim(), Cause.DEFERRED, age=3000.0, phase="rcpt", code=450, enhanced="4.2.2",
+        error="450 4.2.2 full", steps=steps,
+    )  # fmt: skip
+    await node.finish(await node.claim(), phase="dot", code=250, enhanced="2.0.0", duration=0.5)
     events = await admin.events(queued.id)
     assert events is not None
     first, second = (datetime.fromisoformat(event.pop("at")) for event in events[:2])
     assert second - first == timedelta(seconds=2989.75)
     assert abs(datetime.now(UTC) - first - timedelta(seconds=2999.5)) < timedelta(seconds=60)
     assert events[:2] == [
-        {"attempt": 1, "phase": "mail", "code": 250, "duration": 0.125},
-        {"attempt": 1, "phase": "rcpt", "code": 450, "duration": 2990.5},
-    ]
+        {"attempt": 1, "phase": "mail", "code": 250, "duration": 0.125,
+         "enhanced": None, "error": None},
+        {"attempt": 1, "phase": "rcpt", "code": 450, "duration": 2990.5,
+         "enhanced": "4.2.2", "error": "450 4.2.2 full"},
+    ]  # fmt: skip
     assert (events[2]["phase"], events[2]["code"], events[2]["duration"]) == ("dot", 250, 0.5)
+    assert (events[2]["enhanced"], events[2]["error"]) == ("2.0.0", None)
+
+
+async def test_events_show_what_no_reply_came_to(node: Node, admin: QueueAdmin):
+    """Behind the replies that came; and the error stands at what decided, not at what followed."""
+    silent, refused = await put(node.pool, "a@x.example", "b@x.example")
+    replies = [("mail", 250, 10.5, 0.125), ("rcpt", 550, 10.6, 0.1), ("data", 503, 10.7, 0.1)]
+    claimed = {message.id: message for message in await node.claim()}
+    await node.finish(
+        [claimed[silent.id]], Cause.DEFERRED, phase="rcpt", error="no reply in time",
+        duration=60.0, steps=pack(replies[:1], 10.0),
+    )  # fmt: skip
+    await node.finish(
+        [claimed[refused.id]], Cause.REFUSED, phase="rcpt", code=550, enhanced="5.1.1",
+        error="550 5.1.1 nobody", steps=pack(replies, 10.0),
+    )  # fmt: skip
+    events = await admin.events(silent.id)
+    assert events is not None
+    assert [(e["phase"], e["code"], e["duration"], e["error"]) for e in events] == [
+        ("mail", 250, 0.125, None),
+        ("rcpt", None, None, "no reply in time"),
+    ]
+    assert datetime.fromisoformat(events[0]["at"]) < events[1]["at"]
+    events = await admin.events(refused.id)
+    assert events is not None
+    assert [(e["phase"], e["enhanced"], e["error"]) for e in events] == [
+        ("mail", None, None),
+        ("rcpt", "5.1.1", "550 5.1.1 nobody"),
+        ("data", None, None),
+    ]
 
 
 async def test_the_figures_count_every_state(node: Node, admin: QueueAdmin):
@@ -198,7 +235,7 @@ async def test_the_figures_count_every_state(node: Node, admin: QueueAdmin):
     await node.finish(claimed[1:2], Cause.REFUSED)
     await node.finish(claimed[2:3], Cause.DEFERRED, delay=600)
     await lose(node.pool, claimed[3].id)
-    await admin.hold((await admin.find(status=State.QUEUED)).rows[0]["id"])
+    await admin.hold((await admin.find(Wanted(status=State.QUEUED))).rows[0]["id"])
     stats = await admin.stats()
     assert (stats.queued, stats.due, stats.processing, stats.held, stats.lost) == (2, 1, 1, 1, 1)
     assert stats.finished == {"sent": 1, "bounced": 1}
@@ -236,3 +273,41 @@ async def test_what_was_sent_can_be_looked_at_as_each_attempt_composes_it(
         assert await admin.mail(one.id, uuid4()) is None
         assert await admin.size(one.id, uuid4()) is None
     assert await admin.mail(uuid4()) is None
+
+
+async def test_failures_are_counted_and_retried_by_destination_and_error(
+    node: Node, admin: QueueAdmin
+):
+    """Each only of its owner's; the filter that counts is the one that retries."""
+    mine, theirs = uuid4(), uuid4()
+    await put(node.pool, "a@x.example", "b@x.example", "c@y.example", owner=mine)
+    await put(node.pool, "d@x.example", owner=theirs)
+    await node.finish(await node.claim(), Cause.REFUSED, phase="rcpt", code=550, error="550 no")
+    await put(node.pool, "e@x.example", "f@x.example", owner=mine)
+    sent, rejected = await node.claim()
+    await node.finish([sent], phase="dot", code=250)
+    await node.finish([rejected], Cause.REJECTED)
+
+    def told(found: list[Failure]) -> list[tuple[Any, ...]]:
+        return [(one.count, one.status, one.domain, one.error) for one in found]
+
+    everything = await admin.failures()
+    assert told(everything)[0] == (3, "bounced", "x.example", "550 no")
+    assert sorted(told(await admin.failures(Wanted(mine))), key=str) == [
+        (1, "bounced", "y.example", "550 no"),
+        (1, "failed", "x.example", None),
+        (2, "bounced", "x.example", "550 no"),
+    ]
+    assert await status(node.pool, everything[0].latest) == "bounced"
+    assert everything[0].as_json()["latest"] == str(everything[0].latest)
+    assert told(await admin.failures(Wanted(mine, error=""))) == [(1, "failed", "x.example", None)]
+    assert await admin.retry_failures(Wanted(theirs, domain="y.example")) == 0
+    assert await admin.retry_failures(Wanted(mine, domain="X.example", error="550 no")) == 2
+    assert [one.turn for one in await node.claim()] == [1, 1]
+    assert await admin.retry_failures(Wanted(mine, error="")) == 1
+    assert told(await admin.failures(Wanted(domain="x.example"))) == [
+        (1, "bounced", "x.example", "550 no")
+    ]
+    assert await admin.retry_failures(Wanted(status=State.FAILED)) == 0
+    assert await admin.retry_failures() == 2
+    assert await admin.failures() == []

@@ -1,18 +1,22 @@
 """Putting in: all or nothing, once per key, nothing for the suppressed."""
 
+import unicodedata
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 from uuid import uuid4
 
 import psycopg
 import pytest
 import trio
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.channels import OUTBOUND
 from relay.db.pool import Pool
 from relay.errors import Invalid
-from relay.ids import new_ids
+from relay.ids import new_id, new_ids
 from relay.outbound.enqueue import KeyConflict, Suppressed, announce, body_hash, domain_of, enqueue
-from relay.outbound.message import Address, Message
+from relay.outbound.message import Address, Message, parse_address
+from relay.outbound.suppressions import Suppressions
 from tests.actors.running import blocked
 from tests.outbound.node import Node, put
 
@@ -114,6 +118,21 @@ async def test_one_suppressed_recipient_refuses_the_whole_call(any_pool: Pool):
     assert len(await put(any_pool, "a@x.example", key="k", key_hash=OTHER)) == 1
 
 
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+async def test_a_suppressed_recipient_is_known_however_its_letters_are_composed(
+    any_pool: Pool, form: Literal["NFC", "NFD"]
+):
+    """A letter with its mark, or followed by it: one address."""
+    address, suppressions = "Grüße@bücher.example", Suppressions(any_pool)
+    await suppressions.add(ADMINISTRATOR_ID, unicodedata.normalize(form, address))
+    for other in (address, unicodedata.normalize("NFD", address)):
+        recipient = parse_address(other, "to")
+        assert await suppressions.holds(new_id(), recipient.address)
+        with pytest.raises(Suppressed):
+            await enqueue(any_pool, [Message(Address("a@x.org"), [recipient], "s", text="t")])
+    assert await suppressions.remove(ADMINISTRATOR_ID, address)
+
+
 async def test_a_call_repeated_with_its_ids_stores_nothing_twice(any_pool: Pool):
     """The answer of the first was lost; also when its message is finished by then."""
     ids = new_ids(2)
@@ -158,7 +177,7 @@ def test_a_destination_is_its_domain_in_one_spelling():
     assert domain_of("A@Example.COM.") == "example.com"
     assert domain_of("a@bücher.example") == "xn--bcher-kva.example"
     # Not strasse.example, which is somebody else's: its rates and its lane are its own.
-    assert domain_of("a@straße.example") == "straße.example"
+    assert domain_of("a@straße.example") == "xn--strae-oqa.example"
 
 
 # relay.send ------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from relay.outbound.admin import QueueAdmin
+from relay.outbound.admin import QueueAdmin, Wanted
 from relay.outbound.claimed import Claimed
 from relay.outbound.states import REPORTS, TRANSITIONS, Cause, Forbidden, State
 from tests.outbound.node import Node, lose, put, status
@@ -129,6 +129,25 @@ async def test_what_the_law_does_not_have_changes_nothing(node: Node, state: Sta
     with pytest.raises(Forbidden):
         await getattr(case.admin, BY_HAND[cause])(case.id)
     assert await status(case.pool, case.id) == state
+
+
+@pytest.mark.parametrize("cause", BY_HAND)
+async def test_what_is_done_to_all_follows_the_same_law(node: Node, cause: Cause):
+    """One message in each state: those change that the law lets, as many as were counted."""
+    cases = {state: Case(node) for state in State}
+    # What is queued comes last, as the others are claimed on their way.
+    for state in sorted(State, key=lambda one: one is State.QUEUED):
+        await in_state(cases[state], state, cause)
+    admin = cases[State.QUEUED].admin
+    lawful = {state for state in State if (state, cause) in TRANSITIONS}
+    assert (await admin.count_matching(Wanted()))[cause] == len(lawful)
+    for state in State:
+        count = (await admin.count_matching(Wanted(status=state)))[cause]
+        assert count == (state in lawful), state
+    assert await admin.change_matching(cause, Wanted()) == len(lawful)
+    for state, case in cases.items():
+        wanted = TRANSITIONS.get((state, cause), state)
+        assert await status(case.pool, case.id) == wanted, state
 
 
 async def test_the_reaper_sets_aside_and_holds_as_a_claim_does(node: Node):

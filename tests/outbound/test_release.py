@@ -8,6 +8,7 @@ import pytest
 
 from relay.outbound.message import MalformedMessage, Message
 from relay.outbound.release import NotAllowed, Patterns, released
+from relay.smtp.client import Mail
 
 ID, OWNER = UUID(int=7), UUID(int=8)
 AT = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -42,6 +43,14 @@ def test_it_goes_out_byte_for_byte_behind_resent_fields():
         OWNER,
     )
     assert [each.address for each in message.recipients] == ["me@example.org", "you@example.org"]
+
+
+def test_a_last_line_without_its_end_gets_it_on_the_wire_alone():
+    """BDAT can say such a message and DATA cannot; what is queued is what came."""
+    raw = b"Subject: x\r\n\r\nthe end"
+    message = release(raw)
+    assert message.raw == FRONT + raw
+    assert Mail("a@shop.example", ("me@example.org",), message.raw).data == FRONT + raw + b"\r\n"
 
 
 def test_text_without_a_header_stays_text():

@@ -7,11 +7,11 @@ from uuid import UUID
 import pytest
 
 from relay.pop3.dialogue import (
+    Authenticate,
     Dialogue,
     Listing,
     Quit,
     Retrieve,
-    SignIn,
     StartTls,
     Update,
 )
@@ -50,7 +50,7 @@ def test_user_then_pass_signs_in():
     """In any case; the password is all that follows the first space."""
     dialogue = Dialogue(safe=True, offers_tls=False)
     assert dialogue.obey(b"USER bob@x.example") == b"+OK\r\n"
-    assert dialogue.obey(b"pAsS a secret ") == SignIn("bob@x.example", "a secret ")
+    assert dialogue.obey(b"pAsS a secret ") == Authenticate("bob@x.example", "a secret ")
     assert dialogue.welcome(drop(), may_delete=True) == b"+OK 3 messages, 2000000040 octets\r\n"
 
 
@@ -59,7 +59,7 @@ def test_a_wrong_password_asks_for_the_user_again():
     dialogue = Dialogue(safe=True, offers_tls=False)
     assert refused(dialogue.obey(b"PASS x"))
     dialogue.obey(b"USER a")
-    assert isinstance(dialogue.obey(b"PASS x"), SignIn)
+    assert isinstance(dialogue.obey(b"PASS x"), Authenticate)
     assert refused(dialogue.obey(b"PASS x"))
 
 

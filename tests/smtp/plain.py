@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from relay.smtp.waits import Answer, ByteSocket, Talk
+from relay.ports.tls import ByteSocket
+from relay.smtp.waits import Answer, Talk
 
 T = TypeVar("T")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
+from unittest.mock import patch
 
 import structlog
 import trio
@@ -21,18 +22,19 @@ from relay.errors import ConfigError
 from relay.futures import Future
 from relay.load import Senders
 from relay.mailboxes.capture import Capture
+from relay.ports.certificate import Certificate
+from relay.ports.proxy import networks
 from relay.settings import CONNECTIONS_A_PROCESS
 from relay.smtp.channel import Setup
 from relay.smtp.chaos import Chaos
 from relay.smtp.filtering import FilterClass
 from relay.smtp.front import Front
 from relay.smtp.limits import SmtpLimits, part_of
-from relay.smtp.proxy import networks
 from relay.smtp.server import Scheduling
 from relay.storage import AMPLE, Space
-from relay.tls import Certificate
 from supervisor import Backoff, ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
 from tests.eventually import eventually
+from tests.smtp import warm
 
 
 class Client:
@@ -125,7 +127,7 @@ class Nobody:
     def store(
         self,
         reverse_path: str,
-        recipients: Sequence[str],
+        recipients: Mapping[str, str],
         raw: bytes,
         login: object,
         origin: Origin | None,
@@ -139,10 +141,17 @@ class Nobody:
 class Service:
     """A running ingest: where it listens, and what became of the mail."""
 
-    def __init__(self, pool: Pool, supervisor: Supervisor, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        supervisor: Supervisor,
+        listener: socket.socket,
+        certificate: Certificate | None,
+    ) -> None:
         self.pool = pool
         self.supervisor = supervisor
         self.listener = listener
+        self.certificate = certificate
         self.port: int = listener.getsockname()[1]
 
     async def mailbox(self, address: str = "bob@relay.localhost", seconds: float = 3600.0) -> str:
@@ -196,6 +205,7 @@ async def serving(
     **supervisor: Any,
 ) -> AsyncIterator[Service]:
     """Run writer and ingest on a free port until the block ends."""
+    shown = None if certificate is None else Certificate.load(*certificate)
     messages: Mailbox[Accept] = Mailbox("writer", on_dead=writer.dead)
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     questions: Mailbox[Consult] = Mailbox("filter", attempts=1, on_dead=filter_actor.dead)
@@ -233,7 +243,7 @@ async def serving(
                     scheduling=scheduling,
                     senders=senders,
                     capture=capture,
-                    certificate=None if certificate is None else Certificate.load(*certificate),
+                    certificate=shown,
                     proxies=networks(proxies),
                     chaos=chaos,
                 ),
@@ -242,8 +252,12 @@ async def serving(
             ),
         ),
     )
-    async with _run(pool, boss, tree, listener) as service:
-        yield service
+    async with trio.open_nursery() as nursery:
+        if shown is not None:
+            nursery.start_soon(shown.watch, 0.1)
+        async with _run(pool, boss, tree, listener, shown) as service:
+            yield service
+        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -259,12 +273,14 @@ async def serving_by_processes(
     dsn: str | None = None,
     certificate: tuple[str, str] | None = None,
     proxies: Sequence[str] = (),
+    start: Callable[[int, int], Awaitable[Any]] = ingest_process._start,
 ) -> AsyncIterator[Service]:
     """Run ingest on a free port until the block ends, its sessions in so many processes.
 
-    `dsn`: of another database for these than that of `pool`.
+    `dsn`: of another database for these than that of `pool`; `start` starts a process.
     """
     limits = limits or SmtpLimits()
+    shown = None if certificate is None else Certificate(*certificate)
     front = Front(limits, count, networks(proxies))
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     processes = tuple(
@@ -287,6 +303,7 @@ async def serving_by_processes(
                 hosts=pool.hosts,
                 space=space,
                 wake_summariser=wake_summariser,
+                certificate=shown,
                 patience=patience,
             ),
             hears=(Report,),
@@ -308,9 +325,15 @@ async def serving_by_processes(
         ),
         max_restarts=100,
     )
-    async with _run(pool, Supervisor(wrap=_named), tree, listener) as service:
-        await eventually(lambda: front.gate.open, "nobody is there", until=lambda n: not n)
-        yield service
+    with patch.object(ingest_process, "_start", start):
+        async with _run(pool, Supervisor(wrap=_named), tree, listener, shown) as service:
+            await eventually(lambda: front.gate.open, "nobody is there", until=lambda n: not n)
+            yield service
+
+
+def serving_by_warm_processes(pool: Pool, **options: Any) -> AbstractAsyncContextManager[Service]:
+    """The same with processes that are forked: for tests of sessions, not of how one starts."""
+    return serving_by_processes(pool, start=warm.start, **options)
 
 
 async def _named(context: Context, actor: Callable[[], Awaitable[None]]) -> None:
@@ -320,12 +343,16 @@ async def _named(context: Context, actor: Callable[[], Awaitable[None]]) -> None
 
 @asynccontextmanager
 async def _run(
-    pool: Pool, boss: Supervisor, tree: SupervisorSpec, listener: socket.socket
+    pool: Pool,
+    boss: Supervisor,
+    tree: SupervisorSpec,
+    listener: socket.socket,
+    certificate: Certificate | None,
 ) -> AsyncIterator[Service]:
     with listener:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(boss.run, tree)
-            service = Service(pool, boss, listener)
+            service = Service(pool, boss, listener, certificate)
             async with service.raw_client() as first:  # the queue of connections exists already
                 assert (await first.reply())[:3] in ("220", "421")
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -71,7 +71,7 @@ class Someone:
     def store(
         self,
         reverse_path: str,
-        recipients: Sequence[str],
+        recipients: Mapping[str, str],
         raw: bytes,
         login: object,
         origin: Origin | None,
@@ -85,7 +85,10 @@ class Someone:
                 b"error": Accepted({}, "trouble"),
                 b"gone": Accepted({}),
                 b"full": Accepted({}, full=frozenset(recipients)),
-            }.get(raw.partition(b"\r\n")[0], Accepted({recipients[0]: UUID(int=len(self.seen))}))
+            }.get(
+                raw.partition(b"\r\n")[0],
+                Accepted({next(iter(recipients)): UUID(int=len(self.seen))}),
+            )
         )
 
 
@@ -204,7 +207,7 @@ async def test_a_session_says_the_same_without_it(make, wire, data):
         assert await said(chunks, make(), ordinary=True) == expected
 
 
-def dialogue(mailboxes: Someone, stored: Any = lambda size: None, **limits: Any) -> Any:
+def dialogue(mailboxes: Someone, stored: Any = lambda size, ids: None, **limits: Any) -> Any:
     """A dialogue with a peer that has said EHLO, what it shares, and its replies."""
     shared = Shared(mailboxes, canonical, limits=SmtpLimits(**limits))
     replies: list[bytes] = []
@@ -220,7 +223,7 @@ def test_it_says_what_is_next():
     """More bytes, an answer, or the session; and nothing of what it does not know is read."""
     sizes: list[int] = []
     mailboxes = Someone(later=True)
-    talk, shared, replies = dialogue(mailboxes, sizes.append)
+    talk, shared, replies = dialogue(mailboxes, lambda size, ids: sizes.append(size))
     assert talk.receive(MAIL, 1.0) is True
     assert talk.receive(RCPT + b"DATA\r\nx\r\n", 2.0) is mailboxes.open[0]
     assert replies == [b"250 2.1.0 OK\r\n"]

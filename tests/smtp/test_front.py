@@ -17,12 +17,6 @@ from relay.smtp.limits import SmtpLimits
 from tests.eventually import eventually
 
 
-@pytest.fixture(autouse=True)
-async def _in_time():
-    with trio.fail_after(20):
-        yield
-
-
 class Process:
     """A process that serves nobody, and remembers what it was told."""
 

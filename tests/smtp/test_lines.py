@@ -16,12 +16,6 @@ from tests.smtp.plain import PlainWaits
 LIMITS = SmtpLimits(max_line_bytes=40, bare_line_timeout=0.05)
 
 
-@pytest.fixture(autouse=True)
-async def _in_time():
-    with trio.fail_after(10):
-        yield
-
-
 @pytest.fixture
 def pair():
     """Two ends of a connection; the first does not block."""

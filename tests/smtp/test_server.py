@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from dataclasses import replace
 
 import pytest
 import structlog.testing
@@ -11,17 +12,12 @@ import trio
 import trio.testing
 
 from relay.metrics import registry
+from relay.smtp.chaos import Chaos
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.server import Server
 from relay.smtp.session import Session
 from tests.eventually import eventually
 from tests.smtp.service import Client, Nobody
-
-
-@pytest.fixture(autouse=True)
-async def _in_time():
-    with trio.fail_after(50):
-        yield
 
 
 async def send_until_cut_off(client: Client, data: bytes, every: float = 0.0) -> None:
@@ -335,6 +331,87 @@ async def test_no_room_for_more_mail_in_flight(pool, serving):
             assert (await second.deliver(b"y" * 40_000 + b"\r\n", bob))[:3] == "250"
 
 
+ROOMY = SmtpLimits(max_message_bytes=1 << 20, max_buffered_bytes=5 << 19, slow_rate=0)
+"""Limits with room for two large messages, of which none is too slow."""
+
+
+async def by_data(client: Client, raw: bytes, bob: str) -> str:
+    """Send a message by DATA, without its size."""
+    return await client.deliver(raw, bob)
+
+
+async def by_chunks(client: Client, raw: bytes, bob: str) -> str:
+    """Send a message by BDAT, in two chunks; the reply to the last."""
+    await client.ask("MAIL FROM:<a@b.example>")
+    await client.ask(f"RCPT TO:<{bob}>")
+    middle = len(raw) // 2
+    await client.send(b"BDAT %d\r\n" % middle + raw[:middle])
+    await client.send(b"BDAT %d LAST\r\n" % (len(raw) - middle) + raw[middle:])
+    first = await client.reply()
+    last = await client.reply()
+    return last if first[:3] == "250" else first
+
+
+@pytest.mark.parametrize("send", [by_data, by_chunks])
+async def test_large_messages_wait_for_room_and_all_are_taken(pool, serving, send):
+    """Six at once, with room for two: the others are read later; small mail does not wait."""
+    raw = b"x" * 70 + b"\r\n"
+    raw *= 1_000_000 // len(raw)
+    async with serving(pool, limits=ROOMY) as service:
+        bob = await service.mailbox()
+        said: list[str] = []
+
+        async def deliver() -> None:
+            async with service.client() as client:
+                said.append((await send(client, raw, bob))[:9])
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for _ in range(6):
+                    nursery.start_soon(deliver)
+                async with service.client() as other:
+                    assert (await other.deliver(b"y\r\n" * 2000, bob))[:3] == "250"
+        assert said == ["250 2.6.0"] * 6
+        assert sorted(len(text) for _, _, text in await service.stored()) == [6000] + [len(raw)] * 6
+
+
+async def test_large_messages_wait_for_room_where_each_is_looked_at(pool, serving_here):
+    """As well where it is not ordinary mail to the session."""
+    raw = (b"x" * 70 + b"\r\n") * 13_000
+    async with serving_here(pool, limits=ROOMY, chaos=Chaos()) as service:
+        bob = await service.mailbox()
+        said: list[str] = []
+
+        async def deliver() -> None:
+            async with service.client() as client:
+                said.append((await client.deliver(raw, bob))[:9])
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(deliver)
+        assert said == ["250 2.6.0"] * 5
+
+
+async def test_a_large_message_waits_only_so_long(pool, serving_here):
+    """Two that do not go on have the room; the third is read to its end then, and 452 4.3.1."""
+    limits = replace(ROOMY, room_timeout=0.1, command_timeout=0.4)
+    raw = (b"x" * 70 + b"\r\n") * 13_000
+    async with serving_here(pool, limits=limits) as service:
+        bob = await service.mailbox()
+        async with service.client() as one, service.client() as two, service.client() as three:
+            for client in (one, two):
+                await client.begin(bob)
+                await client.send(raw[:-72])
+            await buffered(2 * len(raw) - 1000)
+            with trio.fail_after(30):
+                assert (await three.deliver(raw, bob)).startswith("452 4.3.1")
+            for client in (one, two):
+                assert (await client.ask(raw[-72:] + b"."))[:3] == "250"
+            assert (await three.deliver(raw, bob))[:3] == "250"
+            assert registry.get_sample_value("relay_smtp_buffered_bytes") == 0
+
+
 async def test_a_message_that_drips_makes_room(pool, serving_here, virtual):
     """When there is none, it is forgotten and deferred at its dot; the other one is stored."""
     limits = SmtpLimits(
@@ -559,7 +636,7 @@ async def test_an_internal_error_is_a_451_without_its_text(pool, serving_here, m
     def broken(address):
         raise RuntimeError("secret of the house")
 
-    monkeypatch.setattr("actors.ingest.canonical", broken)
+    monkeypatch.setattr("actors.accepting.canonical", broken)
     async with serving_here(pool) as service, service.client() as client:
         await client.ask("MAIL FROM:<a@b>")
         reply = await client.ask("RCPT TO:<bob@relay.localhost>")

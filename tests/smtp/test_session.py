@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 import structlog.testing
@@ -41,7 +41,7 @@ class Everybody:
     def store(
         self,
         reverse_path: str,
-        recipients: Sequence[str],
+        recipients: Mapping[str, str],
         raw: bytes,
         login: object,
         origin: Origin | None,
@@ -49,7 +49,7 @@ class Everybody:
         """It is stored."""
         self._seen.append(("store", reverse_path, *recipients))
         answer: Future[Accepted] = Future()
-        answer.settle(Accepted({recipients[0]: UUID(int=0)}))
+        answer.settle(Accepted({next(iter(recipients)): UUID(int=0)}))
         return answer
 
 

@@ -17,6 +17,7 @@ import trio.testing
 
 from supervisor import (
     BLOCKED_LONG,
+    BLOCKED_TOLD,
     ChildSpec,
     Context,
     LoopBlocked,
@@ -260,13 +261,22 @@ async def test_a_loop_blocked_for_a_second_is_reported_once_more():
             block(0.02)  # in one step of the loop
         await ctx.draining.wait()
 
-    supervisor = Supervisor(blocked_after=0.1, on_blocked=lambda event: told.append(event.seconds))
+    ahead = 0.0
+    supervisor = Supervisor(
+        blocked_after=0.1,
+        on_blocked=lambda event: told.append(event.seconds),
+        clock=lambda: time.time() + ahead,
+    )
     with trio.fail_after(20), supervisor.subscribe() as events:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.run, SupervisorSpec("root", (ChildSpec("a", run),)))
             async for event in events:
                 if isinstance(event, LoopBlocked) and event.seconds >= BLOCKED_LONG:
                     break
+            # It is what is told of the actor last, for a minute: then what was before it.
+            assert supervisor.tree().children[0].last_event == "loop blocked"
+            ahead = BLOCKED_TOLD
+            assert supervisor.tree().children[0].last_event == "ready"
             supervisor.shutdown()
     assert len([seconds for seconds in told if seconds >= BLOCKED_LONG]) == 1
     assert told[0] < told[-1]

@@ -14,11 +14,15 @@ from tests.webhooks.receiver import receiving
 PRIVATE = [
     "0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.31.255.255",
     "192.0.0.170", "192.88.99.1", "192.168.1.1", "198.18.0.1", "203.0.113.9", "224.0.0.1",
-    "240.0.0.1", "255.255.255.255",
+    "240.0.0.1", "255.255.255.255", "192.31.196.1", "192.52.193.1", "192.175.48.6",
+    "100.100.100.200", "168.63.129.16", "192.0.0.192",  # where clouds keep their metadata
     "::", "::1", "::7f00:1", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "64:ff9b::7f00:1",
     "64:ff9b::808:808", "64:ff9b:1::1", "100::1", "2001::1", "2001:db8::1", "2002:7f00:1::",
     "2002:808:808::1", "3fff::1", "fc00::1", "fd12::1", "fe80::1", "fe80::1%eth0", "fec0::1",
-    "ff02::1", "not an address",
+    "ff02::1", "2001:4:112::1", "2001:20::1", "2620:4f:8000::6", "5f00::1", "100:0:0:1::1",
+    "2606:4700::5efe:a00:1", "2606:4700::200:5efe:a00:1", "::a00:1", "64:ff9b:1:a00:1::",
+    "fd00:ec2::254", "fd20:ce::254", "fd00:42::42",  # where clouds keep their metadata
+    "not an address",
 ]  # fmt: skip
 
 
@@ -37,7 +41,13 @@ async def test_no_address_that_is_not_public_is_connected_to(address: str):
         await Poster(resolve=resolve).post("https://inner.example/", b"", {})
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.215.14", "2606:4700::1111", "2a00::1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "8.8.8.8", "93.184.215.14", "168.63.129.15", "168.63.129.17", "192.175.49.1",
+        "2606:4700::1111", "2606:4700::5eff:a00:1", "2620:4f:8001::1", "2a00::1",
+    ],
+)  # fmt: skip
 def test_public_addresses_are_told_from_the_others(address: str):
     """What is routed on the internet is public."""
     assert is_public(address)

@@ -28,6 +28,7 @@ from relay.cli.client import (
     CALL_TIMEOUT,
     CONNECT_TIMEOUT,
     credential,
+    following,
     path_of,
     read_run,
     refusal,
@@ -35,7 +36,8 @@ from relay.cli.client import (
 from relay.cli.exits import Failure
 
 SEARCHED = 20  # messages that are looked through for a code or a link, newest first
-
+SEARCHES_FOR = 20.0
+"""Seconds in which a search of all mail goes on from page to page."""
 
 KEY_LIFE = 600.0
 """Seconds for which the tools' own key is made, and renewed."""
@@ -91,6 +93,38 @@ class AgentClient:
 
         `deadline`: seconds without a byte.  Parameters that are None are left out.
         """
+        answer = await self._answer(
+            method, path, json=json, headers=headers, params=params, deadline=deadline
+        )
+        return answer.json() if answer.status_code != 204 else None
+
+    async def found(
+        self, path: str, *, limit: int, params: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Return so many entries of a list, and whether there may be more.
+
+        A long search is looked for in pages, some of them empty, for `SEARCHES_FOR` seconds.
+        """
+        entries: list[dict[str, Any]] = []
+        target: str | None = path
+        until = trio.current_time() + SEARCHES_FOR
+        asked: Mapping[str, Any] | None = {**params, "limit": limit}
+        while target is not None and len(entries) < limit and trio.current_time() < until:
+            answer = await self._answer("GET", target, params=asked)
+            entries += answer.json()
+            target, asked = following(answer.headers.get("Link", "")), None
+        return entries[:limit], target is not None or len(entries) > limit
+
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        headers: dict[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        deadline: float = CALL_TIMEOUT,
+    ) -> httpx.Response:
         run = await trio.to_thread.run_sync(read_run, self._data_dir, abandon_on_cancel=True)
         if "http" not in run:
             raise Failure("The relay serves no HTTP (it runs without control).", exits.UNAVAILABLE)
@@ -100,7 +134,8 @@ class AgentClient:
                 method,
                 run["http"] + path,
                 token,
-                params={name: value for name, value in (params or {}).items() if value is not None},
+                # None, not {}: that would take away what the path has.
+                params=params and {k: v for k, v in params.items() if v is not None},
                 json=json,
                 headers=headers,
                 deadline=deadline,
@@ -111,8 +146,7 @@ class AgentClient:
         if answer.status_code == 401 and self.own_key:
             # Ended while the machine slept, or of a database that is no more.
             answer = await ask(await self._credential(run, instead_of=token))
-        _check(answer)
-        return answer.json() if answer.status_code != 204 else None
+        return _check(answer)
 
     async def keep_key(self) -> None:
         """Renew the key of its own for as long as this runs."""

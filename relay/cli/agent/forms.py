@@ -159,6 +159,7 @@ class SearchResult(Result):
     """What was found, newest first."""
 
     messages: list[Entry]
+    more: Annotated[bool, Field(description="whether there may be older ones; narrow the query")]
 
 
 class WaitAnywhere(Arguments):
@@ -189,6 +190,42 @@ class TagMail(OneMessage):
     add: Annotated[list[str], Field(max_length=20, description="tags to add")] = []
     remove: Annotated[list[str], Field(max_length=20, description="tags to take away")] = []
     is_read: Annotated[bool | None, Field(description="mark it read or unread")] = None
+
+
+class CheckMail(OneMessage):
+    """Arguments of check_mail."""
+
+    links: Annotated[
+        bool, Field(description="ask whether its links answer, too (by HEAD; public hosts alone)")
+    ] = False
+
+
+class Check(Result):
+    """One check."""
+
+    result: Annotated[
+        str, Field(description="pass, fail, softfail, neutral, none, permerror or temperror")
+    ]
+    detail: Annotated[str, Field(description="why")]
+
+
+class Finding(Result):
+    """One thing to mend."""
+
+    id: str
+    severity: Literal["error", "warning", "note"]
+    text: str
+
+
+class CheckResult(Result):
+    """What the world would make of a message."""
+
+    score: Annotated[float, Field(ge=0, le=10, description="10: nothing to mend")]
+    reasons: Annotated[list[str], Field(description="what it is short of 10 for, and by")]
+    spf: Check
+    dkim: Check
+    dmarc: Check
+    findings: list[Finding]
 
 
 class ReleaseMail(OneMessage):

@@ -24,6 +24,7 @@ from relay.cli.doctor import database, machine, running
 from relay.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, Patient
 from relay.datadir import DataDir
 from relay.errors import ConfigError
+from relay.memory import loading
 
 STYLES = {OK: "green", WARN: "yellow", FAIL: "red"}
 CHECKS: tuple[Check, ...] = (*machine.CHECKS, *database.CHECKS, *running.CHECKS)
@@ -35,7 +36,8 @@ CHECKS: tuple[Check, ...] = (*machine.CHECKS, *database.CHECKS, *running.CHECKS)
 @options.as_json
 def doctor(config: Path | None, data_dir: Path, as_json: bool) -> int:
     """Check the machine, the settings, the data directory, the database and the relay."""
-    from relay import log
+    with loading():  # else structlog loads rich, for tracebacks that are not drawn here
+        from relay import log
 
     log.configure("critical", stream=sys.stderr)
     with output.working("Examining"):

@@ -50,5 +50,15 @@ class Patient:
             return self.settings.database.url
         return None if self.run is None else self.run.get("database_url")
 
+    def bound(self, port: str, setting: str) -> list[str]:
+        """Return where a port listens, `host:port` each: told by the relay that runs, if one does.
+
+        As it is bound: `0.0.0.0` is everybody, while `run/relay.json` names an address to call.
+        """
+        if self.run is None:
+            return [setting] if setting else []
+        told: list[str] = self.run.get("bound", {}).get(port, [])
+        return told
+
 
 Check = Callable[[Patient], Iterator[Finding]]

@@ -57,7 +57,8 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
         level,
         "debug is slow and verbose; use info unless you hunt something" if level == "debug" else "",
     )
-    from relay.settings import is_loopback, parse_endpoint
+    from relay.ip import is_loopback
+    from relay.settings import parse_endpoint
 
     if not is_loopback(parse_endpoint(settings.smtp.bind)[0]) and all(
         name == "localhost" or name.endswith(".localhost") for name in settings.smtp.domains
@@ -97,75 +98,82 @@ def _settings(settings: Settings, here: Settings | None) -> Finding:
 
 def check_capture(patient: Patient) -> Iterator[Finding]:
     """See whether mail for others' domains is kept, and from whom."""
-    from relay.settings import captures, is_loopback, parse_endpoint
+    from relay.settings import parse_endpoint, why_not_captured
 
     if patient.settings is None:
         return
     smtp = patient.settings.smtp
     # As it is told apart when it starts: by where it listens.
-    listens = str((patient.run or {}).get("smtp", smtp.bind))
-    if not captures(smtp, [parse_endpoint(listens)[0]]):
-        why = "" if smtp.capture == "off" else ", for others than this machine reach SMTP"
-        yield Finding("capture", OK, f"off{why} (RELAY_SMTP__CAPTURE={smtp.capture})")
+    bound = patient.bound("smtp", smtp.bind)
+    listens = ", ".join(bound)
+    if why := why_not_captured(smtp, [parse_endpoint(one)[0] for one in bound]):
+        because = f", for {why}" if smtp.capture == "auto" else ""
+        yield Finding("capture", OK, f"off{because} (RELAY_SMTP__CAPTURE={smtp.capture})")
         return
     yield judged(
         "capture",
-        is_loopback(parse_endpoint(listens)[0]),
-        f"SMTP listens on {listens}: mail for every domain is kept, and AUTH takes anything, in "
-        "clear too"
-        if not is_loopback(parse_endpoint(listens)[0])
-        else f"on: any address at {listens} is kept, and never leaves",
+        _is_local(bound),
+        f"on: any address at {listens} is kept, and never leaves"
+        if _is_local(bound)
+        else f"SMTP listens on {listens}: mail for every domain is kept, and AUTH takes anything, "
+        "in clear too",
         "set RELAY_SMTP__CAPTURE=auto, unless all who reach the port are your own applications",
     )
 
 
 def check_submission(patient: Patient) -> Iterator[Finding]:
     """See whether programs can submit mail, and sign in from where they are."""
-    from relay.settings import is_loopback, parse_endpoint
-
     if patient.settings is None:
         return
-    settings, run = patient.settings, patient.run
-    places = {"in clear or by STARTTLS": "submission", "in TLS": "submission_tls"}
-    binds = {"submission": settings.submission.bind, "submission_tls": settings.submission.tls_bind}
-    if settings.smtp.certificate is None:
-        places = {"in clear": "submission"}
-    told = {how: (binds if run is None else run).get(name) for how, name in places.items()}
-    found = [f"{place} {how}" for how, place in told.items() if place]
+    settings = patient.settings
+    clear = patient.bound("submission", settings.submission.bind)
+    places = {"in clear": clear}
+    if settings.smtp.certificate is not None:
+        tls = patient.bound("submission_tls", settings.submission.tls_bind)
+        places = {"in clear or by STARTTLS": clear, "in TLS": tls}
+    found = ", ".join(f"{', '.join(bound)} {how}" for how, bound in places.items() if bound)
     if not found:
         yield Finding("submission", OK, "off")
         return
-    alone = is_loopback(parse_endpoint(str(told.get("in clear") or "127.0.0.1:0"))[0])
+    good = settings.smtp.certificate is not None or _is_local(clear)
     yield judged(
         "submission",
-        alone or settings.smtp.certificate is not None,
-        f"{', '.join(found)}, with a key that has the scope send"
-        if alone or settings.smtp.certificate is not None
-        else f"{', '.join(found)}: without a certificate only this machine may sign in",
+        good,
+        f"{found}, with a key that has the scope send"
+        if good
+        else f"{found}: without a certificate only this machine may sign in",
         "set RELAY_SMTP__TLS_CERT and RELAY_SMTP__TLS_KEY",
     )
 
 
 def check_pop3(patient: Patient) -> Iterator[Finding]:
     """See whether mail readers can sign in from where they are."""
-    from relay.settings import is_loopback, parse_endpoint
-
-    settings = patient.settings
-    if settings is None or not settings.pop3.bind:
+    if patient.settings is None:
         return
-    bind = settings.pop3.bind
+    bound = patient.bound("pop3", patient.settings.pop3.bind)
+    if not bound:
+        return
     yield judged(
         "pop3",
-        is_loopback(parse_endpoint(bind)[0]) or settings.smtp.certificate is not None,
-        bind,
+        patient.settings.smtp.certificate is not None or _is_local(bound),
+        ", ".join(bound),
         "set RELAY_SMTP__TLS_CERT and RELAY_SMTP__TLS_KEY: without them only this machine signs in",
     )
 
 
+def _is_local(bound: list[str]) -> bool:
+    """Whether only this machine reaches all these places."""
+    from relay.ip import is_loopback
+    from relay.settings import parse_endpoint
+
+    return all(is_loopback(parse_endpoint(one)[0]) for one in bound)
+
+
 def check_letters(patient: Patient) -> Iterator[Finding]:
     """Can letters be written, and can those who get them follow their links?"""
+    from relay.ip import is_loopback
     from relay.lifecycle.letters import letters_of
-    from relay.settings import is_loopback, parse_endpoint
+    from relay.settings import parse_endpoint
 
     settings = patient.settings
     if settings is None:
@@ -195,11 +203,11 @@ def check_certificate(patient: Patient) -> Iterator[Finding]:
 
     from cryptography import x509
 
-    from relay import tls
+    from relay.ports import certificate
 
     cert, key = settings.smtp.certificate
     try:
-        tls.Certificate.load(cert, key)
+        certificate.Certificate.load(cert, key)
     except ConfigError as error:
         yield Finding("certificate", FAIL, output.line(error), "see `relay tls self-signed --help`")
         return

@@ -21,7 +21,16 @@ from pydantic import Field
 from quart import Response
 
 from relay.http.callers import Caller
-from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Form,
+    Instant,
+    Operation,
+    View,
+    json_response,
+)
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
 from relay.http.routing import Api
@@ -48,11 +57,11 @@ class AccountEntry(View):
     email: str
     login: str
     status: Status
-    created_at: str
-    status_changed_at: str | None
-    activated_at: str | None
-    suspended_at: str | None
-    unsuspended_at: str | None
+    created_at: Instant
+    status_changed_at: Instant | None
+    activated_at: Instant | None
+    suspended_at: Instant | None
+    unsuspended_at: Instant | None
 
 
 class LetterEntry(View):
@@ -61,7 +70,7 @@ class LetterEntry(View):
     action: str
     message_id: str
     status: str
-    at: str
+    at: Instant
 
 
 class AccountWithLetters(AccountEntry):
@@ -70,8 +79,14 @@ class AccountWithLetters(AccountEntry):
     letters: list[LetterEntry]
 
 
-_NONE = Answer(404, "there is no such account, or it is not the caller's")
-_MAILED = Answer(429, "it was mailed five times within 15 minutes, or the caller calls too often")
+_NONE = Answer(
+    404, "there is no such account, or it is not the caller's", cases=("account-not-found",)
+)
+_MAILED = Answer(
+    429,
+    "it was mailed five times within 15 minutes, or the caller calls too often",
+    cases=("too-many-mails",),
+)
 
 
 def register(api: Api) -> None:
@@ -82,12 +97,17 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/accounts",
         Operation(
+            "createAccount",
             "Make an account, and mail its activation",
             "accounts",
             Access.SCOPE,
             (
                 Answer(201, "it is provisioned, and its mail is on its way", AccountEntry),
-                Answer(409, "another account, whoever made it, has this email or this login"),
+                Answer(
+                    409,
+                    "another account, whoever made it, has this email or this login",
+                    cases=("email-taken", "login-taken"),
+                ),
             ),
             scope="accounts",
             body=NewAccount,
@@ -110,6 +130,7 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/accounts",
         Operation(
+            "listAccounts",
             "List the caller's accounts, newest first",
             "accounts",
             Access.SCOPE,
@@ -123,7 +144,7 @@ def register(api: Api) -> None:
         rows = call.query.rows
         before = None
         if call.query.cursor is not None and (before := _number(call.query.cursor)) is None:
-            raise Problem(422, "invalid", "cursor: it is not one of ours.", title="Invalid values")
+            raise Problem(422, "invalid", "cursor: it is not one of ours.")
         found = await accounts.list(_owner(call.caller), limit=rows + 1, before=before)
         cursor = str(found[rows - 1].id) if len(found) > rows else None
         return json_response([_shown(each) for each in found[:rows]], headers=next_link(cursor))
@@ -132,6 +153,7 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/accounts/<account_id>",
         Operation(
+            "getAccount",
             "Show an account",
             "accounts",
             Access.SCOPE,
@@ -159,6 +181,7 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/accounts/<account_id>/suspend",
         Operation(
+            "suspendAccount",
             "Suspend an account",
             "accounts",
             Access.SCOPE,
@@ -174,6 +197,7 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/accounts/<account_id>/unsuspend",
         Operation(
+            "unsuspendAccount",
             "End an account's suspension",
             "accounts",
             Access.SCOPE,
@@ -189,13 +213,14 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/accounts/<account_id>/recover",
         Operation(
+            "recoverAccount",
             "Mail an active account a password recovery",
             "accounts",
             Access.SCOPE,
             (
                 Answer(202, "the mail is on its way", AccountEntry),
                 _NONE,
-                Answer(409, "the account is not active"),
+                Answer(409, "the account is not active", cases=("wrong-status",)),
                 _MAILED,
             ),
             scope="accounts",
@@ -209,13 +234,14 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/accounts/<account_id>/resend",
         Operation(
+            "resendActivation",
             "Mail a provisioned account another activation",
             "accounts",
             Access.SCOPE,
             (
                 Answer(202, "the mail is on its way", AccountEntry),
                 _NONE,
-                Answer(409, "the account is not provisioned"),
+                Answer(409, "the account is not provisioned", cases=("wrong-status",)),
                 _MAILED,
             ),
             scope="accounts",

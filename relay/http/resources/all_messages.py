@@ -1,4 +1,5 @@
-"""`/api/v1/messages`: the mail of all mailboxes that the caller owns, at once.
+"""`/api/v1/messages`: the mail of all mailboxes that the caller owns, at once; and what is changed
+of many messages of one mailbox by one call.
 
 With a session token that is its one mailbox; with a key, the key's; the administrator's token shows
 everybody's, and what was captured.
@@ -8,8 +9,9 @@ Promises
     Only where something is being stored beside what is there already, the next look is soon.
   * Each message is sent once a stream, in the order in which messages became readable.
   * A bulk call names what it changes: without a `q` it is refused, `q=*` is everything.  One that
-    takes too long is a 503; what it has done by then is done, and it may be called again.
-  * Waits and streams end with their credential, as those of one mailbox do (`streams.py`).
+    takes too long is a 503 that says how many it has done, and so is one that tags what was not
+    parsed yet; what it has done by then is done, and called again it goes on.
+  * Waits and streams end with their credential, as those of one mailbox do (`following.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ import trio
 from pydantic import Field
 from quart import Response, request
 
-from relay.errors import Invalid
+from relay.errors import Invalid, TemporaryFailure
+from relay.http.following import entries, events_of, pause, until_next
 from relay.http.operations import (
+    MAILBOX_NOT_FOUND,
     Access,
     Answer,
     Call,
+    Changed,
     Operation,
     Query,
     View,
@@ -34,7 +39,7 @@ from relay.http.operations import (
 )
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import mailbox_not_found, unavailable
-from relay.http.resources.messages import PlacedEntry, WholeMessage
+from relay.http.resources.messages import MessageChange, PlacedEntry, WholeMessage
 from relay.http.resources.streams import (
     EVENTS,
     FOUND,
@@ -42,20 +47,31 @@ from relay.http.resources.streams import (
     StreamQuery,
     WaitQuery,
     as_event,
-    entries,
-    events_of,
-    pause,
-    until_next,
 )
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
 from relay.http.waiting import Waiter, Watch, watching
+from relay.log import get_logger
+from relay.mailboxes.all_messages import CutShort
 from relay.mailboxes.arrivals import parse_after
+from relay.mailboxes.changes import Change, NotParsed
 from relay.mailboxes.query import LONGEST, Term, parse
 from relay.mailboxes.records import Entry, Placed
 from relay.mailboxes.visibility import Reach
 
 BASE = "/api/v1/messages"
+OF_ONE = "/api/v1/mailboxes/<address>/messages"
+
+_CUT_SHORT = (
+    "The call was cut short: it took too long, or a store does not answer. What it has changed is "
+    "changed; call again for the rest."
+)
+_CAME_TO = (
+    "The call was cut short: it took too long, or a store does not answer. {count:,} messages are "
+    "done; call again for the rest."
+)
+
+log = get_logger()
 
 
 class PlacedMessage(WholeMessage):
@@ -64,12 +80,13 @@ class PlacedMessage(WholeMessage):
     mailbox: Annotated[str, Field(description="its address")]
     tags: list[str]
     snippet: str | None
+    from_name: str | None
 
 
-class Counted(View):
-    """What a bulk call did."""
+class Tag(View):
+    """A tag that there is."""
 
-    count: Annotated[int, Field(description="messages that were changed")]
+    tag: str
 
 
 _Q = Annotated[
@@ -114,15 +131,20 @@ def register(api: Api) -> None:
     everything = api.deps.all_messages
     hub, limits, draining = api.deps.hub, api.deps.limits, api.deps.draining
     trusted, slots = api.deps.trusted_proxies, api.waits
-    busy = Answer(429, "too many calls of this owner wait, or of this address")
-    over = Answer(404, "the mailbox of the session token is over")
+    busy = Answer(
+        429,
+        "too many calls of this owner wait, or of this address",
+        cases=("too-many-waits",),
+    )
+    over = Answer(404, "the mailbox of the session token is over", cases=("mailbox-not-found",))
 
     @api.add(
         "GET",
         BASE,
         Operation(
+            "listAllMessages",
             "List the messages of all of the caller's mailboxes, newest first",
-            "messages",
+            "all-messages",
             Access.OWN,
             (Answer(200, "a page of them", list[PlacedEntry], headers=NEXT),),
             scope="read",
@@ -139,47 +161,97 @@ def register(api: Api) -> None:
             )
         return json_response([as_json(*one) for one in page.items], headers=next_link(page.cursor))
 
+    @api.add(
+        "GET",
+        "/api/v1/tags",
+        Operation(
+            "listTags",
+            "List the tags of the caller's mail, by the alphabet",
+            "all-messages",
+            Access.OWN,
+            (Answer(200, "at most 200", list[Tag]),),
+            scope="read",
+            details="Each once, whatever its case. Of a key with much mail, those of the newest.",
+        ),
+    )
+    async def tags(call: Call) -> Response:
+        return json_response([{"tag": tag} for tag in await everything.tags(reach_of(call))])
+
     def bulk(
+        name: str,
         method: str,
         rule: str,
         scope: str,
         summary: str,
         counted: str,
-        change: Callable[[Reach, Sequence[Term]], Awaitable[int]],
+        change: Callable[[Reach, Sequence[Term], Any], Awaitable[int]],
+        body: type[MessageChange] | None = None,
     ) -> None:
+        of_one = rule == OF_ONE
+
         @api.add(
             method,
             rule,
             Operation(
+                name,
                 summary,
-                "messages",
-                Access.OWN,
-                (Answer(200, counted, Counted),),
+                "messages" if of_one else "all-messages",
+                Access.MAILBOX if of_one else Access.OWN,
+                (Answer(200, counted, Changed), *((MAILBOX_NOT_FOUND,) if of_one else ())),
                 scope=scope,
                 query=BulkQuery,
+                body=body,
                 details="Those that `q` finds; `q=*` is all of them, an empty one is refused.",
             ),
         )
         async def handler(call: Call) -> Response:
             terms, reach = _named(call.query.q), reach_of(call)
+            if body is not None and call.body.change == Change():
+                raise Invalid("a bulk call says what it changes: is_read, tags, add_tags …")
             async with api.searches.turn(call, searches=bool(terms)):
-                return json_response({"count": await api.committed(lambda: change(reach, terms))})
+                try:
+                    count = await api.committed(lambda: change(reach, terms, call.body))
+                except NotParsed as error:
+                    # What it has done by then is done, as of any bulk call that is cut short.
+                    said = f"{error}; the others are changed.".capitalize()
+                    raise unavailable(f"{said} Try again.", retry_after=1) from None
+                except TemporaryFailure as error:
+                    log.warning("http.unavailable", error=str(error))
+                    done = error.count if isinstance(error, CutShort) else 0
+                    said = _CAME_TO.format(count=done) if done else _CUT_SHORT
+                    raise unavailable(said, retry_after=1) from None
+                return json_response({"count": count})
 
+    for rule, of, whose in (
+        (OF_ONE, "Mailbox", "a mailbox"),
+        (BASE, "", "the caller's mailboxes"),
+    ):
+        bulk(
+            f"delete{of}Messages", "DELETE", rule, "send",
+            f"Delete messages of {whose} for good",
+            "how many are gone", lambda reach, terms, _: everything.delete(reach, terms),
+        )  # fmt: skip
+        bulk(
+            f"change{of}Messages", "PATCH", rule, "read",
+            f"Mark messages of {whose} read or unread, and tag them",
+            "how many it made a difference to",
+            lambda reach, terms, wanted: everything.change(reach, terms, wanted.change),
+            MessageChange,
+        )  # fmt: skip
     bulk(
-        "DELETE", BASE, "send", "Delete messages of the caller's mailboxes for good",
-        "how many are gone", everything.delete,
-    )  # fmt: skip
-    bulk(
-        "POST", f"{BASE}/read", "read", "Mark messages of the caller's mailboxes read",
-        "how many were unread", everything.mark_read,
+        "markMessagesRead", "POST", f"{BASE}/read", "read",
+        "Mark messages of the caller's mailboxes read",
+        "how many were unread",
+        lambda reach, terms, _: everything.change(reach, terms, Change(is_read=True)),
     )  # fmt: skip
 
     @api.add(
         "GET",
         f"{BASE}/wait",
         Operation(
+            "waitForAnyMessage",
             "Wait for a message in any of the caller's mailboxes",
-            "messages",
+            "all-messages",
             Access.OWN,
             (
                 Answer(200, FOUND, PlacedMessage | None),
@@ -236,8 +308,9 @@ def register(api: Api) -> None:
         "GET",
         f"{BASE}/events",
         Operation(
+            "followAllMessages",
             "Follow all of the caller's mailboxes as Server-Sent Events",
-            "messages",
+            "all-messages",
             Access.OWN,
             (
                 EVENTS,
@@ -283,7 +356,7 @@ def register(api: Api) -> None:
 
 
 def reach_of(call: Call) -> Reach:
-    """The mailboxes that the caller of a call with `Access.OWN` may see."""
+    """The mailboxes that a call is about: the one that it names, or all that its caller may see."""
     if call.mailbox is not None:
         return Reach(mailbox_id=call.mailbox.id)
     return Reach(owner_id=None if call.caller.key is None else call.caller.key.id)

@@ -15,7 +15,7 @@ from relay.http.problems import Problem
 from relay.http.routing import Api
 from relay.smtp.chaos import PHASES, Chaos, Rate
 
-_OFF = Answer(409, "this relay was started without RELAY_SMTP__CHAOS")
+_OFF = Answer(409, "this relay was started without RELAY_SMTP__CHAOS", cases=("chaos-off",))
 
 
 class FaultRate(Form):
@@ -41,6 +41,7 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/chaos",
         Operation(
+            "getChaos",
             "See how often SMTP commands are refused",
             "supervision",
             Access.SCOPE,
@@ -55,6 +56,7 @@ def register(api: Api) -> None:
         "PUT",
         "/api/v1/chaos",
         Operation(
+            "setChaos",
             "Have SMTP commands refused, at a rate",
             "supervision",
             Access.SCOPE,

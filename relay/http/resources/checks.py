@@ -19,10 +19,11 @@ from relay.checks.findings import Severity, score
 from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
 from relay.http.deps import Examine
+from relay.http.downloads import Downloads
 from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Access, Answer, Call, Operation, Query, View, json_response
 from relay.http.problems import message_not_found, unavailable
-from relay.http.resources.messages import BASE, GONE, Downloads
+from relay.http.resources.messages import BASE, GONE
 from relay.http.routing import Api
 from relay.mailboxes.examination import Examined
 
@@ -58,6 +59,7 @@ class Checks(View):
     dkim: Check
     dmarc: Check
     score: Annotated[float, Field(ge=0, le=10, description="10: nothing to mend")]
+    reasons: Annotated[list[str], Field(description="what the score is short of 10 for, and by")]
     findings: list[FindingEntry]
 
 
@@ -80,6 +82,7 @@ def register(api: Api) -> None:
         "GET",
         f"{BASE}/<message_id>/checks",
         Operation(
+            "checkMessage",
             "Say whether the world would take a message: SPF, DKIM, DMARC, and what readers miss",
             "messages",
             Access.MAILBOX,
@@ -118,10 +121,12 @@ def register(api: Api) -> None:
         except Crowded:
             raise unavailable("Too many messages are being checked; try again.") from None
         results = {name: said["result"] for name, said in verdict.as_dict().items()}
+        scored = score(findings, results)
         return json_response(
             {
                 **verdict.as_dict(),
-                "score": score(findings, results).score,
+                "score": scored.score,
+                "reasons": list(scored.reasons),
                 "findings": [finding._asdict() for finding in findings],
             }
         )

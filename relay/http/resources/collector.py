@@ -35,6 +35,7 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/collector",
         Operation(
+            "getCollector",
             "See what lifecycle mail waits, and the budget",
             "accounts",
             Access.SCOPE,

@@ -49,7 +49,6 @@ _SHORT = {
     Shortage.STORE_FULL: (507, "store-full", "All inboxes together hold all they may."),
 }
 _TTL = r"^(0\.\d*[1-9]\d*|[1-9]\d{0,8}(\.\d{1,9})?)(ms|s|m|h|d)?$"
-_RETRY = {"Retry-After": "seconds after which it is worth another try"}
 
 
 class BlobQuery(Query):
@@ -121,18 +120,25 @@ def register(api: Api) -> None:
         return deps.devices
 
     operation = Operation(
+        "pushBlob",
         "Put a blob into a device's inbox",
         "devices",
         Access.OPEN,
         (
             Answer(201, "the blob is durable", StoredBlob),
-            Answer(404, "the key is not 64 hexadecimal digits"),
+            Answer(404, "the key is not 64 hexadecimal digits", cases=("not-found",)),
             Answer(413, f"over {MAX_ENVELOPE} bytes"),
             Answer(
-                429, "too many blobs for this device, or bytes from this address", headers=_RETRY
+                429,
+                "too many blobs for this device, or bytes from this address",
+                cases=("device-rate", "source-rate"),
             ),
-            Answer(503, "the store does not answer", headers=_RETRY),
-            Answer(507, "the device's inbox, all of them, or the disk is full", headers=_RETRY),
+            Answer(503, "the store does not answer", cases=("unavailable",)),
+            Answer(
+                507,
+                "the device's inbox, all of them, or the disk is full",
+                cases=("inbox-full", "store-full", "insufficient-storage"),
+            ),
         ),
         query=BlobQuery,
         raw_body="application/octet-stream",
@@ -168,12 +174,13 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/devices",
         Operation(
+            "getDevices",
             "See what waits for devices, and the sessions that are open",
             "devices",
             Access.SCOPE,
             (
                 Answer(200, "the fullest inboxes, the totals, the sessions", DevicesState),
-                Answer(503, "the store does not answer", headers=_RETRY),
+                Answer(503, "the store does not answer"),
             ),
             scope="admin",
         ),
@@ -210,13 +217,14 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/devices/snapshot",
         Operation(
+            "snapshotDevices",
             "Copy what waits for devices into a file, for a backup",
             "devices",
             Access.SCOPE,
             (
                 Answer(201, "where the file is, in the relay's data directory", Snapshot),
-                Answer(409, "PostgreSQL keeps it: back that up"),
-                Answer(503, "the store does not answer", headers=_RETRY),
+                Answer(409, "PostgreSQL keeps it: back that up", cases=("kept-in-postgresql",)),
+                Answer(503, "the store does not answer"),
             ),
             scope="admin",
             stores=True,

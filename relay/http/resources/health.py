@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response
 
 from relay.errors import RelayError, innermost
-from relay.http.deps import Node
+from relay.http.deps import Deps, Node
 from relay.http.operations import Access, Answer, Call, Operation, View, json_response
 from relay.http.problems import unavailable
 from relay.http.routing import Api
@@ -41,6 +41,12 @@ def troubles(tree: Node) -> Iterator[str]:
     It names its group, and its last error; a group that has given up is one clause.
     """
     yield from _troubles(tree, "")
+
+
+def notices(deps: Deps) -> list[str]:
+    """Return what is held back though the relay is ready: a sentence each."""
+    faults = None if deps.chaos is None else deps.chaos.notice
+    return [notice for notice in (deps.space.notice, faults) if notice]
 
 
 def _troubles(node: Node, group: str) -> Iterator[str]:
@@ -80,6 +86,7 @@ def register(api: Api) -> None:
         "GET",
         "/healthz",
         Operation(
+            "getHealth",
             "Tell that the process is alive",
             "operations",
             Access.OPEN,
@@ -95,14 +102,18 @@ def register(api: Api) -> None:
         "GET",
         "/readyz",
         Operation(
+            "getReadiness",
             "Tell whether every actor is ready and the stores answer",
             "operations",
             Access.OPEN,
-            (Answer(200, "they do", Readiness), Answer(503, "not so; detail says why")),
+            (
+                Answer(200, "they do", Readiness),
+                Answer(503, "not so; detail says why", cases=("unavailable",)),
+            ),
             any_host=True,
             limited=False,
             details="A disk that is nearly full is a notice, no reason to send nobody here: what "
-            "frees space, reads and deliveries go on.",
+            "frees space, reads and deliveries go on. So are faults on demand (/api/v1/chaos).",
         ),
     )
     async def readyz(call: Call) -> Response:
@@ -118,13 +129,14 @@ def register(api: Api) -> None:
                 found.append("a store does not answer in time")
         if found:
             raise unavailable(f"Not ready: {', '.join(found)}.")
-        notice = deps.space.notice
-        return json_response({"status": "ready"} | ({"notices": [notice]} if notice else {}))
+        held_back = notices(deps)
+        return json_response({"status": "ready"} | ({"notices": held_back} if held_back else {}))
 
     @api.add(
         "GET",
         "/metrics",
         Operation(
+            "getMetrics",
             "Read the metrics",
             "operations",
             Access.OPEN,

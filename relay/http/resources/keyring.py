@@ -64,6 +64,7 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/keyring/rotate",
         Operation(
+            "rotateKeyring",
             "Rotate the signing and encryption keys",
             "operations",
             Access.SCOPE,

@@ -15,12 +15,24 @@ from uuid import UUID
 from pydantic import Field, StringConstraints, field_validator
 from quart import Response
 
+from relay.access.bearers import MAX_TOKEN
 from relay.access.keys import ApiKey
-from relay.http.auth import MAX_TOKEN, identify
+from relay.http.auth import identify
 from relay.http.entries import BY_ID, listed, removed
-from relay.http.operations import Access, Answer, Call, Form, Operation, Text, View, json_response
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Form,
+    Instant,
+    Operation,
+    Text,
+    View,
+    json_response,
+)
 from relay.http.problems import Problem
 from relay.http.routing import Api
+from relay.ids import parse_uuid
 
 MAX_LIFE = 30 * 86_400.0
 """Seconds that a key which has an end may be given at once."""
@@ -80,15 +92,16 @@ class Renewal(Form):
 
 
 class KeyEntry(View):
-    """A key without its token."""
+    """A key without its token.  `last_used_at` is to the minute."""
 
     id: str
     owner: str
     scopes: list[str]
     plan: str
-    created_at: str
-    revoked_at: str | None
-    expires_at: str | None
+    created_at: Instant
+    revoked_at: Instant | None
+    expires_at: Instant | None
+    last_used_at: Instant | None
     senders: Annotated[list[str] | None, Field(alias="from")]
     kind: str
 
@@ -119,12 +132,17 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/keys",
         Operation(
+            "createKey",
             "Make an API key",
             "keys",
             Access.SCOPE,
             (
                 Answer(201, "the key, and its token this once", CreatedKey),
-                Answer(403, "no scope for it; or a page session without `confirm`: token-needed"),
+                Answer(
+                    403,
+                    "no scope for it; or a page session without `confirm`",
+                    cases=("token-needed",),
+                ),
             ),
             scope="admin",
             body=NewKey,
@@ -153,13 +171,18 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/keys/<key_id>/renew",
         Operation(
+            "renewKey",
             "Renew an API key that has an end",
             "keys",
             Access.SCOPE,
             (
                 Answer(200, "it lives on, also if it had just ended", KeyEntry),
-                Answer(403, "no scope for it; or a page session without `confirm`: token-needed"),
-                Answer(404, "there is no such key, or it has no end"),
+                Answer(
+                    403,
+                    "no scope for it; or a page session without `confirm`",
+                    cases=("token-needed",),
+                ),
+                Answer(404, "there is no such key, or it has no end", cases=("key-not-found",)),
             ),
             scope="admin",
             body=Renewal,
@@ -169,11 +192,10 @@ def register(api: Api) -> None:
         wanted: Renewal = call.body
         if call.session is not None:
             await confirm(wanted.confirm)
-        try:
-            which = UUID(key_id)
-        except ValueError:
-            which = UUID(int=0)
-        key = await api.committed(lambda: keys.renew(which, wanted.expires_in))
+        which = parse_uuid(key_id)
+        key = None
+        if which is not None:
+            key = await api.committed(lambda: keys.renew(which, wanted.expires_in))
         if key is None:
             raise Problem(404, "key-not-found", "There is no such key, or it has no end.")
         return json_response(key.as_json())
@@ -192,6 +214,7 @@ def register(api: Api) -> None:
         KeyEntry,
         find,
         lambda key, _: key.as_json(),
+        name="listKeys",
         summary="List the API keys, newest first",
         tag="keys",
         scope="admin",
@@ -201,6 +224,7 @@ def register(api: Api) -> None:
         api,
         "/api/v1/keys",
         revoke,
+        name="revokeKey",
         summary="Revoke an API key",
         gone="it opens nothing from now on; streams that it opened end within half a minute",
         missing="there is no such key, or it was revoked before",

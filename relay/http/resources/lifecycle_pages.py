@@ -141,6 +141,13 @@ class FormQuery(LinkQuery):
     resend: Annotated[str | None, Field(description="anything: mail another link instead")] = None
 
 
+_NAMES = {
+    Action.ACTIVATION: ("getActivation", "activate"),
+    Action.PASSWORD_RECOVERY: ("getRecovery", "recover"),
+}
+"""What the calls of each page are named: that which shows it, that of its form."""
+
+
 def register(api: Api) -> None:
     """Declare the pages."""
     consumption, return_url = api.deps.consumption, api.deps.return_url
@@ -152,6 +159,7 @@ def register(api: Api) -> None:
             "GET",
             rule,
             Operation(
+                _NAMES[action][0],
                 f"{_TITLE[action]}: the page of the mailed link",
                 "pages",
                 Access.OPEN,
@@ -179,6 +187,7 @@ def register(api: Api) -> None:
             return page(_TITLE[action], f"{_alert(_DEAD)}\n{_dead(action)}", 400)
 
         operation = Operation(
+            _NAMES[action][1],
             f"{_TITLE[action]}: the form of the page",
             "pages",
             Access.OPEN,

@@ -55,6 +55,7 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/logs",
         Operation(
+            "readLogs",
             "Read the log",
             "operations",
             Access.SCOPE,

@@ -27,6 +27,7 @@ from relay.http.operations import (
     Answer,
     Call,
     Form,
+    Instant,
     Operation,
     Query,
     Text,
@@ -47,7 +48,7 @@ class NewMailbox(Form):
         Field(gt=0, allow_inf_nan=False, description="minutes to live, cut to the plan's limit"),
     ] = None
     local_part: Annotated[
-        Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00-\x20/]+$")]
+        Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00-\x20]+$")]
         | None,
         Field(
             description="what stands before the @; random when left out. Without a credential of "
@@ -68,7 +69,7 @@ class CreatedMailbox(View):
     """A mailbox just made; its token is shown this once."""
 
     address: str
-    expires_at: str
+    expires_at: Instant
     session_token: str | None
     plan: str
 
@@ -77,7 +78,7 @@ class MailboxEntry(View):
     """A live mailbox."""
 
     address: str
-    expires_at: str
+    expires_at: Instant
     is_active: bool
     owner_type: str
     message_count: int
@@ -91,7 +92,7 @@ class MailboxEntry(View):
     ]
     max_bytes: int | None
     plan: str
-    created_at: str
+    created_at: Instant
 
 
 class AllowanceEntry(View):
@@ -102,6 +103,13 @@ class AllowanceEntry(View):
     max_mailboxes: int | None
     max_messages: Annotated[int | None, Field(description="in one mailbox")]
     max_bytes: Annotated[int | None, Field(description="of the raw messages in one mailbox")]
+    default_ttl_minutes: Annotated[
+        int | None, Field(description="how long a mailbox lives where nobody says it")
+    ]
+    max_ttl_minutes: Annotated[int | None, Field(description="at most, the administrator's too")]
+    smtp: Annotated[
+        str | None, Field(description="where mail for them is taken; null: not over SMTP here")
+    ]
 
 
 class MailboxQuery(PageQuery):
@@ -126,6 +134,7 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/mailboxes",
         Operation(
+            "createMailbox",
             "Make a mailbox",
             "mailboxes",
             Access.OPTIONAL,
@@ -136,13 +145,15 @@ def register(api: Api) -> None:
                     "the local part is a role name (postmaster, admin, noreply …; in any spelling) "
                     "and the caller is not the administrator; or the key lacks the scope; or a "
                     "foreign Host or Origin",
+                    cases=("reserved-name",),
                 ),
-                Answer(409, "the local part is taken"),
+                Answer(409, "the local part is taken", cases=("address-taken",)),
                 Answer(
                     429,
                     "`quota`: the owner, or without a credential the address that calls (of IPv6 "
                     "its /64), has as many live mailboxes as the plan allows; or more calls than "
                     "this caller may make; see Retry-After",
+                    cases=("quota",),
                 ),
             ),
             scope="read",
@@ -176,21 +187,24 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/quota",
         Operation(
+            "getQuota",
             "Show how many mailboxes the caller has, and what the plan allows",
             "mailboxes",
             Access.OPTIONAL,
             (Answer(200, "the quotas", AllowanceEntry),),
             details="Without a credential: those of the address that calls (of IPv6, of its /64). "
-            "The administrator has no limits.",
+            "The administrator has no limits but that of a mailbox's life.",
         ),
     )
     async def quota(call: Call) -> Response:
-        return json_response((await store.allowance(**_owner(call))).as_json())
+        allowance = await store.allowance(**_owner(call))
+        return json_response({**allowance.as_json(), "smtp": api.deps.mail_ports.smtp})
 
     @api.add(
         "GET",
         "/api/v1/mailboxes",
         Operation(
+            "listMailboxes",
             "List the caller's live mailboxes, newest first",
             "mailboxes",
             Access.SCOPE,
@@ -215,6 +229,7 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/mailboxes/<address>",
         Operation(
+            "getMailbox",
             "Show a mailbox",
             "mailboxes",
             Access.MAILBOX,
@@ -232,6 +247,7 @@ def register(api: Api) -> None:
         "DELETE",
         "/api/v1/mailboxes/<address>",
         Operation(
+            "deleteMailbox",
             "End a mailbox",
             "mailboxes",
             Access.MAILBOX,

@@ -1,10 +1,8 @@
-"""`…/{address}/messages`: the messages of a mailbox, their raw bytes, HTML and attachments.
+"""`…/{address}/messages`: the messages of a mailbox, their raw bytes and attachments.
 
 Promises
   * `raw` is byte for byte what was accepted.
-  * A message's HTML runs no script, loads nothing from outside, not so much as connects there,
-    and shares no origin with the relay's pages; an attachment is always a download, under a name
-    that is only a name.
+  * An attachment is always a download, under a name that is only a name.
   * Attachments are extracted where hostile mail hurts nobody (`Deps.extract_attachment`), a few at
     a time.
   * A slow reader holds one piece of a message, or one attachment.  No owner (a key, or the address
@@ -14,26 +12,25 @@ Promises
 
 from __future__ import annotations
 
-import html
 import re
-import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Hashable
+from dataclasses import replace
 from typing import Annotated
-from urllib.parse import quote
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StrictBool, StringConstraints
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
-from relay.http.fair_limiter import Crowded, FairLimiter, Reservation
+from relay.http.downloads import Downloads, disposition, once, plain_name
+from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
     Answer,
     Call,
     Form,
+    Instant,
     Operation,
     Query,
     Text,
@@ -52,29 +49,10 @@ from relay.http.resources.mailboxes import PurgeQuery
 from relay.http.routing import Api
 from relay.http.tickets import PREVIEW
 from relay.log import get_logger
-from relay.mailboxes.messages import NotParsed
+from relay.mailboxes.changes import Change, NotParsed
 from relay.mailboxes.query import LONGEST, parse
 
 BASE = "/api/v1/mailboxes/<address>/messages"
-
-PREVIEW_POLICY = (
-    "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
-)
-"""For a stranger's HTML: its own styles and embedded pictures, and nothing else."""
-
-# Chromium obeys `rel=preconnect` and connects ahead for a frame whatever the policy says, and so
-# tells a sender that the message was opened.  A tag begins with "<" and its name, always; renamed,
-# it is an element that nobody knows, and no renaming makes a new tag.
-_CONNECTS = re.compile(
-    r"<(?=(?:link|iframe|frame|object|embed|fencedframe|portal)\b)", re.IGNORECASE
-)
-
-# A link would lead the frame away from the message, to an error where the policy stops it.  Its
-# tab would be a new one, which the sandbox does not allow: so nothing happens.  The first base with
-# a target counts, and a doctype stays what comes first.
-_DOCTYPE = re.compile(r"\s*<!doctype[^>]*>", re.IGNORECASE)
-_STAYS = '<base target="_blank">'
 
 
 class MessageEntry(View):
@@ -83,7 +61,7 @@ class MessageEntry(View):
     id: str
     from_address: str | None
     subject: str | None
-    received_at: str
+    received_at: Instant
     is_read: bool
     has_attachments: bool | None
     size: Annotated[int, Field(description="bytes of the raw message")]
@@ -123,16 +101,34 @@ class PlacedEntry(MessageEntry):
         str | None, Field(description="how its text begins; null until it was parsed")
     ]
     otp: Annotated[str | None, Field(description="a one-time code, if one was found")]
+    from_name: Annotated[
+        str | None, Field(description="what the sender is called beside the address")
+    ]
+
+
+_Tags = tuple[Annotated[Text, StringConstraints(min_length=1, max_length=100)], ...]
 
 
 class MessageChange(Form):
     """What is to be changed of a message; what is left out stays."""
 
-    is_read: bool | None = None
+    is_read: StrictBool | None = None
     tags: Annotated[
-        list[Annotated[Text, StringConstraints(min_length=1, max_length=100)]] | None,
+        _Tags | None,
         Field(max_length=20, description="all that it is to have; each counts once"),
     ] = None
+    remove_tags: Annotated[
+        _Tags, Field(max_length=20, description="those that it is to lose, in any case")
+    ] = ()
+    add_tags: Annotated[
+        _Tags,
+        Field(max_length=20, description="those that it is to get, while it has fewer than 20"),
+    ] = ()
+
+    @property
+    def change(self) -> Change:
+        """The same for the store."""
+        return Change(self.is_read, self.tags, self.remove_tags, self.add_tags)
 
 
 class MessagesQuery(Query):
@@ -152,10 +148,13 @@ class MessagesQuery(Query):
 log = get_logger()
 
 _LOADED = 256 * 1024  # bytes of a message that are loaded at once
-_PIECE = 64 * 1024  # bytes that are written at once
 _LOADS, _LOADS_OF_ONE = 4, 2  # pieces that are being loaded: half of a small pool
 
-GONE = Answer(404, "no such message, or the mailbox is over or not the caller's")
+GONE = Answer(
+    404,
+    "no such message, or the mailbox is over or not the caller's",
+    cases=("mailbox-not-found", "message-not-found"),
+)
 
 
 def register(api: Api) -> None:
@@ -173,6 +172,7 @@ def register(api: Api) -> None:
         "GET",
         BASE,
         Operation(
+            "listMessages",
             "List messages, newest first",
             "messages",
             Access.MAILBOX,
@@ -203,6 +203,7 @@ def register(api: Api) -> None:
         "GET",
         f"{BASE}/<message_id>",
         Operation(
+            "getMessage",
             "Read a message, and mark it read",
             "messages",
             Access.MAILBOX,
@@ -220,6 +221,7 @@ def register(api: Api) -> None:
         "PATCH",
         f"{BASE}/<message_id>",
         Operation(
+            "changeMessage",
             "Mark a message read or unread, and tag it",
             "messages",
             Access.MAILBOX,
@@ -236,9 +238,7 @@ def register(api: Api) -> None:
         wanted: MessageChange = call.body
         try:
             changed = await api.committed(
-                lambda: messages.change(
-                    call.mailbox.id, message_id, is_read=wanted.is_read, tags=wanted.tags
-                )
+                lambda: messages.change(call.mailbox.id, message_id, wanted.change)
             )
         except NotParsed:
             raise unavailable("The message is being parsed; try again.", retry_after=1) from None
@@ -251,6 +251,7 @@ def register(api: Api) -> None:
         "DELETE",
         f"{BASE}/<message_id>",
         Operation(
+            "deleteMessage",
             "Delete a message for good",
             "messages",
             Access.MAILBOX,
@@ -269,6 +270,7 @@ def register(api: Api) -> None:
         "GET",
         f"{BASE}/<message_id>/raw",
         Operation(
+            "getRawMessage",
             "Fetch a message byte for byte as it was accepted",
             "messages",
             Access.MAILBOX,
@@ -315,50 +317,20 @@ def register(api: Api) -> None:
             size,
             held,
             "message/rfc822",
-            {"Content-Disposition": f'attachment; filename="{_plain(message_id)}.eml"'},
-        )
-
-    @api.add(
-        "GET",
-        f"{BASE}/<message_id>/html",
-        Operation(
-            "Show a message's HTML in a sandbox",
-            "messages",
-            Access.MAILBOX,
-            (Answer(200, "a page that can do nothing", media_type="text/html"), GONE),
-            scope="read",
-            token_in_query=True,
-            ticket=PREVIEW,
-            details='A message without HTML is shown as text. Frame it with sandbox="".',
-        ),
-    )
-    async def preview(call: Call, message_id: str) -> Response:
-        message = await messages.get(call.mailbox.id, message_id, mark_read=False)
-        if message is None:
-            raise message_not_found()
-        page = message.body_html
-        if page is None:
-            page = f"<!doctype html><pre>{html.escape(message.body_text or '')}</pre>"
-        return Response(
-            _staying(_CONNECTS.sub("<x-", page)).encode("utf-8", "replace"),
-            content_type="text/html; charset=utf-8",
-            headers={
-                "Content-Security-Policy": PREVIEW_POLICY,
-                "X-DNS-Prefetch-Control": "off",  # the names in links are not looked up ahead
-                "Cross-Origin-Resource-Policy": "same-origin",
-            },
+            {"Content-Disposition": f'attachment; filename="{plain_name(message_id)}.eml"'},
         )
 
     @api.add(
         "GET",
         f"{BASE}/<message_id>/attachments/<index>",
         Operation(
+            "getAttachment",
             "Download an attachment",
             "messages",
             Access.MAILBOX,
             (
                 Answer(200, "its bytes", media_type="application/octet-stream"),
-                GONE,
+                replace(GONE, cases=(*GONE.cases, "attachment-not-found")),
                 Answer(503, "too many downloads at once; try again"),
             ),
             scope="read",
@@ -383,7 +355,6 @@ def register(api: Api) -> None:
             if found is None:
                 raise Problem(  # noqa: TRY301 - likewise
                     404, "attachment-not-found", "The message has no attachment of this index.",
-                    title="Attachment not found",
                 )  # fmt: skip
         except Crowded:
             held.release()
@@ -402,79 +373,3 @@ def register(api: Api) -> None:
                 "Content-Security-Policy": "sandbox; default-src 'none'",
             },
         )
-
-
-def _staying(page: str) -> str:
-    """The page, whose links lead its frame nowhere."""
-    doctype = _DOCTYPE.match(page)
-    at = doctype.end() if doctype else 0
-    return page[:at] + _STAYS + page[at:]
-
-
-_BUSY = "Too many large messages are being read; try again."
-
-
-async def once(content: bytes) -> AsyncGenerator[bytes, None]:
-    """Yield all of it."""
-    yield content
-
-
-class Downloads:
-    """What is on its way to clients, written piece by piece within a memory budget."""
-
-    def __init__(self, budget: int) -> None:
-        self._budget = FairLimiter(budget, budget // 4, kept=budget // 8)
-
-    def hold(self, owner: Hashable, size: int) -> Reservation:
-        """Reserve memory before anything is loaded; the 503 while there is none left."""
-        held = self._budget.take(owner, size)
-        if held is None:
-            raise unavailable(_BUSY)
-        return held
-
-    def response(
-        self,
-        contents: AsyncGenerator[bytes, None],
-        size: int,
-        held: Reservation,
-        content_type: str,
-        headers: dict[str, str],
-    ) -> Response:
-        """Return `contents` as a response of `size` bytes; `held` is given back at its end."""
-
-        async def body() -> AsyncIterator[bytes]:
-            try:
-                async with aclosing(contents):
-                    async for content in contents:
-                        view = memoryview(content)
-                        for at in range(0, len(content), _PIECE):  # each write has its own deadline
-                            yield bytes(view[at : at + _PIECE])
-            finally:
-                held.release()
-
-        written = body()
-        # A client that has gone before the first byte: the body is dropped without having begun.
-        weakref.finalize(written, held.release).atexit = False
-        return Response(
-            written,
-            content_type=content_type,
-            headers={"Content-Length": str(size), **headers},
-        )
-
-
-def disposition(filename: str) -> str:
-    """Return a `Content-Disposition` that downloads under `filename` (RFC 6266, RFC 8187).
-
-    Only a name: no path, no control characters, no leading dots; in ASCII for old readers and
-    in UTF-8 for all others.
-    """
-    name = re.split(r"[/\\]", filename)[-1]
-    # Beside controls also what reorders text on screen (exe.fdp shown as pdf.exe).
-    name = "".join(c for c in name if c.isprintable() and not "\u202a" <= c <= "\u202e")
-    name = name.strip().lstrip(".")[:200] or "attachment"
-    name = name.encode("utf-8", "replace").decode()
-    return f"attachment; filename=\"{_plain(name)}\"; filename*=UTF-8''{quote(name, safe='')}"
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9 ._()+-]", "_", name)

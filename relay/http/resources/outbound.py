@@ -1,4 +1,4 @@
-"""`/api/v1/outbound` and `/api/v1/queue`: what became of a message, and the queue as a whole.
+"""`/api/v1/outbound`: what became of a message, and what is done by hand with one or with many.
 
 A message is its owner's: the holder of the key that sent it, and nobody else but the
 administrator, finds it.  The administrator sees the state of every message, but recipient and
@@ -19,7 +19,6 @@ retry, cancel or hold that did is 409.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -29,19 +28,30 @@ from quart import Response
 
 from relay.errors import PermanentFailure
 from relay.http.callers import Caller
-from relay.http.operations import Access, Answer, Call, Operation, Query, View, json_response
+from relay.http.downloads import Downloads, once
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Changed,
+    Instant,
+    Operation,
+    Query,
+    View,
+    json_response,
+)
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
-from relay.http.resources.messages import Downloads, once
 from relay.http.routing import Api
-from relay.outbound.message import MalformedMessage
-from relay.outbound.states import Forbidden, State
-from relay.outbound.suppressions import plain_address
+from relay.ids import parse_uuid
+from relay.outbound.admin import Wanted
+from relay.outbound.message import MalformedMessage, plain_address
+from relay.outbound.states import Cause, Forbidden, State
 from relay.times import rfc3339
 
 
-class OutboundQuery(PageQuery):
-    """The messages that are asked for."""
+class OutboundFilter(Query):
+    """The messages that are meant; nothing given means all."""
 
     status: Annotated[State | None, Field(description="only messages in this state")] = None
     recipient: Annotated[
@@ -53,6 +63,19 @@ class OutboundQuery(PageQuery):
     domain: Annotated[
         str | None, Field(max_length=255, description="only to addresses of this domain")
     ] = None
+    tag: Annotated[str | None, Field(max_length=255, description="only with this tag")] = None
+
+
+class OutboundQuery(OutboundFilter, PageQuery):
+    """The messages that are asked for."""
+
+
+class Matching(View):
+    """How many messages of a filter each command would change now."""
+
+    retry: int
+    cancel: int
+    hold: int
 
 
 class OutboundMessage(View):
@@ -63,12 +86,12 @@ class OutboundMessage(View):
     subject: str | None
     status: State
     attempts: int
-    next_retry_at: str | None
-    sent_at: str | None
+    next_retry_at: Instant | None
+    sent_at: Instant | None
     priority: str
     error: str | None
-    created_at: str
-    not_after: str | None
+    created_at: Instant
+    not_after: Instant | None
     tag: str | None
 
 
@@ -77,60 +100,48 @@ class DeliveryEvent(View):
 
     phase: str
     code: int | None
-    at: str
+    enhanced: Annotated[
+        str | None, Field(description="the enhanced status code, of what decided the attempt")
+    ]
+    error: Annotated[
+        str | None, Field(description="what was said where it failed, redacted as in the message")
+    ]
+    at: Instant
     duration: float | None
     attempt: int
 
 
-class QueueState(View):
-    """The queue at one moment: what is unfinished, and in `last_hour` what finished, by status."""
+class FailuresQuery(OutboundFilter):
+    """The messages that failed or bounced."""
 
-    paused: bool
-    queued: int
-    due: int
-    processing: int
-    held: int
-    lost: int
-    oldest_due_seconds: float | None
-    by_priority: dict[str, int]
-    last_hour: dict[str, int]
-
-
-class FlushQuery(Query):
-    """The deferred messages that are to be tried."""
-
-    domain: Annotated[
-        str | None, Field(max_length=255, description="only to addresses of this domain")
+    status: Annotated[
+        Literal[State.FAILED, State.BOUNCED] | None, Field(description="only what ended so")
     ] = None
-    route: Annotated[
+    error: Annotated[
         str | None,
         Field(
-            max_length=2048,
-            description="only what leaves by this upstream, as the list of destinations names it; "
-            "default: the relay's own",
+            max_length=500,
+            description="only with this error, as the list of failures tells it; empty: with none",
         ),
     ] = None
 
 
-class Flushed(View):
-    """What a flush did."""
+class Failure(View):
+    """What failed or bounced at one destination for one reason; `latest` is the id of one."""
 
+    status: str
+    domain: str
+    error: str | None
     count: int
-
-
-class Destination(View):
-    """A route (`domain` null) or a destination in trouble; `opens_in` in seconds."""
-
-    route: str
-    domain: str | None
-    window: int
-    busy: int
-    strikes: int
-    opens_in: float
+    latest: str
+    finished_at: Instant
 
 
 _HEADERS = 16 * 1024  # bytes of a message that its size does not count, at most, nearly always
-_NONE = Answer(404, "there is no such message, or it is not the caller's")
+_VERBS = {"retry": Cause.RETRIED, "cancel": Cause.CANCELLED, "hold": Cause.HELD}
+_NONE = Answer(
+    404, "there is no such message, or it is not the caller's", cases=("outbound-not-found",)
+)
 
 
 def register(api: Api) -> None:
@@ -141,39 +152,29 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/outbound",
         Operation(
+            "listSentMessages",
             "List the messages that were sent, newest first",
-            "outbound",
+            "sent",
             Access.SCOPE,
             (Answer(200, "a page of them", list[OutboundMessage], headers=NEXT),),
             scope="send",
             query=OutboundQuery,
             details="The holder of a key sees their own. The administrator sees everybody's, "
-            "recipient and subject of their own only. Asked for by priority or domain, a page may "
-            "hold less than its limit, or nothing, and still have a next one.",
+            "recipient and subject of their own only. Asked for by priority, domain or tag, a page "
+            "may hold less than its limit, or nothing, and still have a next one.",
         ),
     )
     async def list_(call: Call) -> Response:
-        wanted: OutboundQuery = call.query
+        query: OutboundQuery = call.query
         before = None
-        if wanted.cursor is not None:
-            before = _uuid(wanted.cursor)
+        if query.cursor is not None:
+            before = parse_uuid(query.cursor)
             if before is None:
-                raise Problem(
-                    422, "invalid", "cursor: it is not one of ours.", title="Invalid values"
-                )
-        try:
-            recipient = None if wanted.recipient is None else plain_address(wanted.recipient)
-        except MalformedMessage:
-            return json_response([])  # nothing was ever sent to what is no address
-        found = await admin.find(
-            owner=_owner(call.caller),
-            status=wanted.status,
-            recipient=recipient,
-            priority=wanted.priority,
-            domain=wanted.domain,
-            limit=wanted.rows,
-            before=before,
-        )
+                raise Problem(422, "invalid", "cursor: it is not one of ours.")
+        wanted = _wanted(call)
+        if wanted is None:
+            return json_response([])
+        found = await admin.find(wanted, limit=query.rows, before=before)
         cursor = None if found.before is None else str(found.before)
         return json_response(
             [_shown(row, call.caller) for row in found.rows], headers=next_link(cursor)
@@ -181,10 +182,102 @@ def register(api: Api) -> None:
 
     @api.add(
         "GET",
+        "/api/v1/outbound/failures",
+        Operation(
+            "listFailures",
+            "Count what failed or bounced, by destination and error",
+            "sent",
+            Access.SCOPE,
+            (Answer(200, "the groups, the largest first", list[Failure]),),
+            scope="send",
+            query=FailuresQuery,
+            details="Of the newest 10,000 messages that did not go well; 100 groups at most. "
+            "The holder of a key counts their own.",
+        ),
+    )
+    async def failures(call: Call) -> Response:
+        wanted = _wanted(call)
+        found = [] if wanted is None else await admin.failures(wanted)
+        return json_response([one.as_json() for one in found])
+
+    @api.add(
+        "POST",
+        "/api/v1/outbound/failures/retry",
+        Operation(
+            "retryFailures",
+            "Queue again what failed or bounced, by destination and error",
+            "sent",
+            Access.SCOPE,
+            (Answer(200, "how many are queued and due", Changed),),
+            scope="send",
+            query=FailuresQuery,
+            details="What the list of failures counts by the same filter: each with a fresh set "
+            "of attempts. The holder of a key retries their own.",
+        ),
+    )
+    async def retry_failures(call: Call) -> Response:
+        wanted = _wanted(call)
+        if wanted is None:
+            return json_response({"count": 0})
+        count = await api.committed(lambda: admin.retry_failures(wanted))
+        return json_response({"count": count})
+
+    @api.add(
+        "GET",
+        "/api/v1/outbound/matching",
+        Operation(
+            "countMatchingSentMessages",
+            "Count the messages that a filter means, by what may be done with them",
+            "sent",
+            Access.SCOPE,
+            (Answer(200, "how many each command would change", Matching),),
+            scope="send",
+            query=OutboundFilter,
+            details="The holder of a key counts their own. Of what failed or bounced, the newest "
+            "10,000 are looked at.",
+        ),
+    )
+    async def matching(call: Call) -> Response:
+        wanted = _wanted(call)
+        counts = {} if wanted is None else await admin.count_matching(wanted)
+        return json_response({verb: counts.get(cause, 0) for verb, cause in _VERBS.items()})
+
+    async def _to_all(cause: Cause, call: Call) -> Response:
+        wanted = _wanted(call)
+        if wanted is None:
+            return json_response({"count": 0})
+        count = await api.committed(lambda: admin.change_matching(cause, wanted))
+        return json_response({"count": count})
+
+    to_all = (
+        ("retry", "Retry all messages of a filter", "how many are queued and due"),
+        ("cancel", "Cancel all messages of a filter", "how many will not be sent"),
+        ("hold", "Set all queued messages of a filter aside", "how many wait for a retry by hand"),
+    )
+    for verb, meant, changed in to_all:
+        api.add(
+            "POST",
+            f"/api/v1/outbound/matching/{verb}",
+            Operation(
+                f"{verb}MatchingSentMessages",
+                meant,
+                "sent",
+                Access.SCOPE,
+                (Answer(200, changed, Changed),),
+                scope="send",
+                query=OutboundFilter,
+                details="What may be done with one of them is done with each, the others are left "
+                "as they are; 100,000 a call at most. The holder of a key changes their own.",
+            ),
+        )(partial(_to_all, _VERBS[verb]))
+
+    @api.add(
+        "GET",
         "/api/v1/outbound/<message_id>",
         Operation(
+            "getSentMessage",
             "Show a message that was sent",
-            "outbound",
+            "sent",
             Access.SCOPE,
             (Answer(200, "the message", OutboundMessage), _NONE),
             scope="send",
@@ -197,15 +290,16 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/outbound/<message_id>/events",
         Operation(
+            "listDeliveryEvents",
             "Show what happened in each delivery of a message, oldest first",
-            "outbound",
+            "sent",
             Access.SCOPE,
             (Answer(200, "the phases", list[DeliveryEvent]), _NONE),
             scope="send",
         ),
     )
     async def events(call: Call, message_id: str) -> Response:
-        wanted = _uuid(message_id)
+        wanted = parse_uuid(message_id)
         found = None if wanted is None else await admin.events(wanted, _owner(call.caller))
         if found is None:
             raise _not_found()
@@ -217,13 +311,18 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/outbound/<message_id>/raw",
         Operation(
+            "getRawSentMessage",
             "Fetch a message byte for byte as it was or will be sent",
-            "outbound",
+            "sent",
             Access.SCOPE,
             (
                 Answer(200, "the message", media_type="message/rfc822"),
                 _NONE,
-                Answer(409, "it can never be sent: what was queued by SQL is no message"),
+                Answer(
+                    409,
+                    "it can never be sent: what was queued by SQL is no message",
+                    cases=("cannot-be-sent",),
+                ),
                 Answer(503, "too many large messages are being read; try again"),
             ),
             scope="send",
@@ -232,7 +331,7 @@ def register(api: Api) -> None:
         ),
     )
     async def raw(call: Call, message_id: str) -> Response:
-        wanted, owner = _uuid(message_id), _owner(call.caller)
+        wanted, owner = parse_uuid(message_id), _owner(call.caller)
         size = None if wanted is None else await admin.size(wanted, owner)
         if wanted is None or size is None:
             raise _not_found()
@@ -260,7 +359,7 @@ def register(api: Api) -> None:
     async def _by_hand(
         act: Callable[[UUID, UUID | None], Awaitable[State | None]], call: Call, message_id: str
     ) -> Response:
-        wanted, owner = _uuid(message_id), _owner(call.caller)
+        wanted, owner = parse_uuid(message_id), _owner(call.caller)
         try:
             done = None if wanted is None else await api.committed(lambda: act(wanted, owner))
         except Forbidden as error:
@@ -297,98 +396,39 @@ def register(api: Api) -> None:
             "POST",
             f"/api/v1/outbound/<message_id>/{name}",
             Operation(
+                f"{name}SentMessage",
                 summary,
-                "outbound",
+                "sent",
                 Access.SCOPE,
-                (Answer(200, done, OutboundMessage), _NONE, Answer(409, refused)),
+                (
+                    Answer(200, done, OutboundMessage),
+                    _NONE,
+                    Answer(409, refused, cases=("wrong-state",)),
+                ),
                 scope="send",
             ),
         )(partial(_by_hand, act))
 
-    @api.add(
-        "GET",
-        "/api/v1/queue/destinations",
-        Operation(
-            "List the routes and destinations that this node holds back",
-            "outbound",
-            Access.SCOPE,
-            (Answer(200, "the worst first; what answers well is not here", list[Destination]),),
-            scope="admin",
-            details="Each node learns by itself how a destination takes its mail.",
-        ),
-    )
-    async def destinations(call: Call) -> Response:
-        return json_response([asdict(one) for one in api.deps.destinations()])
-
-    @api.add(
-        "GET",
-        "/api/v1/queue",
-        Operation(
-            "Count the queue",
-            "outbound",
-            Access.SCOPE,
-            (Answer(200, "the counts, of all nodes", QueueState),),
-            scope="admin",
-        ),
-    )
-    async def queue(call: Call) -> Response:
-        return json_response((await admin.stats()).as_json())
-
-    @api.add(
-        "POST",
-        "/api/v1/queue/pause",
-        Operation(
-            "Hold all deliveries, on all nodes, until resumed",
-            "outbound",
-            Access.SCOPE,
-            (Answer(200, "nothing new is begun; what is under way ends", QueueState),),
-            scope="admin",
-        ),
-    )
-    async def pause(call: Call) -> Response:
-        await api.committed(admin.pause)
-        return json_response((await admin.stats()).as_json())
-
-    @api.add(
-        "POST",
-        "/api/v1/queue/resume",
-        Operation(
-            "End a pause",
-            "outbound",
-            Access.SCOPE,
-            (Answer(200, "deliveries go on", QueueState),),
-            scope="admin",
-        ),
-    )
-    async def resume(call: Call) -> Response:
-        await api.committed(admin.resume)
-        return json_response((await admin.stats()).as_json())
-
-    @api.add(
-        "POST",
-        "/api/v1/queue/flush",
-        Operation(
-            "Try deferred mail now",
-            "outbound",
-            Access.SCOPE,
-            (Answer(200, "how many messages became due", Flushed),),
-            scope="admin",
-            query=FlushQuery,
-            details="Pauses of routes and destinations end on all nodes, with one delivery each "
-            "to see. Scheduled mail keeps its time, and attempts are not counted anew.",
-        ),
-    )
-    async def flush(call: Call) -> Response:
-        wanted: FlushQuery = call.query
-        count = await api.committed(lambda: admin.flush(wanted.domain, wanted.route))
-        return json_response({"count": count})
-
     async def _one(caller: Caller, message_id: str) -> dict[str, Any]:
-        wanted = _uuid(message_id)
+        wanted = parse_uuid(message_id)
         row = None if wanted is None else await admin.show(wanted, _owner(caller))
         if row is None:
             raise _not_found()
         return _shown(row, caller)
+
+
+def _wanted(call: Call) -> Wanted | None:
+    """Which messages of the caller's a call means; None: what is no address has none."""
+    wanted: OutboundFilter = call.query
+    try:
+        recipient = None if wanted.recipient is None else plain_address(wanted.recipient)
+    except MalformedMessage:
+        return None
+    error = wanted.error if isinstance(wanted, FailuresQuery) else None
+    return Wanted(
+        _owner(call.caller), wanted.status, recipient, wanted.priority, wanted.domain, wanted.tag,
+        error,
+    )  # fmt: skip
 
 
 def _owner(caller: Caller) -> UUID | None:
@@ -421,13 +461,6 @@ def _event(event: dict[str, Any]) -> dict[str, Any]:
 
 def _instant(value: Any) -> str | None:
     return None if value is None else rfc3339(value)
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
 
 
 def _not_found() -> Problem:

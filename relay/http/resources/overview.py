@@ -17,9 +17,17 @@ from quart import Response
 
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Deps, Node
-from relay.http.operations import Access, Answer, Call, Operation, View, json_response
-from relay.http.resources.health import troubles
-from relay.http.resources.outbound import QueueState
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Instant,
+    Operation,
+    View,
+    json_response,
+)
+from relay.http.resources.health import notices, troubles
+from relay.http.resources.queue import QueueState
 from relay.http.routing import Api
 from relay.metrics import registry
 from relay.outbound.admin import Stats
@@ -30,31 +38,39 @@ LATE = 60.0
 
 
 class Concern(View):
-    """Something that a person should look at; `about` names the view that shows it."""
+    """Something that a person should look at; `about` names the view that shows it.
+
+    `place`: where in that view; `command`: what mends it, in a terminal.
+    """
 
     grade: Literal["error", "warning"]
     text: str
-    about: Literal["now", "inboxes", "queue", "accounts", "devices", "logs"]
+    about: Literal["now", "inboxes", "queue", "accounts", "devices", "logs", "settings"]
+    place: str | None
+    command: str | None
 
 
 class Overview(View):
     """One glance."""
 
-    at: str
+    at: Instant
     counters: dict[str, float]
     mailboxes: int | None
+    unparsed: int | None
     queue: QueueState | None
     attention: list[Concern]
 
 
-_COUNTERS = {
-    "received": ("relay_smtp_messages_total", {"outcome": "accepted"}),
-    "refused": ("relay_smtp_messages_total", {"outcome": "rejected"}),
-    "sent": ("relay_outbound_outcomes_total", {"cause": "delivered"}),
-    "deferred": ("relay_outbound_outcomes_total", {"cause": "deferred"}),
-    "bounced": ("relay_outbound_outcomes_total", {"cause": "refused"}),
-    "failed": ("relay_outbound_outcomes_total", {"cause": "rejected"}),
-    "exhausted": ("relay_outbound_outcomes_total", {"cause": "exhausted"}),
+_OUTCOMES = "relay_outbound_outcomes_total"
+_COUNTERS: dict[str, tuple[str, tuple[dict[str, str], ...]]] = {
+    "received": ("relay_smtp_messages_total", ({"outcome": "accepted"},)),
+    "refused": ("relay_smtp_messages_total", ({"outcome": "rejected"},)),
+    "sent": (_OUTCOMES, ({"cause": "delivered"},)),
+    "deferred": (_OUTCOMES, ({"cause": "deferred"},)),
+    "bounced": (_OUTCOMES, ({"cause": "refused"},)),
+    "failed": (_OUTCOMES, ({"cause": "rejected"}, {"cause": "exhausted"})),  # as in `states`
+    "parsed": ("relay_messages_summarised_total", ({},)),
+    "claimed": ("relay_outbound_claimed_total", ({},)),
 }
 
 
@@ -66,6 +82,7 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/overview",
         Operation(
+            "getOverview",
             "See the relay at one glance",
             "operations",
             Access.SCOPE,
@@ -77,51 +94,61 @@ def register(api: Api) -> None:
     async def overview(call: Call) -> Response:
         queue: Stats | None = None
         mailboxes: int | None = None
+        unparsed: int | None = None
         try:
             queue = await deps.queue_admin.stats()
             mailboxes = await deps.store.count_active()
+            unparsed = await deps.unparsed()
         except DatabaseUnavailable:
             pass  # said under attention
         return json_response(
             {
                 "at": rfc3339(time.time()),
                 "counters": {
-                    name: registry.get_sample_value(metric, labels) or 0.0
+                    name: sum(registry.get_sample_value(metric, each) or 0.0 for each in labels)
                     for name, (metric, labels) in _COUNTERS.items()
                 },
                 "mailboxes": mailboxes,
+                "unparsed": unparsed,
                 "queue": None if queue is None else queue.as_json(),
-                "attention": list(concerns(deps, queue)),
+                "attention": sorted(concerns(deps, queue), key=lambda one: one["grade"] != "error"),
             }
         )
 
 
 def concerns(deps: Deps, queue: Stats | None) -> Iterator[dict[str, Any]]:
-    """Yield what needs a person, the gravest first."""
+    """Yield what needs a person."""
     tree = deps.supervision.tree()
     for trouble in troubles(tree):
-        yield _concern("error", f"{trouble}.", "now")
+        yield _concern("error", f"{trouble}.", "logs", command="relay doctor")
     if queue is None:
-        yield _concern("error", "PostgreSQL does not answer.", "now")
+        yield _concern("error", "PostgreSQL does not answer.", "logs", command="relay doctor")
     for name in _paused(tree):
-        yield _concern("warning", f"{name} is paused.", "now")
+        yield _concern("warning", f"{name} is paused.", "now", name, f"relay actor resume {name}")
+    for notice in notices(deps):
+        asked = deps.chaos is not None and notice == deps.chaos.notice
+        yield _concern("warning", f"{notice}.", "settings", "smtp.chaos" if asked else "storage")
     if queue is None:
         return
     if queue.paused:
-        yield _concern("warning", "All deliveries are paused.", "queue")
+        yield _concern("warning", "All deliveries are paused.", "queue",
+                       "overview", "relay queue resume")  # fmt: skip
     elif queue.oldest_due is not None and queue.oldest_due > LATE:
-        yield _concern("error", f"Mail that is due waits for {_for(queue.oldest_due)}.", "queue")
+        yield _concern("error", f"Mail that is due waits for {_for(queue.oldest_due)}.", "queue",
+                       "overview", "relay queue stats")  # fmt: skip
     if queue.lost:
         yield _concern("warning", f"{_count(queue.lost, 'delivery', 'deliveries')} lost its "
-                       "worker and will be begun again.", "queue")  # fmt: skip
+                       "worker and will be begun again.", "queue", "queued")  # fmt: skip
     if queue.held:
         yield _concern(
-            "warning", f"{_count(queue.held, 'message')} held until somebody decides.", "queue"
-        )
+            "warning", f"{_count(queue.held, 'message')} held until somebody decides.", "queue",
+            "held", "relay queue list --status held",
+        )  # fmt: skip
     shut = [one for one in deps.destinations() if one.opens_in > 0]
     if shut:
         yield _concern("warning", f"{_count(len(shut), 'destination')} held back: "
-                       "it refuses or does not answer.", "queue")  # fmt: skip
+                       "it refuses or does not answer.", "queue",
+                       "overview", "relay queue flush")  # fmt: skip
     finished = sum(queue.finished.values())
     unlucky = queue.finished.get("bounced", 0) + queue.finished.get("failed", 0)
     if finished >= 20 and unlucky * 20 > finished:
@@ -129,6 +156,7 @@ def concerns(deps: Deps, queue: Stats | None) -> Iterator[dict[str, Any]]:
             "warning",
             f"{unlucky} of {finished} messages of the last hour bounced or failed.",
             "queue",
+            "failures",
         )
 
 
@@ -139,9 +167,12 @@ def _paused(node: Node) -> Iterator[str]:
         yield from _paused(child)
 
 
-def _concern(grade: str, text: str, about: str) -> dict[str, Any]:
+def _concern(
+    grade: str, text: str, about: str, place: str | None = None, command: str | None = None
+) -> dict[str, Any]:
     # Its first letter only: capitalize() would make "smtp" of what is spelt SMTP.
-    return {"grade": grade, "text": text[:1].upper() + text[1:], "about": about}
+    text = text[:1].upper() + text[1:]
+    return {"grade": grade, "text": text, "about": about, "place": place, "command": command}
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

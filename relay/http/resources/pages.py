@@ -1,21 +1,34 @@
-"""`/`, `/docs` and `/openapi.json`: the pages, and the description that one of them shows.
+"""`/`, `/docs`, `/problems/…` and `/openapi.json`: the pages, and the description that they show.
 
 The pages are static, with their own scripts and styles, and nothing from elsewhere.
 
-The files are read once, at start.  Their policy forbids inline code and other origins, so a
-subject line that holds markup stays text even if a script of ours were to slip.  They may frame
-the relay's own answers (a message's HTML, in a sandbox), so that a link in a stranger's mail
-cannot lead the frame elsewhere.
+The files are read once, at start; scripts and styles are served without indentation and comments, a
+sixth of them, which have no reader there.  Who takes gzip gets it, packed once; nothing in a page
+is secret, so its length gives nothing away.  Their policy forbids inline code and other origins, so
+a subject line that holds markup stays text even if a script of ours were to slip.  They may frame
+the relay's own answers (a message's HTML, in a sandbox), so that a link in a stranger's mail cannot
+lead the frame elsewhere.
 """
 
 from __future__ import annotations
 
+import functools
+import gzip
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
-from quart import Response
+from quart import Response, request
 
-from relay.http.openapi import describe
-from relay.http.operations import Access, Answer, Call, Operation, View, json_response
+from relay.http.examples import BASE, DOMAIN
+from relay.http.openapi import answers_of, describe
+from relay.http.operations import Access, Answer, Call, Operation, View
+from relay.http.problem_types import MEDIA_TYPE, PREFIX, TYPES
 from relay.http.problems import from_status
 from relay.http.routing import Api
 
@@ -28,6 +41,110 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
 }
+_URL = re.compile(r"https?://[\w.:[\]-]+(/[\w./~-]*)?", re.ASCII)
+"""What may stand in a program, whatever its language quotes."""
+
+_SHELL = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/ui/style.css">
+<link rel="stylesheet" href="/ui/docs.css">
+<link rel="modulepreload" href="/ui/calls.js">
+<link rel="modulepreload" href="/ui/dialogs.js">
+<link rel="modulepreload" href="/ui/dom.js">
+<link rel="modulepreload" href="/ui/secrets.js">
+<link rel="modulepreload" href="/ui/strings.js">
+<script src="/ui/docs.js" type="module"></script>
+</head>
+<body data-view="docs">
+<header>
+<a class="brand" href="/">Relay</a>
+<nav aria-label="Other"><a href="/docs" data-t="0">API reference</a> \
+<a href="/docs#problems" data-t="1">Problems</a> <a href="/openapi.json">openapi.json</a></nav>
+</header>
+{main}
+</body>
+</html>
+"""
+"""Of the reference and of a problem; the script says what has `data-t`, a number of its
+list, in the reader's language."""
+
+_DOCS = """\
+<main><h1 data-t="0">API reference</h1>
+<div id="calls"><p data-t="2">Loading…</p></div></main>
+<noscript><p>This page needs JavaScript; /openapi.json has all that it shows.</p></noscript>"""
+
+_PROBLEM = """\
+<main class="explained">
+<h1>{title}</h1>
+<p><code>{type}</code> · {statuses}</p>
+<h2 data-t="3">What this means</h2>
+<p>{when}</p>
+<h2 data-t="4">What to do</h2>
+<p>{remedy}</p>
+<h2 data-t="5">An answer</h2>
+<pre tabindex="0">{answer}</pre>
+<h2 data-t="6">Calls that may answer so</h2>
+<ul>{calls}</ul>
+</main>"""
+
+
+_IDLE = re.compile(
+    rb"^ *(?://.*)?|(?<=[][{}(),;]) // .*$"
+    rb"| (?=(?:=>|[!=]==|&&|\|\||\?\?) )|(?<= =>) |(?<= [!=]==) |(?<= (?:&&|\|\||\?\?)) "
+    rb"|(?<=[(]{) |(?<=, {) | (?=}\))|(?<=\bif) (?=\()|(?<=\)) (?={$)",
+    re.MULTILINE,
+)
+_IDLE_STYLE = re.compile(rb"/\*.*?\*/|;\s*(?=})|(?<=[{};:,>])\s+|\s+(?=[{}>])", re.DOTALL)
+"""Comments, and blanks and semicolons at which nothing ends: none stands so in our strings."""
+
+
+def served(path: Path) -> bytes:
+    """Return a file as browsers get it: a script without indentation, comments and
+    some blanks of its operators and brackets; a style without comments and most blanks.
+
+    The lines of a script keep their numbers, by which a browser tells of an error.
+    """
+    content = path.read_bytes()
+    idle = {".js": _IDLE, ".css": _IDLE_STYLE}.get(path.suffix)
+    return content if idle is None else idle.sub(b"", content)
+
+
+@dataclass(frozen=True)
+class Static:
+    """What is served as it is, and packed to those who take that."""
+
+    content: bytes
+    content_type: str
+
+    @functools.cached_property
+    def packed(self) -> bytes:
+        """The same for gzip, made when first asked for."""
+        return gzip.compress(self.content, mtime=0)
+
+    def response(self) -> Response:
+        """The answer to the request in hand."""
+        packed = request.accept_encodings.best_match(("gzip", "identity")) == "gzip"
+        answer = Response(
+            self.packed if packed else self.content,
+            content_type=self.content_type,
+            headers={
+                "Vary": "Accept-Encoding",
+                "Content-Security-Policy": POLICY,
+                "Cache-Control": "no-cache",
+                "Cross-Origin-Opener-Policy": "same-origin",
+                "Cross-Origin-Resource-Policy": "same-origin",
+            },
+        )
+        if packed:
+            answer.headers["Content-Encoding"] = "gzip"
+        return answer
 
 
 class Document(View):
@@ -35,6 +152,8 @@ class Document(View):
 
     openapi: str
     info: dict[str, Any]
+    servers: list[dict[str, Any]]
+    tags: list[dict[str, Any]]
     paths: dict[str, Any]
     components: dict[str, Any]
 
@@ -42,7 +161,7 @@ class Document(View):
 def register(api: Api) -> None:
     """Declare the pages."""
     files = {
-        path.name: (path.read_bytes(), _TYPES[path.suffix])
+        path.name: Static(served(path), _TYPES[path.suffix])
         for path in api.deps.ui.iterdir()
         if path.suffix in _TYPES
     }
@@ -50,23 +169,14 @@ def register(api: Api) -> None:
     def file(name: str) -> Response:
         if name not in files:
             raise from_status(404)
-        content, content_type = files[name]
-        return Response(
-            content,
-            content_type=content_type,
-            headers={
-                "Content-Security-Policy": POLICY,
-                "Cache-Control": "no-cache",
-                "Cross-Origin-Opener-Policy": "same-origin",
-                "Cross-Origin-Resource-Policy": "same-origin",
-            },
-        )
+        return files[name].response()
 
-    def page(rule: str, summary: str, name: str) -> None:
+    def page(name: str, rule: str, summary: str, shown: Callable[[], Response]) -> None:
         @api.add(
             "GET",
             rule,
             Operation(
+                name,
                 summary,
                 "pages",
                 Access.OPEN,
@@ -75,19 +185,24 @@ def register(api: Api) -> None:
             ),
         )
         async def show(call: Call) -> Response:
-            return file(name)
+            return shown()
 
-    page("/", "The operator's page", "index.html")
-    page("/docs", "This description, for people", "docs.html")
+    docs = Static(_SHELL.format(title="Relay: API", main=_DOCS).encode(), _TYPES[".html"])
+    page("getPage", "/", "The operator's page", lambda: file("index.html"))
+    page("getDocs", "/docs", "This description, for people", docs.response)
 
     @api.add(
         "GET",
         "/ui/<path>",
         Operation(
+            "getPageFile",
             "A script or style of the pages",
             "pages",
             Access.OPEN,
-            (Answer(200, "the file", media_type="text/javascript"), Answer(404, "no such file")),
+            (
+                Answer(200, "the file", media_type="text/javascript"),
+                Answer(404, "no such file", cases=("not-found",)),
+            ),
             limited=False,
         ),
     )
@@ -98,6 +213,7 @@ def register(api: Api) -> None:
         "GET",
         "/openapi.json",
         Operation(
+            "getDescription",
             "Describe every call (OpenAPI 3.1)",
             "operations",
             Access.OPEN,
@@ -106,5 +222,69 @@ def register(api: Api) -> None:
         ),
     )
     async def document(call: Call) -> Response:
-        # Made when it is asked for: by then all routes are there.
-        return json_response(describe(tuple(api.routes), api.deps.version))
+        base = api.deps.public_url or request.host_url.rstrip("/")
+        if not _URL.fullmatch(base):
+            base = BASE
+        data = described().replace(BASE.encode(), base.encode())
+        socket = re.sub("^http", "ws", BASE)
+        data = data.replace(socket.encode(), re.sub("^http", "ws", base).encode())
+        data = data.replace(f"@{DOMAIN}".encode(), f"@{api.deps.store.domains[0]}".encode())
+        return Response(data, content_type="application/json")
+
+    @functools.cache
+    def described() -> bytes:
+        """The description, made once, as that takes long: when all routes are there."""
+        whole = describe(api.described, api.deps.version)
+        return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()
+
+    @api.add(
+        "GET",
+        f"{PREFIX}<case>",
+        Operation(
+            "getProblemType",
+            "Say what a problem means, and what to do about it",
+            "pages",
+            Access.OPEN,
+            (
+                Answer(200, "its page", media_type="text/html"),
+                Answer(404, "there is no such problem", cases=("not-found",)),
+            ),
+            limited=False,
+            details="The `type` of a problem is the address of its page.",
+        ),
+    )
+    async def problem(call: Call, case: str) -> Response:
+        if case not in TYPES:
+            raise from_status(404)
+        return explained(case).response()
+
+    @functools.cache
+    def explained(case: str) -> Static:
+        kind = TYPES[case]
+        named = [
+            f'<li><a href="/docs#{operation.name}">{escape(operation.summary)}</a></li>'
+            for operation in (route.operation for route in api.described)
+            if any(case in answer.cases for answer in answers_of(operation).values())
+        ]
+        statuses = [f"{status} {HTTPStatus(status).phrase}" for status in kind.statuses]
+        head = [f"HTTP/1.1 {statuses[0]}", f"Content-Type: {MEDIA_TYPE}"]
+        if kind.waits:
+            head.append("Retry-After: 5")
+        body = json.dumps(kind.example(case), indent=2, ensure_ascii=False)
+        answer = "\n".join([*head, "", body])
+        main = _PROBLEM.format(
+            title=escape(kind.title),
+            type=PREFIX + case,
+            statuses=", ".join(statuses),
+            when=_prose(f"{kind.when[0].upper()}{kind.when[1:]}."),
+            remedy=_prose(kind.remedy),
+            answer=escape(answer),
+            calls="\n".join(named),
+        )
+        shown = _SHELL.format(title=escape(kind.title), main=main)
+        return Static(shown.encode(), _TYPES[".html"])
+
+
+def _prose(text: str) -> str:
+    """Return text as HTML, with code where it stands between backticks."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))

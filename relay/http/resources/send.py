@@ -34,11 +34,11 @@ from relay.outbound.enqueue import Enqueued, KeyConflict, Suppressed, body_hash
 from relay.outbound.message import (
     EARLIEST,
     LATEST,
-    Address,
     Attachment,
     MalformedMessage,
     Message,
     parse_address,
+    parse_recipients,
 )
 from relay.outbound.sending import ForeignSender, ReservedSender, Sending
 
@@ -151,8 +151,9 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/messages/send",
         Operation(
+            "sendMessage",
             "Send a message to one or more recipients",
-            "outbound",
+            "sending",
             Access.SCOPE,
             (
                 Answer(202, "queued, durably; each is delivered at least once", Sent),
@@ -161,9 +162,18 @@ def register(api: Api) -> None:
                     "`from` is a role name or the collector's sender in a domain of the relay's "
                     "own, and the caller is not the administrator; or the key is limited to "
                     "other addresses, or lacks the scope; or a foreign Host or Origin",
+                    cases=("reserved-name", "foreign-sender"),
                 ),
-                Answer(409, "the Idempotency-Key was used for another body within 24 hours"),
-                Answer(422, "malformed, or a recipient is on the suppression list: nothing queued"),
+                Answer(
+                    409,
+                    "the Idempotency-Key was used for another body within 24 hours",
+                    cases=("idempotency-key-reused",),
+                ),
+                Answer(
+                    422,
+                    "malformed, or a recipient is on the suppression list: nothing queued",
+                    cases=("suppressed",),
+                ),
             ),
             scope="send",
             body=NewMessage,
@@ -252,14 +262,11 @@ def _checked(wanted: NewMessage, owner: UUID) -> Message:
     if wanted.not_after and wanted.send_at and wanted.not_after <= wanted.send_at:
         raise MalformedMessage("not_after", "must be later than send_at")
     sender = parse_address(wanted.sender, "from")
-    once: dict[str, Address] = {}
-    for index, text in enumerate(to):
-        recipient = parse_address(text, f"to[{index}]")
-        once.setdefault(recipient.address.lower(), recipient)
+    recipients = parse_recipients(to, "to[{}]")
     send_at = wanted.send_at
     message = Message(
         sender=sender,
-        recipients=tuple(once.values()),
+        recipients=tuple(recipients.values()),
         subject=wanted.subject,
         text=wanted.text,
         html=wanted.html,
@@ -300,7 +307,6 @@ def answer_refusal(error: Exception) -> Problem | None:
             422,
             "suppressed",
             f"{who} on the suppression list, so nothing was queued.",
-            title="Suppressed recipient",
         )
     if isinstance(error, KeyConflict):
         return Problem(
@@ -312,4 +318,4 @@ def answer_refusal(error: Exception) -> Problem | None:
 
 
 def _invalid(sentences: list[str]) -> Problem:
-    return Problem(422, "invalid", sentences[0], title="Invalid values", errors=sentences)
+    return Problem(422, "invalid", sentences[0], errors=sentences)

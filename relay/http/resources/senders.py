@@ -9,7 +9,16 @@ from pydantic import Field
 from quart import Response
 
 from relay.http.entries import listed, removed
-from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Form,
+    Instant,
+    Operation,
+    View,
+    json_response,
+)
 from relay.http.routing import Api
 from relay.outbound.senders import Sender
 from relay.times import rfc3339
@@ -36,7 +45,7 @@ class SenderEntry(View):
     address: str
     upstream: str
     username: str | None
-    created_at: str
+    created_at: Instant
 
 
 def register(api: Api) -> None:
@@ -47,8 +56,9 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/senders",
         Operation(
+            "setSender",
             "Make or replace a sender",
-            "outbound",
+            "sending",
             Access.SCOPE,
             (
                 Answer(201, "mail from this address takes this way from now on", SenderEntry),
@@ -80,12 +90,14 @@ def register(api: Api) -> None:
         SenderEntry,
         senders.list,
         _shown,
+        name="listSenders",
         summary="List the caller's senders, by address",
     )
     removed(
         api,
         "/api/v1/senders",
         senders.remove,
+        name="deleteSender",
         summary="Remove a sender",
         gone="mail from this address takes the relay's own upstream from now on",
         missing="you have no sender with this address",

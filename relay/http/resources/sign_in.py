@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import time
 from typing import Annotated, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from quart import Response, request
 
+from relay.access.bearers import MAX_TOKEN
 from relay.access.keys import SCOPES
 from relay.crypto import hash_token
 from relay.http import tickets
-from relay.http.auth import MAX_TOKEN, identify
+from relay.http.auth import identify
 from relay.http.callers import Caller
 from relay.http.cookies import (
     MAILBOX,
@@ -31,7 +32,6 @@ from relay.http.cookies import (
     SESSION,
     SESSION_PATH,
     TICKET,
-    is_tls,
     put,
     shown,
 )
@@ -41,13 +41,14 @@ from relay.http.operations import (
     Answer,
     Call,
     Form,
+    Instant,
     Operation,
     View,
-    component,
     json_response,
     no_content,
 )
 from relay.http.page_sessions import Holder, Opened
+from relay.http.paths import component, spelt
 from relay.http.problems import Problem, unauthenticated
 from relay.http.routing import Api
 from relay.times import rfc3339
@@ -87,7 +88,7 @@ class SignedIn(Session):
     """Who is signed in now, and the page's key, shown this once."""
 
     page_key: Annotated[str, Field(description=f"for the header {PAGE_KEY_HEADER}")]
-    expires_at: str
+    expires_at: Instant
 
 
 class OpenedMailbox(View):
@@ -109,7 +110,7 @@ class Link(View):
 
     code: str
     url: Annotated[str, Field(description="on the host that this call was made to")]
-    expires_at: str
+    expires_at: Instant
 
 
 class Wanted(Form):
@@ -133,13 +134,18 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/session",
         Operation(
+            "signIn",
             "Sign in: a token, or a link's code, for a cookie and a page key",
-            "pages",
+            "keys",
             Access.OPEN,
             (
                 Answer(200, "who is signed in, and the page's key this once", SignedIn),
-                Answer(401, "the token opens nothing, or the code opens nothing any more"),
-                Answer(503, "the database does not answer"),
+                Answer(
+                    401,
+                    "the token opens nothing, or the code opens nothing any more",
+                    cases=("unauthenticated",),
+                ),
+                Answer(503, "the database does not answer", cases=("unavailable",)),
             ),
             body=Credentials,
             details="For this relay's own pages. A call needs both: the cookie, which goes to "
@@ -176,8 +182,9 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/session",
         Operation(
+            "getSession",
             "Tell who is signed in",
-            "pages",
+            "keys",
             Access.OPTIONAL,
             (Answer(200, "who", Session),),
         ),
@@ -191,12 +198,17 @@ def register(api: Api) -> None:
         "DELETE",
         "/api/v1/session",
         Operation(
+            "signOut",
             "Sign out",
-            "pages",
+            "keys",
             Access.OPEN,
             (
                 Answer(204, "cookie, page key and tickets open nothing; streams have ended"),
-                Answer(503, "the database does not answer; on this relay it is over all the same"),
+                Answer(
+                    503,
+                    "the database does not answer; on this relay it is over all the same",
+                    cases=("unavailable",),
+                ),
             ),
             details="On every relay of the database. Needs the cookie and the page's key.",
         ),
@@ -205,20 +217,24 @@ def register(api: Api) -> None:
         given = shown(request, deps.urls, ticket=False)
         await api.committed(lambda: sessions.close(given))
         response = no_content()
-        tls = is_tls(request, deps.urls)
-        put(response, SESSION, "", path=SESSION_PATH, max_age=0, tls=tls)
+        put(response, request, deps.urls, SESSION, "", path=SESSION_PATH, max_age=0)
         return response
 
     @api.add(
         "POST",
         "/api/v1/session/links",
         Operation(
+            "createSignInLink",
             "Make a link that signs a browser in, once",
-            "pages",
+            "keys",
             Access.SCOPE,
             (
                 Answer(201, "its code, which POST /api/v1/session takes once", Link),
-                Answer(403, "only the administrator's token makes one; no key, no page session"),
+                Answer(
+                    403,
+                    "only the administrator's token makes one; no key, no page session",
+                    cases=("administrator-only",),
+                ),
             ),
             scope="admin",
             body_or_query=NewLink,
@@ -241,6 +257,7 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/mailboxes/<address>/session",
         Operation(
+            "openMailbox",
             "Open a mailbox to this browser: its session token for a cookie and a page key",
             "pages",
             Access.MAILBOX,
@@ -267,12 +284,17 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/mailboxes/<address>/tickets",
         Operation(
+            "createTicket",
             "Get a link to one thing of a mailbox, for a frame, a download or a stream",
             "pages",
             Access.MAILBOX,
             (
                 Answer(201, "the path with its ticket", Ticket),
-                Answer(403, "a page session alone gets one, as others can send their credential"),
+                Answer(
+                    403,
+                    "a page session alone gets one, as others can send their credential",
+                    cases=("not-from-the-page",),
+                ),
                 MAILBOX_NOT_FOUND,
             ),
             scope="read",
@@ -286,19 +308,17 @@ def register(api: Api) -> None:
         session = call.session
         if session is None:
             raise Problem(403, "not-from-the-page", "Tickets are for page sessions.")
-        # As the relay will see it: decoded, without a query.
-        path = unquote(urlsplit(call.body.path).path)
+        # As the relay will see it: in one spelling, without a query.
+        path = spelt(urlsplit(call.body.path).path)
         if not path.startswith(_MAILBOXES) or call.body.path != urlsplit(call.body.path).path:
-            raise Problem(422, "invalid", "path: it is no path of a mailbox.",
-                          title="Invalid values")  # fmt: skip
+            raise Problem(422, "invalid", "path: it is no path of a mailbox.")  # fmt: skip
         ticket = tickets.issue(
             deps.keyring.signing, session.id, session.page_key_hash, path, time.time()
         )
         return json_response({"url": f"{call.body.path}?{TICKET}={ticket}"}, 201)
 
     def _put(response: Response, name: str, opened: Opened, path: str) -> None:
-        tls = is_tls(request, deps.urls)
-        put(response, name, opened.cookie, path=path, max_age=opened.lasts, tls=tls)
+        put(response, request, deps.urls, name, opened.cookie, path=path, max_age=opened.lasts)
 
 
 def _from_now(seconds: float) -> str:

@@ -144,14 +144,23 @@ def register(api: Api) -> None:
     fetching = trio.CapacityLimiter(_LETTERS)
 
     operation = Operation(
+        "ingestSns",
         "Take mail from Amazon SES through SNS",
         "ingest",
         Access.OPEN,
         (
             Answer(200, "done; what is stored is durable", IngestOutcome),
-            Answer(400, "no SNS message"),
-            Answer(403, "not signed by Amazon, or of a topic or bucket that is not allowed"),
-            Answer(429, "this address has had certificates fetched that verified nothing"),
+            Answer(400, "no SNS message", cases=("malformed-notification",)),
+            Answer(
+                403,
+                "not signed by Amazon, or of a topic or bucket that is not allowed",
+                cases=("forged-notification", "topic-not-allowed", "bucket-not-allowed"),
+            ),
+            Answer(
+                429,
+                "this address has had certificates fetched that verified nothing",
+                cases=("too-many-calls",),
+            ),
             Answer(503, "try again; SNS does"),
         ),
         limited=False,  # what verifies may come as fast as it does; see `strangers`

@@ -13,8 +13,6 @@ Promises
   * A slow reader costs one page of entries, not a queue: the next page is read from the
     database when the one before has been written.
 
-Waits and streams over many mailboxes (`all_messages.py`) go by `entries` and `pause`, too.
-
 Fails: a database outage is a 503 for a wait that has to look for mail; streams outlive it and
 look again, for mail and for their keys.
 """
@@ -22,23 +20,15 @@ look again, for mail and for their keys.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-)
-from contextlib import aclosing, suppress
-from typing import Annotated, Literal, TypeVar
-from uuid import UUID
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Literal
 
 import trio
 from pydantic import Field
 from quart import Response, request, websocket
 
-from relay.errors import DatabaseUnavailable
-from relay.http.feeds import event_stream
+from relay.http.following import entries, events_of, pause, until_next
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -46,7 +36,6 @@ from relay.http.operations import (
     Call,
     Operation,
     Query,
-    Refusal,
     json_response,
     no_content,
 )
@@ -56,9 +45,7 @@ from relay.http.routing import Api
 from relay.http.tickets import STREAM
 from relay.http.waiting import Waiter, Watch, watching
 from relay.mailboxes.arrivals import parse_after
-from relay.mailboxes.records import Entry, Mailbox, News, Placed
-
-T = TypeVar("T")
+from relay.mailboxes.records import Entry, Mailbox, Placed
 
 NEW_MESSAGE = "new_message"
 """What both streams call the arrival of a message."""
@@ -75,9 +62,6 @@ FOUND = (
 )
 """What a wait answers."""
 NOT_IN_TIME = Answer(204, "none came in time")
-_RETRY = 1.0  # s; before a stream looks again after an outage
-_SOON = 0.05  # s; until the next look where something is being stored
-_SLACK = 0.002  # s; so that a look at the end of a mailbox finds it ended
 
 
 class WaitQuery(Query):
@@ -111,112 +95,22 @@ class StreamQuery(Query):
     ] = None
 
 
-def until_next(more: bool, expires_in: float | None) -> float:
-    """Seconds until a look that no wake-up asks for (`News` says what the two are)."""
-    if more:
-        return _SOON
-    return math.inf if expires_in is None else expires_in + _SLACK
-
-
-async def pause(call: Call, watch: Watch, seconds: float, *, keep_alive_every: float) -> None:
-    """Return at the next wake-up, or after `seconds`.
-
-    Raises the refusal of the call when there is one.
-    """
-    until = trio.current_time() + seconds
-    woken = False
-    # No look for mail only because one at the key is due: an outage would show.
-    while not woken and (left := until - trio.current_time()) > 0:
-        woken = await watch.wait(min(left, keep_alive_every))
-        if (refused := await call.refusal()) is not None:
-            raise refused
-
-
-async def entries(
-    look: Callable[[int | None], Awaitable[News[T] | None]],
-    watch: Watch,
-    cursor: int | None,
-    *,
-    expires_in: float | None,
-    draining: trio.Event,
-    keep_alive_every: float,
-    refusal: Refusal,
-) -> AsyncGenerator[list[T], None]:
-    """Yield what becomes readable after `cursor`, page by page, until the mailbox ends.
-
-    `look` finds what is new behind a cursor; `expires_in`: seconds, if it is of one mailbox.  An
-    empty page comes first (the stream stands), and after each silent `keep_alive_every`.  Raises
-    the `refusal` when there is one while the mailbox lives.
-    """
-    ends_at = trio.current_time() + (math.inf if expires_in is None else expires_in)
-    started = False
-    while not draining.is_set():
-        refused = await refusal()  # first: one that is due to the mailbox's end is not raised
-        try:
-            news = await look(cursor)
-        except DatabaseUnavailable:
-            if trio.current_time() >= ends_at:
-                return  # what was known last says that it is over
-            yield []
-            await watch.wait(_RETRY)
-            continue
-        if news is None:
-            return
-        if refused is not None:
-            raise refused
-        cursor = news.cursor
-        if news.expires_in is not None:
-            ends_at = trio.current_time() + news.expires_in
-        if news.found:
-            started = True
-            yield news.found
-            continue
-        if not started:
-            started = True
-            yield []
-        left = until_next(news.more, news.expires_in)
-        woken_by = trio.current_time() + keep_alive_every
-        await watch.wait(min(left, keep_alive_every))
-        if trio.current_time() >= woken_by:
-            yield []
-
-
-def events_of(
-    api: Api,
-    call: Call,
-    waiter: Waiter,
-    mailbox_id: UUID | None,
-    follow: Callable[[Watch], AsyncGenerator[list[T], None]],
-    as_event: Callable[[T], bytes],
-) -> Response:
-    """Answer with what `follow` yields, as Server-Sent Events.  Ask `Slots.check` first."""
-
-    async def body() -> AsyncIterator[bytes]:
-        with (
-            api.waits.hold(waiter, "sse"),
-            watching(api.deps.hub, mailbox_id, api.deps.draining, call.admission) as watch,
-            suppress(Problem),  # refused by now: all that is left to say is the end
-        ):
-            yield b"retry: 1000\n\n"
-            async with aclosing(follow(watch)) as pages:
-                async for page in pages:
-                    yield b"".join(map(as_event, page)) or b": still here\n\n"
-
-    return event_stream(body())
-
-
 def register(api: Api) -> None:
     """Declare the calls."""
     arrivals, hub, limits = api.deps.arrivals, api.deps.hub, api.deps.limits
     draining = api.deps.draining
     trusted = api.deps.trusted_proxies
     slots = api.waits
-    busy = Answer(429, "too many calls wait on this mailbox, or of this address")
+    busy = Answer(
+        429,
+        "too many calls wait on this mailbox, or of this address",
+        cases=("too-many-waits",),
+    )
 
     async def start(mailbox: Mailbox, last: str | None) -> int | None:
         """The cursor behind the message `last`; the present when none is given."""
         if last is None:
-            present = await arrivals.events(mailbox.id, None)
+            present = await arrivals.news(mailbox.id, None)
             if present is None:
                 raise mailbox_not_found()
             return present.cursor
@@ -226,8 +120,9 @@ def register(api: Api) -> None:
         "GET",
         f"{BASE}/wait",
         Operation(
+            "waitForMessage",
             "Wait for a message",
-            "messages",
+            "waiting",
             Access.MAILBOX,
             (
                 Answer(200, FOUND, WholeMessage | None),
@@ -276,8 +171,9 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/mailboxes/<address>/events",
         Operation(
+            "followMailbox",
             "Follow a mailbox as Server-Sent Events",
-            "messages",
+            "waiting",
             Access.MAILBOX,
             (
                 EVENTS,
@@ -305,8 +201,9 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/mailboxes/<address>/ws",
         Operation(
+            "followMailboxSocket",
             "Follow a mailbox over a WebSocket",
-            "messages",
+            "waiting",
             Access.MAILBOX,
             (Answer(101, "each new message as JSON", ArrivedMessage), MAILBOX_NOT_FOUND, busy),
             scope="read",
@@ -360,7 +257,7 @@ def register(api: Api) -> None:
     ) -> AsyncGenerator[list[tuple[Entry, Placed]], None]:
         mailbox: Mailbox = call.mailbox
         return entries(
-            lambda cursor: arrivals.events(mailbox.id, cursor), watch, cursor,
+            lambda cursor: arrivals.news(mailbox.id, cursor), watch, cursor,
             expires_in=mailbox.expires_in, draining=draining,
             keep_alive_every=limits.keep_alive_every, refusal=call.refusal,
         )  # fmt: skip

@@ -13,13 +13,22 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from quart import Response
 
-from relay.http.deps import Event, Node, NotNow, NotUnderstood
+from relay.http.deps import Event, Logs, Node, NotNow, NotUnderstood, Supervision
 from relay.http.feeds import event_stream, follow
-from relay.http.operations import Access, Answer, Call, Operation, View, json_response
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Instant,
+    Operation,
+    View,
+    json_response,
+)
 from relay.http.problems import Problem, unavailable
 from relay.http.routing import Api
 from relay.log import get_logger
@@ -43,21 +52,37 @@ class TreeProcess(View):
     cpu_seconds: float | None
 
 
+class LastLine(View):
+    """The newest line of an actor's log."""
+
+    level: str
+    event: str
+    at: Instant
+
+
 class TreeNode(View):
-    """An actor or a supervisor, the processes that it runs, and what is under it."""
+    """An actor or a supervisor, the processes that it runs, and what is under it.
+
+    `last_event` is what supervision did to it last, `last_log` what it said itself; `commands` are
+    those that it understands as it is now.
+    """
 
     name: str
     state: str
     restarts: int
-    started_at: str | None
+    started_at: Instant | None
     mailbox_depth: int
     last_event: str | None
+    last_event_at: Instant | None
+    last_log: LastLine | None
+    commands: list[str]
     processes: list[TreeProcess]
     children: list[TreeNode]
 
 
-def as_json(node: Node) -> dict[str, Any]:
+def as_json(node: Node, supervision: Supervision, logs: Logs) -> dict[str, Any]:
     """Return a node, with everything under it, as plain values."""
+    line = logs.last(node.name)
     return {
         "name": node.name,
         "state": str(node.state),
@@ -65,6 +90,11 @@ def as_json(node: Node) -> dict[str, Any]:
         "started_at": _instant(node.started_at),
         "mailbox_depth": node.mailbox_depth,
         "last_event": node.last_event,
+        "last_event_at": _instant(node.last_event_at),
+        "last_log": None
+        if line is None
+        else {"level": line["level"], "event": line["event"], "at": line["timestamp"]},
+        "commands": supervision.commands(node),
         "processes": [
             {
                 "name": one.name,
@@ -74,7 +104,7 @@ def as_json(node: Node) -> dict[str, Any]:
             }
             for one in node.processes
         ],
-        "children": [as_json(child) for child in node.children],
+        "children": [as_json(child, supervision, logs) for child in node.children],
     }
 
 
@@ -92,12 +122,14 @@ def _instant(seconds: float | None) -> str | None:
 def register(api: Api) -> None:
     """Declare the calls."""
     supervision, draining = api.deps.supervision, api.deps.draining
+    shown = partial(as_json, supervision=supervision, logs=api.deps.logs)
     every = api.deps.limits.keep_alive_every
 
     @api.add(
         "GET",
         "/api/v1/supervision",
         Operation(
+            "getTree",
             "Show the supervision tree",
             "supervision",
             Access.SCOPE,
@@ -106,12 +138,13 @@ def register(api: Api) -> None:
         ),
     )
     async def tree(call: Call) -> Response:
-        return json_response(as_json(supervision.tree()))
+        return json_response(shown(supervision.tree()))
 
     @api.add(
         "GET",
         "/api/v1/supervision/events",
         Operation(
+            "followTree",
             "Follow what happens in the tree",
             "supervision",
             Access.SCOPE,
@@ -132,7 +165,7 @@ def register(api: Api) -> None:
     async def events(call: Call) -> Response:
         async def body() -> AsyncIterator[bytes]:
             with supervision.subscribe() as feed:
-                yield _event("tree", as_json(supervision.tree()))
+                yield _event("tree", shown(supervision.tree()))
                 told = 0
                 following = follow(feed, stop=draining, quiet_after=every, admission=call.admission)
                 async with aclosing(following) as items:
@@ -157,18 +190,16 @@ def register(api: Api) -> None:
         except KeyError as error:
             raise Problem(
                 404, "actor-not-found", f"There is no actor or group named {name!r}.",
-                title="Actor not found",
             ) from error  # fmt: skip
         except NotUnderstood as error:
             raise Problem(
                 409, "not-understood",
                 f"{name} does not understand {verb!r}: {_LACKING[verb]}.",
-                title="Command not understood",
             ) from error  # fmt: skip
         except NotNow as error:
             raise unavailable(f"Not now: {error}.") from error
         log.info(f"supervision.{verb}", target=name)
-        return json_response(as_json(supervision.node(name)), 202)
+        return json_response(shown(supervision.node(name)), 202)
 
     def declare(
         verb: str, summary: str, meaning: str, act: Callable[[str], Any], *others: Answer
@@ -177,12 +208,13 @@ def register(api: Api) -> None:
             "POST",
             f"/api/v1/supervision/<name>/{verb}",
             Operation(
+                f"{verb}Actor",
                 summary,
                 "supervision",
                 Access.SCOPE,
                 (
                     Answer(202, meaning, TreeNode),
-                    Answer(404, "there is no such actor or group"),
+                    Answer(404, "there is no such actor or group", cases=("actor-not-found",)),
                     *others,
                 ),
                 scope="admin",
@@ -193,7 +225,7 @@ def register(api: Api) -> None:
         async def handle(call: Call, name: str) -> Response:
             return await command(name, verb, act)
 
-    unknown = Answer(409, "it does not understand this")
+    unknown = Answer(409, "it does not understand this", cases=("not-understood",))
     busy = Answer(503, "it cannot be told so now")
     declare("restart", "Restart an actor", "it is being drained and started", supervision.restart,
             busy)  # fmt: skip

@@ -9,7 +9,16 @@ from pydantic import Field
 from quart import Response
 
 from relay.http.entries import listed, removed
-from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Form,
+    Instant,
+    Operation,
+    View,
+    json_response,
+)
 from relay.http.routing import Api
 from relay.outbound.suppressions import MAX_REASON, Suppression
 from relay.times import rfc3339
@@ -27,7 +36,7 @@ class SuppressionEntry(View):
 
     address: str
     reason: str
-    created_at: str
+    created_at: Instant
 
 
 def register(api: Api) -> None:
@@ -38,8 +47,9 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/suppressions",
         Operation(
+            "suppressAddress",
             "Suppress an address",
-            "outbound",
+            "sending",
             Access.SCOPE,
             (
                 Answer(201, "it gets no mail from now on", SuppressionEntry),
@@ -64,12 +74,14 @@ def register(api: Api) -> None:
         SuppressionEntry,
         suppressions.list,
         _shown,
+        name="listSuppressions",
         summary="List the caller's suppressions, by address",
     )
     removed(
         api,
         "/api/v1/suppressions",
         suppressions.remove,
+        name="deleteSuppression",
         summary="Let an address have mail again",
         gone="it may be sent to from now on",
         missing="you have no such suppression",

@@ -42,6 +42,7 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/tokens/consume",
         Operation(
+            "consumeToken",
             "Use a mailed token, once",
             "accounts",
             Access.OPEN,
@@ -51,8 +52,13 @@ def register(api: Api) -> None:
                     400,
                     "it is used, expired, forged or unknown, or its code is missing or wrong: one "
                     "and the same answer, and nothing has changed (or the body cannot be read)",
+                    cases=("token-refused",),
                 ),
-                Answer(503, "a store does not answer; try again after Retry-After"),
+                Answer(
+                    503,
+                    "a store does not answer; try again after Retry-After",
+                    cases=("unavailable",),
+                ),
             ),
             body=TokenToUse,
             details="A recovery needs the code of its mail, an activation does not. After 20 "
@@ -67,7 +73,6 @@ def register(api: Api) -> None:
         if used is None:
             raise Problem(
                 400, "token-refused", "This token, or its code, cannot be used.",
-                title="Token refused",
             )  # fmt: skip
         return json_response(
             {

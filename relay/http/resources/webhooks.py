@@ -20,6 +20,7 @@ from relay.http.operations import (
     Answer,
     Call,
     Form,
+    Instant,
     Operation,
     View,
     json_response,
@@ -27,6 +28,7 @@ from relay.http.operations import (
 )
 from relay.http.problems import Problem
 from relay.http.routing import Api
+from relay.ids import parse_uuid
 from relay.ssrf_guard import MAX_URL, BadUrl, check_url
 from relay.times import rfc3339
 from relay.webhooks.kinds import KINDS, Kind
@@ -48,7 +50,7 @@ class WebhookEntry(View):
     url: str
     events: list[str]
     secret: str
-    created_at: str
+    created_at: Instant
 
 
 class UntoldEvent(View):
@@ -60,7 +62,7 @@ class UntoldEvent(View):
     url: str
     attempts: int
     error: str
-    given_up_at: str
+    given_up_at: Instant
 
 
 class MailboxWebhook(View):
@@ -86,8 +88,9 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/webhooks",
         Operation(
+            "setWebhook",
             "Be told what becomes of outbound mail",
-            "outbound",
+            "webhooks",
             Access.SCOPE,
             (
                 Answer(201, "it is told from now on", WebhookEntry),
@@ -109,7 +112,6 @@ def register(api: Api) -> None:
                 422,
                 "invalid",
                 f"url: it {error}.",
-                title="Invalid values",
                 errors=[f"url: it {error}."],
             ) from error
         owner: UUID = call.caller.owner_id
@@ -133,14 +135,18 @@ def register(api: Api) -> None:
         WebhookEntry,
         deps.webhooks.list,
         shown,
+        name="listWebhooks",
         summary="List the caller's webhooks, newest first",
+        tag="webhooks",
         column=BY_ID,
     )
     removed(
         api,
         "/api/v1/webhooks",
         deps.webhooks.remove,
+        name="deleteWebhook",
         summary="Remove a webhook",
+        tag="webhooks",
         gone="it is told nothing more, not even what was due",
         missing="you have no such webhook",
         case="webhook-not-found",
@@ -152,7 +158,9 @@ def register(api: Api) -> None:
         UntoldEvent,
         deps.webhooks.given_up,
         _untold,
+        name="listWebhookEvents",
         summary="List the events that the caller's webhooks would not take, newest first",
+        tag="webhooks",
         column=BY_ID,
     )
 
@@ -160,22 +168,22 @@ def register(api: Api) -> None:
         "POST",
         "/api/v1/webhooks/events/<event_id>/retry",
         Operation(
+            "retryWebhookEvent",
             "Post an event again that was given up",
-            "outbound",
+            "webhooks",
             Access.SCOPE,
             (
                 Answer(204, "it is posted again, as if for the first time"),
-                Answer(404, "no such event of the caller's was given up"),
+                Answer(
+                    404, "no such event of the caller's was given up", cases=("event-not-found",)
+                ),
             ),
             scope="send",
         ),
     )
     async def retry(call: Call, event_id: str) -> Response:
-        try:
-            wanted = UUID(event_id)
-        except ValueError:
-            wanted = UUID(int=0)
-        if not await api.committed(lambda: deps.webhooks.retry(call.caller.owner_id, wanted)):
+        wanted, owner = parse_uuid(event_id), call.caller.owner_id
+        if wanted is None or not await api.committed(lambda: deps.webhooks.retry(owner, wanted)):
             raise Problem(404, "event-not-found", "You have no such event that was given up.")
         return no_content()
 
@@ -183,8 +191,9 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/mailboxes/<address>/webhook",
         Operation(
+            "getMailboxWebhook",
             "Show a mailbox's webhook and the secret that verifies its posts",
-            "mailboxes",
+            "webhooks",
             Access.MAILBOX,
             (
                 Answer(200, "the webhook; url is null where there is none", MailboxWebhook),

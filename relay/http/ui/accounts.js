@@ -1,34 +1,44 @@
-// Accounts: who there is, what mail waits for them, and what of the budget is used.
+// Accounts: who there is, which letters they got, what mail waits for them, and what of the budget
+// is used.
 
 import { every, get, page as pageOf, send } from "/ui/calls.js";
 import { button, doing, fill, h, keepFocus, lasting, number, Pages, problem, say, Table, when } from "/ui/dom.js";
+import { locale, named, t } from "/ui/strings.js";
 
-export const title = "Accounts";
+export const title = t("Accounts");
 export const scope = "accounts";
 
 const EVERY = 2000; // ms
 const PAGE = 50; // rows
 const ACTS = { provisioned: ["resend", "suspend"], active: ["recover", "suspend"], suspended: ["unsuspend"] };
+const VERBS = { resend: t("resend"), recover: t("recover"), suspend: t("suspend"), unsuspend: t("unsuspend") };
 
 export function open(place, page) {
   const trouble = problem(); // of a command
   const outage = problem(); // of a look
-  const table = new Table("Accounts, newest first", ["Login", "Email", "Status", "Since", "Command"], { none: "No account yet.", id: "accounts" });
-  const show = (one, first = false) => table.add(String(one.id), (row) => fillRow(row, one, act), null, first);
+  const table = new Table(t("Accounts, newest first"), {
+    login: t("Login"), email: t("Email"), status: t("Status"), since: t("Since"), letters: t("Letters"), command: t("Command"),
+  }, { none: t("No account yet."), id: "accounts" });
+  const make = (row, one) => row.cells[4].append(lettersOf(one.id, page));
+  const show = (one, first = false) => table.add(String(one.id), (row) => fillRow(row, one, act), (row) => make(row, one), first);
   const pages = new Pages((path) => pageOf(path, { signal: page.signal }), (items, fresh) => {
-    if (fresh) table.show(items, (one) => String(one.id), (row, one) => fillRow(row, one, act));
+    if (fresh) table.show(items, (one) => String(one.id), (row, one) => fillRow(row, one, act), make);
     else items.forEach((one) => show(one));
   });
-  const act = (id, verb) => doing(trouble, async () => show(await send("POST", `/api/v1/accounts/${id}/${verb}`)));
+  const act = (id, verb) => doing(trouble, async () => {
+    show(await send("POST", `/api/v1/accounts/${id}/${verb}`));
+    const letters = table.rows.get(String(id)).querySelector("details");
+    if (letters.open) letters.ontoggle(); // there is another now
+  });
   const form = h("form", { onsubmit: doing(trouble, async () => {
     show(await send("POST", "/api/v1/accounts", Object.fromEntries(new FormData(form))), true);
     form.reset();
   }) },
-    h("label", { text: "Email " }, h("input", { name: "email", required: true, autocapitalize: "none" })),
-    h("label", { text: "Login " }, h("input", { name: "login", required: true, autocapitalize: "none" })),
-    h("button", { text: "Make an account" }));
+    h("label", { text: `${t("Email")} ` }, h("input", { name: "email", required: true, autocapitalize: "none" })),
+    h("label", { text: `${t("Login")} ` }, h("input", { name: "login", required: true, autocapitalize: "none" })),
+    h("button", { text: t("Make an account") }));
   if (page.may("admin")) place.append(makeCollector(page));
-  place.append(h("section", { "aria-label": "Accounts" }, form, trouble, outage, table.element, pages.element));
+  place.append(h("section", { "aria-label": t("Accounts") }, form, trouble, outage, table.element, pages.element));
   // Rows that came by "More" are left alone: a list that jumps cannot be read.
   every(EVERY, page.signal, async () => table.rows.size > PAGE || pages.start(`/api/v1/accounts?limit=${PAGE}`), (text) => say(outage, text));
 }
@@ -38,9 +48,28 @@ function fillRow(row, one, act) {
   if (row.dataset.status === one.status) return;
   row.dataset.status = one.status;
   row.cells[2].className = `status ${one.status}`;
-  say(row.cells[2], one.status);
-  const buttons = (ACTS[one.status] ?? []).flatMap((verb) => [button(verb, act(one.id, verb), { ariaDescription: one.login }), " "]);
-  keepFocus(row.cells[4], () => row.cells[4].replaceChildren(...buttons), () => buttons[0]);
+  say(row.cells[2], named(one.status));
+  const buttons = (ACTS[one.status] ?? []).flatMap((verb) => [button(VERBS[verb], act(one.id, verb), { ariaDescription: one.login }), " "]);
+  keepFocus(row.cells[5], () => row.cells[5].replaceChildren(...buttons), () => buttons[0]);
+}
+
+// What an account was mailed, asked for when it is opened; a letter leads to its story.
+function lettersOf(id, page) {
+  const list = h("ul", { class: "plain" });
+  const opened = h("details", {}, h("summary", { text: t("show") }), list);
+  opened.ontoggle = async () => {
+    if (!opened.open) return;
+    try {
+      const { letters } = await get(`/api/v1/accounts/${id}`, { signal: page.signal });
+      list.replaceChildren(...letters.map((one) => h("li", {},
+        page.may("admin") ? h("a", { href: `#/queue/${one.message_id}`, text: named(one.action) }) : named(one.action), " ",
+        h("span", { class: `status ${one.status}`, text: named(one.status) }), ` · ${when(one.at)}`)));
+      if (!letters.length) list.append(h("li", { text: t("None is kept.") }));
+    } catch (error) {
+      if (!page.signal.aborted) list.replaceChildren(h("li", { class: "problem", text: error.message }));
+    }
+  };
+  return opened;
 }
 
 // What the collector does ------------------------------------------------------------------------------
@@ -51,22 +80,27 @@ function makeCollector(page) {
   const budget = h("div", { id: "budget" });
   every(EVERY, page.signal, async () => {
     const seen = await get("/api/v1/collector", { signal: page.signal });
-    const oldest = seen.oldest_seconds === null ? "" : ` · the oldest for ${lasting(seen.oldest_seconds)}`;
-    say(waiting, `${number(seen.activations)} activation and ${number(seen.recoveries)} recovery letters wait${oldest} · ${number(seen.parked)} for accounts that they do not fit now · ${number(seen.batches)} batches with ${number(seen.letters)} letters since this start`);
+    say(waiting, [
+      t("{0} activation and {1} recovery letters wait", number(seen.activations), number(seen.recoveries)),
+      seen.oldest_seconds === null ? "" : t("the oldest for {0}", lasting(seen.oldest_seconds)),
+      t("{0} for accounts that they do not fit now", number(seen.parked)),
+      t("batches since this start: {0}, letters in them: {1}", number(seen.batches), number(seen.letters)),
+    ].filter(Boolean).join(" · "));
     showBudget(budget, seen.budget);
   }, (text) => say(trouble, text));
-  return h("section", { "aria-label": "The collector" }, waiting, budget, trouble);
+  return h("section", { "aria-label": t("The collector") }, waiting, budget, trouble);
 }
 
 function showBudget(place, budget) {
   if (!budget) {
-    if (!place.childElementCount) place.append(h("p", { text: "No budget is set: letters go at once." }));
+    if (!place.childElementCount) place.append(h("p", { text: t("No budget is set: letters go at once.") }));
     return;
   }
   const used = budget.spent / budget.monthly;
   if (!place.querySelector("meter")) {
-    place.replaceChildren(h("p", {}, h("label", { text: "Used of the month's budget " }, h("meter", { min: 0, max: 1 })), " ", h("span", { class: "said" })));
+    place.replaceChildren(h("p", {}, h("label", { text: `${t("Used of the month's budget")} ` }, h("meter", { min: 0, max: 1 })), " ", h("span", { class: "said" })));
   }
   place.querySelector("meter").value = used;
-  say(place.querySelector(".said"), `${budget.spent.toFixed(2)} of ${budget.monthly.toFixed(2)} (${Math.round(100 * used)} %), ${number(Math.floor(budget.letters_now))} letters may go at once`);
+  const money = (value) => value.toLocaleString(locale, { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+  say(place.querySelector(".said"), t("{0} of {1} ({2} %), letters that may go at once: {3}", money(budget.spent), money(budget.monthly), number(Math.round(100 * used)), number(Math.floor(budget.letters_now))));
 }

@@ -6,18 +6,23 @@
 // have `strange(parts, who)`: whether an address of it is not for who is here.
 
 import { ask, get, Refused, send, session } from "/ui/calls.js";
+import { LOOK, look, titled } from "/ui/badge.js";
 import { button, h, say } from "/ui/dom.js";
+import { palette } from "/ui/palette.js";
 import { drop, forget, handed, hold, pageKey, tabs } from "/ui/secrets.js";
+import { choose, language, LANGUAGES, t } from "/ui/strings.js";
 import * as accounts from "/ui/accounts.js";
 import * as devices from "/ui/devices.js";
+import * as domains from "/ui/domains.js";
 import * as keys from "/ui/keys.js";
 import * as logs from "/ui/logs.js";
 import * as mail from "/ui/mail.js";
 import * as now from "/ui/now.js";
 import * as queue from "/ui/queue.js";
+import * as settings from "/ui/settings.js";
 import * as signin from "/ui/signin.js";
 
-const VIEWS = { now, mail, queue, accounts, devices, keys, logs };
+const VIEWS = { now, mail, queue, accounts, devices, domains, keys, settings, logs };
 const HANDED = 150; // ms that another tab has to hand its key on, before this one asks to sign in
 const place = document.getElementById("view");
 
@@ -58,25 +63,40 @@ function open() {
   page.left = new AbortController();
   page.view = view;
   page.move = null;
-  document.title = `${view.title} · Relay`;
+  titled(view.title);
   for (const link of document.querySelectorAll("#views a")) {
-    link.ariaCurrent = link.dataset.view === name && view !== signin ? "page" : null;
+    const here = link.dataset.view === name && view !== signin;
+    link.ariaCurrent = here ? "page" : null;
+    if (here) seen(link); // on a phone they are a strip
   }
   document.body.dataset.view = view === signin ? "signin" : name;
   const heading = h("h1", { text: view.title, tabindex: "-1" });
   place.replaceChildren(heading);
   const signal = page.left.signal;
-  const { said } = page;
+  const { said, done } = page;
   page.said = "";
-  page.move = view.open(place, { ...at, who: page.who, said, signal, may, enter }) ?? null;
+  page.done = false;
+  page.acts = null;
+  page.move = view.open(place, { ...at, who: page.who, said, done, signal, may, enter, find: () => palette(found), acts: (acts) => (page.acts = acts) }) ?? null;
   if (page.opened) heading.focus({ preventScroll: true });
   page.opened = true;
 }
 
 // Who --------------------------------------------------------------------------------------------
 
+const views = document.getElementById("views");
+const more = () => {
+  views.classList.toggle("less", views.scrollLeft > 2);
+  views.classList.toggle("more", views.scrollWidth - views.clientWidth - views.scrollLeft > 2);
+};
+const seen = (link) => link?.scrollIntoView({ block: "nearest", inline: "nearest" });
+views.addEventListener("scroll", more);
+addEventListener("resize", () => {
+  seen(views.querySelector("[aria-current]"));
+  more();
+});
+
 function showWho() {
-  const views = document.getElementById("views");
   views.replaceChildren(
     ...Object.entries(VIEWS)
       .filter(([, view]) => may(view.scope))
@@ -84,24 +104,25 @@ function showWho() {
   );
   document.getElementById("who").replaceChildren(
     page.who === null
-      ? h("a", { href: "#/signin", text: "Sign in" })
-      : button("Sign out", leave, { title: page.who.owner ?? "the administrator" }),
+      ? h("a", { href: "#/signin", text: t("Sign in") })
+      : button(t("Sign out"), leave, { title: page.who.owner ?? t("the administrator") }),
   );
+  more();
 }
 
 function become(who) {
-  if (who === null && page.who !== null) page.said = "You are signed out. Sign in to go on.";
+  if (who === null && page.who !== null) page.said ||= t("You are signed out. Sign in to go on.");
   page.who = who;
   showWho();
   page.view = null;
   open();
 }
 
-// `credentials`: {token} or {code}.
-async function enter(credentials) {
+// `credentials`: {token} or {code}; `first`: what is opened then.
+async function enter(credentials, first = "#/") {
   const { owner, scopes, plan, page_key } = await send("POST", "/api/v1/session", credentials, { free: true });
   hold(page_key);
-  if (where().view === "signin") history.replaceState(null, "", "#/");
+  if (where().view === "signin") history.replaceState(null, "", first);
   become({ owner, scopes, plan });
 }
 
@@ -109,7 +130,7 @@ async function enter(credentials) {
 async function byLink(code) {
   history.replaceState(null, "", "#/signin");
   try {
-    await enter({ code });
+    await enter({ code }, "#/mail"); // who has just started a relay comes for its mail
   } catch (error) {
     page.said = error.message;
     become(page.who);
@@ -121,10 +142,13 @@ async function leave() {
   // Where the relay does not answer, the key is gone all the same, so nobody is signed in.
   await send("DELETE", "/api/v1/session", undefined, { free: true }).catch(() => {});
   drop();
+  page.said = t("You are signed out.");
+  page.done = true; // nothing is wrong
   become(null);
 }
 
 session.over = () => {
+  page.left.abort();
   forget();
   if (page.who !== null) become(null);
 };
@@ -153,13 +177,19 @@ async function showHealth() {
   try {
     await ask("/readyz");
     line.className = "ok";
-    say(line, "ready");
+    say(line, t("ready"));
   } catch (error) {
     line.className = "problem";
     say(line, error.message);
   }
   await checkWho().catch(() => {}); // at the next look, then
 }
+
+// What stands in index.html.
+document.querySelector(".skip").textContent = t("Skip to the view");
+views.ariaLabel = t("Views");
+document.getElementById("others").ariaLabel = t("Other");
+document.querySelector("#others [href='/metrics']").textContent = t("Metrics");
 
 try {
   if (!pageKey() && !where().values.has("code")) await handed(HANDED);
@@ -170,9 +200,34 @@ try {
 showWho();
 open();
 addEventListener("hashchange", open);
+
+// Ctrl K, wherever one is; what a view can do besides it says in `page.acts`.
+const found = {
+  may,
+  views: () => [
+    ...[...document.querySelectorAll("#views a, #folders a, #inboxes a")].map((link) => ({ title: link.querySelector("span")?.textContent ?? link.textContent, href: link.getAttribute("href") })),
+    { title: t("API reference"), href: "/docs" },
+  ],
+  more: async (wanted, options) => (may("admin") ? settings.found(wanted, options) : []),
+  actions: () => [
+    ...(page.acts?.() ?? []),
+    page.who ? { title: t("Sign out"), act: leave } : { title: t("Sign in"), act: () => (location.hash = "#/signin") },
+    ...Object.entries(LANGUAGES).filter(([code]) => code !== language).map(([code, name]) => ({ title: `${t("Language of this page")}: ${name}`, act: () => choose(code) })),
+  ],
+};
+addEventListener("keydown", (pressed) => {
+  if (pressed.key.toLowerCase() !== "k" || !(pressed.ctrlKey || pressed.metaKey) || pressed.shiftKey || pressed.altKey) return;
+  pressed.preventDefault();
+  palette(found);
+});
+const find = document.getElementById("find"); // what has no Ctrl has this
+find.ariaLabel = t("Find or do");
+find.title = t("Find or do (Ctrl K, ⌘K)");
+find.addEventListener("click", () => palette(found));
 document.querySelector(".skip").addEventListener("click", (pressed) => {
   pressed.preventDefault(); // its address is no view's
   place.focus();
 });
 showHealth();
 setInterval(showHealth, 10000);
+setInterval(() => may("read") && document.body.dataset.view !== "mail" && look().catch(() => {}), LOOK); // at the next one, then

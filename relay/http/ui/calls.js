@@ -3,6 +3,7 @@
 // No token is held here: a call carries the page's key, and the browser the cookie beside it.
 
 import { keysFor } from "/ui/secrets.js";
+import { t } from "/ui/strings.js";
 
 // A refusal: trying again would give the same.  Anything else that fails is an outage.  `kind` is
 // the last part of the problem's type.
@@ -46,15 +47,15 @@ export async function ask(path, options = {}) {
     });
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new Error("The relay does not answer.");
+    throw new Error(t("The relay does not answer."));
   }
   setClock(response);
   if (response.ok) return response;
-  let detail = `The relay answered ${response.status}.`;
+  let detail = t("The relay answered {0}.", response.status);
   let kind = "";
   try {
     const problem = await response.json();
-    kind = problem.type?.split(":").pop() ?? "";
+    kind = problem.type?.split("/").pop() ?? "";
     detail = problem.errors?.join(" ") ?? problem.detail ?? detail;
   } catch {
     // no problem document: the status has to do

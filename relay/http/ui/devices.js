@@ -1,9 +1,10 @@
 // Devices: inboxes by depth and age, and the sessions that are open.
 
 import { every, get } from "/ui/calls.js";
-import { bytes, fill, h, lasting, number, problem, say, Table } from "/ui/dom.js";
+import { bytes, copyButton, fill, h, lasting, number, problem, say, Table } from "/ui/dom.js";
+import { t } from "/ui/strings.js";
 
-export const title = "Devices";
+export const title = t("Devices");
 export const scope = "admin";
 
 const EVERY = 2000; // ms
@@ -11,12 +12,17 @@ const EVERY = 2000; // ms
 export function open(place, page) {
   const trouble = problem();
   const counts = h("p", { class: "facts", id: "device-counts" });
-  const table = new Table("The fullest inboxes", ["Device", "Blobs", "Size", "Sessions"], { none: "No blob is waiting.", id: "device-inboxes" });
-  place.append(h("section", { "aria-label": "Devices" }, counts, trouble, table.element));
+  const table = new Table(t("The fullest inboxes"), { device: t("Device"), blobs: t("Blobs"), size: t("Size"), sessions: t("Sessions") }, { none: t("No blob is waiting."), id: "device-inboxes" });
+  place.append(h("section", { "aria-label": t("Devices") }, counts, trouble, table.element));
   every(EVERY, page.signal, async () => {
     const seen = await get("/api/v1/devices", { signal: page.signal });
-    const oldest = seen.oldest_age ? ` · the oldest for ${lasting(seen.oldest_age)}` : "";
-    say(counts, `${number(seen.blobs)} blobs (${bytes(seen.bytes)}) in ${number(seen.inboxes)} inboxes${oldest} · ${number(seen.push_sessions)} push and ${number(seen.receive_sessions)} receive sessions open`);
-    table.show(seen.fullest, (one) => one.key, (row, one) => fill(row, [one.key, number(one.blobs), bytes(one.bytes), one.sessions]));
+    say(counts, [
+      t("blobs: {0} ({1}), inboxes: {2}", number(seen.blobs), bytes(seen.bytes), number(seen.inboxes)),
+      seen.oldest_age ? t("the oldest for {0}", lasting(seen.oldest_age)) : "",
+      t("open sessions: push {0}, receive {1}", number(seen.push_sessions), number(seen.receive_sessions)),
+    ].filter(Boolean).join(" · "));
+    table.show(seen.fullest, (one) => one.key,
+      (row, one) => fill(row, [undefined, number(one.blobs), bytes(one.bytes), number(one.sessions)]),
+      (row, one) => row.cells[0].append(`${one.key} `, copyButton(one.key, t("the key"))));
   }, (text) => say(trouble, text));
 }

@@ -1,6 +1,7 @@
 // Elements.  Everything from outside is set as text, never as markup.
 
 import { clock } from "/ui/calls.js";
+import { locale, t } from "/ui/strings.js";
 
 export function h(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -45,6 +46,23 @@ export function arrange(parent, wanted) {
   }
 }
 
+// What this browser, or with `sessionStorage` this tab, keeps; null where there is nothing, or no storage.
+export function recall(key, where = "localStorage") {
+  try {
+    return JSON.parse(self[where].getItem(key));
+  } catch {
+    return null;
+  }
+}
+
+export function retain(key, value, where = "localStorage") {
+  try {
+    self[where].setItem(key, JSON.stringify(value));
+  } catch {
+    // it is as usual next time
+  }
+}
+
 // `act` once the calls pause: a search is asked for when the typing does.
 export function settled(act) {
   let timer;
@@ -55,27 +73,32 @@ export function settled(act) {
 }
 
 // A button that copies a text, and says so; `copied` shows the text itself.
-export const copyButton = (text, what, properties) => copying("copy", text, what, properties);
+export const copyButton = (text, what, properties) => copying(t("copy"), text, what, properties);
 export const copied = (text, what, properties) => copying(text, text, what, properties);
 
 function copying(shown, text, what, properties = {}) {
+  const label = `${t("Copy {0}", what)}${shown === text ? ` ${text}` : ""}`;
+  const told = (word) => {
+    made.textContent = word;
+    made.ariaLabel = word === shown ? label : `${label}: ${word}`; // what is seen is in the name
+  };
   const made = button(shown, async () => {
     try {
       await navigator.clipboard.writeText(text);
-      made.textContent = "copied";
+      told(t("copied"));
     } catch {
-      made.textContent = "not allowed";
+      told(t("not allowed"));
     }
-    setTimeout(() => (made.textContent = shown), 1500);
-  }, { title: `Copy ${what}`, ...properties });
-  made.ariaLabel = `Copy ${what}${shown === text ? ` ${text}` : ""}`;
+    setTimeout(() => told(shown), 1500);
+  }, { title: t("Copy {0}", what), ariaLabel: label, ...properties });
+  made.classList.add("copy");
   return made;
 }
 
 // A paperclip, drawn: not every machine has a font with one.
 export function clip() {
   const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  for (const [name, value] of Object.entries({ viewBox: "0 0 16 16", class: "clip", role: "img", "aria-label": "with attachment" })) made.setAttribute(name, value);
+  for (const [name, value] of Object.entries({ viewBox: "0 0 16 16", class: "clip", role: "img", "aria-label": t("with attachment") })) made.setAttribute(name, value);
   const line = document.createElementNS(made.namespaceURI, "path");
   line.setAttribute("d", "M11 4.5v6.2a3 3 0 0 1-6 0V4a2 2 0 0 1 4 0v6.4a1 1 0 0 1-2 0V5");
   made.append(line);
@@ -84,7 +107,7 @@ export function clip() {
 
 // Run `act` for a press of a button; say what went wrong, and let nobody press twice meanwhile.
 export const doing = (place, act) => async (pressed) => {
-  const pressedButton = pressed.currentTarget ?? pressed.submitter;
+  const pressedButton = pressed.submitter ?? pressed.currentTarget;
   pressed.preventDefault();
   say(place, "");
   if (pressedButton?.ariaDisabled === "true") return;
@@ -100,12 +123,13 @@ export const doing = (place, act) => async (pressed) => {
 
 // A table whose rows are kept by key and changed in place, so that what has the keyboard's focus
 // keeps it while the page is live.  On a phone a row is a block, so each cell carries its head.
+// `heads`: what each column is called, by the class of its cells.
 export class Table {
   constructor(caption, heads, properties = {}) {
-    this.heads = heads;
+    this.heads = Object.entries(heads);
     this.rows = new Map();
     this.body = h("tbody", { role: "rowgroup" });
-    this.none = h("p", { class: "none", text: properties.none ?? "None." });
+    this.none = h("p", { class: "none", text: properties.none ?? t("None.") });
     const { none, ...rest } = properties;
     this.element = h(
       "div",
@@ -114,7 +138,7 @@ export class Table {
         "table",
         { role: "table" },
         h("caption", { text: caption }),
-        h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads.map((text) => h("th", { role: "columnheader", scope: "col", text })))),
+        h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, this.heads.map(([, text]) => h("th", { role: "columnheader", scope: "col", text })))),
         this.body,
       ),
       this.none,
@@ -125,7 +149,7 @@ export class Table {
   row(key, make) {
     let row = this.rows.get(key);
     if (!row) {
-      row = h("tr", { role: "row" }, this.heads.map((head) => h("td", { role: "cell", class: head.toLowerCase().replaceAll(" ", "-"), "data-head": head })));
+      row = h("tr", { role: "row" }, this.heads.map(([name, head]) => h("td", { role: "cell", class: name, "data-head": head })));
       this.rows.set(key, row);
       make?.(row);
     }
@@ -188,7 +212,7 @@ export class Pages {
     this.add = add;
     this.next = null;
     this.problem = problem();
-    this.button = button("More", doing(this.problem, () => this.more()));
+    this.button = button(t("More"), doing(this.problem, () => this.more()));
     this.button.hidden = true;
     this.element = h("p", { class: "more" }, this.button, this.problem);
   }
@@ -219,10 +243,19 @@ export class Pages {
 
 // Times and sizes ------------------------------------------------------------------------------
 
+// Made once: a list shows many, and making one takes longer than using it a hundred times.
+const TIME = new Intl.DateTimeFormat(locale, { timeStyle: "medium" });
+const BOTH = new Intl.DateTimeFormat(locale, { dateStyle: "short", timeStyle: "medium" });
+const DAY = new Intl.DateTimeFormat(locale, { day: "numeric", month: "short" });
+const YEAR = new Intl.DateTimeFormat(locale, { day: "numeric", month: "short", year: "numeric" });
+const WHOLE = new Intl.NumberFormat(locale);
+const TENTHS = new Intl.NumberFormat(locale, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+
 export function when(instant) {
   if (!instant) return "";
   const date = new Date(instant);
-  return date.toDateString() === new Date().toDateString() ? date.toLocaleTimeString() : date.toLocaleString();
+  if (Number.isNaN(date.getTime())) return "";
+  return (date.toDateString() === new Date().toDateString() ? TIME : BOTH).format(date);
 }
 
 // How long ago, in as few characters as a row has room for.
@@ -230,10 +263,10 @@ export function since(instant) {
   if (!instant) return "";
   const date = new Date(instant);
   const seconds = (clock.now() - date) / 1000;
-  if (seconds < 60) return "now";
+  if (seconds < 60) return t("now");
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
   if (seconds < 86400) return `${Math.floor(seconds / 3600)} h`;
-  return date.toLocaleDateString(undefined, { day: "numeric", month: "short", ...(seconds > 300 * 86400 && { year: "numeric" }) });
+  return Number.isNaN(seconds) ? "" : (seconds > 300 * 86400 ? YEAR : DAY).format(date);
 }
 
 export function lasting(seconds) {
@@ -241,14 +274,15 @@ export function lasting(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 100) return `${Math.round(seconds)} s`;
   if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
+  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : t("{0} days", Math.round(seconds / 86400));
 }
 
 export function bytes(count) {
   if (count === null || count === undefined) return "";
   if (count < 1000) return `${count} B`;
-  if (count < 1e6) return `${(count / 1000).toFixed(1)} kB`;
-  return `${(count / 1e6).toFixed(1)} MB`;
+  if (count < 1e6) return `${tenths(count / 1000)} kB`;
+  return `${tenths(count / 1e6)} MB`;
 }
 
-export const number = (count) => (count === null || count === undefined ? "?" : count.toLocaleString("en-US"));
+export const number = (count) => (count === null || count === undefined ? "?" : WHOLE.format(count));
+export const tenths = (value) => TENTHS.format(value);

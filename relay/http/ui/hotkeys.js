@@ -1,31 +1,69 @@
-// What single keys do in the mail view, and the window that tells.
+// What single keys do in the mail view, a g with a letter in every view, and the window that tells.
 
 import { button, h, say } from "/ui/dom.js";
+import { t } from "/ui/strings.js";
 
 const KEYS = [
-  ["j", "the next message"],
-  ["k", "the message before"],
-  ["Enter", "open it"],
-  ["x", "choose it, or not"],
-  ["u", "unread, or read"],
-  ["#", "delete"],
-  ["z", "undo"],
-  ["/", "search"],
-  ["g", "the first message"],
-  ["Esc", "back to the list"],
-  ["?", "this list"],
+  ["j", t("the next message")],
+  ["k", t("the message before")],
+  ["Enter", t("open it")],
+  ["x", t("choose it, or not; X: with all from the last one")],
+  ["u", t("unread, or read")],
+  ["#", t("delete")],
+  ["z", t("undo")],
+  ["/", t("search")],
+  ["g", t("the first message")],
+  ["g …", t("to a view: i mail, q queue, n now, l logs, k API keys, s settings, a accounts, d devices")],
+  ["e", t("read")],
+  ["i", t("load remote images, once")],
+  ["Ctrl K, ⌘ K", t("find or do anything")],
+  ["Esc", t("back: to the list, to no choice, to no search")],
+  ["?", t("this list")],
 ];
 
-const WRITES = "input:not([type=checkbox]), textarea, select, [contenteditable]";
+const VIEWS = { a: "accounts", d: "devices", i: "mail", k: "keys", l: "logs", n: "now", q: "queue", s: "settings" };
+const LETTER = 1000; // ms that a g waits for its letter
+const WRITES = "input:not([type=checkbox]),textarea,select,[contenteditable]";
 
 export function showKeys() {
-  const dialog = h("dialog", { id: "keys-help", "aria-label": "Keys", onclose: () => dialog.remove() },
-    h("h2", { text: "Keys" }),
+  const dialog = h("dialog", { id: "keys-help", "aria-label": t("Keys"), onclose: () => dialog.remove() },
+    h("h2", { text: t("Keys") }),
     h("dl", {}, KEYS.map(([key, does]) => [h("dt", {}, h("kbd", { text: key })), h("dd", { text: does })]).flat()),
-    button("Close", () => dialog.close()));
+    button(t("Close"), () => dialog.close()));
   document.body.append(dialog);
   dialog.showModal();
 }
+
+// Also of what is pressed in the frame of a message, whose elements may be named after methods.
+const within = (element, selector) => Element.prototype.closest.call(element, selector);
+const plain = (pressed) => !(pressed.ctrlKey || pressed.metaKey || pressed.altKey || pressed.isComposing || document.querySelector("dialog[open]") || within(pressed.target, WRITES));
+
+let [waits, alone] = [null, null]; // the timer of a g that was pressed, and what one does without a letter
+
+// Whether a key is a g, or the letter of the g before it, which leads to a view that is there.
+function leads(pressed) {
+  const after = waits !== null;
+  clearTimeout(waits);
+  waits = null;
+  const link = after && plain(pressed) && document.querySelector(`#views [data-view=${VIEWS[pressed.key]}]`);
+  if (link) link.click();
+  else if (after) alone?.();
+  if (after || pressed.key !== "g" || !plain(pressed)) return Boolean(link) || (after && pressed.key === "g");
+  waits = setTimeout(() => {
+    waits = null;
+    alone?.();
+  }, LETTER);
+  return true;
+}
+
+// In every view, before what a view does with them itself.
+addEventListener("keydown", (pressed) => {
+  const act = { "?": showKeys, "/": () => document.querySelector("main input")?.focus() }[pressed.key];
+  if (leads(pressed)) pressed.stopImmediatePropagation();
+  else if (act && document.body.dataset.view !== "mail" && plain(pressed)) act();
+  else return;
+  pressed.preventDefault();
+}, true);
 
 export function keysOf(mail, signal) {
   const step = (by) => {
@@ -43,6 +81,7 @@ export function keysOf(mail, signal) {
     return item ? [item] : [];
   };
   const remove = () => {
+    if (mail.list.all) return mail.sweep(mail.list);
     const items = chosen();
     if (items.length) mail.remove(items);
     mail.list.rows.pickNone();
@@ -50,30 +89,58 @@ export function keysOf(mail, signal) {
   const unread = async () => {
     const items = chosen();
     if (!items.length) return;
-    await mail.mark(items, items.some((item) => !item.is_read));
+    await mail.mark(mail.list.all ? mail.list : items, items.some((item) => !item.is_read));
+  };
+  const read = async () => {
+    const items = chosen().filter((item) => !item.is_read);
+    if (mail.list.all || items.length) await mail.mark(mail.list.all ? mail.list : items, true);
+  };
+  const pick = (range) => {
+    const { rows } = mail.list;
+    const { id } = rows.standing ?? {};
+    if (id) rows.pick(id, range || !rows.picked.has(id), range);
+  };
+  const back = () => {
+    const { list } = mail;
+    if (mail.reading) location.hash = list.href();
+    else if (list.rows.picked.size) list.rows.pickNone();
+    else if (list.q) {
+      list.field.value = "";
+      list.typed(true);
+    }
   };
   const acts = {
+    e: () => read().catch((error) => say(mail.list.trouble, error.message)),
+    i: () => document.querySelector("#remote-images:not([hidden]) button")?.click(),
     j: () => step(1),
     k: () => step(-1),
-    x: () => mail.list.rows.standing && mail.list.rows.pick(mail.list.rows.standing.id, !mail.list.rows.picked.has(mail.list.rows.standing.id)),
+    x: () => pick(false),
+    X: () => pick(true),
     u: () => unread().catch((error) => say(mail.list.trouble, error.message)),
     "#": remove,
-    g: () => mail.list.rows.items.length && mail.list.rows.stand(0, true),
     "/": () => mail.list.field.focus(),
     Enter: () => mail.list.rows.standing && (location.hash = mail.list.hrefOf(mail.list.rows.standing)),
-    Escape: () => mail.reading && (location.hash = mail.list.href()),
+    Escape: back,
     z: () => mail.undoing?.(),
     "?": showKeys,
   };
-  const sent = new Set(["x", "u", "#"]); // what does not go with a list of what was sent
-  document.addEventListener("keydown", (pressed) => {
+  const sent = new Set(["x", "X", "u", "e", "#"]); // what does not go with a list of what was sent
+  alone = () => mail.list?.rows.items.length && mail.list.rows.stand(0, true);
+  signal.addEventListener("abort", () => (alone = null));
+  mail.press = (pressed) => {
+    if (leads(pressed)) return pressed.preventDefault();
+    if (pressed.key.toLowerCase() === "k" && (pressed.ctrlKey || pressed.metaKey) && !pressed.defaultPrevented && pressed.view !== self) {
+      pressed.preventDefault();
+      mail.page.find(); // pressed in the frame of a message: the page does not hear it
+      return;
+    }
     const act = Object.hasOwn(acts, pressed.key) ? acts[pressed.key] : null;
-    if (!act || pressed.ctrlKey || pressed.metaKey || pressed.altKey || pressed.isComposing) return;
-    if (document.querySelector("dialog[open]") || pressed.target.closest(WRITES)) return;
-    if (pressed.key === "Enter" && pressed.target.closest("a, button, summary, input, [tabindex='0']")) return;
+    if (!act || !plain(pressed)) return;
+    if (pressed.key === "Enter" && within(pressed.target, "a,button,summary,input,[tabindex='0']")) return;
     if (pressed.key !== "?" && !mail.list) return;
     if (mail.list?.at.key === "sent" && sent.has(pressed.key)) return;
     pressed.preventDefault();
     act();
-  }, { signal });
+  };
+  document.addEventListener("keydown", mail.press, { signal });
 }

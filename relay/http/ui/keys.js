@@ -1,9 +1,11 @@
 // Keys: who else may call the relay.  Making one needs the token itself: it outlives this session.
 
 import { page as pageOf, Refused, send } from "/ui/calls.js";
+import { asking } from "/ui/dialogs.js";
 import { button, copyButton, doing, fill, h, Pages, problem, say, Table, when } from "/ui/dom.js";
+import { t } from "/ui/strings.js";
 
-export const title = "Keys";
+export const title = t("API keys");
 export const scope = "admin";
 
 const SCOPES = ["read", "send", "accounts", "admin"];
@@ -12,18 +14,22 @@ const PLANS = ["free", "pro", "enterprise"];
 export function open(place, page) {
   const trouble = problem();
   const made = h("p", { class: "facts", id: "key-made", role: "status" });
-  const table = new Table("API keys, newest first", ["Owner", "Scopes", "Plan", "Made", "Revoked", "Command"], { none: "No key yet.", id: "keys" });
+  const table = new Table(t("API keys, newest first"), {
+    owner: t("Owner"), scopes: t("Scopes"), plan: t("Plan"), senders: t("Sends from"), made: t("Made"), used: t("Last used"), ends: t("Ends"), command: t("Command"),
+  }, { none: t("No key yet."), id: "keys" });
   const show = (one, first = false) => table.add(one.id, (row) => fillRow(row, one, revoke), null, first);
-  const revoke = (one) => doing(trouble, async () => {
-    if (!confirm(`Revoke the key of ${one.owner}? It opens nothing from then on.`)) return;
+  const revoke = (one) => () => asking({ title: t("Revoke the key of {0}?", one.owner), says: t("It opens nothing from then on."), fields: [], does: t("Revoke"), act: async () => {
     await send("DELETE", `/api/v1/keys/${one.id}`);
-    show({ ...one, revoked_at: new Date().toISOString() });
-  });
+    if (one.expires_at) table.remove(one.id); // such a key is deleted
+    else show({ ...one, revoked_at: new Date().toISOString() });
+  } });
   const token = h("input", { name: "confirm", type: "password", autocomplete: "off", required: true });
-  const asked = h("label", { text: "The administrator's token (admin_token in run/relay.json of the data directory) " }, token);
+  const asked = h("label", { text: `${t("The administrator's token (admin_token in run/relay.json of the data directory)")} ` }, token);
   const form = h("form", { id: "make-key", onsubmit: doing(trouble, async () => {
     const given = new FormData(form);
     const wanted = { owner: given.get("owner"), scopes: given.getAll("scopes"), plan: given.get("plan") };
+    const senders = given.get("from").split(/[\s,;]+/).filter(Boolean);
+    if (senders.length) wanted.from = senders;
     wanted.confirm = token.value.trim();
     token.value = ""; // it stays in no field
     made.replaceChildren();
@@ -31,25 +37,34 @@ export function open(place, page) {
       const key = await send("POST", "/api/v1/keys", wanted);
       form.reset();
       show(key, true);
-      made.replaceChildren(h("span", { text: `The key of ${key.owner}, shown this once: ` }), h("output", { text: key.token }), copyButton(key.token, "the key"));
+      made.replaceChildren(h("span", { text: `${t("The key of {0}, shown this once:", key.owner)} ` }), h("output", { text: key.token }), copyButton(key.token, t("the key")));
     } catch (error) {
       if (!(error instanceof Refused) || error.kind !== "token-needed") throw error;
       token.focus();
       throw error;
     }
   }) },
-    h("label", { text: "Owner " }, h("input", { name: "owner", required: true, autocapitalize: "none" })),
-    h("fieldset", {}, h("legend", { text: "Scopes" }), SCOPES.map((name) => h("label", { class: "check" }, h("input", { type: "checkbox", name: "scopes", value: name, defaultChecked: name === "read" }), ` ${name}`))),
-    h("label", { text: "Plan " }, h("select", { name: "plan" }, PLANS.map((name) => h("option", { value: name, text: name })))),
+    h("label", { text: `${t("Owner")} ` }, h("input", { name: "owner", required: true, autocapitalize: "none" })),
+    h("fieldset", {}, h("legend", { text: t("Scopes") }), SCOPES.map((name) => h("label", { class: "check", lang: "en" }, h("input", { type: "checkbox", name: "scopes", value: name, defaultChecked: name === "read" }), ` ${name}`))),
+    h("label", { text: `${t("Plan")} ` }, h("select", { name: "plan" }, PLANS.map((name) => h("option", { value: name, text: name })))),
+    h("label", { text: `${t("From (empty: any address)")} ` }, h("input", { name: "from", placeholder: t("own, @example.org, ann@example.com"), autocapitalize: "none" })),
     asked,
-    h("button", { text: "Make a key" }));
+    h("button", { text: t("Make a key") }));
   const pages = new Pages((path) => pageOf(path, { signal: page.signal }), (items) => items.forEach((one) => show(one)));
-  place.append(h("section", { "aria-label": "Keys" }, form, trouble, made, table.element, pages.element));
+  place.append(h("section", { "aria-label": t("API keys") }, form, trouble, made, table.element, pages.element));
   pages.start("/api/v1/keys?limit=50").catch((error) => page.signal.aborted || say(trouble, error.message));
 }
 
+// What a key may send from; a key that may not send sends from nowhere.
+const sendersOf = (one) => {
+  if (!one.scopes.some((scope) => ["send", "admin"].includes(scope))) return "";
+  return one.from?.map((from) => (from === "own" ? t("own inboxes") : from)).join(", ") ?? t("any address");
+};
+
 function fillRow(row, one, revoke) {
-  fill(row, [one.owner, one.scopes.join(", "), one.plan, when(one.created_at), when(one.revoked_at)]);
-  if (one.revoked_at) row.cells[5].replaceChildren();
-  else if (!row.cells[5].childElementCount) row.cells[5].append(button("revoke", revoke(one), { ariaDescription: one.owner }));
+  const ends = one.revoked_at ? t("revoked {0}", when(one.revoked_at)) : when(one.expires_at);
+  row.cells[1].lang = "en"; // the names of scopes are no words
+  fill(row, [one.owner, one.scopes.join(", "), one.plan, sendersOf(one), when(one.created_at), when(one.last_used_at), ends]);
+  if (one.revoked_at) row.cells[7].replaceChildren();
+  else if (!row.cells[7].childElementCount) row.cells[7].append(button(t("revoke"), revoke(one), { ariaDescription: one.owner }));
 }

@@ -1,15 +1,23 @@
 // A list of messages that stays smooth with 100,000 rows: only those near what is seen exist.
 //
-// A row is 36 px, so that the place of each is known without being measured.  Rows come page by page
-// as the end comes near.  What arrives stands on top and slides in; where the list is scrolled, what
+// A row is 36 px, so that the place of each is known without being measured: it stands there by a
+// transform, and a row that is seen no more is filled anew and moved to where one is wanted, so that
+// nothing else is laid out; the rows are put in order again once the list rests.  Rows come page by
+// page as the end comes near.  What arrives stands on top and slides in; where the list is scrolled, what
 // is being read stays where it is.
 
-import { arrange, clip, copied, h, say, since, when } from "/ui/dom.js";
+import { clip, copied, h, say, since, when } from "/ui/dom.js";
+import { t } from "/ui/strings.js";
 
 const ROW = 36; // px; style.css says the same
 const ALL = 250; // rows that are all there, so that the browser's own search finds them
-const AROUND = 60; // rows beyond what is seen, above and below
-const STEP = 20; // rows that are scrolled before others are made
+const AROUND = 16; // rows beyond what is seen, above and below
+const SUBJECT = 300; // characters of a subject
+const STEP = 4; // rows that are scrolled before others are made
+const RESTS = 120; // ms without a scroll
+const NARROW = [416, 352]; // px of a list at which its rows show less
+const TAGS = 2; // that a row shows
+const REACH = 20; // pages that are loaded to come to a message
 const AHEAD = 3000; // px before the end at which the next page is asked for
 
 // "Ann Example" of `Ann Example <ann@example.org>`; the address where there is no name.
@@ -22,9 +30,10 @@ export function senderOf(text) {
 }
 
 export class MessageList {
-  // `hrefOf(item)`: where a row leads; `more()`: the next page, as {items, next}; `tell(text)`.
-  constructor({ label, hrefOf, more, tell, picked }) {
-    Object.assign(this, { hrefOf, fetchMore: more, tell, pickedChanged: picked });
+  // `hrefOf(item)`: where a row leads; `toOf(item)`: whom it came to, where that differs; `more()`: the next page, as {items, next}; `tell(text)`;
+  // `picked()`: other rows are chosen now; without it, none can be.
+  constructor({ label, hrefOf, toOf = () => null, more, tell, picked }) {
+    Object.assign(this, { hrefOf, toOf, fetchMore: more, tell, pickedChanged: picked });
     this.items = [];
     this.known = new Map(); // the same, by id
     this.rows = new Map();
@@ -32,9 +41,19 @@ export class MessageList {
     this.more = false;
     this.body = h("ul", { "aria-label": label });
     this.element = h("div", { id: "messages", class: "scroller" }, this.body);
+    if (!picked) this.element.classList.add("unpicked");
     this.element.addEventListener("scroll", () => this.scrolled(), { passive: true });
     this.at = -1; // the row that j and k stand on
-    this.sized = new ResizeObserver(() => this.render());
+    this.height = 0; // px that are seen
+    this.top = 0; // px that it is scrolled, when it was last seen
+    this.element.addEventListener("pointerover", (over) => this.point(over), { passive: true });
+    this.sized = new ResizeObserver(() => {
+      const hid = !this.height;
+      this.height = this.element.clientHeight; // kept: to ask while scrolling would lay out all
+      if (hid && this.top) this.element.scrollTop = this.top; // nothing that is hidden can be scrolled
+      NARROW.forEach((width, at) => this.element.classList.toggle(`narrow-${at}`, this.element.clientWidth <= width));
+      this.render();
+    });
     this.sized.observe(this.element);
   }
 
@@ -44,10 +63,11 @@ export class MessageList {
 
   // Show these, the first page of a list.
   start(items, more) {
+    const on = this.open ?? this.standing?.id;
     this.items = [...items];
     this.known = new Map(items.map((item) => [item.id, item]));
     this.more = more;
-    this.at = this.find(this.open);
+    this.at = this.find(on);
     for (const id of this.picked) if (!this.known.has(id)) this.picked.delete(id);
     for (const [id, row] of this.rows) if (this.known.has(id)) this.fill(row, this.known.get(id));
     this.element.scrollTop = Math.min(this.element.scrollTop, Math.max(0, (items.length - 1) * ROW));
@@ -55,23 +75,30 @@ export class MessageList {
     this.scrolled();
   }
 
-  // What came just now, on top; what is known already is only changed.
-  arrived(item) {
-    if (this.patch(item)) return;
-    this.items.unshift(item);
-    this.known.set(item.id, item);
-    if (this.at >= 0) this.at += 1;
+  // What came just now, the oldest first, on top; what is known already is only changed.
+  arrived(items) {
+    const fresh = [];
+    for (const item of items) {
+      if (this.patch(item)) continue;
+      fresh.push(item);
+      this.known.set(item.id, item);
+    }
+    if (!fresh.length) return;
+    this.items = [...fresh.reverse(), ...this.items];
+    if (this.at >= 0) this.at += fresh.length;
     const scrolled = this.element.scrollTop > 0;
     this.render();
-    if (scrolled) this.element.scrollTop += ROW;
-    else this.rows.get(item.id)?.classList.add("new");
+    if (scrolled) this.element.scrollTop += ROW * fresh.length;
+    else for (const { id } of fresh) this.rows.get(id)?.classList.add("new");
   }
 
   insert(item, index) {
     if (this.patch(item)) return;
     this.items.splice(Math.min(index, this.items.length), 0, item);
     this.known.set(item.id, item);
+    if (this.at >= index) this.at += 1;
     this.render();
+    this.states();
   }
 
   // Change what is known of a message; false where it is not in the list.
@@ -93,6 +120,7 @@ export class MessageList {
     if (this.at > index) this.at -= 1;
     this.at = Math.min(this.at, this.items.length - 1);
     this.render();
+    this.states();
     this.scrolled();
     return index;
   }
@@ -101,17 +129,21 @@ export class MessageList {
     this.open = id;
     const index = this.find(id);
     if (index >= 0) this.stand(index);
-    else for (const row of this.rows.values()) this.state(row);
+    else this.states();
+  }
+
+  states() {
+    for (const row of this.rows.values()) this.state(row);
   }
 
   // Stand on a row, and show it.
   stand(index, focus = false) {
     this.at = Math.max(0, Math.min(index, this.items.length - 1));
-    const [top, height] = [this.at * ROW, this.element.clientHeight];
+    const [top, height] = [this.at * ROW, this.height];
     if (top < this.element.scrollTop) this.element.scrollTop = top;
     else if (top + ROW > this.element.scrollTop + height) this.element.scrollTop = top + ROW - height;
     this.render();
-    for (const row of this.rows.values()) this.state(row);
+    this.states();
     if (focus) this.rows.get(this.items[this.at]?.id)?.querySelector("a").focus({ preventScroll: true });
   }
 
@@ -119,56 +151,113 @@ export class MessageList {
     return this.items[this.at] ?? null;
   }
 
-  pick(id, wanted) {
-    if (wanted) this.picked.add(id);
-    else this.picked.delete(id);
-    const row = this.rows.get(id);
-    if (row) this.state(row);
+  // `range`: with all between it and the last one that was.
+  pick(id, wanted, range = false) {
+    const to = this.find(id);
+    const from = range ? this.find(this.lastPicked) : -1;
+    const [first, last] = from < 0 ? [to, to] : [Math.min(from, to), Math.max(from, to)];
+    for (const item of this.items.slice(first, last + 1)) this.picked[wanted ? "add" : "delete"](item.id);
+    this.lastPicked = id;
+    this.states();
+    this.pickedChanged();
+  }
+
+  pickAll() {
+    for (const item of this.items) this.picked.add(item.id);
+    this.states();
     this.pickedChanged();
   }
 
   pickNone() {
     this.picked.clear();
-    for (const row of this.rows.values()) this.state(row);
-    this.pickedChanged();
+    this.states();
+    this.pickedChanged?.();
   }
 
-  render() {
+  // `top`: how far it is scrolled; `rests`: whether the rows are put in order, too.
+  render(top = this.element.scrollTop, rests = true) {
     const count = this.items.length;
     let [from, to] = [0, count];
+    this.height ||= this.element.clientHeight;
     if (count > ALL) {
-      const first = Math.floor(this.element.scrollTop / ROW);
-      from = Math.max(0, Math.floor((first - AROUND) / STEP) * STEP);
-      to = Math.min(count, from + Math.ceil(this.element.clientHeight / ROW) + 2 * AROUND + STEP);
+      from = this.begin(top);
+      to = Math.min(count, from + Math.ceil(this.height / ROW) + 2 * AROUND + STEP);
     }
     const wanted = this.items.slice(from, to);
     const ids = new Set(wanted.map((item) => item.id));
-    for (const id of this.rows.keys()) if (!ids.has(id)) this.rows.delete(id);
-    arrange(this.body, wanted.map((item, index) => {
-      const row = this.rows.get(item.id) ?? this.make(item);
-      row.ariaPosInSet = String(from + index + 1);
-      row.ariaSetSize = this.more ? "-1" : String(count);
+    const spare = [];
+    for (const [id, row] of this.rows) {
+      if (ids.has(id)) continue;
+      this.rows.delete(id);
+      if (row.contains(document.activeElement)) row.remove();
+      else spare.push(row);
+    }
+    const rows = wanted.map((item, index) => {
+      const row = this.rows.get(item.id) ?? this.make(item, spare.pop());
+      const place = `${from + index} ${this.more ? -1 : count}`;
+      if (row.place !== place) {
+        row.place = place; // most rows stay where they are
+        row.style.transform = `translateY(${(from + index) * ROW}px)`;
+        row.ariaPosInSet = from + index + 1;
+        row.ariaSetSize = this.more ? -1 : count;
+      }
+      if (!row.parentNode) this.body.append(row);
       return row;
-    }));
-    this.body.style.paddingTop = `${from * ROW}px`;
-    this.body.style.paddingBottom = `${(count - to) * ROW}px`;
+    });
+    for (const row of spare) row.remove();
     this.from = from;
+    const order = () => {
+      let next = this.body.firstChild;
+      for (const row of rows) {
+        if (row === next) next = next.nextSibling;
+        else (this.body.moveBefore ?? this.body.insertBefore).call(this.body, row, next); // the former keeps the focus
+      }
+    };
+    clearTimeout(this.resting);
+    if (rests) order();
+    else this.resting = setTimeout(order, RESTS);
+    if (this.tall !== count) this.body.style.height = `${(this.tall = count) * ROW}px`;
+  }
+
+  // The first row there is, of those that are near what is seen.
+  begin(top) {
+    return Math.max(0, Math.floor((Math.floor(top / ROW) - AROUND) / STEP) * STEP);
+  }
+
+  // The row on top, and how much of it is out of sight; null: nothing is.
+  get place() {
+    const item = this.top > 0 && this.items[Math.floor(this.top / ROW)];
+    return item ? { id: item.id, by: this.top % ROW } : null;
+  }
+
+  // Load pages until a message is among the rows, a few at most.
+  async reach(id) {
+    for (let pages = 0; pages < REACH && this.more && this.find(id) < 0; pages += 1) await this.ask();
+    return this.find(id);
+  }
+
+  async goTo({ id, by }) {
+    const index = await this.reach(id);
+    if (index >= 0) this.element.scrollTop = this.top = index * ROW + by;
   }
 
   scrolled() {
-    if (this.items.length > ALL) {
-      const first = Math.floor(this.element.scrollTop / ROW);
-      if (Math.max(0, Math.floor((first - AROUND) / STEP) * STEP) !== this.from) this.render();
-    }
-    const left = this.element.scrollHeight - this.element.clientHeight - this.element.scrollTop;
-    if (this.more && !this.asking && left < AHEAD) this.ask();
+    const top = this.element.scrollTop;
+    if (this.height) this.top = top;
+    if (this.items.length > ALL && this.begin(top) !== this.from) this.render(top, false);
+    if (!this.more || this.asking) return;
+    if (this.items.length * ROW - this.height - top < AHEAD) this.ask();
   }
 
-  async ask() {
-    this.asking = true;
+  ask() {
+    this.asking ??= this.askNow().finally(() => (this.asking = null)).then((well) => well && this.scrolled());
+    return this.asking;
+  }
+
+  async askNow() {
     try {
       const got = await this.fetchMore();
-      if (got === null) return; // another list is shown by now
+      if (got === null) return false; // another list is shown by now
       this.more = got.more;
       const fresh = got.items.filter((item) => !this.known.has(item.id));
       for (const item of fresh) this.known.set(item.id, item);
@@ -176,62 +265,79 @@ export class MessageList {
       this.render();
     } catch (error) {
       this.tell(error.message);
-      return;
-    } finally {
-      this.asking = false;
+      return false;
     }
-    this.scrolled();
+    return true;
   }
 
-  make(item) {
+  // A row of a message, of one that is seen no more if there is one: that takes a third as long.
+  make(item, row = this.bare()) {
+    row.classList.remove("new");
+    this.rows.set(item.id, row);
+    this.fill(row, item);
+    return row;
+  }
+
+  bare() {
     const row = h("li", { class: "row" });
     row.append(
-      h("label", { class: "pick" }, h("input", { type: "checkbox", onchange: (changed) => this.pick(item.id, changed.target.checked) })),
-      h("span", { class: "from", dir: "auto" }),
-      h("span", { class: "what" }, h("a", { class: "subject", dir: "auto" }), h("span", { class: "snippet", dir: "auto" })),
+      h("label", { class: "pick" }, h("input", { type: "checkbox", onclick: (pressed) => this.pick(row.dataset.id, pressed.target.checked, pressed.shiftKey) })),
+      h("span", { class: "from" }, h("span", { dir: "auto" }), h("span", { class: "to", dir: "ltr" })),
+      h("span", { class: "what" }, h("a", { class: "subject", dir: "auto" }), h("span", { class: "under" }, h("span", { class: "tags" }), h("span", { class: "snippet", dir: "auto" }))),
       h("span", { class: "marks" }),
       h("time", {}),
     );
-    this.rows.set(item.id, row);
-    this.fill(row, item);
     return row;
   }
 
   fill(row, item) {
     row.dataset.id = item.id;
     const [pick, from, what, marks, time] = row.children;
-    const subject = item.subject || "(no subject)";
-    pick.firstChild.ariaLabel = `Select ${subject}`;
-    say(from, senderOf(item.from_address));
-    from.title = item.from_address ?? "";
-    const link = what.firstChild;
+    const subject = item.subject?.slice(0, SUBJECT) || t("(no subject)"); // no more is seen of it
+    pick.firstChild.ariaLabel = t("Select {0}", subject);
+    const [sender, to] = from.children;
+    const recipient = this.toOf(item);
+    const name = item.from_name || senderOf(item.from_address);
+    say(sender, name);
+    say(to, recipient ? `→ ${recipient}` : name === item.from_address ? "" : item.from_address ?? "");
+    const [link, under] = what.children;
     say(link, subject);
     link.href = this.hrefOf(item);
-    say(what.lastChild, item.snippet ?? "");
+    say(under.lastChild, item.snippet ?? "");
     const tags = item.tags ?? [];
-    const shown = JSON.stringify([item.otp, tags, item.has_attachments]);
-    if (marks.dataset.shown !== shown) {
-      marks.dataset.shown = shown;
-      marks.replaceChildren(
-        ...(item.otp ? [copied(item.otp, "the code", { class: "chip" })] : []),
-        ...tags.slice(0, 2).map((tag) => h("span", { class: "tag", text: tag, title: tags.join(", ") })),
+    const shown = item.otp || tags.length || item.has_attachments ? JSON.stringify([item.otp, tags, item.has_attachments]) : "";
+    if (marks.shown !== shown) {
+      marks.shown = shown;
+      marks.replaceChildren(...(item.otp ? [copied(item.otp, t("the code"), { class: "chip" })] : []));
+      under.firstChild.replaceChildren(
         ...(item.has_attachments ? [clip()] : []),
+        ...tags.slice(0, TAGS).map((tag) => h("span", { class: "tag", text: tag })),
+        ...(tags.length > TAGS ? [h("span", { class: "tag", text: `+${tags.length - TAGS}`, title: tags.join(", ") })] : []),
       );
     }
     time.dateTime = item.received_at ?? "";
-    time.title = when(item.received_at);
     say(time, since(item.received_at));
     this.state(row);
   }
 
+  // What is read by who points at it is written then.
+  point({ target }) {
+    const row = target.closest(".row");
+    const item = this.known.get(row?.dataset.id);
+    if (!item) return;
+    row.children[1].title = [item.from_name, item.from_address, this.toOf(item) && `→ ${this.toOf(item)}`].filter(Boolean).join(" · ");
+    row.lastChild.title = when(item.received_at);
+  }
+
   state(row) {
-    const id = row.dataset.id;
+    const { id } = row.dataset;
     const item = this.known.get(id);
-    row.classList.toggle("unread", item?.is_read === false);
-    row.classList.toggle("standing", item !== undefined && item === this.items[this.at]);
-    row.classList.toggle("picked", this.picked.has(id));
-    row.firstChild.firstChild.checked = this.picked.has(id);
-    row.querySelector("a").ariaCurrent = id === this.open ? "true" : null;
+    const states = { unread: item?.is_read === false, standing: item !== undefined && item === this.items[this.at], picked: this.picked.has(id), open: id === this.open };
+    const wanted = ["row", ...Object.keys(states).filter((name) => states[name])].join(" ");
+    if (row.className.replace(" new", "") !== wanted) row.className = wanted;
+    const box = row.firstChild.firstChild;
+    if (box.checked !== states.picked) box.checked = states.picked;
+    row.children[2].firstChild.ariaCurrent = states.open ? "true" : null;
   }
 
   tick() {
@@ -239,6 +345,7 @@ export class MessageList {
   }
 
   end() {
+    clearTimeout(this.resting);
     this.sized.disconnect();
   }
 }

@@ -1,47 +1,83 @@
-// Logs: the structured log of this start, live, filtered by actor, level and text (a message's id).
+// Logs: the structured log of this start, live.
+//
+// A press of a field asks for what has the same; of an id, for its whole story: every line with it,
+// of every actor.  What is asked for stands in the address:
+//   #/logs?actor=NAME&level=LEVEL&text=WORDS        a word may be FIELD=VALUE
 
 import { ask, keepUp, linesIn, query } from "/ui/calls.js";
-import { button, h, problem, say } from "/ui/dom.js";
+import { button, h, number, problem, say, settled } from "/ui/dom.js";
+import { t } from "/ui/strings.js";
 
-export const title = "Logs";
+export const title = t("Logs");
 export const scope = "admin";
 
 const MOST = 1000; // lines on the page
+const KEPT = 20000; // that came while it was paused; the relay keeps no more either
 const LEVELS = ["debug", "info", "warning", "error", "critical"];
 const KNOWN = new Set(["timestamp", "level", "event", "actor"]);
+const ID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
+const WORD = /([\w.]+)=(?:"((?:[^"\\]|\\.)*)"|(\S*))|"([^"]*)"|(\S+)/g;
+
+const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+const spelt = (value) => (/^[^\s"]+$/.test(value) ? value : JSON.stringify(value));
+
+// What says whether a line is meant by "words field=value …".
+function selection(text) {
+  const tests = [...text.matchAll(WORD)].map(([whole, field, quoted, plain, phrase, word]) => {
+    if (field) {
+      const wanted = quoted === undefined ? plain : JSON.parse(`"${quoted}"`);
+      return (line) => field in line && asText(line[field]) === wanted;
+    }
+    const wanted = (phrase ?? word ?? whole).toLowerCase();
+    return (line, said) => said.toLowerCase().includes(wanted);
+  });
+  return (line, said) => tests.every((test) => test(line, said));
+}
 
 export function open(place, page) {
   const trouble = problem();
-  const list = h("ol", { id: "lines", class: "lines", tabindex: "0", "aria-label": "Log lines, newest last" });
+  const list = h("ol", { id: "lines", class: "lines", tabindex: "0", "aria-label": t("Log lines, newest last"), onclick: (pressed) => press(pressed.target) });
   const count = h("p", { class: "facts", id: "line-count" }); // not read out: it never rests
-  const input = (name, text, placeholder) => h("label", { text: `${text} ` }, h("input", { name, placeholder, value: page.values.get(name) ?? "", autocapitalize: "none" }));
-  const level = h("select", { name: "level" }, LEVELS.map((name) => h("option", { value: name, text: name })));
-  level.value = page.values.get("level") ?? "info";
-  const form = h("form", { id: "log-filter", onsubmit: (submitted) => submitted.preventDefault(), onchange: () => start() },
-    input("actor", "Actor", "any"), h("label", { text: "Level " }, level), input("text", "Text or message id", "any"));
-  const hold = (wanted) => {
-    held = wanted;
-    say(swap, held ? "go on" : "hold still");
-    if (!held) show();
-  };
-  const swap = button("hold still", () => hold(!held));
-  place.append(h("section", { "aria-label": "Log" }, form, h("p", {}, swap), count, trouble, list));
+  const story = h("p", { id: "log-story", hidden: true });
+  const input = (name, text, properties) => h("label", { text: `${text} ` }, h("input", { name, autocapitalize: "none", spellcheck: false, ...properties }));
+  const level = h("select", { name: "level" }, LEVELS.map((name) => h("option", { value: name, text: name, lang: "en" })));
+  const form = h("form", { id: "log-filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => start()) },
+    input("actor", t("Actor"), { placeholder: t("any") }), h("label", { text: `${t("Level")} ` }, level), input("text", t("Text or message id"), { type: "search", placeholder: t("words, or event=relay.ready") }));
+  const swap = button(t("hold still"), () => hold(!held), { id: "log-hold" });
+  place.append(h("section", { "aria-label": t("Log") }, form, h("p", { class: "bar" }, swap, h("span", { class: "small", text: t("A press of a field narrows to it; of an id, it tells its story.") })), story, count, trouble, list));
 
   let waiting = [];
+  let lost = 0;
   let held = false;
   let due = false;
+  let anew = false; // the relay tells from the beginning again
   let following = null;
 
+  function hold(wanted) {
+    held = wanted;
+    say(swap, held ? t("go on") : t("hold still"));
+    if (!held) show();
+  }
+
   // Once a frame, however many come: a burst of a hundred thousand lines costs what is shown of it.
+  // What came while the page was held still is shown whole.
   function show() {
     due = false;
-    if (held) return;
-    const fresh = waiting.slice(-MOST);
+    if (held) {
+      say(swap, t("go on ({0} more)", number(waiting.length)));
+      return;
+    }
+    const fresh = waiting;
     waiting = [];
+    if (anew) list.replaceChildren();
+    anew = false;
     const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
     list.append(...fresh.map(lineOf));
-    while (list.childElementCount > MOST) list.firstElementChild.remove();
-    say(count, `${list.childElementCount} lines`);
+    const most = Math.max(MOST, fresh.length);
+    while (list.childElementCount > most) list.firstElementChild.remove();
+    if (!list.childElementCount) say(count, t("No line yet."));
+    else say(count, [list.childElementCount === 1 ? t("1 line") : t("{0} lines", number(list.childElementCount)), lost ? t("{0} older ones were dropped", number(lost)) : ""].filter(Boolean).join(" · "));
+    lost = 0;
     if (atEnd) list.scrollTop = list.scrollHeight;
   }
 
@@ -50,17 +86,27 @@ export function open(place, page) {
     following = new AbortController();
     const { signal } = following;
     const values = Object.fromEntries(new FormData(form));
-    hold(false); // what is asked for now is to be seen
-    const text = values.text.trim();
+    const [actor, text] = [values.actor.trim(), values.text.trim()];
+    history.replaceState(null, "", `#/logs${query({ actor, level: values.level === "info" ? "" : values.level, text })}`);
+    waiting = [];
+    lost = 0;
+    held = false; // what is asked for now is to be seen
+    say(swap, t("hold still"));
+    tell(ID.test(text) ? text : null);
+    const meant = selection(text);
     keepUp(signal, async () => {
-      const response = await ask(`/api/v1/logs${query({ actor: values.actor.trim(), level: values.level, follow: 1 })}`, { signal });
-      list.replaceChildren(); // not before: in an outage the last lines are what one looks for
+      const response = await ask(`/api/v1/logs${query({ actor, level: values.level, follow: 1 })}`, { signal });
+      anew = true; // not before: in an outage the last lines are what one looks for
       waiting = [];
       say(trouble, "");
-      say(count, "No line yet.");
+      show();
       for await (const lines of linesIn(response)) {
-        for (const line of lines) if (line && (!text || line.includes(text))) waiting.push(line);
-        if (waiting.length > 10 * MOST) waiting = waiting.slice(-MOST);
+        for (const said of lines) {
+          const line = said && parsed(said);
+          if (line && meant(line, said)) waiting.push(line);
+        }
+        const most = held ? KEPT : MOST;
+        if (waiting.length > most) lost += waiting.splice(0, waiting.length - most).length;
         if (waiting.length && !due) {
           due = true;
           requestAnimationFrame(show);
@@ -68,19 +114,65 @@ export function open(place, page) {
       }
     }, (said) => say(trouble, said));
   }
+
+  // Whose story it is, and where else it is told.
+  function tell(id) {
+    story.hidden = !id;
+    if (!id) return;
+    const also = h("span");
+    story.replaceChildren(t("Every line with {0}.", id), " ", also, " ", button(t("All lines"), () => want({ text: "", level: "info" })));
+    const { signal } = following;
+    ask(`/api/v1/outbound/${id}`, { signal }).then(() => also.append(h("a", { href: `#/queue/${id}`, text: t("Its deliveries, attempt by attempt") })), () => {}); // no message of the queue
+  }
+
+  function want(values) {
+    for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
+    start();
+  }
+
+  function press(target) {
+    const { field, value } = target.dataset;
+    if (!field || !getSelection().isCollapsed) return;
+    if (ID.test(value)) want({ actor: "", level: "debug", text: value });
+    else if (field === "actor" || field === "level") want({ [field]: value });
+    else {
+      const word = `${field}=${spelt(value)}`;
+      const { text } = form.elements;
+      if (!` ${text.value} `.includes(` ${word} `)) want({ text: `${text.value} ${word}`.trim() });
+    }
+  }
+
+  function move({ values }) {
+    for (const name of ["actor", "text"]) form.elements[name].value = values.get(name) ?? "";
+    // A story is told whole, by links from elsewhere, too.
+    level.value = values.get("level") ?? (ID.test(values.get("text") ?? "") ? "debug" : "info");
+    start();
+  }
   page.signal.addEventListener("abort", () => following?.abort());
-  start();
+  move(page);
+  return move;
 }
 
-function lineOf(text) {
-  let line;
+function parsed(said) {
   try {
-    line = JSON.parse(text);
+    return JSON.parse(said);
   } catch {
-    return h("li", { text });
+    return { event: said };
   }
-  const rest = Object.entries(line).filter(([name]) => !KNOWN.has(name)).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`);
-  return h("li", { class: line.level }, h("time", { text: clockOf(line.timestamp), title: line.timestamp }), " ", h("b", { text: line.level }), " ", h("span", { class: "actor", text: line.actor }), " ", h("strong", { text: line.event }), " ", rest.join(" "));
+}
+
+function lineOf(line) {
+  const part = (tag, field, value, text = value) => {
+    const made = h(tag, { class: `field ${field}`, text });
+    made.dataset.field = field;
+    made.dataset.value = value;
+    return made;
+  };
+  const rest = Object.entries(line).filter(([name, value]) => !KNOWN.has(name) && !(name === "incarnation" && value === 1)).flatMap(([name, value]) =>
+    Array.isArray(value) && value.some((one) => ID.test(one))
+      ? [` ${name}=`, ...value.flatMap((one) => [part("span", name, asText(one)), " "])]
+      : [" ", part("span", name, asText(value), `${name}=${asText(value)}`)]);
+  return h("li", { class: line.level, lang: "en" }, h("time", { text: clockOf(line.timestamp), title: line.timestamp }), " ", part("b", "level", line.level ?? ""), " ", part("span", "actor", line.actor ?? ""), " ", part("strong", "event", line.event), ...rest);
 }
 
 // By the clock of who looks, as everywhere on the page; the log itself is in UTC.

@@ -7,23 +7,29 @@
 // with ?q= for a search.  An anonymous inbox is this browser's: its token became a cookie of that
 // inbox alone and a key, which the page remembers with the address.
 
-import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, query, send } from "/ui/calls.js";
-import { arrange, button, bytes, copyButton, doing, h, keepFocus, lasting, number, Pages, problem, say, settled, when } from "/ui/dom.js";
+import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, query, Refused, send } from "/ui/calls.js";
+import { came, counted, look as unreadOnes, LOOK, notifies, notify } from "/ui/badge.js";
+import { asking, field } from "/ui/dialogs.js";
+import { arrange, button, bytes, copyButton, doing, h, keepFocus, lasting, number, Pages, problem, say, settled, when, recall, retain } from "/ui/dom.js";
 import { firstMail, howToSignIn } from "/ui/hello.js";
 import { keysOf, showKeys } from "/ui/hotkeys.js";
 import { MessageList } from "/ui/list.js";
 import { divide } from "/ui/panes.js";
 import { base, Reader } from "/ui/reader.js";
 import { inboxes, keepInboxes } from "/ui/secrets.js";
+import { named as said, t } from "/ui/strings.js";
 
-export const title = "Mail";
+export const title = t("Mail");
 export const scope = null;
 
 const EVERY = 5000; // ms between two looks at the list of inboxes
 const PAGE = 50; // inboxes
 const ROWS = 200; // messages of a page
 const UNDO = 6000; // ms in which a deletion can be taken back
-const UNREAD = 200; // the most that are counted
+const FOLDERS = 20; // tags
+const TOLD = 5; // messages that could not be released
+const PLACES = "relay.places";
+const TERMS = ["from:", "to:", "subject:", "tag:", "is:unread", "is:read", "has:attachment", "before:", "after:", "larger:", "smaller:"];
 
 const part = encodeURIComponent;
 const kept = () => inboxes().filter((one) => new Date(one.expires_at) > clock.now());
@@ -59,19 +65,27 @@ class Mail {
     this.reader = new Reader(this);
     this.tags = new Set();
     this.rail = makeRail(this);
-    this.middle = h("section", { class: "middle", "aria-label": "The inbox" });
+    this.middle = h("section", { class: "middle", "aria-label": t("The inbox") });
     this.toast = h("div", { id: "toast", role: "status" });
     this.element = h("div", { class: "mail" });
     divide(this.element, [this.rail.element, this.middle, this.reader.place]);
     place.append(this.element, this.toast);
     keysOf(this, page.signal);
+    page.acts(() => this.acts());
+    // What is done in one tab is seen in the others.
+    this.tabs = new BroadcastChannel("relay.mail");
+    this.tabs.onmessage = ({ data }) => this.heard(data);
     page.signal.addEventListener("abort", () => this.left());
-    addEventListener("pagehide", () => this.commit(), { signal: page.signal });
+    addEventListener("pagehide", () => {
+      this.list?.keepPlace();
+      this.commit();
+    }, { signal: page.signal });
   }
 
   left() {
     this.list?.left.abort();
     this.commit();
+    this.tabs.close();
   }
 
   move({ parts: [name, ...rest], values }) {
@@ -95,6 +109,140 @@ class Mail {
       this.reader.around();
     } else this.reader.close();
     this.rail.mark(key);
+    if (at?.address && !this.rail.has(at.address)) this.rail.refresh(); // made just now, perhaps
+  }
+
+  heard({ patch, gone, kept }) {
+    if (kept) {
+      this.list?.gone.delete(kept);
+      this.list?.refresh();
+    }
+    if (patch) this.list?.rows.patch(patch);
+    if (gone) {
+      this.list?.gone.add(gone);
+      this.list?.rows.remove(gone);
+      this.list?.state();
+    }
+    this.rail.recount();
+  }
+
+  patch(changed) {
+    this.list?.rows.patch(changed);
+    this.tabs.postMessage({ patch: changed });
+  }
+
+  // What the palette offers beside what the page does.
+  acts() {
+    const { list, reader } = this;
+    const message = reader.message;
+    const read = (title, act) => ({ title, act: () => act().catch((error) => say(reader.trouble, error.message)) });
+    return [
+      { title: t("New inbox"), act: () => this.rail.element.querySelector("#create button")?.click() },
+      { title: t("Search this list"), act: () => list?.field.focus() },
+      { title: t("Keys"), act: showKeys },
+      ...(message ? [
+        read(t("Mark unread"), () => this.unread(message)),
+        { title: t("Delete this message"), act: () => this.remove([message]) },
+        read(t("Release this message to somebody"), () => this.release([message])),
+      ] : []),
+    ];
+  }
+
+  // Send messages on, as they are, to who is named: those chosen, or all that the list may show.
+  async release(items) {
+    const { list } = this;
+    const { signal } = this.page;
+    const { release } = await get("/api/v1/info", { signal });
+    if (!release) throw new Error(t("Nothing can be released here: RELAY_OUTBOUND__UPSTREAM has to name a server that takes mail, and RELAY_OUTBOUND__RELEASE_TO who may get it."));
+    const left = (items === list ? await this.matching(list) : items).map((item) => ({ path: `${base(item.mailbox ?? list.at.address)}/messages/${item.id}/release`, about: item.subject || t("(no subject)") }));
+    asking({
+      title: left.length === 1 ? t("Release this message") : t("Release {0} messages", number(left.length)),
+      says: t("It goes out as it came, byte for byte, to addresses that the relay's setting RELAY_OUTBOUND__RELEASE_TO allows, such as *@example.org."),
+      fields: [field("to", t("To"), { placeholder: t("ann@example.com") })],
+      does: t("Release"),
+      act: async ({ to }, going) => {
+        const wanted = to.split(/[\s,;]+/).filter(Boolean);
+        const all = left.length;
+        const refused = [];
+        let [queued, stopped] = [0, null];
+        while (left.length && !going.over() && !signal.aborted) {
+          if (all > 1) going.tell(t("{0} of {1}", number(all - left.length), number(all)));
+          try {
+            await send("POST", left[0].path, { to: wanted });
+            queued += 1;
+          } catch (error) {
+            // An outage, or recipients whom no message may go to: the next press goes on from here.
+            if (!(error instanceof Refused) || (!queued && (error.status === 422 || error.kind === "release-not-allowed"))) {
+              stopped = error;
+              break;
+            }
+            refused.push({ ...left[0], why: error.message });
+          }
+          left.shift();
+        }
+        for (const one of refused) left.push(one);
+        if (signal.aborted) return;
+        if (stopped && !queued) throw stopped;
+        const why = refused.slice(0, TOLD).map((one) => `${one.about}: ${one.why}`);
+        const said = [all === 1 && queued ? t("Queued.") : t("Queued: {0} of {1}.", number(queued), number(all)), ...why, refused[TOLD] ? "…" : "", stopped?.message].join(" ");
+        if (left.length && !going.over()) throw new Error(said);
+        this.say(said);
+      },
+    });
+  }
+
+  // All that the list may show, loaded or not.
+  async matching(list) {
+    const found = [];
+    for (let path = `${list.everything}&limit=${ROWS}`; path; ) {
+      const { items, next } = await pageOf(path, { signal: this.page.signal });
+      found.push(...items);
+      path = next;
+      this.say(t("{0} found", number(found.length)));
+    }
+    return found;
+  }
+
+  tag(items, changed) {
+    asking({
+      title: items === this.list ? t("Tag all that match") : items.length === 1 ? t("Tag this message") : t("Tag {0} messages", items.length),
+      fields: [field("tag", t("Tag"), { maxLength: 100, list: "known-tags" }), h("datalist", { id: "known-tags" }, [...this.tags].map((value) => h("option", { value })))],
+      does: t("Tag"),
+      act: async ({ tag }) => {
+        if (items === this.list) await this.bulk(items, { add_tags: [tag] });
+        else await this.each(items, async (item) => {
+          const now = await send("PATCH", `${base(this.mailboxOf(item))}/messages/${item.id}`, { add_tags: [tag] });
+          item.tags = now.tags;
+          this.patch({ id: item.id, tags: now.tags });
+        });
+        this.rail.note([tag]);
+        changed();
+      },
+    });
+  }
+
+  async untag(item, tag) {
+    item.tags = (await send("PATCH", `${base(this.mailboxOf(item))}/messages/${item.id}`, { remove_tags: [tag] })).tags;
+    this.patch({ id: item.id, tags: item.tags });
+    this.rail.retag();
+  }
+
+  tagsOf(id) {
+    return this.list?.rows.known.get(id)?.tags;
+  }
+
+  // A few at once: a thousand one after the other would be long.
+  async each(items, act) {
+    const left = [...items];
+    await Promise.all(Array.from({ length: 6 }, async () => {
+      for (let item = left.pop(); item; item = left.pop()) await act(item);
+    }));
+  }
+
+  say(text) {
+    this.commit();
+    this.toast.replaceChildren(h("span", { text }));
+    this.timer = setTimeout(() => this.toast.replaceChildren(), UNDO);
   }
 
   near() {
@@ -110,7 +258,7 @@ class Mail {
   }
 
   seen(message) {
-    this.list?.rows.patch({ id: message.id, is_read: true });
+    this.patch({ id: message.id, is_read: true });
     this.rail.recount();
   }
 
@@ -119,10 +267,14 @@ class Mail {
   }
 
   async mark(items, isRead) {
-    for (const item of items) {
-      await send("PATCH", `${base(this.mailboxOf(item))}/messages/${item.id}`, { is_read: isRead });
-      this.list?.rows.patch({ id: item.id, is_read: isRead });
+    if (items === this.list) {
+      await this.bulk(items, { is_read: isRead });
+      return;
     }
+    await this.each(items, async (item) => {
+      await send("PATCH", `${base(this.mailboxOf(item))}/messages/${item.id}`, { is_read: isRead });
+      this.patch({ id: item.id, is_read: isRead });
+    });
     this.rail.recount();
   }
 
@@ -147,23 +299,55 @@ class Mail {
       }
     }, () => list.heading);
     list.state();
-    this.timer = setTimeout(() => this.commit(), UNDO);
-    this.toast.replaceChildren(
-      h("span", { text: items.length === 1 ? "Deleted." : `${items.length} messages deleted.` }),
-      button("Undo", () => this.undo(taken, list, opened ? location.hash : null), { title: "Undo (z)" }),
-    );
-    this.undoing = () => this.toast.querySelector("button")?.click();
-    if (!opened) return;
     const back = location.hash;
-    this.toast.querySelector("button").addEventListener("click", () => (location.hash = back));
+    this.offer(items.length === 1 ? t("Deleted.") : t("{0} messages deleted.", items.length), () => {
+      this.undo(taken, list);
+      if (opened) location.hash = back;
+    });
+    if (!opened) return;
     const next = items.length === 1 ? near.older ?? near.newer : null;
     location.hash = next ?? list.href();
     if (!next) list.heading.focus();
   }
 
+  // All that the list may show goes, seen or not, in one call.
+  sweep(list) {
+    this.commit();
+    this.swept = { list, path: list.everything };
+    list.rows.pickNone();
+    list.swept = true;
+    list.rows.start([], false);
+    list.state();
+    if (this.reading) location.hash = list.href();
+    this.offer(t("All that match are deleted."), () => {
+      this.swept = null;
+      list.swept = false;
+      list.refresh();
+    });
+  }
+
+  offer(text, undo) {
+    this.timer = setTimeout(() => this.commit(), UNDO);
+    this.undoing = () => this.toast.querySelector("button")?.click();
+    this.toast.replaceChildren(h("span", { text }), button(t("Undo"), () => {
+      clearTimeout(this.timer);
+      this.toast.replaceChildren();
+      undo();
+    }, { title: t("Undo (z)") }));
+  }
+
+  // Change all that a list may show, in one call; other tabs look again.
+  async bulk(list, change) {
+    await send("PATCH", list.everything, change);
+    this.again();
+  }
+
+  again() {
+    this.tabs.postMessage({ kept: "*" });
+    this.heard({ kept: "*" });
+  }
+
   undo(taken, list) {
-    clearTimeout(this.timer);
-    this.toast.replaceChildren();
     for (const { item, index } of taken.reverse()) {
       this.going.delete(item.id);
       if (list === this.list && index >= 0) list.rows.insert(item, index);
@@ -174,14 +358,26 @@ class Mail {
   commit() {
     clearTimeout(this.timer);
     this.toast.replaceChildren();
+    if (this.swept) {
+      const { list, path } = this.swept;
+      this.swept = null;
+      send("DELETE", path, undefined, { keepalive: true })
+        .catch((error) => this.page.signal.aborted || say(list.trouble, t("Not deleted: {0}", error.message)))
+        .finally(() => {
+          list.swept = false;
+          if (!this.page.signal.aborted) this.again();
+        });
+    }
     const taken = [...this.going.values()];
     this.going.clear();
     for (const { item, mailbox } of taken) {
       this.list?.gone.add(item.id);
+      this.tabs.postMessage({ gone: item.id });
       send("DELETE", `${base(mailbox)}/messages/${item.id}`, undefined, { keepalive: true }).catch((error) => {
         this.list?.gone.delete(item.id);
         if (!this.page.signal.aborted && this.list) {
-          say(this.list.trouble, `Not deleted: ${error.message}`);
+          say(this.list.trouble, t("Not deleted: {0}", error.message));
+          this.tabs.postMessage({ kept: item.id });
           this.list.refresh();
         }
       });
@@ -194,8 +390,8 @@ class Mail {
 // How full an inbox is, once that matters: what is beyond its quota is turned away.
 function usage({ message_count: count, bytes: size, max_messages: most, max_bytes: room }) {
   if (count === "" || count === undefined) return "";
-  if (room && size >= 0.8 * room) return `${count}, ${bytes(size)} of ${bytes(room)}`;
-  return most && count >= 0.8 * most ? `${count} of ${number(most)}` : String(count);
+  if (room && size >= 0.8 * room) return `${count}, ${t("{0} of {1}", bytes(size), bytes(room))}`;
+  return most && count >= 0.8 * most ? t("{0} of {1}", count, number(most)) : String(count);
 }
 
 function makeRail(mail) {
@@ -203,11 +399,13 @@ function makeRail(mail) {
   const all = page.may("read");
   const trouble = problem();
   const rows = new Map();
-  const body = h("ul", { id: "inboxes", "aria-label": "Live inboxes" });
-  const folders = h("ul", { id: "folders", "aria-label": "All" });
-  const none = h("p", { class: "none", text: all ? "No inbox yet." : "No inbox yet: create one." });
+  const body = h("ul", { id: "inboxes", "aria-label": t("Live inboxes") });
+  const folders = h("ul", { id: "folders", "aria-label": t("All") });
+  const none = h("p", { class: "none", text: `${all ? t("No inbox yet.") : t("None made in this browser yet: create one.")} ` });
+  // The narrowest screens show the inboxes alone, and the lines to copy stand in the list.
+  if (all) none.append(h("a", { class: "first", href: "#/mail/all", text: t("Send the first mail") }));
   const quota = h("p", { class: "small" });
-  const search = h("input", { type: "search", name: "q", placeholder: "find an inbox", "aria-label": "Find an inbox", oninput: settled(() => refresh()) });
+  const search = h("input", { type: "search", name: "q", placeholder: t("find an inbox"), "aria-label": t("Find an inbox"), oninput: settled(() => refresh()) });
   let [marked, unread, counting] = [null, new Map(), false];
 
   const folder = (key, href, text) => h("li", {}, h("a", { href, "data-key": key }, h("span", { text, dir: "auto" }), h("b", { class: "badge", hidden: true })));
@@ -215,9 +413,9 @@ function makeRail(mail) {
     const wanted = [];
     const made = new Map([...folders.children].map((one) => [one.firstChild.dataset.key, one]));
     const want = (key, href, text) => wanted.push(made.get(key) ?? folder(key, href, text));
-    if (all) want("all", "#/mail/all", "All mail");
-    for (const tag of mail.tags) want(`tag:${tag}`, `#/mail/${part(`tag:${tag}`)}`, `# ${tag}`);
-    if (page.may("send")) want("sent", "#/mail/sent", "Sent");
+    if (all) want("all", "#/mail/all", t("All mail"));
+    if (all) for (const tag of [...mail.tags].sort((a, b) => a.localeCompare(b)).slice(0, FOLDERS)) want(`tag:${tag}`, `#/mail/${part(`tag:${tag}`)}`, `# ${tag}`);
+    if (page.may("send")) want("sent", "#/mail/sent", t("Sent"));
     arrange(folders, wanted);
     folders.hidden = !wanted.length;
     mark(marked);
@@ -230,10 +428,10 @@ function makeRail(mail) {
   const fillRow = (row, one) => {
     const count = row.querySelector(".count");
     say(count, usage(one));
-    count.dataset.unit = one.message_count === 1 ? "message" : "messages";
-    count.title = one.bytes === undefined ? "" : `messages, ${bytes(one.bytes)}${one.max_bytes ? ` of ${bytes(one.max_bytes)}` : ""}`;
+    count.dataset.unit = one.message_count === 1 ? t("message") : t("messages");
+    count.title = one.bytes === undefined ? "" : t("messages, {0}", one.max_bytes ? t("{0} of {1}", bytes(one.bytes), bytes(one.max_bytes)) : bytes(one.bytes));
     row.dataset.ends = one.expires_at;
-    row.dataset.captured = one.owner_type === "capture";
+    row.querySelector(".left").dataset.captured = one.owner_type === "capture" ? t("captured · ") : "";
   };
   const show = (items, fresh) => {
     if (fresh) {
@@ -254,8 +452,9 @@ function makeRail(mail) {
   const pages = new Pages((path) => pageOf(path, { signal: page.signal }), show);
 
   async function look() {
-    const { mailboxes, max_mailboxes: most } = await get("/api/v1/quota", { signal: page.signal });
-    say(quota, most === null ? "" : `${number(mailboxes)} of ${number(most)} inboxes that you may have.`);
+    const { mailboxes, max_mailboxes: most, default_ttl_minutes: lives } = await get("/api/v1/quota", { signal: page.signal });
+    form.elements.ttl_minutes.placeholder = lives;
+    say(quota, most === null ? "" : t("{0} of {1} inboxes that you may have.", number(mailboxes), number(most)));
     if (all) await pages.start(`/api/v1/mailboxes${query({ q: search.value, limit: PAGE })}`);
     else show(kept().map((one) => ({ ...one, message_count: "" })), true);
   }
@@ -265,7 +464,7 @@ function makeRail(mail) {
   function countDown() {
     for (const row of rows.values()) {
       const left = (new Date(row.dataset.ends) - clock.now()) / 1000;
-      say(row.querySelector(".left"), left > 0 ? lasting(left) : "over");
+      say(row.querySelector(".left"), left > 0 ? lasting(left) : t("over"));
     }
   }
   function badges() {
@@ -273,15 +472,15 @@ function makeRail(mail) {
     for (const count of unread.values()) sum += count;
     const set = (badge, count) => {
       badge.hidden = !count;
-      say(badge, count >= UNREAD ? `${UNREAD}+` : count || "");
-      badge.title = "unread";
+      say(badge, counted(count));
+      badge.title = t("unread");
     };
     for (const [address, row] of rows) set(row.querySelector(".badge"), unread.get(address) ?? 0);
     const everything = folders.querySelector("[data-key=all] .badge");
     if (everything) set(everything, sum);
   }
   async function count() {
-    const found = await get(`/api/v1/messages${query({ q: "is:unread", limit: UNREAD })}`, { signal: page.signal });
+    const found = await unreadOnes({ signal: page.signal });
     unread = new Map();
     for (const { mailbox, tags } of found) {
       unread.set(mailbox, (unread.get(mailbox) ?? 0) + 1);
@@ -296,8 +495,17 @@ function makeRail(mail) {
   });
   function note(tags = []) {
     const before = mail.tags.size;
-    for (const tag of tags) if (mail.tags.size < 20) mail.tags.add(tag);
+    const lower = new Set([...mail.tags].map((tag) => tag.toLowerCase()));
+    for (const tag of tags) if (!lower.has(tag.toLowerCase())) mail.tags.add(tag);
     if (mail.tags.size !== before) showFolders();
+  }
+  // All that there are, loaded or not.
+  async function retag() {
+    if (!all) return;
+    const found = await get("/api/v1/tags", { signal: page.signal }).catch(() => null); // what comes tells, too
+    if (!found) return;
+    mail.tags = new Set(found.map((one) => one.tag));
+    showFolders();
   }
   function mark(key) {
     marked = key;
@@ -322,26 +530,31 @@ function makeRail(mail) {
         refresh();
       }),
     },
-    h("label", { text: "Name " }, h("input", { name: "local_part", autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: "random" })),
-    h("label", { text: "Minutes " }, h("input", { name: "ttl_minutes", type: "number", min: "1", placeholder: "60" })),
-    h("button", { text: "Create" }),
+    h("label", { text: t("Name ") }, h("input", { name: "local_part", autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: t("random") })),
+    h("label", { text: t("Minutes ") }, h("input", { name: "ttl_minutes", type: "number", min: "1" })),
+    h("button", { text: t("Create") }),
   );
+  const words = button(t("Notify me"), async () => {
+    words.ariaPressed = String(await notify(!notifies()));
+  }, { title: t("Say so when mail comes while this page is not looked at"), ariaPressed: String(notifies()) });
   const makes = page.who === null || page.may("read");
-  const element = h("section", { class: "rail", "aria-label": "Inboxes" },
+  const element = h("section", { class: "rail", "aria-label": t("Inboxes") },
     h("div", { class: "scroller" },
-      makes ? form : h("p", { class: "small", text: "A key makes and reads inboxes with the scope read, which this one has not." }), trouble,
+      makes ? form : h("p", { class: "small", text: t("A key makes and reads inboxes with the scope read, which this one has not.") }), trouble,
       folders,
-      h("h2", { class: "small", text: "Inboxes" }),
+      h("h2", { class: "small", text: t("Inboxes") }),
       all ? search : null,
       body, none, pages.element, quota),
-    h("p", { class: "foot" }, button("Keys", showKeys, { title: "What each key does (?)" })));
+    h("p", { class: "foot" }, button(t("Keys"), showKeys, { title: t("What each key does (?)") }), " ", "Notification" in self ? words : ""));
   showFolders();
   recount();
+  retag();
   // Rows that came by "More" are left alone: a list that jumps cannot be read.
   every(EVERY, page.signal, async () => rows.size > PAGE || look(), told);
-  const timer = setInterval(countDown, 1000);
-  page.signal.addEventListener("abort", () => clearInterval(timer));
-  return { element, refresh, mark, recount, note };
+  const timers = [setInterval(countDown, 1000), setInterval(recount, LOOK)];
+  page.signal.addEventListener("abort", () => timers.forEach(clearInterval));
+  const has = (address) => rows.has(address);
+  return { element, refresh, mark, recount, note, retag, has };
 }
 
 // One list -----------------------------------------------------------------------------------------
@@ -354,40 +567,52 @@ class List {
     this.signal = this.left.signal;
     this.ends = null;
     this.last = null;
+    this.fresh = []; // that came, and are not shown yet
+    this.due = null;
+    this.rest = 0; // ms before the next are
     this.gone = new Set(); // deleted, while a list that was asked for before may still have them
     this.trouble = problem();
-    this.stream = h("span", { id: "stream", role: "status", text: at.key === "sent" ? "" : "connecting" });
+    this.stream = h("span", { id: "stream", role: "status", text: at.key === "sent" ? "" : t("connecting") });
     this.expires = h("span", { id: "expires" });
-    this.field = h("input", { type: "search", name: "messages", value: q, placeholder: "words, from: subject: tag: is:unread …", "aria-label": "Search", oninput: settled(() => this.typed()) });
+    this.field = h("input", { type: "search", name: "messages", value: q, placeholder: at.key === "sent" ? t("an address or a domain") : t("words, from: subject: tag: is:unread …"), "aria-label": t("Search"), list: "search-terms", autocomplete: "off", oninput: () => {
+      this.suggest();
+      this.soon();
+    }, onkeydown: (pressed) => this.leave(pressed) });
+    this.terms = h("datalist", { id: "search-terms" });
+    this.soon = settled(() => this.typed());
     this.rows = new MessageList({
-      label: "Messages, newest first",
+      label: t("Messages, newest first"),
       hrefOf: (item) => this.hrefOf(item),
+      toOf: (item) => (at.address || at.key === "sent" ? null : item.mailbox),
       more: () => this.nextPage(),
       tell: (text) => say(this.trouble, text),
-      picked: () => this.showPicked(),
+      picked: at.key === "sent" ? undefined : () => this.showPicked(),
     });
     this.empty = h("div", { class: "empty", hidden: true });
-    this.chosen = h("div", { class: "chosen", role: "group", "aria-label": "Chosen messages", hidden: true });
+    this.chosen = h("div", { class: "chosen", role: "group", "aria-label": t("Chosen messages"), hidden: true });
     const { address, tag } = at;
+    this.hits = h("span", { role: "status" });
     this.heading = h("h2", { tabindex: "-1" }, address
-      ? [h("output", { id: "address", text: address }), " ", copyButton(address, "the address")]
-      : tag ? h("span", { text: `# ${tag}`, dir: "auto" }) : at.key === "sent" ? "Sent" : "All mail");
+      ? [h("output", { id: "address", text: address }), " ", copyButton(address, t("the address"))]
+      : tag ? h("span", { text: `# ${tag}`, dir: "auto" }) : at.key === "sent" ? t("Sent") : t("All mail"));
+    const said = h("p", { class: "small" }, this.expires, this.stream, this.hits, address ? button(t("Delete this inbox"), () => this.removeInbox()) : "");
     mail.middle.append(
       h("div", { class: "top" },
-        h("div", { class: "bar" }, h("a", { class: "back", href: "#/mail", text: "‹ Inboxes" }), this.heading),
-        h("p", { class: "small" }, this.expires, this.stream,
-          address ? button("Delete this inbox", doing(this.trouble, () => this.removeInbox())) : ""),
-        at.key === "sent" ? "" : this.field,
-        this.trouble, this.chosen),
+        h("div", { class: "bar" }, h("a", { class: "back", href: "#/mail", text: t("‹ Inboxes") }), this.heading, address ? "" : said),
+        address ? said : "", this.field, this.terms,
+        this.trouble),
       this.empty,
       this.rows.element,
+      this.chosen,
     );
     this.timer = setInterval(() => this.tick(), 1000);
     this.signal.addEventListener("abort", () => {
       clearInterval(this.timer);
+      clearTimeout(this.due);
+      this.keepPlace();
       this.rows.end();
     });
-    if (at.key === "sent") this.refresh();
+    if (at.key === "sent") every(EVERY, this.signal, () => this.rows.items.length <= ROWS && this.refresh(), () => {});
     else keepUp(this.signal, () => this.follow(), (text) => say(this.stream, text));
   }
 
@@ -402,7 +627,7 @@ class List {
 
   get path() {
     const { address, tag, key } = this.at;
-    if (key === "sent") return `/api/v1/outbound${query({ limit: ROWS })}`;
+    if (key === "sent") return `/api/v1/outbound${query({ [this.q.includes("@") ? "recipient" : "domain"]: this.q, limit: ROWS })}`;
     if (address) return `${base(address)}/messages${query({ q: this.q, limit: ROWS })}`;
     return `/api/v1/messages${query({ q: [tag ? `tag:${quoted(tag)}` : "", this.q].filter(Boolean).join(" "), limit: ROWS })}`;
   }
@@ -418,26 +643,36 @@ class List {
       this.tick();
     }
     if (!this.last) await this.refresh(); // the stream begins at the present
-    say(this.stream, "listening");
+    say(this.stream, t("listening"));
     for await (const event of eventsIn(response)) {
       this.last = event.id ?? this.last;
       if (event.kind !== "new_message") continue;
       await this.loading; // an older list would wipe it out
       this.arrived(event.data);
     }
-    say(this.stream, "reconnecting");
+    say(this.stream, t("reconnecting"));
   }
 
   arrived(item) {
+    if (!this.rows.known.has(item.id)) came(item, this.hrefOf(item));
     this.mail.rail.recount();
     this.mail.rail.note(item.tags);
     if (this.at.tag && !item.tags?.includes(this.at.tag)) return;
     if (this.q) this.again();
-    else if (!this.gone.has(item.id) && !this.mail.going.has(item.id)) {
-      this.rows.arrived(item);
-      this.state();
-      this.mail.reader.around();
+    else {
+      this.fresh.push(item);
+      this.due ??= setTimeout(() => this.showFresh(), this.rest);
     }
+  }
+
+  // However fast mail comes, the page rests most of the time.
+  showFresh() {
+    const began = performance.now();
+    this.due = null;
+    this.rows.arrived(this.fresh.splice(0).filter(({ id }) => !this.gone.has(id) && !this.mail.going.has(id)));
+    this.state();
+    this.mail.reader.around();
+    this.rest = 4 * (performance.now() - began);
   }
 
   again = settled(() => this.signal.aborted || this.refresh());
@@ -446,18 +681,32 @@ class List {
     if (new Date().getSeconds() % 20 === 0) this.rows.tick();
     if (this.ends === null) return;
     const left = (this.ends - clock.now()) / 1000;
-    say(this.expires, left > 0 ? `${lasting(left)} left` : "over");
-    this.expires.title = `until ${when(this.ends)}`;
+    say(this.expires, left > 0 ? t("{0} left", lasting(left)) : t("over"));
+    this.expires.title = t("until {0}", when(this.ends));
   }
 
-  typed() {
-    this.q = this.field.value.trim();
+  // What is typed yet is no search: an operator without its value, or with half a word of it.
+  typed(whole = false) {
+    const q = this.field.value.trim();
+    const last = /\S*$/.exec(q)[0].replace(/^-/, "").toLowerCase();
+    if (!whole && /^[a-z]+:/.test(last) && TERMS.some((term) => term.startsWith(last) && term !== last.replace(/:$/, ""))) return;
+    if (q === this.q) return;
+    this.q = q;
     const { values, parts } = addressed();
     if (this.q) values.set("q", this.q);
     else values.delete("q");
     const path = parts.length ? parts : ["mail", part(this.at.key)];
     history.replaceState(null, "", `#/${path.join("/")}${query(Object.fromEntries(values))}`);
     this.refresh();
+  }
+
+  // Back to the rows, which the keys are for.
+  leave(pressed) {
+    if (!["Enter", "Escape"].includes(pressed.key) || pressed.isComposing) return;
+    pressed.preventDefault();
+    this.typed(true);
+    this.heading.focus();
+    if (this.rows.items.length) this.rows.stand(Math.max(0, this.rows.at), true);
   }
 
   search(q) {
@@ -475,8 +724,8 @@ class List {
     let { items, next } = await pageOf(path, { signal: this.signal });
     // A page may be empty and yet not the last: the relay looks at so many rows a call.
     for (let tries = 0; !items.length && next && tries < 10; tries += 1) ({ items, next } = await pageOf(next, { signal: this.signal }));
-    if (this.at.key === "sent") items = items.map((one) => ({ ...one, from_address: one.recipient ?? "somebody", received_at: one.created_at, snippet: one.status, tags: one.tag ? [one.tag] : [] }));
-    return { items: items.filter((one) => !this.gone.has(one.id) && !this.mail.going.has(one.id)), next };
+    if (this.at.key === "sent") items = items.map((one) => ({ ...one, ...(one.recipient ? { from_address: one.recipient } : { from_address: "—", subject: t("hidden: of another owner") }), received_at: one.created_at, snippet: said(one.status), tags: one.tag ? [one.tag] : [] }));
+    return { items: items.filter((one) => !this.gone.has(one.id) && !this.mail.going.has(one.id) && !(this.swept && one.received_at < this.until)), next };
   }
 
   async first() {
@@ -485,14 +734,39 @@ class List {
       const { items, next } = await this.load(path);
       if (this.path !== path) return; // asked anew meanwhile
       say(this.trouble, "");
+      this.wrong = "";
       this.next = next;
       for (const item of items) this.mail.rail.note(item.tags);
       this.rows.start(items, next !== null);
       this.state();
+      await this.resume();
       this.mail.reader.around();
     } catch (error) {
-      if (!this.signal.aborted) say(this.trouble, error.message);
+      if (this.signal.aborted || this.path !== path) return;
+      if (!this.q || error.status !== 422) {
+        say(this.trouble, error.message);
+        return;
+      }
+      // Rows of the search before would be no answer to this one.
+      this.wrong = error.message.replace(/^q: /, "");
+      this.rows.start([], false);
+      this.state();
     }
+  }
+
+  // Where it was left in this tab, at first; what is read is among the rows, so that j and k go on from it.
+  async resume() {
+    if (this.resumed) return;
+    this.resumed = true;
+    const kept = recall(PLACES, "sessionStorage")?.[this.href()];
+    const { reading } = this.mail;
+    if (reading && (await this.rows.reach(reading)) >= 0) this.rows.mark(reading);
+    if (kept) await this.rows.goTo(kept);
+  }
+
+  keepPlace() {
+    const others = Object.entries(recall(PLACES, "sessionStorage") ?? {}).filter(([href]) => href !== this.href());
+    retain(PLACES, Object.fromEntries([...others.slice(-20), [this.href(), this.rows.place]]), "sessionStorage");
   }
 
   async nextPage() {
@@ -500,20 +774,26 @@ class List {
     const got = await this.load(next);
     if (this.path !== path || this.next !== next) return null;
     this.next = got.next;
+    setTimeout(() => this.state());
     return { items: got.items, more: got.next !== null };
   }
 
   // What stands in place of rows.
   state() {
-    const empty = this.rows.items.length === 0;
-    if (this.empty.hidden !== empty && this.q === this.emptyFor) return;
+    const { length } = this.rows.items;
+    const empty = length === 0;
+    const open = this.q.split('"').length % 2 === 0; // what stands behind is one phrase
+    const hits = this.rows.more ? t("more than {0} found", number(length)) : t("{0} found", number(length));
+    say(this.hits, !this.q || empty ? "" : open ? `${hits} · ${t("a quotation mark is not closed")}` : hits);
+    const state = `${this.q}\n${this.wrong}`;
+    if (this.empty.hidden !== empty && state === this.emptyFor) return;
     this.empty.hidden = !empty;
     this.rows.element.hidden = empty;
-    this.emptyFor = this.q;
+    this.emptyFor = state;
     if (!empty) return;
-    if (this.q) this.empty.replaceChildren(h("p", { class: "none", text: "No message matches." }));
-    else if (this.at.key === "sent") this.empty.replaceChildren(h("p", { class: "none", text: "Nothing was sent yet." }));
-    else if (this.at.tag) this.empty.replaceChildren(h("p", { class: "none", text: "No message has this tag." }));
+    if (this.q) this.empty.replaceChildren(h("p", { class: "none", role: "status", text: this.wrong || (open ? t("No message matches: a quotation mark is not closed.") : t("No message matches.")) }));
+    else if (this.at.key === "sent") this.empty.replaceChildren(h("p", { class: "none", text: t("Nothing was sent yet.") }));
+    else if (this.at.tag) this.empty.replaceChildren(h("p", { class: "none", text: t("No message has this tag.") }));
     else this.empty.replaceChildren(firstMail(this.at.address ?? null, this.page, this.signal));
   }
 
@@ -521,30 +801,71 @@ class List {
     return this.rows.items.filter((item) => this.rows.picked.has(item.id));
   }
 
+  // What the chosen are: rows, or the list itself where all that match are meant.
   showPicked() {
     const count = this.rows.picked.size;
+    if (count < this.rows.items.length) this.all = false;
     this.chosen.hidden = count === 0;
     if (!count) return;
-    const mark = (isRead) => doing(this.trouble, () => this.mail.mark(this.chosenItems(), isRead).then(() => this.rows.pickNone()));
+    const none = () => this.rows.pickNone();
+    const what = () => (this.all ? this : this.chosenItems());
+    const mark = (isRead) => doing(this.trouble, () => this.mail.mark(what(), isRead).then(none));
     const removeThem = () => {
+      if (this.all) return this.mail.sweep(this);
       const items = this.chosenItems();
-      this.rows.pickNone();
+      none();
       this.mail.remove(items);
     };
     if (!this.chosen.firstChild) {
-      this.chosen.append(h("span"), button("All", () => this.rows.items.forEach((item) => this.rows.pick(item.id, true)), { title: "Every row of this list that was loaded" }),
-        button("Read", mark(true)), button("Unread", mark(false)), button("Delete", removeThem, { ariaLabel: "Delete the chosen" }), button("None", () => this.rows.pickNone()));
+      this.chosen.append(h("span"), button(t("All"), doing(this.trouble, () => this.chooseAll()), { title: t("All that are in this list, or match the search") }),
+        button(t("Read"), mark(true)), button(t("Unread"), mark(false)),
+        button(t("Tag"), () => this.mail.tag(what(), none), { ariaLabel: t("Tag the chosen") }),
+        this.page.may("send") ? button(t("Release"), doing(this.trouble, () => this.mail.release(what())), { ariaLabel: t("Release the chosen") }) : "",
+        button(t("Delete"), removeThem, { ariaLabel: t("Delete the chosen") }), button(t("None"), none));
     }
-    say(this.chosen.firstChild, `${count} chosen`);
+    say(this.chosen.firstChild, this.all ? t("All that match are chosen") : t("{0} chosen", count));
   }
 
-  async removeInbox() {
+  // The address of all of this list up to its newest row: what comes later was not meant.
+  get everything() {
+    const { address, tag } = this.at;
+    // The time first: quotes that are not closed reach to the end.
+    const q = [`before:${this.until}`, tag ? `tag:${quoted(tag)}` : "", this.q].filter(Boolean).join(" ");
+    return `${address ? base(address) : "/api/v1"}/messages${query({ q })}`;
+  }
+
+  // All that match, not only what was loaded so far.
+  chooseAll() {
+    this.all = this.at.key !== "sent" && this.rows.more;
+    this.until = new Date(Date.parse(this.rows.items[0]?.received_at) + 1).toISOString();
+    this.rows.pickAll();
+  }
+
+  // What a search may go on with, below its field.
+  suggest() {
+    if (this.at.key === "sent") return;
+    const [word] = this.field.value.split(/\s/).slice(-1);
+    const before = this.field.value.slice(0, this.field.value.length - word.length);
+    const tags = [...this.mail.tags].map((tag) => `tag:${/\s/.test(tag) ? quoted(tag) : tag}`);
+    const senders = [...new Set(this.rows.items.slice(0, 200).map((item) => item.from_address).filter(Boolean))].slice(0, 20).map((from) => `from:${from}`);
+    const wanted = [...TERMS, ...tags, ...senders].filter((term) => word && term.startsWith(word.toLowerCase()) && term !== word);
+    this.terms.replaceChildren(...wanted.slice(0, 12).map((term) => h("option", { value: before + term })));
+  }
+
+  removeInbox() {
     const { address } = this.at;
-    if (!confirm(`Delete ${address}? Its mail goes with it.`)) return;
-    await send("DELETE", base(address));
-    forget(address);
-    this.mail.rail.refresh();
-    location.hash = "#/mail";
+    asking({
+      title: t("Delete this inbox"),
+      says: t("Delete {0}? Its mail goes with it.", address),
+      fields: [],
+      does: t("Delete"),
+      act: async () => {
+        await send("DELETE", base(address));
+        forget(address);
+        this.mail.rail.refresh();
+        location.hash = "#/mail";
+      },
+    });
   }
 }
 

@@ -2,30 +2,17 @@
 //
 // The widths are this browser's, and stay as they were left.
 
-import { h } from "/ui/dom.js";
+import { h, recall, retain } from "/ui/dom.js";
+import { t } from "/ui/strings.js";
 
 const KEPT = "relay.panes";
 const STEP = 24; // px that an arrow key moves a bar
 const BARS = [
-  { name: "--rail", label: "Width of the inboxes", least: 180, most: 420, usual: 248 },
-  { name: "--list", label: "Width of the list", least: 280, most: 900, usual: 480 },
+  { name: "--rail", label: t("Width of the inboxes"), least: 180, most: 420, usual: 248 },
+  { name: "--list", label: t("Width of the list"), least: 280, most: 900, usual: 480 },
 ];
 
-function widths() {
-  try {
-    return JSON.parse(localStorage.getItem(KEPT) ?? "{}");
-  } catch {
-    return {};
-  }
-}
-
-function keep(name, width) {
-  try {
-    localStorage.setItem(KEPT, JSON.stringify({ ...widths(), [name]: width }));
-  } catch {
-    // no storage: they are as usual next time
-  }
-}
+const keep = (name, width) => retain(KEPT, { ...recall(KEPT), [name]: width });
 
 // Put `panes` into `place`, a bar between each two.
 export function divide(place, panes) {
@@ -36,7 +23,7 @@ export function divide(place, panes) {
 }
 
 function bar(place, { name, label, least, most, usual }) {
-  let width = Number(widths()[name]) || usual;
+  let width = Number(recall(KEPT)?.[name]) || usual;
   const made = h("div", { class: "divider", role: "separator", tabindex: "0", "aria-orientation": "vertical", "aria-label": label, "aria-valuemin": least, "aria-valuemax": most });
   const set = (wanted) => {
     width = Math.round(Math.max(least, Math.min(most, wanted)));

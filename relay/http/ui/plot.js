@@ -1,46 +1,79 @@
-// A small live plot: the last two minutes of one number, as an SVG line with its newest value.
+// A plot of one number: what the relay has kept of it, and what is seen live at the right of that.
+
+import { clock } from "/ui/calls.js";
+import { h, say, when } from "/ui/dom.js";
+import { t } from "/ui/strings.js";
 
 const NS = "http://www.w3.org/2000/svg";
-const POINTS = 60;
-const [WIDTH, HEIGHT] = [240, 48];
+const [WIDTH, HEIGHT] = [240, 56];
+export const SPANS = { 1: t("1 hour"), 6: t("6 hours"), 24: t("24 hours") };
 
 export class Plot {
-  constructor(title, show = (value) => value.toFixed(1)) {
+  // `show(value)`: in words.
+  constructor(title, show) {
     this.title = title;
     this.show = show;
-    this.values = [];
-    this.element = document.createElement("figure");
-    this.element.className = "plot";
-    const caption = document.createElement("figcaption");
-    caption.textContent = `${title} `;
-    this.now = document.createElement("strong");
-    this.now.textContent = "…";
-    caption.append(this.now);
-    const svg = document.createElementNS(NS, "svg");
-    svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", title);
-    this.svg = svg;
-    this.line = document.createElementNS(NS, "polyline");
-    svg.append(this.line);
-    this.element.append(caption, svg);
+    this.hours = 1;
+    this.points = []; // [instant in ms, value or null: unknown], in order
+    this.now = h("strong", { text: "…" });
+    this.most = h("small");
+    this.svg = document.createElementNS(NS, "svg");
+    for (const [name, value] of Object.entries({ viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title })) this.svg.setAttribute(name, value);
+    this.line = this.svg.appendChild(document.createElementNS(NS, "path"));
+    this.svg.addEventListener("pointermove", (moved) => this.tell(moved));
+    this.svg.addEventListener("pointerleave", () => this.draw());
+    this.element = h("figure", { class: "plot" }, h("figcaption", {}, h("span", { text: title }), this.now, this.most), this.svg);
+  }
+
+  // What the relay has kept, in place of what was seen meanwhile.
+  past(points) {
+    if (!points.length) return;
+    const [first, last] = [points[0][0], points.at(-1)[0]];
+    this.points = [...this.points.filter(([at]) => at < first), ...points, ...this.points.filter(([at]) => at > last + 30000)];
+    this.draw();
   }
 
   // `value` null: nothing is known of this moment.
   push(value) {
-    this.values.push(value);
-    if (this.values.length > POINTS) this.values.shift();
-    const known = this.values.filter((one) => one !== null);
-    const top = Math.max(1e-9, ...known);
-    const points = [];
-    this.values.forEach((one, at) => {
-      if (one === null) return;
-      const x = WIDTH - (this.values.length - 1 - at) * (WIDTH / (POINTS - 1));
-      points.push(`${x.toFixed(1)},${(HEIGHT - 2 - (one / top) * (HEIGHT - 4)).toFixed(1)}`);
-    });
-    this.line.setAttribute("points", points.join(" "));
-    this.now.textContent = value === null ? "unknown" : this.show(value);
-    this.svg.setAttribute("aria-label", `${this.title}: ${this.now.textContent}, at most ${this.show(known.length ? top : 0)} in two minutes`);
+    this.points.push([clock.now(), value]);
+    this.draw();
+  }
+
+  // A column is the mean of what is in it; where nothing is for long, the line ends.
+  draw() {
+    const end = clock.now();
+    const start = end - this.hours * 3600e3;
+    while (this.points.length && this.points[0][0] < end - 24 * 3600e3) this.points.shift();
+    const sums = new Map();
+    for (const [at, value] of this.points) {
+      if (at < start || value === null) continue;
+      const column = Math.min(WIDTH - 1, Math.floor(((at - start) / (end - start)) * WIDTH));
+      const [sum, count] = sums.get(column) ?? [0, 0];
+      sums.set(column, [sum + value, count + 1]);
+    }
+    this.columns = [...sums].sort(([a], [b]) => a - b).map(([x, [sum, count]]) => [x, sum / count]);
+    const top = Math.max(1e-9, ...this.columns.map(([, value]) => value));
+    const gap = Math.max(2, (150e3 * WIDTH) / (end - start)); // two minutes and a half
+    let before = -Infinity;
+    this.line.setAttribute("d", this.columns.map(([x, value]) => {
+      const on = x - before <= gap;
+      before = x;
+      return `${on ? "L" : "M"}${x + 1} ${(HEIGHT - 2 - (value / top) * (HEIGHT - 6)).toFixed(1)}${on ? "" : "h.1"}`;
+    }).join(""));
+    const last = this.points.at(-1)?.[1];
+    const most = Math.max(top, last ?? 0);
+    say(this.now, last === undefined ? "…" : last === null ? t("unknown") : this.show(last));
+    say(this.most, this.columns.length ? t("at most {0}", this.show(most < 1e-6 ? 0 : most)) : "");
+    this.svg.setAttribute("aria-label", `${this.title}: ${this.now.textContent}, ${this.most.textContent}, ${SPANS[this.hours]}`);
+  }
+
+  // What was where the pointer is.
+  tell({ clientX }) {
+    const { left, width } = this.svg.getBoundingClientRect();
+    const x = ((clientX - left) / width) * WIDTH;
+    const near = this.columns?.reduce((best, one) => (Math.abs(one[0] - x) < Math.abs(best[0] - x) ? one : best), [Infinity]);
+    if (!near || Math.abs(near[0] - x) > 8) return;
+    say(this.now, this.show(near[1]));
+    say(this.most, when(clock.now() - (1 - near[0] / WIDTH) * this.hours * 3600e3));
   }
 }

@@ -1,156 +1,319 @@
-// Queue: outbound mail by status, priority and destination; one message's whole story; who gets none.
+// Queue: outbound mail by state, the list of one, and a message's whole story, side by side.
+//
+// Each state has an address, so that reload, back and a shared link lead to it:
+//   #/queue                  all (a phone: the states)   #/queue/all[/ID]
+//   #/queue/STATE[/ID]       what is in a state          #/queue/overview  the queue as a whole
+//   #/queue/failures[/ID]    what failed, by error
+//   #/queue/ID               a message, as links from elsewhere say it
 
-import { every, get, page as pageOf, query, send } from "/ui/calls.js";
-import { button, doing, fill, h, keepFocus, lasting, number, Pages, problem, say, settled, Table, when } from "/ui/dom.js";
+import { clock, every, get, page as pageOf, query, send } from "/ui/calls.js";
+import { arrange, button, doing, fill, h, keepFocus, lasting, number, Pages, problem, say, settled, since, Table, tenths, when } from "/ui/dom.js";
+import { asking } from "/ui/dialogs.js";
+import { makeFailures, messages } from "/ui/failures.js";
+import { divide } from "/ui/panes.js";
+import { showStory } from "/ui/story.js";
+import { named, t } from "/ui/strings.js";
 
-export const title = "Queue";
+export const title = t("Queue");
 export const scope = "send";
 
-const STATES = ["queued", "processing", "sent", "failed", "bounced", "cancelled", "held"];
-const ACTS = { queued: ["hold", "cancel"], held: ["retry", "cancel"], failed: ["retry"], bounced: ["retry"] };
+const LISTS = {
+  all: t("All"), queued: t("Queued"), processing: t("Being delivered"), held: t("Held"), sent: t("Sent"), failed: t("Failed"), bounced: t("Bounced"), cancelled: t("Cancelled"),
+  failures: t("Failures by error"),
+};
+const STATES = Object.keys(LISTS).filter((key) => key !== "failures");
+// What may be done with all of a list, as far as it may be done with each.
+const ACTS = { all: ["retry", "hold", "cancel"], queued: ["retry", "hold", "cancel"], held: ["retry", "cancel"], failed: ["retry"], bounced: ["retry"] };
+const OF_ALL = { retry: t("retry all"), hold: t("hold all"), cancel: t("cancel all") };
+const SAYS = {
+  retry: () => t("They are tried at once, with a fresh set of attempts."),
+  hold: () => t("They are set aside until somebody retries them."),
+  cancel: () => t("They will not be sent. This cannot be undone."),
+};
+const FAILURES = 10000; // ms between two looks at the groups: they count thousands
 const EVERY = 2000; // ms
+const COUNTED = 10_000; // of the last hour, that are told of by destination
 const PAGE = 50; // rows
 
-const choice = (name, text, values) =>
-  h("label", { text: `${text} ` }, h("select", { name }, h("option", { value: "", text: "any" }), values.map((value) => h("option", { value, text: value }))));
-
 export function open(place, page) {
-  const trouble = problem(); // of a command
-  const outage = problem(); // of a look
-  const story = h("article", { id: "story", "aria-labelledby": "story-title", hidden: true });
-  const table = new Table("Messages, newest first", ["Queued", "To", "Subject", "Status", "Attempts", "Priority", "Next"], { none: "No message.", id: "outbound" });
-  const show = (items, fresh) => {
-    if (fresh) table.show(items, (one) => one.id, fillRow, makeRow);
-    else for (const one of items) table.add(one.id, (row) => fillRow(row, one), (row) => makeRow(row, one));
-  };
-  const pages = new Pages((path) => pageOf(path, { signal: page.signal }), show);
-  const filter = h(
-    "form",
-    { id: "filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => refresh()) },
-    choice("status", "Status", STATES),
-    choice("priority", "Priority", ["high", "normal", "bulk"]),
-    h("label", { text: "Destination " }, h("input", { name: "domain", placeholder: "a domain", autocapitalize: "none" })),
-    h("label", { text: "Recipient " }, h("input", { name: "recipient", placeholder: "an address", autocapitalize: "none" })),
-  );
-  const path = () => `/api/v1/outbound${query({ ...Object.fromEntries(new FormData(filter)), limit: PAGE })}`;
-  const refresh = () => pages.start(path()).then(() => say(outage, ""), (error) => page.signal.aborted || say(outage, error.message));
+  const view = new Queue(page);
+  place.append(view.element);
+  view.move(page);
+  every(EVERY, page.signal, () => view.look(), (text) => say(view.outage, text));
+  return (at) => view.move(at);
+}
 
-  if (page.may("admin")) place.append(makeState(page));
-  place.append(
-    h("section", { "aria-label": "Messages" }, filter, trouble, outage, story, table.element, pages.element),
-    makeSuppressions(page),
-  );
-  let shown = null;
-  const tell = (id) => showStory(story, page, id, () => shown === id, refresh);
-  every(EVERY, page.signal, async () => {
-    // Rows that came by "More" are left alone: a list that jumps cannot be read.
-    if (table.rows.size <= PAGE) await pages.start(path());
-    if (!story.hidden && story.childElementCount) await tell(shown); // the first telling is `move`'s
-  }, (text) => say(outage, text));
+class Queue {
+  constructor(page) {
+    this.page = page;
+    this.key = null; // of the list
+    this.shown = null; // the message that is told of
+    this.rows = new Map();
+    this.trouble = problem(); // of a command
+    this.outage = problem(); // of a look
+    this.rail = makeRail(page);
+    this.failures = makeFailures(page, () => this.rail.refresh().catch(() => {})); // the next look tells
+    this.heading = h("h2", { tabindex: "-1" });
+    this.list = h("ul", { "aria-labelledby": "queue-heading" });
+    this.heading.id = "queue-heading";
+    this.none = h("p", { class: "none", hidden: true });
+    this.pages = new Pages((path) => pageOf(path, { signal: page.signal }), (items, fresh) => this.show(items, fresh));
+    this.filter = h("form", { id: "filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => this.refresh()) },
+      h("input", { name: "recipient", placeholder: t("an address"), "aria-label": t("Recipient"), autocapitalize: "none" }),
+      h("input", { name: "domain", placeholder: t("a domain"), "aria-label": t("Destination"), autocapitalize: "none" }),
+      h("input", { name: "tag", placeholder: t("a tag"), "aria-label": t("Tag"), autocapitalize: "none" }),
+      h("select", { name: "priority", "aria-label": t("Priority") }, h("option", { value: "", text: t("any priority") }), ["high", "normal", "bulk"].map((value) => h("option", { value, text: named(value) }))));
+    this.done = h("p", { class: "small", role: "status" });
+    this.acts = h("div", { class: "bar", id: "acts", role: "group", "aria-label": t("With all of the list") });
+    this.scroller = h("div", { id: "outbound", class: "scroller", tabindex: "0", role: "region", "aria-label": t("Messages, newest first") }, this.failures.element, this.list, this.none, this.pages.element);
+    const middle = h("section", { class: "middle", "aria-label": t("Messages") },
+      h("div", { class: "top" }, h("div", { class: "bar" }, h("a", { class: "back", href: "#/queue", text: t("‹ States") }), this.heading, h("span", { class: "space" }), this.acts), this.filter, this.done, this.trouble, this.outage),
+      this.scroller);
+    this.story = h("article", { id: "story", "aria-labelledby": "story-title", hidden: true });
+    this.overview = h("div", { class: "overview" }, h("a", { class: "back", href: "#/queue", text: t("‹ States") }),
+      page.may("admin") ? makeState(page) : "", makeSuppressions(page));
+    const reader = h("section", { class: "reader", "aria-label": t("The story") }, this.story, this.overview);
+    addEventListener("keydown", (pressed) => this.press(pressed), { signal: page.signal });
+    this.element = h("div", { class: "mail queue" });
+    divide(this.element, [this.rail.element, middle, reader]);
+  }
 
-  const move = ({ parts: [id] }) => {
-    const fresh = id !== shown;
-    shown = id ?? null;
-    story.hidden = !shown;
+  // j and k go through the list; Enter opens, as it opens any link.
+  press({ key, target, ctrlKey, metaKey, altKey }) {
+    const by = { j: 1, k: -1 }[key];
+    if (!by || ctrlKey || metaKey || altKey || target.closest("input, select, textarea, dialog")) return;
+    const links = [...this.scroller.querySelectorAll("a.subject")].filter((link) => link.checkVisibility());
+    const at = links.findIndex((link) => link === document.activeElement);
+    (links[(at < 0 ? links.findIndex((link) => link.ariaCurrent) : at) + by] ?? links[by < 0 ? 0 : links.length - 1])?.focus();
+  }
+
+  move({ parts: [name, id] }) {
+    if (name && name !== "overview" && !Object.hasOwn(LISTS, name)) [name, id] = [undefined, name];
+    const key = Object.hasOwn(LISTS, name ?? "") ? name : (name || id) && this.key ? this.key : "all";
+    if (key !== this.key) {
+      this.key = key;
+      this.element.dataset.state = key;
+      this.rows.clear();
+      this.list.replaceChildren();
+      this.none.hidden = true;
+      this.scroller.scrollTop = 0;
+      this.failures.element.hidden = key !== "failures";
+      this.filter.hidden = this.list.hidden = this.pages.element.hidden = key === "failures";
+      say(this.heading, LISTS[key]);
+      say(this.done, "");
+      this.acts.hidden = true; // until there is something
+      this.acts.replaceChildren(...(ACTS[key] ?? []).map((verb) => button(OF_ALL[verb], doing(this.trouble, () => this.actOnAll(verb)))));
+      this.refresh();
+    }
+    this.element.dataset.pane = id || name === "overview" ? "reader" : name ? "list" : "rail";
+    this.rail.mark(name === "overview" ? name : key);
+    const fresh = (id ?? null) !== this.shown;
+    this.shown = id ?? null;
+    this.story.hidden = !id;
+    this.overview.hidden = Boolean(id);
+    this.mark();
     if (!fresh) return;
-    story.replaceChildren();
-    say(trouble, "");
-    if (shown) {
-      tell(shown)
-        .then(() => id === shown && story.querySelector("h2").focus())
+    this.story.replaceChildren();
+    say(this.trouble, "");
+    if (id) {
+      this.tell()
+        .then(() => id === this.shown && this.story.querySelector("h2")?.focus({ preventScroll: true }))
         .catch((error) => {
-          if (page.signal.aborted || id !== shown) return;
-          story.hidden = true;
-          say(trouble, error.message);
+          if (this.page.signal.aborted || id !== this.shown) return;
+          this.story.hidden = true;
+          this.overview.hidden = false;
+          say(this.trouble, error.message);
+          this.element.dataset.pane = "list";
         });
     }
+  }
+
+  tell() {
+    const id = this.shown;
+    return showStory(this.story, this.page, id, { wanted: () => this.shown === id, refresh: () => this.refresh(), back: `#/queue/${this.key}` });
+  }
+
+  get wanted() {
+    return { ...Object.fromEntries(new FormData(this.filter)), status: this.key === "all" ? "" : this.key };
+  }
+
+  get path() {
+    return `/api/v1/outbound${query({ ...this.wanted, limit: PAGE })}`;
+  }
+
+  // With all that the list would show, however long it is: how many that are is asked first.
+  async actOnAll(verb) {
+    const wanted = this.wanted;
+    const path = "/api/v1/outbound/matching";
+    const { [verb]: count } = await get(`${path}${query(wanted)}`, { signal: this.page.signal });
+    if (!count) throw new Error(t("There is none with which that may be done."));
+    const does = { retry: t("Retry {0}", messages(count)), hold: t("Hold {0}", messages(count)), cancel: t("Cancel {0}", messages(count)) }[verb];
+    const which = [LISTS[this.key], wanted.recipient, wanted.domain, wanted.tag, wanted.priority && named(wanted.priority)].filter(Boolean).join(" · ");
+    asking({ title: `${does}?`, says: `${which}. ${SAYS[verb]()}`, fields: [], does, keep: t("Change nothing"), act: async () => {
+      const { count: changed } = await send("POST", `${path}/${verb}${query(wanted)}`);
+      say(this.done, t("{0} changed.", messages(changed)));
+      await this.refresh();
+    } });
+  }
+
+  load() {
+    if (this.key !== "failures") return this.pages.start(this.path);
+    this.looked = Date.now();
+    return this.failures.refresh();
+  }
+
+  refresh() {
+    return this.load().then(() => say(this.outage, ""), (error) => this.page.signal.aborted || say(this.outage, error.message));
+  }
+
+  async look() {
+    // Rows that came by "More" are left alone: a list that jumps cannot be read.
+    if (this.key === "failures" ? Date.now() - this.looked > FAILURES : this.rows.size <= PAGE) await this.load();
+    if (!this.story.hidden && this.story.childElementCount) await this.tell(); // the first telling is `move`'s
+  }
+
+  show(items, fresh) {
+    if (this.key === "failures") return; // asked for before
+    const still = fresh && this.scroller.scrollTop > 0; // somebody reads further down: nothing moves
+    const wanted = [];
+    for (const one of items) {
+      const known = this.rows.get(one.id);
+      if (still && !known) continue;
+      const row = known ?? makeRow(one);
+      this.rows.set(one.id, row);
+      fillRow(row, one, `#/queue/${this.key}/${one.id}`);
+      wanted.push(row);
+    }
+    if (!fresh) this.list.append(...wanted);
+    else if (!still) {
+      const ids = new Set(items.map((one) => one.id));
+      for (const id of [...this.rows.keys()]) if (!ids.has(id)) this.rows.delete(id);
+      keepFocus(this.list, () => arrange(this.list, wanted), () => this.heading);
+    }
+    this.none.hidden = this.rows.size > 0;
+    this.acts.hidden = !this.rows.size;
+    say(this.none, this.key === "all" ? t("No message.") : t("No message is {0}.", named(this.key)));
+    this.mark();
+  }
+
+  mark() {
+    for (const [id, row] of this.rows) {
+      row.classList.toggle("open", id === this.shown);
+      row.querySelector("a").ariaCurrent = id === this.shown ? "true" : null;
+    }
+  }
+}
+
+const makeRow = (one) => h("li", { class: "row" },
+  h("span", { class: "state" }), h("span", { class: "from", dir: "auto" }),
+  h("span", { class: "what" }, h("a", { class: "subject", dir: "auto" }), h("span", { class: "snippet" })),
+  h("time", { dateTime: one.created_at, title: when(one.created_at) }));
+
+function fillRow(row, one, href) {
+  const [state, from, what, time] = row.children;
+  const [subject, snippet] = what.children;
+  state.className = `state status ${one.status}`;
+  say(state, one.status === "processing" ? t("delivering") : named(one.status));
+  say(from, one.recipient ?? t("another's"));
+  say(subject, one.subject ?? one.id);
+  say(snippet, [one.error, one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""].filter(Boolean).join(" · "));
+  snippet.title = one.error ?? "";
+  if (subject.getAttribute("href") !== href) subject.setAttribute("href", href);
+  say(time, since(one.created_at));
+}
+
+// The states, with how many are in each
+
+function makeRail(page) {
+  const links = new Map();
+  const entry = (key, text) => {
+    const link = h("a", { href: `#/queue/${key}`, "data-key": key }, h("span", { text }), h("span", { class: "count" }));
+    links.set(key, link);
+    return h("li", {}, link);
   };
-  move(page);
-  return move;
+  const states = h("ul", { id: "states", "aria-label": t("States") }, STATES.map((key) => entry(key, LISTS[key])));
+  const trouble = problem();
+  const body = h("div", { class: "scroller" }, states, h("ul", {}, entry("failures", LISTS.failures), entry("overview", t("The whole queue"))));
+  const element = h("section", { class: "rail", "aria-label": t("States of the queue") }, body);
+  const count = (key, value, text = number(value)) => say(links.get(key).querySelector(".count"), value ? text : "");
+  let refresh = async () => {};
+  if (page.may("admin")) {
+    const paused = h("span", { class: "held" });
+    const turn = async () => show(await send("POST", `/api/v1/queue/${swap.dataset.verb}`));
+    const swap = button(t("pause all"), doing(trouble, () => swap.dataset.verb === "resume" ? turn() : asking({ title: t("Pause all deliveries?"), says: t("On every node, until somebody resumes them; what is under way ends."), fields: [], does: t("Pause"), act: turn })), { hidden: true });
+    const show = (queue) => {
+      for (const key of ["queued", "processing", "held"]) count(key, queue[key]);
+      for (const key of ["sent", "failed", "bounced", "cancelled"]) count(key, queue.last_hour[key], t("{0} in 1 h", number(queue.last_hour[key])));
+      say(paused, queue.paused ? t("Paused") : "");
+      swap.hidden = false; // it is known which of both
+      swap.dataset.verb = queue.paused ? "resume" : "pause";
+      say(swap, queue.paused ? t("resume all") : t("pause all"));
+    };
+    element.append(h("div", { class: "foot bar" }, swap, paused, trouble));
+    refresh = async () => show(await get("/api/v1/queue", { signal: page.signal }));
+    every(EVERY, page.signal, refresh, () => {}); // that it fails says the look at the list
+  }
+  const mark = (key) => {
+    for (const [name, link] of links) link.ariaCurrent = name === key ? "page" : null;
+  };
+  return { element, mark, refresh };
 }
 
-function makeRow(row, one) {
-  row.cells[2].append(h("a", { href: `#/queue/${one.id}` }));
-}
-
-function fillRow(row, one) {
-  fill(row, [when(one.created_at), one.recipient ?? "another's", undefined, one.status, one.attempts, one.priority, one.status === "queued" ? when(one.next_retry_at) : ""]);
-  say(row.cells[2].firstChild, one.subject ?? one.id);
-  row.cells[3].className = `status ${one.status}`;
-}
-
-// The whole queue, for the administrator ------------------------------------------------------------
+// The whole queue, for the administrator
 
 function makeState(page) {
-  const trouble = problem(); // of a command
   const outage = problem(); // of a look
+  let looked = 0; // ms: at the destinations, which counts thousands
   const counts = h("p", { class: "facts", id: "queue-state" });
-  const swap = button("pause all", doing(trouble, async () => show(await send("POST", `/api/v1/queue/${swap.dataset.verb}`))), { hidden: true });
-  const held = new Table("Held back by this node", ["Route", "Destination", "At once", "In hand", "Strikes", "Opens in"], { none: "No destination is in trouble.", id: "destinations" });
+  const routes = h("datalist", { id: "routes" });
+  const held = new Table(t("Destinations: what is unfinished, what went in the last hour, and the gates of this node"), { destination: t("Destination"), unfinished: t("Unfinished"), went: t("Sent"), lost: t("Failed"), returned: t("Bounced") }, { none: t("No mail."), id: "destinations" });
   const show = (queue) => {
-    const hour = Object.entries(queue.last_hour).map(([status, count]) => `${number(count)} ${status}`).join(", ") || "nothing";
-    const waiting = Object.entries(queue.by_priority).map(([priority, count]) => `${number(count)} ${priority}`).join(", ");
-    const oldest = queue.oldest_due_seconds === null ? "" : ` · the oldest due for ${lasting(queue.oldest_due_seconds)}`;
-    say(counts, `${queue.paused ? "Paused · " : ""}${number(queue.queued)} queued (${waiting}) · ${number(queue.due)} due · ${number(queue.processing)} being delivered · ${number(queue.held)} held${oldest} · in the last hour ${hour}`);
-    swap.hidden = false; // it is known which of both
-    swap.dataset.verb = queue.paused ? "resume" : "pause";
-    say(swap, queue.paused ? "resume all" : "pause all");
+    const each = (counted) => Object.entries(counted).map(([name, count]) => `${number(count)} ${named(name)}`).join(", ") || t("nothing");
+    say(counts, [
+      queue.paused ? t("Paused") : "",
+      `${number(queue.queued)} ${named("queued")} (${each(queue.by_priority)})`, t("{0} due", number(queue.due)), `${number(queue.processing)} ${named("processing")}`, `${number(queue.held)} ${named("held")}`,
+      queue.oldest_due_seconds === null ? "" : t("the oldest due for {0}", lasting(queue.oldest_due_seconds)),
+      t("in the last hour {0}", each(queue.last_hour)),
+    ].filter(Boolean).join(" · "));
   };
   every(EVERY, page.signal, async () => {
     show(await get("/api/v1/queue", { signal: page.signal }));
-    held.show(await get("/api/v1/queue/destinations", { signal: page.signal }), (one) => `${one.route} ${one.domain}`, (row, one) =>
-      fill(row, [one.route, one.domain ?? "(the whole route)", one.window, one.busy, one.strikes, one.opens_in ? lasting(one.opens_in) : "open"]));
+    if (Date.now() - looked < FAILURES) return;
+    looked = Date.now();
+    const [gates, busy] = await Promise.all(["destinations", "traffic"].map((what) => get(`/api/v1/queue/${what}`, { signal: page.signal })));
+    // Those that are held back come first, with what moves there.
+    const shown = [...gates.map((gate) => ({ ...busy.find(({ domain }) => domain === gate.domain), ...gate })), ...busy.filter(({ domain }) => !gates.some((gate) => gate.domain === domain))];
+    routes.replaceChildren(...[...new Set(["default", ...gates.map(({ route }) => route)])].map((value) => h("option", { value })));
+    // Of more than that the relay counts the newest alone, which went in less than the hour.
+    const hour = busy.reduce((sum, one) => sum + one.sent + one.failed + one.bounced, 0) < COUNTED;
+    held.show(shown, (one) => `${one.route} ${one.domain}`, (row, one) => {
+      const pace = hour && one.sent ? ` (${one.sent < 6 ? `<${tenths(0.1)}` : tenths(one.sent / 60)}/min)` : "";
+      fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : `${number(count)}${at === 1 ? pace : ""}`))]);
+      const gate = one.route ? [one.route === "default" ? "" : one.route, one.opens_in ? t("held back for {0}: {1}", lasting(one.opens_in), one.reason ?? "?") : one.reason, t("{0} at once", number(one.window))] : [];
+      say(row.cells[0].lastChild, gate.filter(Boolean).join(" · "));
+      row.cells[0].lastChild.classList.toggle("held", Boolean(one.opens_in));
+    }, (row, one) => row.cells[0].append(one.domain ?? t("(the whole route)"), h("div", { class: "small" })));
   }, (text) => say(outage, text));
-  return h("section", { "aria-label": "The whole queue" }, counts, h("p", {}, swap), trouble, outage, held.element);
+  const flush = h("form", { onsubmit: doing(outage, async () => {
+    const [domain, route] = ["domain", "route"].map((name) => flush.elements[name].value.trim());
+    const path = `/api/v1/queue/flush${query({ domain, route })}`;
+    const { count } = await get(path, { signal: page.signal });
+    if (!count) return say(done, t("No deferred mail is meant."));
+    asking({ title: t("Try {0} now?", messages(count)), says: [domain, route, t("Deferred mail becomes due, and pauses of routes and destinations end.")].filter(Boolean).join(". "), fields: [], does: t("Try now"),
+      act: async () => say(done, t("{0} due now.", messages((await send("POST", path)).count))) });
+  }) }, h("label", { text: `${t("Deferred mail to")} ` }, h("input", { name: "domain", placeholder: t("any domain"), autocapitalize: "none" })),
+    h("label", { text: `${t("By the route")} ` }, h("input", { name: "route", placeholder: t("any route"), list: "routes", autocapitalize: "none" })), routes, h("button", { text: t("Try it now") }));
+  const done = h("p", { class: "small", role: "status" });
+  return h("section", { "aria-label": t("The whole queue") }, h("h2", { text: t("The whole queue") }), counts, outage, flush, done, held.element);
 }
 
-// One message ----------------------------------------------------------------------------------------
-
-// `wanted()`: whether it is still this message that is to be shown.
-async function showStory(place, page, id, wanted, refresh) {
-  const path = `/api/v1/outbound/${encodeURIComponent(id)}`;
-  const [message, events] = await Promise.all([get(path, { signal: page.signal }), get(`${path}/events`, { signal: page.signal })]);
-  if (!wanted()) return;
-  const shown = JSON.stringify([message, events]);
-  if (place.dataset.shown === shown && place.childElementCount) return; // what has the focus keeps it
-  place.dataset.shown = shown;
-  const trouble = problem();
-  const facts = [
-    ["Status", message.status], ["To", message.recipient ?? "another's"], ["Priority", message.priority], ["Attempts", message.attempts],
-    ["Queued", when(message.created_at)], ["Next attempt", message.status === "queued" ? when(message.next_retry_at) : null], ["Sent", when(message.sent_at)], ["Error", message.error], ["Id", message.id],
-  ];
-  const attempts = Map.groupBy ? Map.groupBy(events, (one) => one.attempt) : groupBy(events);
-  const parts = [
-    h("h2", { id: "story-title", tabindex: "-1", text: message.subject ?? "A message" }),
-    h("dl", {}, facts.filter(([, value]) => value !== null && value !== "").map(([name, value]) => [h("dt", { text: name }), h("dd", { text: String(value) })]).flat()),
-    h("p", { class: "facts" },
-      (ACTS[message.status] ?? []).map((verb) => button(verb, doing(trouble, async () => {
-        await send("POST", `${path}/${verb}`);
-        await refresh();
-        await showStory(place, page, id, wanted, refresh);
-      }))),
-      page.may("admin") ? h("a", { href: `#/logs?text=${id}`, text: "Log lines" }) : "",
-      h("a", { href: "#/queue", text: "Close" })),
-    trouble,
-    h("ol", { class: "attempts" }, [...attempts].map(([attempt, phases]) => h("li", {}, h("strong", { text: `Attempt ${attempt}, ${when(phases[0].at)}` }),
-      h("ol", { class: "phases" }, phases.map((one) => h("li", { class: one.code === null || one.code >= 400 ? "bad" : "good" }, h("span", { text: one.phase }), ` ${one.code ?? "no reply"} `, h("small", { text: lasting(one.duration) }))))))),
-  ];
-  keepFocus(place, () => place.replaceChildren(...parts), () => parts[0]);
-}
-
-function groupBy(events) {
-  const found = new Map();
-  for (const one of events) found.set(one.attempt, [...(found.get(one.attempt) ?? []), one]);
-  return found;
-}
-
-// Suppressions ---------------------------------------------------------------------------------------
+// Suppressions
 
 function makeSuppressions(page) {
   const trouble = problem();
-  const table = new Table("Addresses that get no mail", ["Address", "Reason", "Since", "Command"], { none: "No address is suppressed.", id: "suppressions" });
+  const table = new Table(t("Addresses that get no mail"), { address: t("Address"), reason: t("Reason"), since: t("Since"), command: t("Command") }, { none: t("No address is suppressed."), id: "suppressions" });
   const add = (one, first) => table.add(one.address, (row) => fill(row, [one.address, one.reason, when(one.created_at)]), (row) =>
-    row.cells[3].append(button("remove", doing(trouble, async () => {
+    row.cells[3].append(button(t("remove"), doing(trouble, async () => {
       await send("DELETE", `/api/v1/suppressions/${encodeURIComponent(one.address)}`);
       table.remove(one.address);
     }), { ariaDescription: one.address })), first);
@@ -159,9 +322,9 @@ function makeSuppressions(page) {
     add(await send("POST", "/api/v1/suppressions", Object.fromEntries(new FormData(form))), true);
     form.reset();
   }) },
-    h("label", { text: "Address " }, h("input", { name: "address", required: true, autocapitalize: "none" })),
-    h("label", { text: "Reason " }, h("input", { name: "reason" })),
-    h("button", { text: "Suppress" }));
+    h("label", { text: `${t("Address")} ` }, h("input", { name: "address", required: true, autocapitalize: "none" })),
+    h("label", { text: `${t("Reason")} ` }, h("input", { name: "reason" })),
+    h("button", { text: t("Suppress") }));
   pages.start("/api/v1/suppressions?limit=50").catch((error) => page.signal.aborted || say(trouble, error.message));
-  return h("section", { "aria-label": "Suppressions" }, h("h2", { text: "Suppressions" }), form, trouble, table.element, pages.element);
+  return h("section", { "aria-label": t("Suppressions") }, h("h2", { text: t("Suppressions") }), form, trouble, table.element, pages.element);
 }

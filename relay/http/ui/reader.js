@@ -1,17 +1,23 @@
 // One message: its code and likeliest link on top, then what it looks like, and what it is made of.
 //
-// Its HTML is shown in a frame with an empty sandbox, of no origin, that loads nothing and leads
-// nowhere: links stand beside it in full, and open in a tab that is told no referrer.
+// Its HTML is shown in a frame that runs nothing, loads nothing but what the relay hands out, and
+// leads nowhere: a link is shown in full first, and opens in a tab that is told no referrer.
 
-import { ask, get, ticketed } from "/ui/calls.js";
-import { button, bytes, copyButton, doing, h, problem, say, when } from "/ui/dom.js";
+import { ask, get, send, ticketed } from "/ui/calls.js";
+import { button, bytes, copyButton, doing, h, problem, recall, retain, say, when } from "/ui/dom.js";
+import { asking, field } from "/ui/dialogs.js";
+import { away, MessageFrame, outside, spelt } from "/ui/frame.js";
 import { senderOf } from "/ui/list.js";
+import { blocks, coloured, headersOf, rawOf, valuesOf } from "/ui/source.js";
+import { named, t } from "/ui/strings.js";
 
 export const base = (address) => `/api/v1/mailboxes/${encodeURIComponent(address)}`;
 
-const SHOWN = 1_000_000; // bytes of a raw message
-const WIDTHS = { 375: "phone", 768: "tablet", full: "full" };
+const WIDTHS = { 375: t("As wide as a phone"), 768: t("As wide as a tablet"), full: t("As wide as there is room") };
 const LIKELY = /verif|confirm|activat|reset|password|log-?in|sign-?in|magic|invit|token|code/i;
+const THUMBNAIL = 400_000; // bytes of a picture that is shown beside its name
+const THUMBNAILS = 12; // of a message: for each the relay takes it apart anew
+const PICTURES = /^image\/(png|jpeg|gif|webp|avif|bmp)$/;
 const UNLIKELY = /unsubscri|preferences|privacy|terms|\.(png|gif|jpe?g|css)(\?|$)/i;
 
 export class Reader {
@@ -20,10 +26,10 @@ export class Reader {
     this.mail = mail;
     this.trouble = problem();
     this.element = h("article", { id: "message", "aria-labelledby": "message-subject", hidden: true });
-    this.none = h("p", { class: "none", text: "Choose a message to read it." });
-    this.back = h("a", { class: "back", text: "‹ Back" });
-    this.near = ["Newer", "Older"].map((text) => h("a", { text, hidden: true, title: text === "Newer" ? "Newer (k)" : "Older (j)" }));
-    this.place = h("section", { class: "reader", "aria-label": "Reader" }, this.trouble, this.none, this.element);
+    this.none = h("p", { class: "none", text: t("Choose a message to read it.") });
+    this.back = h("a", { class: "back", text: t("‹ Back") });
+    this.near = [[t("Newer"), "k"], [t("Older"), "j"]].map(([text, key], at) => h("a", { text: "↑↓"[at], ariaLabel: text, hidden: true, class: "button", title: `${text} (${key})` }));
+    this.place = h("section", { class: "reader", "aria-label": t("Reader") }, this.trouble, this.none, this.element);
     this.reading = null;
   }
 
@@ -32,7 +38,7 @@ export class Reader {
   }
 
   close() {
-    this.reading = null;
+    this.reading = this.message = null;
     this.element.hidden = true;
     this.element.replaceChildren();
     this.none.hidden = false;
@@ -49,6 +55,9 @@ export class Reader {
       const message = await get(`${base(mailbox)}/messages/${encodeURIComponent(id)}`, { signal: this.signal });
       if (this.reading !== id) return;
       message.mailbox = mailbox;
+      message.tags = this.mail.tagsOf(id) ?? (await send("PATCH", `${base(mailbox)}/messages/${message.id}`, { is_read: true }).catch(() => message)).tags ?? [];
+      if (this.reading !== id) return;
+      this.message = message;
       this.mail.seen(message);
       this.show(message);
       this.around();
@@ -69,22 +78,33 @@ export class Reader {
     });
   }
 
+  // Its tags, each of which can be taken away, and a way to more.
+  tagged(message) {
+    const place = h("span", { id: "message-tags" });
+    const fill = () => place.replaceChildren(
+      ...message.tags.map((tag) => h("span", { class: "tag" }, h("span", { text: tag, dir: "auto" }), button("×", doing(this.trouble, () => this.mail.untag(message, tag).then(fill)), { ariaLabel: t("Remove the tag {0}", tag) }))),
+      button(`+ ${t("Tag")}`, () => this.mail.tag([message], fill), { title: t("Tag this message") }));
+    fill();
+    return place;
+  }
+
   show(message) {
     const { trouble, signal } = this;
     const { page } = this.mail;
     const path = `${base(message.mailbox)}/messages/${message.id}`;
-    const sender = [header(message.headers, "from") ?? message.from_address].flat()[0];
-    const subject = h("h2", { id: "message-subject", tabindex: "-1", dir: "auto", text: message.subject || "(no subject)" });
+    const sender = valuesOf(message.headers, "from")[0] ?? message.from_address;
+    const subject = h("h2", { id: "message-subject", tabindex: "-1", dir: "auto", text: message.subject || t("(no subject)") });
     const body = h("div", { id: "message-body" });
-    const forms = h("div", { role: "group", "aria-label": "Show as", id: "message-forms" });
-    const widths = h("div", { role: "group", "aria-label": "Width", id: "message-widths" });
+    let framed = null;
+    const forms = h("div", { role: "group", "aria-label": t("Show as"), id: "message-forms" });
+    const widths = h("div", { role: "group", "aria-label": t("Width"), id: "message-widths" });
     const press = (group, one) => {
       for (const other of group.children) other.ariaPressed = String(other === one);
     };
     const showAs = (name, make) => {
       const one = button(name, () => {
         press(forms, one);
-        widths.hidden = name !== "HTML";
+        widths.hidden = shades.hidden = name !== "HTML";
         body.className = name.toLowerCase();
         body.replaceChildren(...[make()].flat());
       }, { "aria-controls": "message-body" });
@@ -93,55 +113,62 @@ export class Reader {
       return one;
     };
     for (const [width, name] of Object.entries(WIDTHS)) {
-      const one = button(width, () => {
+      const one = button(width === "full" ? t("full") : width, () => {
         press(widths, one);
-        remember(width);
+        retain(WIDTH, width);
         body.dataset.width = width;
-      }, { title: `As wide as a ${name}`, ariaPressed: String(width === remembered()) });
-      if (width === "full") one.title = "As wide as there is room";
+        framed?.fit();
+      }, { title: name, ariaPressed: String(width === remembered()) });
       widths.append(one);
     }
     body.dataset.width = remembered();
-    const pre = (id, text) => h("pre", { id, tabindex: "0", dir: "auto", "aria-label": "The message as text", text });
+    const shades = button(t("dark"), () => {
+      const dark = body.dataset.shade !== "dark";
+      body.dataset.shade = dark ? "dark" : "light";
+      shades.ariaPressed = String(dark);
+      framed?.shade(dark);
+    }, { id: "message-shades", title: t("As a reader in dark mode shows it"), ariaPressed: "false" });
+    body.dataset.shade = "light";
+    const pre = (id, text) => h("pre", { id, tabindex: "0", dir: "auto", "aria-label": t("The message as text") }, blocks(text));
     const first = message.body_html === null ? null : showAs("HTML", () => {
-      // No script, no form, no navigation of the page; it has no origin and loads nothing.
-      const frame = h("iframe", { title: "The message as HTML", id: "message-html" });
-      frame.setAttribute("sandbox", "");
-      ticketed(`${path}/html`).then((url) => (frame.src = url)).catch((error) => say(trouble, error.message));
-      return message.links.length ? [h("p", { class: "small", text: "Links do not open in here: they stand above, in full." }), frame] : [frame];
+      framed = new MessageFrame(path, { key: (pressed) => this.mail.press?.(pressed), tell: (said) => say(trouble, said) });
+      return [framed.element];
     });
-    const text = message.body_text === null && first ? null : showAs("Text", () => pre("message-text", message.body_text ?? ""));
+    const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? pre("message-text", message.body_text) : h("p", { class: "none", text: t("This message has no text.") }));
+    if (first) showAs("Source", () => coloured(message.body_html));
     showAs("Headers", () => headersOf(message.headers));
-    showAs("Raw", () => {
-      const place = pre("message-raw", "Loading…");
-      ask(`${path}/raw`, { signal })
-        .then((response) => response.arrayBuffer())
-        .then((raw) => say(place, new TextDecoder("latin1").decode(raw.slice(0, SHOWN)) + (raw.byteLength > SHOWN ? "\n… the rest is in the download" : "")))
-        .catch((error) => say(place, error.message));
-      return place;
-    });
+    showAs("Raw", () => rawOf(`${path}/raw`, "message-raw", signal));
     showAs("Checks", () => {
-      const place = h("div", { id: "message-checks", role: "status", text: "Asking the DNS…" });
-      get(`${path}/checks`, { signal }).then((found) => place.replaceChildren(...checksOf(found))).catch((error) => say(place, error.message));
+      const place = h("div", { id: "message-checks", role: "status", text: t("Asking the DNS…") });
+      const look = async (links) => {
+        const found = checksOf(await get(`${path}/checks${links ? "?links=true" : ""}`, { signal }));
+        place.replaceChildren(...found, links || !message.links.length ? "" : h("p", {}, button(t("Ask the links, too"), doing(trouble, () => look(true)), { title: t("Whether each answers: their servers see the relay's address") })));
+      };
+      look(false).catch((error) => say(place, error.message));
       return place;
     });
     this.element.replaceChildren(
       h("div", { class: "bar" }, this.back, ...this.near,
         h("span", { class: "space" }),
-        button("Unread", doing(trouble, () => this.mail.unread(message)), { title: "Mark unread (u)" }),
-        button("Download", doing(trouble, () => download(`${path}/raw`, `${message.id}.eml`))),
-        page.may("admin") ? h("a", { href: `#/logs?text=${message.id}`, text: "Log lines" }) : "",
-        button("Delete", () => this.mail.remove([message]), { title: "Delete (#)" })),
+        page.may("send") ? button(t("Reply"), () => reply(message, this.mail), { title: t("Answer it from this inbox's address") }) : "",
+        page.may("send") ? button(t("Release"), doing(trouble, () => this.mail.release([message])), { title: t("Send it on as it came") }) : "",
+        button(t("Unread"), doing(trouble, () => this.mail.unread(message)), { title: t("Mark unread (u)") }),
+        button(t("Delete"), () => this.mail.remove([message]), { title: t("Delete (#)") })),
       h("header", { class: "head" },
         subject,
         h("p", { id: "message-facts" },
-          h("b", { text: senderOf(sender), dir: "auto" }), senderOf(sender) === message.from_address ? "" : ` <${message.from_address}>`, ` to ${message.to} · `,
-          h("time", { dateTime: message.received_at, text: when(message.received_at) }), ` · ${bytes(message.size)}`),
+          h("b", { text: senderOf(sender), dir: "auto" }), senderOf(sender) === message.from_address ? "" : ` <${message.from_address}>`, ` → ${message.to}`),
+        ["To", "Cc"].map((name) => fieldOf(message, name)),
+        h("p", { class: "bar facts" },
+          h("time", { dateTime: message.received_at, text: when(message.received_at) }), h("span", { text: bytes(message.size) }),
+          button(t("Download"), doing(trouble, () => download(`${path}/raw`, `${message.id}.eml`))),
+          page.may("admin") ? h("a", { href: `#/logs?text=${message.id}`, text: t("Log lines") }) : "",
+          this.tagged(message)),
         message.error ? h("p", { class: "problem", text: message.error }) : "",
-        message.otp ? h("p", { id: "message-code" }, h("span", { text: "Code " }), h("output", { text: message.otp }), " ", copyButton(message.otp, "the code")) : "",
+        message.otp ? h("p", { id: "message-code" }, h("span", { text: t("Code ") }), h("output", { text: message.otp }), " ", copyButton(message.otp, t("the code"))) : "",
         linksOf(message.links),
-        attachmentsOf(path, message.attachments, trouble)),
-      h("div", { class: "bar" }, forms, h("span", { class: "space" }), widths),
+        attached(path, message, trouble, signal)),
+      h("div", { class: "bar" }, forms, h("span", { class: "space" }), shades, widths),
       body,
     );
     this.element.hidden = false;
@@ -150,47 +177,35 @@ export class Reader {
   }
 }
 
+// Whom its fields name, where that says more than whom it came to.
+function fieldOf(message, name) {
+  const said = valuesOf(message.headers, name.toLowerCase()).join(", ").slice(0, 2000);
+  const alone = said.replace(/^.*<|>\s*$/g, "").trim().toLowerCase();
+  return !said || alone === message.to.toLowerCase() ? "" : said.length > 200
+    ? h("details", { class: "small named" }, h("summary", { text: `${name}: ${said.slice(0, 60)}…`, dir: "auto" }), said)
+    : h("p", { class: "small", text: `${name}: ${said}`, dir: "auto" });
+}
+
 const WIDTH = "relay.preview_width";
 
 function remembered() {
-  try {
-    const width = localStorage.getItem(WIDTH);
-    return Object.hasOwn(WIDTHS, width) ? width : "full";
-  } catch {
-    return "full";
-  }
+  const width = recall(WIDTH);
+  return Object.hasOwn(WIDTHS, width) ? String(width) : "full";
 }
 
-function remember(width) {
-  try {
-    localStorage.setItem(WIDTH, width);
-  } catch {
-    // no storage: it is asked for again
-  }
-}
-
-const header = (headers, name) => Object.entries(headers).find(([key]) => key.toLowerCase() === name)?.[1];
-
-function headersOf(headers) {
-  const rows = Object.entries(headers).flatMap(([name, values]) => [values].flat().map((value) => [name, value]));
-  return h("dl", { id: "message-headers" }, rows.map(([name, value]) => [h("dt", { text: name }), h("dd", { text: value })]).flat());
-}
-
-function checksOf({ spf, dkim, dmarc, score, findings }) {
+function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
   const verdicts = Object.entries({ SPF: spf, DKIM: dkim, DMARC: dmarc });
+  const said = score >= 9 ? "good" : score >= 6 ? "fair" : "poor";
   return [
-    h("p", {}, h("strong", { text: `${score} of 10` }), findings.length ? "" : ": nothing to mend."),
-    h("dl", {}, verdicts.map(([name, { result, detail }]) => [h("dt", { text: name }), h("dd", {}, h("b", { class: `verdict is-${result}`, text: result }), ` ${detail}`)]).flat()),
+    h("p", { class: `score is-${said}` }, h("strong", { text: t("{0} of 10", score) }), " ",
+      findings.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
+    reasons.length ? h("p", { class: "small", lang: "en", text: reasons.join(" · ") }) : "",
     findings.length
-      ? h("ul", { class: "attention", "aria-label": "What to mend" }, findings.map(({ severity, text }) => h("li", { class: severity, text })))
+      ? h("ul", { class: "findings", "aria-label": t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", { text: named(severity) }), " ", h("span", { text, lang: "en" }))))
       : "",
-  ];
+    h("dl", {}, verdicts.map(([name, { result, detail }]) => [h("dt", { text: name }), h("dd", { lang: "en" }, h("b", { class: `verdict is-${result}`, text: result }), ` ${detail}`)]).flat()),
+  ].filter(Boolean);
 }
-
-const outside = (target) => /^https?:/i.test(target);
-
-// A link to elsewhere, in full: a new tab, told neither where it comes from nor who opened it.
-const away = (target, text = target) => h("a", { href: target, rel: "noopener noreferrer", target: "_blank", text });
 
 function linksOf(links) {
   if (!links.length) return "";
@@ -198,18 +213,80 @@ function linksOf(links) {
     ?? links.find((one) => outside(one) && !UNLIKELY.test(one));
   const rest = links.filter((one) => one !== likely);
   return h("div", { class: "links" },
-    likely ? h("p", { id: "message-link" }, h("span", { text: "Link " }), away(likely), copyButton(likely, "the link")) : "",
+    likely ? h("p", { id: "message-link" }, h("span", { text: t("Link ") }), away(likely), copyButton(spelt(likely), t("the link"))) : "",
     rest.length
-      ? h("details", { id: "message-links" }, h("summary", { text: `${rest.length} ${likely ? "more " : ""}${rest.length === 1 ? "link" : "links"}` }),
-        h("ul", {}, rest.map((target) => h("li", {}, outside(target) ? away(target) : h("code", { text: target }), " ", copyButton(target, "the link")))))
+      ? h("details", { id: "message-links" }, h("summary", { text: rest.length === 1 ? (likely ? t("1 more link") : t("1 link")) : likely ? t("{0} more links", rest.length) : t("{0} links", rest.length) }),
+        h("ul", {}, rest.map((target) => h("li", {}, outside(target) ? away(target) : h("code", { text: target }), " ", copyButton(spelt(target), t("the link"))))))
       : "");
 }
 
-function attachmentsOf(path, attachments, trouble) {
+// What the HTML shows by itself is folded.
+function attached(path, { attachments, body_html: html }, trouble, signal) {
+  const shown = (one) => one.content_id && html?.includes(`cid:${one.content_id}`);
+  const inline = attachments.filter(shown);
+  return [
+    attachmentsOf(path, attachments.filter((one) => !shown(one)), { id: "message-attachments", "aria-label": t("Attachments") }, trouble, signal),
+    inline.length
+      ? h("details", {}, h("summary", { text: inline.length === 1 ? t("1 picture in the message") : t("{0} pictures in the message", inline.length) }), attachmentsOf(path, inline, { "aria-label": t("Pictures in the message") }, trouble, signal))
+      : "",
+  ];
+}
+
+function attachmentsOf(path, attachments, said, trouble, signal) {
   if (!attachments.length) return "";
   const get = (one) => doing(trouble, () => download(`${path}/attachments/${one.index}`, one.filename ?? ""));
-  return h("ul", { id: "message-attachments", "aria-label": "Attachments" },
-    attachments.map((one) => h("li", {}, button(one.filename ?? `attachment ${one.index}`, get(one), { title: `Download: ${one.content_type}` }), h("span", { text: ` ${bytes(one.size)}` }))));
+  const pictures = [];
+  const list = h("ul", { class: "files", ...said },
+    attachments.map((one) => {
+      const name = one.filename ?? t("attachment {0}", one.index);
+      const made = h("button", { type: "button", onclick: get(one), title: t("Download: {0}", one.content_type) },
+        h("span", { class: "kind", text: (/\.([a-z0-9]{1,4})$/i.exec(name)?.[1] ?? "?").toLowerCase(), "aria-hidden": "true" }),
+        h("span", { class: "name", dir: "auto", text: name }), h("span", { class: "small", text: bytes(one.size) }));
+      if (said.id && PICTURES.test(one.content_type) && one.size <= THUMBNAIL) pictures.push([`${path}/attachments/${one.index}`, one.content_type, made, signal]);
+      return h("li", {}, made);
+    }));
+  thumbnails(pictures.slice(0, THUMBNAILS));
+  return list;
+}
+
+// One after the other, while their message is shown: the next one must not wait for them.
+async function thumbnails(pictures) {
+  await null; // until it is
+  for (const one of pictures) if (one[2].isConnected) await thumbnail(...one);
+}
+
+// The page loads no picture: one that it has itself, it may show.
+async function thumbnail(path, type, place, signal) {
+  try {
+    const content = await (await ask(path, { signal })).arrayBuffer();
+    const reader = new FileReader();
+    reader.onload = () => place.querySelector(".kind").replaceWith(h("img", { src: reader.result, alt: "" }));
+    reader.readAsDataURL(new Blob([content], { type }));
+  } catch {
+    // its name has to do
+  }
+}
+
+// An answer, from the address that the message came to.
+function reply(message, mail) {
+  const [to] = valuesOf(message.headers, "reply-to").concat(valuesOf(message.headers, "from"), message.from_address);
+  const [id] = valuesOf(message.headers, "message-id");
+  const said = (message.body_text ?? "").slice(0, 5000).split("\n").map((line) => `> ${line}`).join("\n");
+  asking({
+    title: t("Reply"),
+    says: t("From {0}", message.mailbox),
+    fields: [
+      field("to", t("To"), { value: to }),
+      field("subject", t("Subject"), { value: /^re:/i.test(message.subject ?? "") ? message.subject : `Re: ${message.subject ?? ""}` }),
+      field("text", t("Text"), { rows: 10, value: `\n\n${said}` }),
+    ],
+    does: t("Send"),
+    act: async ({ to: wanted, subject, text }) => {
+      const headers = id ? { "In-Reply-To": id, References: id } : {};
+      await send("POST", "/api/v1/messages/send", { from: message.mailbox, to: [wanted], subject, text, headers });
+      mail.say(t("Queued."));
+    },
+  });
 }
 
 // A link could not carry the page's key, and one with a ticket is soon too old: so it is made now.

@@ -27,7 +27,7 @@ export function pageKey() {
 function store(key) {
   held = key;
   try {
-    if (key === null) sessionStorage.removeItem(PAGE);
+    if (key === null) sessionStorage.clear(); // places of lists, too
     else sessionStorage.setItem(PAGE, key);
   } catch {
     // no storage: it is held until the page is left

@@ -1,13 +1,16 @@
 // Sign in: a token for a cookie and the page's key.
 
 import { doing, h, problem } from "/ui/dom.js";
+import { languageChoice } from "/ui/settings.js";
+import { t, told } from "/ui/strings.js";
 
-export const title = "Sign in";
+export const title = t("Sign in");
 export const scope = null;
 
 export function open(place, page) {
   const trouble = problem();
-  trouble.textContent = page.said; // of a sign-in link that did not
+  const done = h("p", { role: "status", text: page.done ? page.said : "" });
+  if (!page.done) trouble.textContent = page.said; // of a sign-in link that did not
   const form = h(
     "form",
     {
@@ -17,12 +20,14 @@ export function open(place, page) {
         await page.enter({ token });
       }),
     },
-    h("label", { text: "Token " }, h("input", { name: "token", type: "password", autocomplete: "off", required: true })),
-    h("button", { text: "Sign in" }),
+    h("label", { text: `${t("Token")} ` }, h("input", { name: "token", type: "password", autocomplete: "off", required: true })),
+    h("button", { text: t("Sign in") }),
   );
   place.append(
-    h("p", { text: "With the administrator's token (in run/relay.json of the data directory) or an API key." }),
+    done,
+    h("p", {}, told(t("In a terminal, {0} signs your browser in. Or with the administrator's token (in run/relay.json of the data directory) or an API key:"), h("code", { text: "relay open" }))),
     form,
     trouble,
+    languageChoice(),
   );
 }

@@ -42,7 +42,7 @@ async def test_what_is_taken_is_a_conflict_that_names_the_field(house: House):
         for changed, field in (({"login": "other"}, "email"), ({"email": "o@x.org"}, "login")):
             answer = await house.client.post(BASE, json=ADA | changed, headers=key)
             assert answer.status_code == 409
-            assert answer.json()["type"] == f"urn:relay:problem:{field}-taken"
+            assert answer.json()["type"] == f"/problems/{field}-taken"
             assert "ada" not in answer.text.lower()
 
 
@@ -75,7 +75,7 @@ async def test_another_keys_account_is_not_there(house: House):
         for number in (account, str(by_sql)):
             answer = await house.client.request(method, f"{BASE}/{number}{path}", headers=theirs)
             assert answer.status_code == 404
-            assert answer.json()["type"] == "urn:relay:problem:account-not-found"
+            assert answer.json()["type"] == "/problems/account-not-found"
     assert (await house.client.get(BASE, headers=theirs)).json() == []
     assert [a["id"] for a in (await house.client.get(BASE, headers=mine)).json()] == [account]
     everybodys = (await house.client.get(BASE, headers=house.admin)).json()
@@ -126,7 +126,7 @@ async def test_a_recovery_is_for_active_accounts_a_resend_for_provisioned_ones(h
     account = (await house.client.post(BASE, json=ADA, headers=key)).json()["id"]
     refused = await house.client.post(f"{BASE}/{account}/recover", headers=key)
     assert refused.status_code == 409
-    assert refused.json()["type"] == "urn:relay:problem:wrong-status"
+    assert refused.json()["type"] == "/problems/wrong-status"
     assert (await house.client.post(f"{BASE}/{account}/resend", headers=key)).status_code == 202
     await house.pool.execute(
         "UPDATE relay.tokens SET consumed_at = 1 WHERE account = %s", (account,)
@@ -151,7 +151,7 @@ async def test_a_key_needs_the_scope_accounts(house: House):
     for body in (ADA, ADA | {"email": "new@example.org", "login": "new"}):
         answer = await house.client.post(BASE, json=body, headers=sender)
         assert answer.status_code == 403
-        assert answer.json()["type"] == "urn:relay:problem:missing-scope"
+        assert answer.json()["type"] == "/problems/missing-scope"
 
 
 async def test_an_account_shows_the_mails_that_it_got(house: House):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 import trio
 
+from relay.access.owners import ADMINISTRATOR_ID
+from relay.db.pool import Pool
 from relay.mailboxes.query import MOST_TERMS
-from tests.http.conftest import House
+from tests.http.conftest import SMALL, House, open_house
 from tests.http.resources.test_streams import in_thread
 
 BASE = "/api/v1/messages"
@@ -58,6 +61,32 @@ async def test_each_credential_has_its_own(house: House):
     assert len(await listed(house, house.admin)) == 2
 
 
+async def test_captured_mail_is_the_administrators_alone(house: House):
+    """No key lists, finds or waits for it, nor one with the scope admin; the token does."""
+    key = await house.key("admin")
+    address, _ = await house.mailbox()
+    await house.pool.execute(
+        """
+        UPDATE relay.mailboxes
+        SET owner_type = 'capture', owner_id = %s, token_hash = NULL, captured_at = now()
+        WHERE address = %s
+        """,
+        (ADMINISTRATOR_ID, address),
+    )
+    await house.deliver(address, letter("captured"))
+    (seen,) = await listed(house, house.admin, q=f"to:{address}")
+    mailbox, wait = f"/api/v1/mailboxes/{address}", f"{BASE}/wait?timeout=0&to={address}"
+    message = f"{mailbox}/messages/{seen['id']}"
+    for path in (mailbox, f"{mailbox}/messages", message, f"{message}/raw", wait):
+        assert (await house.client.get(path, headers=house.admin)).status_code == 200, path
+        refused = await house.client.get(path, headers=key)
+        assert refused.status_code == (204 if path == wait else 404), path
+    assert await listed(house, key) == []
+    assert (await house.client.get("/api/v1/mailboxes", headers=key)).json() == []
+    gone = await house.client.delete(f"{BASE}?q=*", headers=key)
+    assert (gone.status_code, gone.json()) == (200, {"count": 0})
+
+
 async def test_pages_by_the_link(house: House):
     """The next page is in Link, with the query kept."""
     key = await house.key("read")
@@ -96,7 +125,7 @@ async def test_refuses_what_it_cannot_mean(
     params = {} if q is None else {"q": q}
     answer = await house.client.request(method, path, params=params, headers=token)
     assert answer.status_code == 422
-    assert answer.json()["type"] == "urn:relay:problem:invalid"
+    assert answer.json()["type"] == "/problems/invalid"
     assert said in answer.json()["detail"]
     assert [one["is_read"] for one in await listed(house, token)] == [False]
 
@@ -147,6 +176,96 @@ async def test_bulk_calls_answer_how_many(house: House):
     assert (await house.client.delete(BASE, params={"q": "*"}, headers=key)).json() == {"count": 0}
 
 
+async def test_many_are_marked_and_tagged_by_one_call(house: House):
+    """A key that reads may; only what it makes a difference to counts; it must say what it means;
+    what is not parsed yet is a 503, and the rest is done."""
+    key, other = await house.key("read"), await house.key("read")
+    mine, theirs = await mailbox_of(house, key), await mailbox_of(house, other)
+    for box in (mine, mine, theirs):
+        await house.deliver(box, letter("order"))
+
+    async def patch(q: str, **values: Any) -> Any:
+        answer = await house.client.patch(BASE, params={"q": q}, json=values, headers=key)
+        return answer.json()["count"] if answer.status_code == 200 else answer
+
+    assert await patch("order", is_read=True, add_tags=["a", "b"]) == 2
+    assert await patch("tag:a", is_read=True, add_tags=["A"]) == 0
+    assert await patch("*", remove_tags=["B"]) == 2
+    assert [one["tags"] for one in await listed(house, key)] == [["a"], ["a"]]
+    assert await patch("is:read", is_read=False) == 2
+    assert await patch("*", tags=[]) == 2
+    assert await listed(house, other, q="is:read") == []
+    for q, values in (("", {"is_read": True}), ("*", {}), ("*", {"add_tags": [""]}),
+                      ("*", {"is_read": None}), ("*", {"is_read": 0}),
+                      ("frm:x", {"is_read": True})):  # fmt: skip
+        assert (await patch(q, **values)).status_code == 422, values
+    await house.deliver(mine, letter("late"), parse=False)
+    late = await patch("*", add_tags=["c"])
+    assert (late.status_code, late.headers["Retry-After"]) == (503, "1")
+    assert late.json()["detail"] == (
+        "Some of the messages (1) are being parsed; the others are changed. Try again."
+    )
+    assert len(await listed(house, key, q="tag:c")) == 2
+
+
+async def test_many_of_one_mailbox_are_changed_by_one_call(house: House):
+    """By its session token, its owner's key or the administrator, however the address is spelled;
+    nothing of another mailbox, and nothing without a `q`; for anybody else there is no mailbox."""
+    address, token = await house.mailbox()
+    key, reader = await house.key("read", "send"), await house.key("read")
+    mine, other = await mailbox_of(house, key), await mailbox_of(house, key)
+    for box in (address, address, mine, other):
+        await house.deliver(box, letter("order"))
+
+    async def change(
+        box: str, headers: dict[str, str], q: str | None = "order", **values: Any
+    ) -> tuple[int, Any]:
+        answer = await house.client.request(
+            "PATCH" if values else "DELETE",
+            f"/api/v1/mailboxes/{box}/messages",
+            params={} if q is None else {"q": q},
+            headers=headers,
+            json=values or None,
+        )
+        said = answer.json()
+        return answer.status_code, said["count"] if answer.is_success else said["type"]
+
+    assert await change(address.upper(), token, "*", is_read=True, add_tags=["a"]) == (200, 2)
+    assert await change(address, token, "tag:a", is_read=True) == (200, 0)
+    assert await change(mine, key, is_read=True) == (200, 1)
+    assert await change(mine, house.admin, remove_tags=["b"], is_read=False) == (200, 1)
+    assert await listed(house, key, q="is:read") == []
+    for q in (None, "", " "):
+        assert await change(address, token, q) == (422, "/problems/invalid")
+        assert await change(address, token, q, is_read=True) == (422, "/problems/invalid")
+    for headers in (token, reader, {}):
+        assert await change(mine, headers) == (404, "/problems/mailbox-not-found")
+        assert await change(mine, headers, is_read=True) == (404, "/problems/mailbox-not-found")
+    owned = await mailbox_of(house, reader)
+    assert await change(owned, reader, "*") == (403, "/problems/missing-scope")
+    assert await change(owned, reader, "*", is_read=True) == (200, 0)
+    assert await change(address, token, "-order") == (200, 0)
+    assert await change(address, token) == (200, 2)
+    assert await change(mine, key, "*") == (200, 1)
+    assert [one["mailbox"] for one in await listed(house, house.admin)] == [other]
+    await house.expire(address)
+    assert await change(address, token, "*") == (404, "/problems/mailbox-not-found")
+
+
+async def test_a_bulk_call_that_is_cut_short_says_that_it_may_be_called_again(
+    database_url: str, pool: Pool
+):
+    """503 for each of them, whatever it has done by then."""
+    async with open_house(database_url, pool, replace(SMALL, commit_timeout=0.0)) as house:
+        for method, path in (("DELETE", BASE), ("POST", f"{BASE}/read"), ("PATCH", BASE)):
+            answer = await house.client.request(
+                method, path, params={"q": "*"}, headers=house.admin,
+                json={"is_read": True} if method == "PATCH" else None,
+            )  # fmt: skip
+            assert answer.status_code == 503
+            assert answer.json()["detail"].endswith("call again for the rest.")
+
+
 async def test_a_message_is_tagged_and_marked_by_hand(house: House):
     """PATCH answers with the entry; what is left out stays; tags are found, whole."""
     address, token = await house.mailbox()
@@ -166,6 +285,10 @@ async def test_a_message_is_tagged_and_marked_by_hand(house: House):
     ]
     assert await listed(house, token, q="tag:sho") == []
     assert (await patch(is_read=False)).json()["is_read"] is False
+    assert (await patch(add_tags=["SHOP", "c"], remove_tags=["A b"])).json()["tags"] == [
+        "Shop",
+        "c",
+    ]
     assert (await patch(tags=[])).json()["tags"] == []
     assert (await patch()).status_code == 200
     for wrong in ({"tags": [""]}, {"tags": ["x" * 101]}, {"tags": ["x"] * 21}, {"flag": 1},

@@ -16,9 +16,16 @@ async def test_rates_are_set_and_seen(house: House):
     assert (put.status_code, put.json()) == (200, OFF | rates)
     assert house.chaos.rates == {"rcpt": Rate(451, 0.25)}
     assert (await house.client.get("/api/v1/chaos", headers=house.admin)).json() == OFF | rates
+    notices = (await house.client.get("/readyz")).json()["notices"]
+    assert notices == [
+        "SMTP commands are refused by chance, as asked (/api/v1/chaos): rcpt 25% with 451"
+    ]
+    seen = (await house.client.get("/api/v1/overview", headers=house.admin)).json()["attention"]
+    assert [(one["grade"], one["text"]) for one in seen] == [("warning", f"{notices[0]}.")]
     put = await house.client.put("/api/v1/chaos", json={}, headers=house.admin)
     assert put.json() == OFF
     assert house.chaos.rates == {}
+    assert "notices" not in (await house.client.get("/readyz")).json()
 
 
 async def test_what_makes_no_sense_is_refused(house: House):
@@ -35,4 +42,4 @@ async def test_where_it_is_off_it_says_so(database_url: str, pool: Pool):
     """Rather than to let a test pass that tests nothing."""
     async with open_house(database_url, pool, chaos=None) as plain:
         put = await plain.client.put("/api/v1/chaos", json={}, headers=plain.admin)
-        assert (put.status_code, put.json()["type"]) == (409, "urn:relay:problem:chaos-off")
+        assert (put.status_code, put.json()["type"]) == (409, "/problems/chaos-off")

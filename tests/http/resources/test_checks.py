@@ -24,6 +24,7 @@ from tests.http.conftest import House, open_house
 
 PLAIN = (
     b"From: Ann <ann@example.com>\r\nTo: bob@example.net\r\nSubject: a\r\n"
+    b"Date: Sun, 1 Nov 2026 08:00:00 +0000\r\nMessage-ID: <1@example.com>\r\n"
     b"List-Unsubscribe: <https://example.com/u>\r\n"
     b"List-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n\r\nHello.\r\n"
 )
@@ -76,8 +77,8 @@ async def test_a_signed_message_passes(asking: House):
         answer = await checked(asking, raw)
         assert results(answer) == ("none", "pass", "pass")
         said = answer.json()
-        assert set(said) == {"spf", "dkim", "dmarc", "score", "findings"}
-        assert said["score"] == 10.0
+        assert set(said) == {"spf", "dkim", "dmarc", "score", "reasons", "findings"}
+        assert (said["score"], said["reasons"]) == (10.0, [])
         assert said["findings"] == []
         assert "signed by example.com" in said["dkim"]["detail"]
         assert "aligned with example.com" in said["dmarc"]["detail"]
@@ -100,6 +101,8 @@ async def test_what_is_wrong_is_said(asking: House):
         "support-css-display-flex": "note",
     }.items()
     assert 0 < said["score"] < 6
+    assert {"-3 DMARC is fail", "-1 no-text-part"} <= set(said["reasons"])
+    assert abs(sum(float(one.split()[0]) for one in said["reasons"]) + 10 - said["score"]) < 0.06
 
 
 async def test_a_message_does_not_count_as_read_by_it(asking: House):
@@ -181,7 +184,7 @@ async def test_a_message_that_hangs_the_parser_is_said_to(database_url: str, poo
         os.kill(pid, signal.SIGSTOP)  # as by a message that takes for ever
         answer = await checked(house, PLAIN)
         assert answer.status_code == 503
-        assert answer.json()["type"].endswith(":unavailable")
+        assert answer.json()["type"].endswith("/unavailable")
         assert "could not be examined: not parsed within 0.3 s" in answer.json()["detail"]
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -16,6 +16,7 @@ from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
 from relay.devices.intake import Intake, RecipientRates, SourceRates
 from relay.devices.sqlite import SqliteStore
+from relay.ports.proxy import networks
 from tests.eventually import eventually
 from tests.http.conftest import House, open_house
 
@@ -75,7 +76,7 @@ async def test_temporary_refusals_say_when_to_try_again(tmp_path, database_url, 
             if answer.status_code != 201:
                 assert int(answer.headers["Retry-After"]) >= 1
                 assert answer.headers["Content-Type"] == "application/problem+json"
-            return answer.status_code, answer.json().get("type", "").rpartition(":")[2]
+            return answer.status_code, answer.json().get("type", "").rpartition("/")[2]
 
         found = [await put("ab" * 32) for _ in range(5)]
         assert found == [(201, "")] * 3 + [(507, "inbox-full"), (429, "device-rate")]
@@ -93,7 +94,7 @@ async def test_an_address_and_all_inboxes_have_their_limits(tmp_path, database_u
     device_inbox = DeviceInbox(store, Intake(store, sources=sources))
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        proxies = ("127.0.0.1",)
+        proxies = networks(["127.0.0.1"])
         async with open_house(
             database_url, pool, devices=device_inbox, trusted_proxies=proxies
         ) as house:
@@ -106,7 +107,7 @@ async def test_an_address_and_all_inboxes_have_their_limits(tmp_path, database_u
                 )
                 if answer.status_code != 201:
                     assert int(answer.headers["Retry-After"]) >= 1
-                return answer.status_code, answer.json().get("type", "").rpartition(":")[2]
+                return answer.status_code, answer.json().get("type", "").rpartition("/")[2]
 
             found = [await put("192.0.2.1") for _ in range(5)]
             assert found == [(201, "")] * 4 + [(429, "source-rate")]

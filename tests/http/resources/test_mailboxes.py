@@ -4,7 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
+from relay.http.problems import invalid
 from tests.http.conftest import LETTER, House
 
 BASE = "/api/v1/mailboxes"
@@ -59,7 +61,7 @@ async def test_a_taken_local_part_is_a_conflict(house: House):
     await house.mailbox(local_part="taken")
     response = await house.client.post(BASE, json={"local_part": "TAKEN"})
     assert response.status_code == 409
-    assert response.json()["type"] == "urn:relay:problem:address-taken"
+    assert response.json()["type"] == "/problems/address-taken"
 
 
 async def test_live_mailboxes_are_limited_by_plan(house: House):
@@ -75,7 +77,7 @@ async def test_live_mailboxes_are_limited_by_plan(house: House):
         assert last.status_code == 201
         full = await house.client.post(BASE, headers=credential)
         assert full.status_code == 429
-        assert full.json()["type"] == "urn:relay:problem:quota"
+        assert full.json()["type"] == "/problems/quota"
         assert int(full.headers["Retry-After"]) > 0
         shown = (await house.client.get("/api/v1/quota", headers=credential)).json()
         assert (shown["mailboxes"], shown["max_mailboxes"]) == (2, 2)
@@ -87,10 +89,21 @@ async def test_live_mailboxes_are_limited_by_plan(house: House):
         assert (await house.client.post(BASE, headers=house.admin)).status_code == 201
     shown = (await house.client.get("/api/v1/quota", headers=house.admin)).json()
     assert shown["max_mailboxes"] is shown["max_messages"] is shown["max_bytes"] is None
+    assert (shown["default_ttl_minutes"], shown["max_ttl_minutes"]) == (10080, 10080)
     # Whose they are is known by a hash that the database alone cannot turn back.
     assert await house.pool.fetch_value(
         "SELECT count(DISTINCT source) FROM relay.mailboxes WHERE source <> '127.0.0.1'"
     ) == 1  # fmt: skip
+
+
+async def test_the_quota_says_how_long_a_mailbox_lives(house: House):
+    """As the plan says it: that is what one lives that is made without a word about it."""
+    await house.pool.execute(
+        "UPDATE relay.plans SET default_ttl_minutes = 45, max_ttl_minutes = 90 WHERE name = 'free'"
+    )
+    shown = (await house.client.get("/api/v1/quota")).json()
+    assert (shown["default_ttl_minutes"], shown["max_ttl_minutes"]) == (45, 90)
+    assert shown["smtp"] is None  # not served here
 
 
 async def test_a_mailbox_shows_what_it_holds_and_may_hold(house: House):
@@ -118,7 +131,7 @@ async def test_role_names_are_the_administrators_alone(house: House, name: str):
     for headers in ({}, key):
         response = await house.client.post(BASE, json={"local_part": name}, headers=headers)
         assert response.status_code == 403, response.text
-        assert response.json()["type"] == "urn:relay:problem:reserved-name"
+        assert response.json()["type"] == "/problems/reserved-name"
     response = await house.client.post(BASE, json={"local_part": name}, headers=house.admin)
     assert response.status_code == 201
 
@@ -247,3 +260,24 @@ async def test_an_expired_mailbox_is_gone_from_that_instant(house: House):
         assert (await house.client.get(f"{BASE}/{address}", headers=credential)).status_code == 404
         purged = await house.client.delete(f"{BASE}/{address}?purge=true", headers=credential)
         assert purged.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"local_part": "a b"}, "local_part: it must have no blank and no control character."),
+        ({"local_prt": "a"}, "local_prt: there is no such field; did you mean local_part?"),
+        ({"zzzzzz": 1}, "zzzzzz: there is no such field."),
+    ],
+)
+async def test_faults_are_said_in_plain_words(house: House, body: dict[str, object], said: str):
+    """Not in those of the library that finds them; a misspelt field has its nearest named."""
+    answer = await house.client.post("/api/v1/mailboxes", json=body)
+    assert (answer.status_code, answer.json()["detail"]) == (422, said)
+
+
+def test_a_list_is_called_a_list():
+    """Of what the library calls a tuple."""
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(tuple[str, ...]).validate_python("a@b")
+    assert "it must be a list" in invalid(caught.value, "body").detail

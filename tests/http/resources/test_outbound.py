@@ -170,7 +170,7 @@ async def test_the_same_key_gives_the_same_answer(house: House):
     assert {(a.status_code, a.text) for a in answers} == {(202, first.text)}
     other = await send(house, key, "k-1", subject="Another")
     assert (other.status_code, other.json()["type"]) == (
-        409, "urn:relay:problem:idempotency-key-reused",
+        409, "/problems/idempotency-key-reused",
     )  # fmt: skip
     foreign = await send(house, await house.key("send"), "k-1")
     assert foreign.status_code == 202
@@ -187,7 +187,7 @@ async def test_one_suppressed_recipient_refuses_the_call(house: House):
     key, other = await house.key("send"), await house.key("send")
     assert (await post(house, "suppressions", key, address="BOB@example.ORG")).status_code == 201
     refused = await send(house, key)
-    assert (refused.status_code, refused.json()["type"]) == (422, "urn:relay:problem:suppressed")
+    assert (refused.status_code, refused.json()["type"]) == (422, "/problems/suppressed")
     assert "bob" not in refused.text.lower()
     assert (await get(house, "outbound", key)).json() == []
     assert (await send(house, other)).status_code == 202
@@ -209,7 +209,7 @@ async def test_a_key_sends_as_no_role_of_the_relays_own_domain(house: House):
         'X <"Admin"@Relay.Localhost>',
         "root+a@relay.localhost",
     ):
-        assert await status(sender, key) == (403, "urn:relay:problem:reserved-name")
+        assert await status(sender, key) == (403, "/problems/reserved-name")
         assert await status(sender, house.admin) == (202, "")
     for sender in ("shop@relay.localhost", "no-reply@elsewhere.example"):
         assert await status(sender, key) == (202, "")
@@ -282,7 +282,10 @@ async def test_the_law_decides_what_may_be_done_by_hand(house: House):
     )  # fmt: skip
     (event,) = (await get(house, f"outbound/{sent}/events")).json()
     assert datetime.fromisoformat(event.pop("at")).tzinfo is not None
-    assert event == {"attempt": 1, "phase": "rcpt", "code": 550, "duration": 0.01}
+    assert event == {
+        "attempt": 1, "phase": "rcpt", "code": 550, "duration": 0.01,
+        "enhanced": None, "error": "no such <redacted:0>",
+    }  # fmt: skip
     again = await post(house, f"outbound/{sent}/retry")
     assert (again.status_code, again.json()["status"]) == (200, "queued")
     await node.finish(await node.claim(), Cause.DELIVERED, phase="dot", code=250)
@@ -677,12 +680,112 @@ async def test_an_operator_may_flush_the_queue(house: House) -> None:
     message = await queued(house)
     node = Node(house.pool)
     await node.finish(await node.claim(), Cause.DEFERRED, delay=3600.0, error="451 later")
+    for wanted, count in (
+        ("domain=other.example", 0), ("route=smtps://other.example:465", 0),
+        ("domain=example.org&route=default", 1), ("", 1),
+    ):  # fmt: skip
+        assert (await get(house, f"queue/flush?{wanted}")).json() == {"count": count}
+    assert (await get(house, "queue/flush", await house.key("send"))).status_code == 403
     assert (await post(house, "queue/flush?domain=other.example")).json() == {"count": 0}
     assert (await post(house, "queue/flush?route=smtps://other.example:465")).json() == {"count": 0}
     assert (await post(house, "queue/flush?domain=example.org&route=default")).json() == {
         "count": 1
     }
     assert [claimed.id for claimed in await node.claim()] == [UUID(message)]
+
+
+async def test_failures_are_told_in_groups_and_retried_by_group(house: House) -> None:
+    """By the filter that counted them, each owner their own; what is no filter is refused."""
+    mine, other = await house.key("send"), await house.key("send")
+    message = await queued(house, mine)
+    node = Node(house.pool)
+    await node.finish(await node.claim(), Cause.REFUSED, phase="rcpt", code=550, error="550 a & b")
+    (group,) = (await get(house, "outbound/failures?domain=example.org", mine)).json()
+    assert group.pop("finished_at")
+    assert group == {
+        "status": "bounced",
+        "domain": "example.org",
+        "error": "550 a & b",
+        "count": 1,
+        "latest": message,
+    }
+    assert (await get(house, "outbound/failures", other)).json() == []
+    for narrowed, groups in (
+        ("recipient=ADA@example.org&priority=normal", 1), ("recipient=bob@example.org", 0),
+        ("recipient=nobody", 0), ("priority=bulk", 0), ("tag=x", 0),
+    ):  # fmt: skip
+        found = (await get(house, f"outbound/failures?{narrowed}", mine)).json()
+        assert len(found) == groups, narrowed
+    path = "outbound/failures/retry?status=bounced&domain=example.org&error=550%20a%20%26%20b"
+    assert (await post(house, path, by=other)).json() == {"count": 0}
+    assert (await post(house, "outbound/failures/retry?status=sent", by=mine)).status_code == 422
+    assert (await post(house, path, by=mine)).json() == {"count": 1}
+    assert [claimed.id for claimed in await node.claim()] == [UUID(message)]
+
+
+async def test_the_traffic_of_destinations_is_counted(house: House) -> None:
+    """What is unfinished, and what finished within the hour, by how; for nobody else's eyes."""
+    for to in ("a@one.example", "b@one.example", "c@two.example"):
+        await queued(house, to=[to])
+    node = Node(house.pool)
+    first, second, third = await node.claim()
+    await node.finish([first])
+    await node.finish([second], Cause.REFUSED, phase="rcpt", code=550, error="no")
+    await node.finish([third], Cause.DEFERRED, delay=3600.0, error="later")
+    found = (await get(house, "queue/traffic")).json()
+    assert [one["domain"] for one in found] == ["one.example", "two.example"]
+    assert sum(one["unfinished"] for one in found) == 1
+    assert sum(one["sent"] for one in found) == 1
+    assert sum(one["bounced"] for one in found) == 1
+    assert sum(one["failed"] for one in found) == 0
+    await house.pool.execute("UPDATE relay.outbound_log SET finished_at = now() - interval '2 h'")
+    (left,) = (await get(house, "queue/traffic")).json()
+    assert (left["unfinished"], left["sent"], left["bounced"]) == (1, 0, 0)
+    assert (await get(house, "queue/traffic", await house.key("send"))).status_code == 403
+
+
+async def test_all_that_a_filter_means_is_counted_and_changed_at_once(house: House) -> None:
+    """By state, recipient, domain and priority; each owner their own; several statements do it."""
+    mine, other = await house.key("send"), await house.key("send")
+    for name, priority in (("ada", "high"), ("bob", "bulk"), ("cyd", "bulk")):
+        await queued(house, mine, to=[f"{name}@one.example"], priority=priority)
+    await queued(house, other, to=["ada@two.example"])
+
+    async def counted(filter_: str, by: dict[str, str] = mine) -> dict[str, int]:
+        answer = await get(house, f"outbound/matching{filter_}", by)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, int] = answer.json()
+        return found
+
+    assert await counted("") == {"retry": 0, "cancel": 3, "hold": 3}
+    assert await counted("", house.admin) == {"retry": 0, "cancel": 4, "hold": 4}
+    assert (await counted("?recipient=ADA@one.example"))["hold"] == 1
+    assert (await counted("?recipient=nobody"))["hold"] == 0
+    assert (await counted("?status=held"))["cancel"] == 0
+    await house.pool.execute(
+        "UPDATE relay.outbound_contents SET tag = 'shop' WHERE id = (SELECT content_id"
+        " FROM relay.outbound_letters WHERE address = 'bob@one.example')"
+    )
+    assert (await counted("?tag=shop"))["cancel"] == 1
+    assert (await counted("?tag=Shop"))["cancel"] == 0
+    (tagged,) = (await get(house, "outbound?tag=shop", mine)).json()
+    assert tagged["recipient"] == "bob@one.example"
+    path = "outbound/matching/hold?priority=bulk&domain=ONE.example"
+    assert (await post(house, path, by=other)).json() == {"count": 0}
+    assert (await post(house, path, by=mine)).json() == {"count": 2}
+    assert (await post(house, path, by=mine)).json() == {"count": 0}
+    assert await counted("?status=held") == {"retry": 2, "cancel": 2, "hold": 0}
+    assert (await post(house, "outbound/matching/retry?status=held", by=mine)).json() == {
+        "count": 2
+    }
+    assert (await post(house, "outbound/matching/cancel?recipient=x", by=mine)).json() == {
+        "count": 0
+    }
+    assert (await post(house, "outbound/matching/cancel", by=mine)).json() == {"count": 3}
+    assert await counted("", house.admin) == {"retry": 0, "cancel": 1, "hold": 1}
+    reader = await house.key("read")
+    assert (await post(house, "outbound/matching/cancel", by=reader)).status_code == 403
+    assert (await get(house, "outbound/matching?status=gone", mine)).status_code == 422
 
 
 async def test_what_is_sent_can_be_fetched_by_its_owner_and_the_administrator(house: House):
@@ -698,7 +801,7 @@ async def test_what_is_sent_can_be_fetched_by_its_owner_and_the_administrator(ho
         assert answer.content == mail_of(message).data
     for path, by in ((sent, other), (MISSING, mine), ("x", mine)):
         answer = await get(house, f"outbound/{path}/raw", by)
-        assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (
+        assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (
             404, "outbound-not-found",
         )  # fmt: skip
 
@@ -708,5 +811,5 @@ async def test_what_was_queued_by_sql_and_is_no_message_has_no_bytes(house: Hous
     sent = await queued(house)
     await house.pool.execute("UPDATE relay.outbound_contents SET subject = E'a\\nBcc: x@y.example'")
     answer = await get(house, f"outbound/{sent}/raw")
-    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (409, "cannot-be-sent")
+    assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (409, "cannot-be-sent")
     assert "y.example" not in answer.text

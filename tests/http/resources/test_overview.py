@@ -1,6 +1,8 @@
 """One glance at the relay: counters, and what needs a person first."""
 
+from relay.outbound.finaliser import OUTCOMES
 from relay.outbound.gates import Standing
+from relay.outbound.states import Cause
 from tests.http.conftest import House
 
 SEND = {"from": "a@relay.localhost", "to": ["b@relay.localhost"], "subject": "s", "text": "t"}
@@ -16,6 +18,21 @@ async def test_a_quiet_relay_needs_nobody(house: House):
     assert set(seen["counters"]) >= {"received", "sent", "deferred", "bounced", "failed"}
 
 
+async def test_failed_means_what_it_means_of_a_message(house: House):
+    """Rejected or exhausted, as the history counts it, too; bounced is another thing."""
+
+    async def counted() -> dict[str, float]:
+        seen = (await house.client.get("/api/v1/overview", headers=house.admin)).json()
+        return dict(seen["counters"])
+
+    before = await counted()
+    for cause in (Cause.REJECTED, Cause.EXHAUSTED, Cause.REFUSED):
+        OUTCOMES.labels(cause).inc()
+    after = await counted()
+    assert after["failed"] - before["failed"] == 2
+    assert after["bounced"] - before["bounced"] == 1
+
+
 async def test_what_needs_a_person_is_said(house: House):
     """A pause, an actor that is paused, mail that waits too long and mail that is held."""
     house.supervisor.pause("writer")
@@ -24,6 +41,7 @@ async def test_what_needs_a_person_is_said(house: House):
         assert sent.status_code == 202
     await house.pool.execute("UPDATE relay.outbound_due SET run_at = now() - interval '5 minutes'")
     first = (await house.client.get("/api/v1/overview", headers=house.admin)).json()["attention"]
+    assert [one["grade"] for one in first] == ["error", "warning"]
     assert {(one["grade"], one["text"]) for one in first} == {
         ("warning", "Writer is paused."),
         ("error", "Mail that is due waits for 5 minutes."),
@@ -99,4 +117,6 @@ async def test_destinations_in_trouble_are_listed(house: House):
     """None at first; the form is that of `Standing`."""
     answer = await house.client.get("/api/v1/queue/destinations", headers=house.admin)
     assert answer.json() == []
-    assert Standing.__slots__ == ("route", "domain", "window", "busy", "strikes", "opens_in")
+    assert Standing.__slots__ == (
+        *("route", "domain", "window", "busy", "strikes", "opens_in", "reason"),
+    )

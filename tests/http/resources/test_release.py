@@ -10,16 +10,22 @@ import trio
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
+from relay.http.deps import MailPorts
 from relay.outbound.suppressions import Suppressions
 from tests.http.conftest import LETTER, House, open_house
 
 
-async def captured(house: House, owner: dict[str, str] | None = None) -> str:
+async def captured(
+    house: House,
+    owner: dict[str, str] | None = None,
+    raw: bytes = LETTER,
+    sender: str = "bounce@example.org",
+) -> str:
     """Make a mailbox with a message in it; the path of that message."""
     headers = owner or house.admin
     made = await house.client.post("/api/v1/mailboxes", headers=headers)
     address = made.json()["address"]
-    return f"/api/v1/mailboxes/{address}/messages/{await house.deliver(address)}"
+    return f"/api/v1/mailboxes/{address}/messages/{await house.deliver(address, raw, sender)}"
 
 
 async def release(house: House, path: str, *to: str, **headers: str) -> httpx.Response:
@@ -29,7 +35,7 @@ async def release(house: House, path: str, *to: str, **headers: str) -> httpx.Re
 
 
 def case(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["type"].rpartition(":")[2]
+    return answer.status_code, answer.json()["type"].rpartition("/")[2]
 
 
 SERVED: dict[str, Any] = {"upstream": "smtp://mx.example:25", "release_to": ["*@example.org"]}
@@ -115,6 +121,17 @@ async def test_a_key_releases_only_what_it_might_send(database_url: str, pool: P
         assert case(await release(house, path, "me@example.org", **limited)) == (
             403, "foreign-sender",
         )  # fmt: skip
+        for sender, said, status in (
+            ("ann@shop.example", "ann@shop.example", 202),
+            ("ann@shop.example", "ceo@bank.example", 403),
+            ("", "ann@shop.example", 202),
+            ("", "ceo@bank.example", 403),
+        ):
+            raw = f"From: {said}\r\n\r\nx\r\n".encode()
+            sent = await release(
+                house, await captured(house, limited, raw, sender), "me@example.org", **limited
+            )
+            assert (sent.status_code, sender, said) == (status, sender, said)
         free = await house.key("read", "send")
         assert (
             await release(house, await captured(house, free), "me@example.org", **free)
@@ -138,14 +155,36 @@ async def test_without_patterns_nobody_is_released_to(database_url: str, pool: P
     """403, whoever asks."""
     async with open_house(database_url, pool, **SERVED | {"release_to": ()}) as house:
         path = await captured(house)
-        assert case(await release(house, path, "me@example.org")) == (403, "release-not-allowed")
+        refused = await release(house, path, "me@example.org")
+        assert case(refused) == (403, "release-not-allowed")
+        assert refused.json()["detail"].endswith("RELEASE_TO only, and that names nobody yet.")
+
+
+@pytest.mark.parametrize("upstream", ["smtp://mx.example:25", "loop:"])
+async def test_a_client_learns_whether_mail_may_be_released(
+    database_url: str, pool: Pool, upstream: str
+):
+    """Where an upstream leads out, the relay's or that of a sender of one's own."""
+    async with open_house(database_url, pool, **SERVED | {"upstream": upstream}) as house:
+
+        async def may(headers: dict[str, str]) -> bool:
+            return bool((await house.client.get("/api/v1/info", headers=headers)).json()["release"])
+
+        key = await house.key("send")
+        assert await may(key) is (upstream != "loop:")
+        for own, leads in (("loop:", upstream != "loop:"), ("smtp://127.0.0.1:25", True)):
+            sender = {"address": "me@example.org", "upstream": own}
+            made = await house.client.post("/api/v1/senders", json=sender, headers=house.admin)
+            assert made.status_code in (200, 201)
+            assert await may(house.admin) is leads
 
 
 async def test_a_client_learns_where_the_relay_is(database_url: str, pool: Pool):
     """By any credential, and none without."""
     ports: dict[str, Any] = {
-        "smtp": "127.0.0.1:2525",
-        "submission": None,
+        "mail_ports": MailPorts(
+            smtp="127.0.0.1:2525", pop3_tls="127.0.0.1:995", lmtp="/run/lmtp", starttls=True
+        ),
         "captures": True,
         "version": "1.2.3",
     }
@@ -156,8 +195,14 @@ async def test_a_client_learns_where_the_relay_is(database_url: str, pool: Pool)
             assert answer.json() == {
                 "version": "1.2.3",
                 "smtp": "127.0.0.1:2525",
+                "lmtp": "/run/lmtp",
                 "submission": None,
+                "submission_tls": None,
+                "pop3": None,
+                "pop3_tls": "127.0.0.1:995",
+                "starttls": True,
                 "domains": ["relay.localhost"],
                 "capture": True,
+                "release": False,
                 "public_url": f"http://127.0.0.1:{house.port}",
             }

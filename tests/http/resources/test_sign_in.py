@@ -29,6 +29,7 @@ from relay.http import tickets
 from relay.http.cookies import Shown
 from relay.http.deps import Limits
 from relay.http.page_sessions import SESSION_AGE, Holder, Opened, PageSessions
+from relay.http.paths import spelt
 from relay.http.tickets import PREVIEW, STREAM
 from tests.db.cluster import Cluster
 from tests.eventually import eventually
@@ -155,6 +156,22 @@ async def test_under_tls_the_cookie_is_the_hosts_alone(database_url: str, pool: 
         assert f"Path=/api/v1/mailboxes/{quote(address)}" in answer.headers["Set-Cookie"]
 
 
+async def test_relays_at_two_ports_keep_their_cookies_apart(house: House):
+    """The browser has one jar for all ports of a host; each relay's cookie has its port's name."""
+    for port in (8025, 8026):
+        house.client.headers["Host"] = f"127.0.0.1:{port}"
+        answer = await house.client.post("/api/v1/session", json={"token": house.admin_token})
+        assert answer.headers["Set-Cookie"].startswith(f"relay_session_{port}=")
+        key = {HEADER: answer.json()["page_key"]}
+        house.client.cookies.clear()
+        cookie = taken(answer)
+        assert (await house.client.get("/api/v1/queue", headers=cookie | key)).status_code == 200
+        other = {"Cookie": cookie["Cookie"].replace(str(port), "9")}
+        assert (await house.client.get("/api/v1/queue", headers=other | key)).status_code == 401
+        out = await house.client.delete("/api/v1/session", headers=cookie | key)
+        assert out.headers["Set-Cookie"].startswith(f"relay_session_{port}=;")
+
+
 async def test_neither_secret_opens_anything_without_the_other(house: House):
     """The cookie, the key, either with another session's other half: 401, and nothing changes."""
     cookie, key = await signed_in(house)
@@ -252,7 +269,7 @@ async def test_what_a_backup_holds_makes_no_session(house: House):
     tried += [form(value) for value in stored for form in (bytes.hex, _base64)]
     for value in tried:
         for key in tried:
-            headers = {"Cookie": f"relay_session={value}", HEADER: key}
+            headers = {"Cookie": f"relay_session_{house.port}={value}", HEADER: key}
             got = await house.client.get("/api/v1/queue", headers=headers)
             assert got.status_code == 401
 
@@ -267,6 +284,7 @@ async def test_signing_out_ends_everything_at_once_on_every_relay(database_url: 
         open_house(database_url, pool, PATIENT, node="one") as house,
         open_house(database_url, pool, PATIENT, node="two") as other,
     ):
+        other.client.headers["Host"] = f"127.0.0.1:{house.port}"  # behind one name, as both are
         address, _ = await house.mailbox()
         message = await house.deliver(address, HTML)
         cookie, key = await signed_in(house)
@@ -357,15 +375,19 @@ async def test_a_session_ends_with_a_key_that_ends_by_itself(house: House):
 async def test_the_administrators_session_ends_with_the_next_start(database_url: str, pool: Pool):
     """His token is of one start; what it opened goes with it, on the other relays too, whose own
     administrators' sessions, and those of keys, stay."""
+    behind = {"Host": "localhost"}  # one name for all, as a proxy has
     async with open_house(database_url, pool, node="other") as other:
+        other.client.headers.update(behind)
         elsewhere = merged(await signed_in(other))
         _, token = await other.keys.create("someone", ["send", "admin"])
         by_key = merged(await signed_in(other, token))
         async with open_house(database_url, pool, node="one") as house:
+            house.client.headers.update(behind)
             here = merged(await signed_in(house))
             made = await house.client.post("/api/v1/session/links", headers=house.admin)
             assert (await other.client.get("/api/v1/queue", headers=here)).status_code == 200
         async with open_house(database_url, pool, node="one") as again:
+            again.client.headers.update(behind)
             assert (await again.client.get("/api/v1/queue", headers=here)).status_code == 401
             code = {"code": made.json()["code"]}
             assert (await again.client.post("/api/v1/session", json=code)).status_code == 401
@@ -429,7 +451,8 @@ async def test_a_wrong_token_signs_nobody_in(house: House):
 async def test_cookies_that_a_neighbour_planted_lock_nobody_out(house: House):
     """A server on another port can set cookies of our name, which browsers may send first."""
     cookie, key = await signed_in(house)
-    planted = {"Cookie": f"relay_session=junk; relay_session={'x' * 600}; {cookie['Cookie']}"}
+    name = f"relay_session_{house.port}"
+    planted = {"Cookie": f"{name}=junk; {name}={'x' * 600}; {cookie['Cookie']}"}
     assert (await house.client.get("/api/v1/queue", headers=planted | key)).status_code == 200
 
 
@@ -491,7 +514,7 @@ async def test_a_page_makes_keys_only_with_the_token_shown_again(house: House):
                 "/api/v1/keys", json={**wanted, "confirm": confirm}, headers=page
             )
             assert got.status_code == 403
-            assert got.json()["type"] == "urn:relay:problem:token-needed"
+            assert got.json()["type"] == "/problems/token-needed"
         for confirm in (house.admin_token, strong):
             got = await house.client.post(
                 "/api/v1/keys", json={**wanted, "confirm": confirm}, headers=page
@@ -503,6 +526,9 @@ async def test_a_page_makes_keys_only_with_the_token_shown_again(house: House):
                 path, json={"expires_in": 60, "confirm": confirm}, headers=page
             )
             assert got.status_code == status  # it has no end, so none is renewed
+        none = {"expires_in": 60, "confirm": strong}
+        got = await house.client.post("/api/v1/keys/no-id/renew", json=none, headers=page)
+        assert (got.status_code, got.json()["type"]) == (404, "/problems/key-not-found")
     assert [key.owner for key in await house.keys.list()] == ["ci"] * 4 + ["strong", "weak"]
 
 
@@ -579,7 +605,7 @@ async def test_a_ticket_is_good_for_a_short_time(house: House):
         path = f"/api/v1/mailboxes/{address}/{part}"
         for age, status in ((lasts - 5, 200), (lasts + 1, 404), (-60, 404)):
             made = tickets.issue(
-                house.keyring.signing, row[0], bytes(row[1]), path, time.time() - age
+                house.keyring.signing, row[0], bytes(row[1]), spelt(path), time.time() - age
             )
             url = f"{path}?ticket={made}"
             async with house.client.stream("GET", url, headers=cookie) as got:
@@ -702,7 +728,11 @@ async def test_an_expired_mailboxs_session_ends_with_it(house: House):
     """Its age is the mailbox's."""
     address, token = await house.mailbox(ttl_minutes=0.5)
     answer = await house.client.post(f"/api/v1/mailboxes/{address}/session", headers=token)
-    assert 0 < int(SimpleCookie(answer.headers["Set-Cookie"])["relay_mailbox"]["max-age"]) <= 30
+    assert (
+        0
+        < int(SimpleCookie(answer.headers["Set-Cookie"])[f"relay_mailbox_{house.port}"]["max-age"])
+        <= 30
+    )
     lasts = await house.pool.fetch_value(
         "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM relay.page_sessions"
     )

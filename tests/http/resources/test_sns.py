@@ -167,7 +167,7 @@ async def test_forged_messages_fetch_nothing_but_certificates_and_store_nothing(
     for message in forged:
         status, problem = await post(house, message)
         assert status == 403
-        assert problem["type"] == "urn:relay:problem:forged-notification"
+        assert problem["type"] == "/problems/forged-notification"
     asked = len(amazon.asked)
     for url in (
         "http://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0.pem",
@@ -220,7 +220,7 @@ async def test_what_strangers_have_fetched_is_charged_to_them(relay: tuple[House
     for number in range(5):
         url = CERTIFICATE_URL.replace("-0", f"-{number}")
         other = {**good, "TopicArn": TOPIC + "x", "SigningCertURL": url}
-        assert (await post(house, other))[1]["type"] == "urn:relay:problem:topic-not-allowed"
+        assert (await post(house, other))[1]["type"] == "/problems/topic-not-allowed"
     assert amazon.asked == []
     answers = []
     for number in range(10):
@@ -281,7 +281,7 @@ async def test_only_allowed_topics_are_taken_and_confirmed(relay: tuple[House, A
         "Timestamp": "2026-01-02T03:04:05.678Z",
     }  # fmt: skip
     other = {**fields, "TopicArn": "arn:aws:sns:eu-west-1:999999999999:theirs"}
-    assert (await post(house, signed(other)))[1]["type"] == "urn:relay:problem:topic-not-allowed"
+    assert (await post(house, signed(other)))[1]["type"] == "/problems/topic-not-allowed"
     evil = {**fields, "SubscribeURL": "https://evil.example/?Action=ConfirmSubscription"}
     assert (await post(house, signed(evil)))[0] == 403
     assert amazon.asked == []
@@ -295,7 +295,7 @@ async def test_without_allowed_topics_everything_is_refused(house: House):
     house.fetch[0] = amazon.fetch
     address, _ = await house.mailbox()
     status, problem = await post(house, notification(address))
-    assert (status, problem["type"]) == (403, "urn:relay:problem:topic-not-allowed")
+    assert (status, problem["type"]) == (403, "/problems/topic-not-allowed")
 
 
 async def test_trouble_that_passes_is_a_503_so_that_sns_tries_again(
@@ -326,7 +326,7 @@ async def test_what_is_no_mail_is_acknowledged_and_what_is_no_message_refused(
     for content in (b"", b"[]", b"{", b'{"Type": "Notification"}', b'{"Type": 7}'):
         response = await house.client.post(URL, content=content)
         assert response.status_code == 400
-        assert response.json()["type"] == "urn:relay:problem:malformed-notification"
+        assert response.json()["type"] == "/problems/malformed-notification"
 
 
 def test_ids_follow_from_the_message_and_go_by_age():
@@ -400,7 +400,7 @@ async def test_only_verified_mail_of_an_allowed_bucket_is_fetched(
     forged = {**in_s3(address), "MessageId": "other"}
     assert (await post(house, forged))[0] == 403
     status, problem = await post(house, in_s3(address, bucket="theirs"))
-    assert (status, problem["type"]) == (403, "urn:relay:problem:bucket-not-allowed")
+    assert (status, problem["type"]) == (403, "/problems/bucket-not-allowed")
     for key in ("../theirs/x", "a/./b", "", "a\nb"):
         assert (await post(house, in_s3(address, key=key)))[0] in (400, 403)
     assert objects.asked == []

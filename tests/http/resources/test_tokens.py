@@ -171,7 +171,7 @@ async def test_every_refusal_is_the_same(house: House):
     }
     assert len(seen) == 1
     assert answers[0].json() == {
-        "type": "urn:relay:problem:token-refused",
+        "type": "/problems/token-refused",
         "title": "Token refused",
         "status": 400,
         "detail": "This token, or its code, cannot be used.",

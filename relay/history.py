@@ -1,0 +1,146 @@
+"""The last day, a row a minute: what all relays on one database received and sent, and what waited.
+
+Each relay counts in memory and adds what it counted to the row of the minute, by one statement a
+minute; that also removes what is older than `KEPT`.  So two relays share a row, charts begin full,
+and nothing is written when mail moves.
+
+Promises
+- What a relay counted is added once: what could not be written yet is in the next row.
+- A minute in which no relay ran has no row.  Minutes are those of the database's clock.
+
+Fails with `DatabaseUnavailable`.  When the answer of a commit is lost, a minute may count twice;
+what a relay counted since its last row is lost when it is killed.
+
+Why counted in memory and not in the tables: messages are deleted, those of tests within the second,
+and counting rows would cost by the message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import trio
+
+from relay.db.pool import Pool
+from relay.metrics import registry
+from relay.outbound.states import IS_QUEUED
+from relay.times import rfc3339
+
+KEPT = 25
+"""Hours that a row is kept: a full day, whenever one looks."""
+
+_TIMEOUT = 30.0  # s; it counts all that is queued
+_SOON = 0.5  # s after the end of a minute, so that a clock a little off does not cut it short
+
+_COUNTED = {
+    "received": (("relay_smtp_messages", "outcome", "accepted"),),
+    "sent": (("relay_outbound_outcomes", "cause", "delivered"),),
+    "failed": (
+        ("relay_outbound_outcomes", "cause", "rejected"),
+        ("relay_outbound_outcomes", "cause", "exhausted"),
+    ),
+    "bounced": (("relay_outbound_outcomes", "cause", "refused"),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """One row: counts of the minute that begins `at`, and what waited at its end."""
+
+    at: datetime
+    received: int
+    sent: int
+    failed: int
+    bounced: int
+    waiting: int
+    oldest_due_seconds: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """An element of the answer of `GET /api/v1/history`."""
+        return {
+            "at": rfc3339(self.at),
+            "received": self.received,
+            "sent": self.sent,
+            "failed": self.failed,
+            "bounced": self.bounced,
+            "waiting": self.waiting,
+            "oldest_due_seconds": self.oldest_due_seconds,
+        }
+
+
+class History:
+    """The rows, and what this process has not added to them yet."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._added = dict.fromkeys(_COUNTED, 0)
+        self._added_at: float | None = None  # by Trio's clock
+
+    async def record(self) -> float:
+        """Add what was counted since the last time; return the seconds to the next minute's end.
+
+        It belongs to the minute in which most of that time was, the last one of an outage.
+        """
+        counted, now = _counted(), trio.current_time()
+        since = 0.0 if self._added_at is None else now - self._added_at
+        rest = await self._pool.fetch_value(
+            f"""
+            WITH gone AS (
+                DELETE FROM relay.history
+                WHERE at < now() - make_interval(hours => %(kept)s)
+            )
+            INSERT INTO relay.history AS h
+                (at, received, sent, failed, bounced, waiting, oldest_due_seconds)
+            SELECT date_trunc('minute', now() - make_interval(secs => %(back)s)),
+                   %(received)s, %(sent)s, %(failed)s, %(bounced)s,
+                   count(*) FILTER (WHERE {IS_QUEUED}),
+                   extract(epoch FROM now() - min(run_at) FILTER (WHERE run_at <= now()))::float8
+            FROM relay.outbound_due
+            ON CONFLICT (at) DO UPDATE
+            SET received = h.received + excluded.received,
+                sent = h.sent + excluded.sent,
+                failed = h.failed + excluded.failed,
+                bounced = h.bounced + excluded.bounced,
+                waiting = excluded.waiting,
+                oldest_due_seconds = excluded.oldest_due_seconds
+            RETURNING 60 - extract(second FROM clock_timestamp())::float8
+            """,  # noqa: S608 - a constant of the law
+            {
+                "kept": KEPT,
+                "back": min(since, 60.0) / 2,
+                **{name: value - self._added[name] for name, value in counted.items()},
+            },
+            timeout=_TIMEOUT,
+        )
+        self._added, self._added_at = counted, now
+        return float(rest) + _SOON
+
+    async def last(self, hours: int) -> list[Minute]:
+        """Return the minutes of so many hours, the oldest first."""
+        rows = await self._pool.fetch(
+            """
+            SELECT at, received, sent, failed, bounced, waiting, oldest_due_seconds
+            FROM relay.history
+            WHERE at >= now() - make_interval(hours => %(hours)s)
+            ORDER BY at
+            """,
+            {"hours": hours},
+        )
+        return [Minute(*row) for row in rows]
+
+
+def _counted() -> dict[str, int]:
+    """What the counters of this relay say now, those of its SMTP processes among them."""
+    wanted = {name for sources in _COUNTED.values() for name, _, _ in sources}
+    found: dict[tuple[str, str, str], float] = {}
+    for metric in registry.collect():
+        if metric.name in wanted:
+            for sample in metric.samples:
+                for label, value in sample.labels.items():
+                    found[metric.name, label, value] = sample.value
+    return {
+        name: int(sum(found.get(source, 0.0) for source in sources))
+        for name, sources in _COUNTED.items()
+    }

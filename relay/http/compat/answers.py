@@ -1,0 +1,31 @@
+"""Answers in the manner of other programs: plain texts, and refusals that are no documents."""
+
+from __future__ import annotations
+
+from quart import Response
+
+from relay.http.problems import Problem
+
+BASE = "/compat/"
+"""What the paths of all calls here begin with."""
+
+_AS_OTHERS_SAY = {415: 400, 422: 400}  # of statuses that their clients do not know
+
+
+def text(said: str, status: int = 200) -> Response:
+    """Return a plain text."""
+    return Response(said.encode(), status=status, content_type="text/plain; charset=utf-8")
+
+
+def refusal(problem: Problem) -> Response:
+    """Return what a problem says, as a plain text."""
+    answer = text(problem.detail, _AS_OTHERS_SAY.get(problem.status, problem.status))
+    answer.headers.update(problem.headers)
+    if problem.status == 401:
+        answer.headers["WWW-Authenticate"] = 'Basic realm="relay", charset="UTF-8"'
+    return answer
+
+
+def bad(said: str) -> Problem:
+    """Return the 400 for a value that is wrong, and for what this relay does not do."""
+    return Problem(400, "bad-request", said)

@@ -1,0 +1,134 @@
+"""`/compat/mailhog/…`: MailHog's API v2, and what of its v1 is called still.
+
+Promises
+  * Paths, values and JSON are MailHog's; docs/switching.md says what differs, and what of its
+    clients passes.
+  * Whoever calls sees and deletes their own mail, the administrator all that there is.
+  * An answer holds `SHOWN` bytes of a message at most, and `AT_ONCE` of all: a longer message is
+    cut (`…/download` has all of it), and a list ends early.  MailHog sends it all, three times.
+
+Fails with 400 for a search of another kind than its three, and for one that looks for nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from quart import Response
+
+from relay.http.compat.answers import bad
+from relay.http.compat.mailhog_json import message
+from relay.http.compat.shared import MOST_ROWS, Catcher, Window, compat
+from relay.http.operations import Call, json_response
+from relay.http.problems import from_status
+from relay.http.resources.all_messages import reach_of
+from relay.http.routing import Api
+from relay.mailboxes.mails import EVERYTHING, Asked, Found
+from relay.mailboxes.query import Field, Term
+
+BASE = "/compat/mailhog/api"
+SHOWN = 1 << 20
+"""Bytes of a message that are shown."""
+AT_ONCE = 4 << 20
+"""Bytes of messages that one answer shows, but for the first."""
+
+_KINDS: dict[str, Field] = {"from": "from", "to": "to", "containing": "any"}
+
+
+class SearchQuery(Window):
+    """What is looked for."""
+
+    kind: str = ""
+    query: str = ""
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    catcher = Catcher(api)
+    deps, mails = catcher.deps, catcher.mails
+
+    async def shown(call: Call, found: Found) -> list[dict[str, Any]]:
+        """As much of what was found as one answer holds."""
+        made: list[dict[str, Any]] = []
+        left = AT_ONCE
+        for mail in found.mails:
+            size = min(mail.entry.size, SHOWN)
+            left -= size
+            if made and left < 0:
+                break
+            held = catcher.downloads.hold(catcher.owner(call), 4 * size)
+            try:
+                raw = await catcher.beginning(mail, SHOWN)
+                # Beside the loop: of a large one it takes a while.
+                work = partial(message, mail, raw, deps.store.domains[0])
+                made.append(await catcher.apart(call, work) if size > _LONG else work())
+            finally:
+                held.release()
+        return made
+
+    async def listed(call: Call, asked: Asked) -> Response:
+        window: Window = call.query
+        found = await catcher.search(call, asked, window.at, window.rows)
+        items = await shown(call, found)
+        return _json(
+            {"total": found.count, "count": len(items), "start": window.at, "items": items}
+        )
+
+    @api.add("GET", f"{BASE}/v2/messages", compat("mailhogMessages", "read", query=Window))
+    async def list_(call: Call) -> Response:
+        return await listed(call, EVERYTHING)
+
+    @api.add("GET", f"{BASE}/v2/search", compat("mailhogSearch", "read", query=SearchQuery))
+    async def search(call: Call) -> Response:
+        query: SearchQuery = call.query
+        if query.kind not in _KINDS:
+            raise bad("kind: from, to or containing.")
+        if not query.query:
+            raise bad("query: it says what to look for.")
+        return await listed(call, Asked(((Term(_KINDS[query.kind], query.query[:1000]),),)))
+
+    @api.add("GET", f"{BASE}/v1/messages", compat("mailhogAll", "read"))
+    async def all_(call: Call) -> Response:
+        found = await catcher.search(call, EVERYTHING, 0, MOST_ROWS)
+        return _json(await shown(call, found))
+
+    @api.add("DELETE", f"{BASE}/v1/messages", compat("mailhogDeleteAll", "send"))
+    async def delete_all(call: Call) -> Response:
+        reach = reach_of(call)
+        await catcher.change(call, lambda: deps.all_messages.delete(reach, ()))
+        return _nothing()
+
+    @api.add("GET", f"{BASE}/v1/messages/<message_id>", compat("mailhogMessage", "read"))
+    async def show(call: Call, message_id: str) -> Response:
+        mail = await catcher.find(call, message_id)
+        return _json((await shown(call, Found([mail], 1, 0)))[0])
+
+    @api.add("DELETE", f"{BASE}/v1/messages/<message_id>", compat("mailhogDelete", "send"))
+    async def delete(call: Call, message_id: str) -> Response:
+        mail, reach = await catcher.find(call, message_id), reach_of(call)
+        await catcher.change(call, lambda: mails.delete(reach, [str(mail.id)]))
+        return _nothing()
+
+    @api.add("GET", f"{BASE}/v1/messages/<message_id>/download", compat("mailhogRaw", "read"))
+    async def download(call: Call, message_id: str) -> Response:
+        mail = await catcher.find(call, message_id)
+        kept = {"Content-Disposition": f'attachment; filename="{mail.id}.eml"'}
+        return await catcher.raw(call, mail, "message/rfc822", kept)
+
+    @api.add("GET", f"{BASE}/v2/jim", compat("mailhogJim", "read"))
+    async def jim(call: Call) -> Response:
+        raise from_status(404)  # as MailHog says that it is off
+
+
+_LONG = 1 << 16  # bytes; a shorter one is taken apart in a millisecond
+
+
+def _json(value: Any) -> Response:
+    answer = json_response(value)
+    answer.headers["Content-Type"] = "text/json"
+    return answer
+
+
+def _nothing() -> Response:
+    return Response(b"", content_type="text/json")

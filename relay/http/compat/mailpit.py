@@ -1,0 +1,431 @@
+"""`/compat/mailpit/…`: Mailpit's API v1, for suites that were written for it.
+
+Promises
+  * Paths, values, JSON and statuses are those that Mailpit documents, errors are plain texts with
+    its statuses; docs/switching.md says what differs, and what of its clients passes.
+  * Whoever calls sees and changes their own mail, the administrator all that there is.
+  * A body that cannot be read changes nothing.  (Mailpit deletes everything then.)
+
+Fails with 400 and a sentence for what Mailpit does and this relay does not: SpamAssassin, tables of
+what mail clients support, thumbnails, sending by this way.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from quart import Response, request
+
+from relay.db.text import storable
+from relay.http.compat import mailpit_json as shapes
+from relay.http.compat.answers import bad, text
+from relay.http.compat.mailpit_query import parse
+from relay.http.compat.shared import (
+    Catcher,
+    Window,
+    compat,
+    members_of,
+    no_such_message,
+    texts_of,
+)
+from relay.http.compat.wire import fields_of, text_of
+from relay.http.operations import Access, Call, Query, json_response
+from relay.http.problems import from_status
+from relay.http.resources.all_messages import reach_of
+from relay.http.resources.previews import (
+    PREVIEW_POLICY,
+    Own,
+    own_hosts,
+    picture_places,
+    pictures_placed,
+)
+from relay.http.resources.release import LONGEST, MOST_RECIPIENTS, Releasing
+from relay.http.routing import Api
+from relay.mailboxes.changes import Change
+from relay.mailboxes.mails import EVERYTHING, Asked, Mail
+from relay.mailboxes.query import Term
+from relay.mailboxes.records import ReceivedMessage
+from relay.outbound.senders import LOOP
+from relay.smtp.chaos import Chaos, Rate
+
+BASE = "/compat/mailpit"
+API = f"{BASE}/api/v1"
+OK = "ok"
+
+_HEAD = 64 * 1024  # bytes of a message in which its header is looked for
+_LONG = 64 * 1024  # characters of headers from which an answer is made beside the loop
+_SUMMED = 20  # attachments of a message whose checksums are said
+_TYPE = re.compile(r"[\w!#$&^.+-]{1,100}/[\w!#$&^.+-]{1,100}", re.ASCII)
+_TRIGGERS = {"Sender": "mail", "Recipient": "rcpt"}
+_NO_CHAOS = "Chaos is not enabled: set RELAY_SMTP__CHAOS=true and start the relay again."
+_SEND = "Mail is not sent here: it comes by SMTP, and leaves by POST /api/v1/messages/send."
+_CHECKS = (
+    "There is no such check here: GET …/messages/{id}/checks of the relay's own API has others."
+)
+_THUMB = "There are no thumbnails here: fetch the part itself."
+
+
+class SearchQuery(Window):
+    """What is looked for; `tz`: of times in it."""
+
+    query: str = ""
+    tz: str = ""
+
+
+class OfSearch(Query):
+    """What is looked for."""
+
+    query: str = ""
+    tz: str = ""
+
+
+class RawQuery(OfSearch):
+    """Whether it is to be kept as a file."""
+
+    dl: str = ""
+
+
+class FollowQuery(OfSearch):
+    """As a link check has it."""
+
+    follow: str = ""
+
+
+class ViewQuery(OfSearch):
+    """As a view has it."""
+
+    embed: str = ""
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    catcher = Catcher(api)
+    deps, mails = catcher.deps, catcher.mails
+    releasing = Releasing(api)
+
+    async def listed(call: Call, asked: Asked | None) -> Response:
+        window: Window = call.query
+        found = await catcher.search(call, asked or EVERYTHING, window.at, window.rows)
+        total = found
+        if asked is not None:
+            total = await catcher.search(call, EVERYTHING, 0, 0)
+        tags = await deps.all_messages.tags(reach_of(call))
+
+        def made() -> Response:
+            return json_response(shapes.page(found, window.at, total.count, total.unread, tags))
+
+        return await beside(call, found.mails, made)
+
+    async def beside(call: Call, shown: Sequence[Mail], make: Callable[[], Response]) -> Response:
+        """An answer, made beside the loop where senders had so much to say that it takes long."""
+        long = sum(mail.length for mail in shown) > _LONG
+        return await catcher.apart(call, make) if long else make()
+
+    async def one(call: Call, mail_id: str) -> Mail:
+        """The mail that a path names: by its id, or the latest, of a search too."""
+        if mail_id != "latest":
+            return await catcher.find(call, mail_id)
+        query: OfSearch = call.query
+        asked = parse(query.query, query.tz) if query.query.strip() else EVERYTHING
+        found = await catcher.search(call, asked, 0, 1)
+        if not found.mails:
+            raise no_such_message()
+        return found.mails[0]
+
+    async def whole(call: Call, mail_id: str) -> tuple[Mail, ReceivedMessage]:
+        mail = await one(call, mail_id)
+        found = await deps.messages.get(mail.mailbox_id, str(mail.id), mark_read=False)
+        if found is None:
+            raise no_such_message()
+        return mail, found
+
+    async def mark_read(call: Call, mail: Mail) -> None:
+        if not mail.is_read:
+            read = partial(mails.change, reach_of(call), [str(mail.id)], Change(is_read=True))
+            await catcher.change(call, read)
+
+    @api.add("GET", f"{API}/messages", compat("mailpitMessages", "read", query=Window))
+    async def list_(call: Call) -> Response:
+        return await listed(call, None)
+
+    @api.add("GET", f"{API}/search", compat("mailpitSearch", "read", query=SearchQuery))
+    async def search(call: Call) -> Response:
+        return await listed(call, _asked(call.query))
+
+    deleting = compat("mailpitDelete", "send", body=True)
+
+    @api.add("DELETE", f"{API}/messages", deleting)
+    async def delete(call: Call) -> Response:
+        ids = texts_of(await members_of(deleting), "IDs")
+        reach = reach_of(call)
+        if ids:
+            await catcher.change(call, lambda: mails.delete(reach, ids))
+        else:
+            await catcher.change(call, lambda: deps.all_messages.delete(reach, ()))
+        return text(OK)
+
+    @api.add("DELETE", f"{API}/search", compat("mailpitDeleteFound", "send", query=OfSearch))
+    async def delete_found(call: Call) -> Response:
+        asked, reach = _asked(call.query), reach_of(call)
+        await catcher.change(call, lambda: mails.delete_found(reach, asked))
+        return text(OK)
+
+    marking = compat("mailpitMark", "read", query=OfSearch, body=True)
+
+    @api.add("PUT", f"{API}/messages", marking)
+    async def mark(call: Call) -> Response:
+        members = await members_of(marking)
+        ids, reach = texts_of(members, "IDs"), reach_of(call)
+        read, searched = members.get("read", False), members.get("search") or ""
+        if not isinstance(read, bool) or not isinstance(searched, str):
+            raise bad("Read is true or false, Search a text.")
+        if ids and searched:
+            raise bad("You may specify either IDs or a search query, not both.")
+        change = Change(is_read=read)
+        if ids:
+            await catcher.change(call, lambda: mails.change(reach, ids, change))
+        elif searched.strip():
+            asked = parse(searched, call.query.tz)
+            await catcher.change(call, lambda: mails.change_found(reach, asked, change))
+        else:
+            await catcher.change(call, lambda: deps.all_messages.change(reach, (), change))
+        return text(OK)
+
+    @api.add("GET", f"{API}/message/<message_id>", compat("mailpitMessage", "read", query=OfSearch))
+    async def show(call: Call, message_id: str) -> Response:
+        mail, found = await whole(call, message_id)
+        indexes = [part["index"] for part in mail.attachments[:_SUMMED]]
+        sums: dict[int, Mapping[str, str]] = {}
+        if indexes:
+            parts = await catcher.parts(call, mail, indexes, shapes.checksums_of)
+            sums = {index: part[2] for index, part in parts.items()}
+        await mark_read(call, mail)
+        return await beside(call, [mail], lambda: json_response(shapes.message(mail, found, sums)))
+
+    @api.add(
+        "GET",
+        f"{API}/message/<message_id>/headers",
+        compat("mailpitHeaders", "read", query=OfSearch),
+    )
+    async def headers(call: Call, message_id: str) -> Response:
+        mail = await one(call, message_id)
+        raw = text_of(await catcher.beginning(mail, _HEAD))
+        head = re.split(r"\r?\n\r?\n", raw, maxsplit=1)[0]
+        return json_response(shapes.headers(fields_of(head, " ")))
+
+    @api.add("GET", f"{API}/message/<message_id>/raw", compat("mailpitRaw", "read", query=RawQuery))
+    async def raw(call: Call, message_id: str) -> Response:
+        mail = await one(call, message_id)
+        kept = {}
+        if call.query.dl == "1":
+            kept = {"Content-Disposition": f'attachment; filename="{mail.id}.eml"'}
+        return await catcher.raw(call, mail, "text/plain; charset=utf-8", kept)
+
+    @api.add(
+        "GET",
+        f"{API}/message/<message_id>/part/<index>",
+        compat("mailpitPart", "read", query=OfSearch),
+    )
+    async def part(call: Call, message_id: str, index: str) -> Response:
+        mail = await one(call, message_id)
+        wanted = int(index) - 1 if re.fullmatch(r"[0-9]{1,6}", index, re.ASCII) else -1
+        known = next((each for each in mail.attachments if each["index"] == wanted), None)
+        if known is None:
+            raise from_status(404)
+        kind = known.get("content_type") or ""
+        kind = kind if _TYPE.fullmatch(kind) else "application/octet-stream"
+        return await catcher.download(call, mail, wanted, kind)
+
+    relaying = compat("mailpitRelease", "send", body=True, stores=True)
+
+    @api.add("POST", f"{API}/message/<message_id>/release", relaying)
+    async def release(call: Call, message_id: str) -> Response:
+        to = texts_of(await members_of(relaying), "To")
+        if not 1 <= len(to) <= MOST_RECIPIENTS or any(len(one) > LONGEST for one in to):
+            raise bad(f"To: 1 to {MOST_RECIPIENTS} addresses are wanted.")
+        mail = await catcher.find(call, message_id)
+        await releasing.queue(call.caller, mail.mailbox_id, str(mail.id), to)
+        return text(OK)
+
+    @api.add("GET", f"{API}/tags", compat("mailpitTags", "read"))
+    async def tags(call: Call) -> Response:
+        return json_response(await deps.all_messages.tags(reach_of(call)))
+
+    tagging = compat("mailpitTag", "read", body=True)
+
+    @api.add("PUT", f"{API}/tags", tagging)
+    async def tag(call: Call) -> Response:
+        members = await members_of(tagging)
+        ids, reach = texts_of(members, "IDs"), reach_of(call)
+        change = Change(tags=[_tag(each) for each in texts_of(members, "Tags") if _tag(each)])
+        await catcher.change(call, lambda: mails.change(reach, ids, change))
+        return text(OK)
+
+    renaming = compat("mailpitRenameTag", "read", body=True)
+
+    @api.add("PUT", f"{API}/tags/<name>", renaming)
+    async def rename(call: Call, name: str) -> Response:
+        wanted = (await members_of(renaming)).get("name")
+        if not isinstance(wanted, str) or not _tag(wanted):
+            raise bad("Name: a text is wanted.")
+        return await retagged(call, name, Change(remove=[storable(name)], add=[_tag(wanted)]))
+
+    @api.add("DELETE", f"{API}/tags/<name>", compat("mailpitDeleteTag", "read"))
+    async def remove(call: Call, name: str) -> Response:
+        return await retagged(call, name, Change(remove=[storable(name)]))
+
+    async def retagged(call: Call, name: str, change: Change) -> Response:
+        reach = reach_of(call)
+        terms = (Term("tag", name),)
+        await catcher.change(call, lambda: deps.all_messages.change(reach, terms, change))
+        return text(OK)
+
+    @api.add("GET", f"{API}/info", compat("mailpitInfo", "read"))
+    async def info(call: Call) -> Response:
+        found = await catcher.search(call, EVERYTHING, 0, 0)
+        return json_response(
+            {
+                "Version": f"relay {deps.version}",
+                "LatestVersion": f"relay {deps.version}",
+                "Database": "",
+                "DatabaseSize": 0,
+                "Messages": found.count,
+                "Unread": found.unread,
+                "Tags": await catcher.tags(call),
+                "RuntimeStats": dict.fromkeys(
+                    (
+                        "Uptime", "Memory", "MessagesDeleted", "SMTPAccepted", "SMTPAcceptedSize",
+                        "SMTPRejected", "SMTPIgnored",
+                    ),
+                    0,
+                ),
+            }
+        )  # fmt: skip
+
+    @api.add("GET", f"{API}/webui", compat("mailpitConfiguration", "read"))
+    async def configuration(call: Call) -> Response:
+        texts = (
+            "SMTPServer", "ReturnPath", "AllowedRecipients", "BlockedRecipients", "OverrideFrom",
+            "RecipientAllowlist",
+        )  # fmt: skip
+        enabled = bool(deps.release_to) and deps.upstream != LOOP
+        relays = {"Enabled": enabled, **dict.fromkeys(texts, ""), "PreserveMessageIDs": True}
+        return json_response(
+            {
+                "Label": "Relay",
+                "MessageRelay": relays,
+                "SpamAssassin": False,
+                "ChaosEnabled": deps.chaos is not None,
+                "DuplicatesIgnored": False,
+                "HideDeleteAllButton": False,
+            }
+        )
+
+    @api.add("GET", f"{API}/chaos", compat("mailpitChaos", "admin"))
+    async def chaos(call: Call) -> Response:
+        return json_response(_triggers(_chaos(deps.chaos)))
+
+    triggering = compat("mailpitSetChaos", "admin", body=True)
+
+    @api.add("PUT", f"{API}/chaos", triggering)
+    async def set_chaos(call: Call) -> Response:
+        now, members = _chaos(deps.chaos), await members_of(triggering)
+        if _rate(members, "Authentication", 535) is not None:
+            raise bad("Authentication is not refused by chance here; Sender and Recipient are.")
+        rates = {phase: _rate(members, name, 451) for name, phase in _TRIGGERS.items()}
+        now.rates = {phase: rate for phase, rate in rates.items() if rate is not None}
+        return json_response(_triggers(now))
+
+    @api.add("GET", f"{BASE}/view/<name>", compat("mailpitView", "read", query=ViewQuery))
+    async def view(call: Call, name: str) -> Response:
+        mail_id, _, kind = name.rpartition(".")
+        if kind not in {"html", "txt"}:
+            raise from_status(404)
+        mail, found = await whole(call, mail_id)
+        await mark_read(call, mail)
+        if kind == "txt":
+            return text(found.body_text or "")
+        page = found.body_html
+        if page is None:
+            page = f"<!doctype html><pre>{html.escape(found.body_text or '')}</pre>"
+        hosts = own_hosts(deps.urls)
+        own = Own(hosts, request.scope.get("server"))
+        made, _ = await catcher.apart(
+            call,
+            partial(
+                pictures_placed, page, found, mail.mailbox_id, own, deps.keyring.signing,
+                loaded=False,
+            ),
+        )  # fmt: skip
+        policy = PREVIEW_POLICY.format(sandbox="", pictures=" ".join(picture_places(hosts)))
+        return Response(
+            made.encode("utf-8", "replace"),
+            content_type="text/html; charset=utf-8",
+            headers={"Content-Security-Policy": policy, "X-DNS-Prefetch-Control": "off"},
+        )
+
+    def refused(
+        method: str, rule: str, name: str, scope: str, said: str, query: type[Query] | None = None
+    ) -> None:
+        @api.add(method, rule, compat(name, scope, query=query))
+        async def answer(call: Call, message_id: str = "", index: str = "") -> Response:
+            raise bad(said)
+
+    message = f"{API}/message/<message_id>"
+    refused("GET", f"{message}/html-check", "mailpitHtmlCheck", "read", _CHECKS, OfSearch)
+    refused("GET", f"{message}/link-check", "mailpitLinkCheck", "read", _CHECKS, FollowQuery)
+    refused("GET", f"{message}/sa-check", "mailpitSpamCheck", "read", _CHECKS, OfSearch)
+    refused("GET", f"{message}/part/<index>/thumb", "mailpitThumb", "read", _THUMB, OfSearch)
+    refused("POST", f"{API}/send", "mailpitSend", "send", _SEND)
+
+    def alive(rule: str, name: str) -> None:
+        @api.add("GET", rule, compat(name, "read", access=Access.OPEN))
+        async def answer(call: Call) -> Response:
+            return text(OK)
+
+    alive(f"{BASE}/livez", "mailpitLive")
+    alive(f"{BASE}/readyz", "mailpitReady")
+
+
+def _asked(query: OfSearch | SearchQuery) -> Asked:
+    if not query.query.strip():
+        raise bad("Error: no search query")
+    return parse(query.query, query.tz)
+
+
+def _tag(given: str) -> str:
+    """A tag as it can be kept: Mailpit's letters, others are blanks."""
+    return " ".join(re.sub(r"[^\w \-.@]", " ", given).split())[:100]
+
+
+def _chaos(chaos: Chaos | None) -> Chaos:
+    if chaos is None:
+        raise bad(_NO_CHAOS)
+    return chaos
+
+
+def _triggers(chaos: Chaos) -> dict[str, dict[str, int]]:
+    found = {}
+    for name, phase in _TRIGGERS.items():
+        rate = chaos.rates.get(phase, Rate(451, 0))
+        found[name] = {"ErrorCode": rate.code, "Probability": round(100 * rate.rate)}
+    return {**found, "Authentication": {"ErrorCode": 535, "Probability": 0}}
+
+
+def _rate(members: Mapping[str, Any], name: str, default: int) -> Rate | None:
+    """A trigger of a body as a rate; None where it is off."""
+    given = members.get(name.lower())
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise bad(f"{name}: an object is wanted.")
+    code, chance = given.get("ErrorCode") or default, given.get("Probability") or 0
+    if not (isinstance(code, int) and 400 <= code <= 599):
+        raise bad(f"{name}: ErrorCode is from 400 to 599.")
+    if not (isinstance(chance, int) and 0 <= chance <= 100):
+        raise bad(f"{name}: Probability is from 0 to 100.")
+    return Rate(code, chance / 100) if chance else None

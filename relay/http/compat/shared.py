@@ -1,0 +1,244 @@
+"""What the calls of all that are stood in for have in common: whose mail, and how much at once.
+
+Promises
+  * A caller sees what `GET /api/v1/messages` shows them, mail by mail (`relay.mailboxes.mails`).
+  * What is loaded of mail is within a budget that owners share; attachments are taken out where
+    hostile mail hurts nobody, a few at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import trio
+from quart import Response, request
+
+from relay.errors import TemporaryFailure
+from relay.http.callers import owner_of
+from relay.http.compat.answers import bad
+from relay.http.downloads import Downloads, disposition, once
+from relay.http.fair_limiter import Crowded, FairLimiter
+from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
+from relay.http.problems import Problem, from_status, unavailable
+from relay.http.resources.all_messages import reach_of
+from relay.http.routing import Api
+from relay.mailboxes.all_messages import CutShort
+from relay.mailboxes.changes import NotParsed
+from relay.mailboxes.mails import Asked, Found, Mail
+
+T = TypeVar("T")
+
+MOST_ROWS = 250
+"""Mails that one answer lists."""
+_FURTHEST = 10_000  # places that a list may begin at
+_LOADED = 256 * 1024  # bytes of a message that are loaded at once
+_LOADS, _LOADS_OF_ONE = 4, 2
+
+NO_SUCH_MESSAGE = "message not found"
+
+
+class Window(Query):
+    """The part of a list that is asked for; what is no number counts as left out."""
+
+    start: str = ""
+    limit: str = ""
+
+    @property
+    def at(self) -> int:
+        """The place of the first."""
+        return min(_number(self.start, 0), _FURTHEST)
+
+    @property
+    def rows(self) -> int:
+        """How many there may be."""
+        return min(_number(self.limit, 50), MOST_ROWS)
+
+
+def compat(
+    name: str,
+    scope: str,
+    *,
+    query: type[Query] | None = None,
+    body: bool = False,
+    stores: bool = False,
+    access: Access = Access.SCOPE,
+) -> Operation:
+    """Return the declaration of a call that stands in for another program's."""
+    return Operation(
+        name,
+        name,
+        "all-messages",
+        access,
+        (Answer(200, "as that program answers"),),
+        scope=scope,
+        query=query,
+        raw_body="application/json" if body else None,
+        max_body=512 * 1024,
+        stores=stores,
+        compat=True,
+    )
+
+
+class Catcher:
+    """All mail of whoever calls, mail by mail."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.deps = deps = api.deps
+        self.mails = deps.mails
+        limits = deps.limits
+        self.downloads = Downloads(limits.download_bytes // 4)
+        self._parsing = FairLimiter(
+            limits.attachments, max(1, limits.attachments // 4), kept=1, waiting=64
+        )
+        self._making = FairLimiter(2, 1, waiting=16)
+        self._loading = FairLimiter(_LOADS, _LOADS_OF_ONE, kept=1)
+
+    def owner(self, call: Call) -> Hashable:
+        """Who answers for a call."""
+        return owner_of(call.caller, request, self.deps.trusted_proxies)
+
+    async def search(self, call: Call, asked: Asked, start: int, limit: int) -> Found:
+        """A part of what a caller finds."""
+        async with self.api.searches.turn(call):
+            return await self.mails.search(reach_of(call), asked, start=start, limit=limit)
+
+    async def tags(self, call: Call) -> dict[str, int]:
+        """The tags of what a caller sees, each with the messages that have it."""
+        async with self.api.searches.turn(call):
+            return await self.mails.tags(reach_of(call))
+
+    async def find(self, call: Call, mail_id: str) -> Mail:
+        """The mail of an id; 404."""
+        mail = await self.mails.find(reach_of(call), mail_id)
+        if mail is None:
+            raise no_such_message()
+        return mail
+
+    async def change(self, call: Call, change: Callable[[], Awaitable[T]]) -> T:
+        """Change mail, to the end even if the client hangs up; 503 where it takes too long."""
+        try:
+            async with self.api.searches.turn(call):
+                return await self.api.committed(change)
+        except NotParsed as error:
+            raise unavailable(f"{error}; try again.".capitalize(), retry_after=1) from None
+        except CutShort as error:
+            said = f"Not done: {error.count:,} messages are; call again for the rest."
+            raise unavailable(said, retry_after=1) from None
+
+    async def apart(self, call: Call, work: Callable[[], T]) -> T:
+        """Do what may take a while beside the loop, one for each who calls."""
+        try:
+            async with self._making.turn(self.owner(call)):
+                return await trio.to_thread.run_sync(work)
+        except Crowded:
+            raise unavailable("Too many messages are being shown; try again.") from None
+
+    async def beginning(self, mail: Mail, most: int) -> bytes:
+        """The first bytes of a mail as it came; nothing where it is gone."""
+        raw = await self.deps.messages.raw_piece(mail.mailbox_id, mail.id, 0, most)
+        return raw or b""
+
+    async def raw(
+        self, call: Call, mail: Mail, content_type: str, headers: dict[str, str]
+    ) -> Response:
+        """A mail as it came, byte for byte."""
+        owner, size = self.owner(call), mail.entry.size
+        held = self.downloads.hold(owner, min(size, _LOADED))
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            at = 0
+            while at < size:
+                try:
+                    async with self._loading.turn(owner):
+                        piece = await self.deps.messages.raw_piece(
+                            mail.mailbox_id, mail.id, at, _LOADED
+                        )
+                except TemporaryFailure:
+                    return  # less than was announced tells its reader
+                if not piece:
+                    return
+                yield piece
+                at += len(piece)
+
+        return self.downloads.response(pieces(), size, held, content_type, headers)
+
+    async def parts(
+        self, call: Call, mail: Mail, indexes: Sequence[int], kept: Callable[[bytes], T]
+    ) -> Mapping[int, tuple[str, str, T]]:
+        """Name, type and what is `kept` of the attachments of these indexes, by index."""
+        owner = self.owner(call)
+        found: dict[int, tuple[str, str, T]] = {}
+        held = self.downloads.hold(owner, 2 * mail.entry.size)
+        try:
+            async with self._parsing.turn(owner):
+                raw = await self.deps.messages.raw(mail.mailbox_id, mail.id)
+                for index in indexes:
+                    part = None
+                    if raw is not None:
+                        part = await self.deps.extract_attachment(raw, index)
+                    if part is not None:
+                        found[index] = (part[0], part[1], kept(part[2]))
+        except Crowded:
+            raise unavailable("Too many attachments are being taken apart; try again.") from None
+        finally:
+            held.release()
+        return found
+
+    async def download(self, call: Call, mail: Mail, index: int, kind: str) -> Response:
+        """An attachment, never shown where a browser would run it; 404."""
+        found = (await self.parts(call, mail, [index], bytes)).get(index)
+        if found is None:
+            raise from_status(404)
+        name, content = found[0], found[2]
+        return self.downloads.response(
+            once(content),
+            len(content),
+            self.downloads.hold(self.owner(call), len(content)),
+            kind,
+            {
+                "Content-Disposition": disposition(name or f"attachment-{index + 1}"),
+                "Content-Security-Policy": "sandbox; default-src 'none'",
+            },
+        )
+
+
+async def members_of(operation: Operation) -> dict[str, Any]:
+    """The members of the current call's JSON, by their names in small letters; none without a body.
+
+    What cannot be read is a 400, and never a call without values: that would mean everything.
+    """
+    raw = await read_body(operation)
+    try:
+        given = json.loads(raw) if raw.strip() else {}
+    except (ValueError, RecursionError):
+        raise bad("The body is not valid JSON.") from None
+    if given is not None and not isinstance(given, dict):
+        raise bad("The body must be a JSON object.")
+    return {name.lower(): value for name, value in (given or {}).items()}
+
+
+def texts_of(members: Mapping[str, Any], name: str) -> list[str]:
+    """A list of texts among them; nothing where it is null or left out."""
+    given = members.get(name.lower())
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise bad(f"{name}: a list of texts is wanted.")
+    return list(given)
+
+
+def no_such_message() -> Problem:
+    """Return the 404 of a message that is not within reach."""
+    return Problem(404, "message-not-found", NO_SUCH_MESSAGE)
+
+
+def _number(text: str, default: int) -> int:
+    try:
+        number = float(text)
+    except ValueError:
+        return default
+    return int(number) if math.isfinite(number) and number > 0 else default

@@ -1,0 +1,93 @@
+"""Downloads: what is on its way to clients, written piece by piece within a memory budget.
+
+Promises
+  * Memory is reserved before anything is loaded, by owner, and given back when the answer has been
+    written, or its client has gone.
+  * Each piece is a write with a deadline of its own, so a slow reader is no stuck one.
+  * `disposition` makes a name of whatever a mail calls its attachment: only a name.
+
+Fails with a 503 while there is no room.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable
+from contextlib import aclosing
+from urllib.parse import quote
+
+from quart import Response
+
+from relay.http.fair_limiter import FairLimiter, Reservation
+from relay.http.problems import unavailable
+
+_PIECE = 64 * 1024  # bytes that are written at once
+_BUSY = "Too many large messages are being read; try again."
+
+
+async def once(content: bytes) -> AsyncGenerator[bytes, None]:
+    """Yield all of it."""
+    yield content
+
+
+class Downloads:
+    """What is on its way to clients, written piece by piece within a memory budget."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = FairLimiter(budget, budget // 4, kept=budget // 8)
+
+    def hold(self, owner: Hashable, size: int) -> Reservation:
+        """Reserve memory before anything is loaded; the 503 while there is none left."""
+        held = self._budget.take(owner, size)
+        if held is None:
+            raise unavailable(_BUSY)
+        return held
+
+    def response(
+        self,
+        contents: AsyncGenerator[bytes, None],
+        size: int,
+        held: Reservation,
+        content_type: str,
+        headers: dict[str, str],
+    ) -> Response:
+        """Return `contents` as a response of `size` bytes; `held` is given back at its end."""
+
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                async with aclosing(contents):
+                    async for content in contents:
+                        view = memoryview(content)
+                        for at in range(0, len(content), _PIECE):  # each write has its own deadline
+                            yield bytes(view[at : at + _PIECE])
+            finally:
+                held.release()
+
+        written = body()
+        # A client that has gone before the first byte: the body is dropped without having begun.
+        weakref.finalize(written, held.release).atexit = False
+        return Response(
+            written,
+            content_type=content_type,
+            headers={"Content-Length": str(size), **headers},
+        )
+
+
+def disposition(filename: str) -> str:
+    """Return a `Content-Disposition` that downloads under `filename` (RFC 6266, RFC 8187).
+
+    Only a name: no path, no control characters, no leading dots; in ASCII for old readers and
+    in UTF-8 for all others.
+    """
+    name = re.split(r"[/\\]", filename)[-1]
+    # Beside controls also what reorders text on screen (exe.fdp shown as pdf.exe).
+    name = "".join(c for c in name if c.isprintable() and not "\u202a" <= c <= "\u202e")
+    name = name.strip().lstrip(".")[:200] or "attachment"
+    name = name.encode("utf-8", "replace").decode()
+    return f"attachment; filename=\"{plain_name(name)}\"; filename*=UTF-8''{quote(name, safe='')}"
+
+
+def plain_name(name: str) -> str:
+    """Return `name` with nothing in it that a header or a file system reads otherwise."""
+    return re.sub(r"[^A-Za-z0-9 ._()+-]", "_", name)

@@ -1,0 +1,133 @@
+"""Following what becomes readable: pages of entries as they come, for streams and for waits.
+
+What calls on one mailbox (`resources/streams.py`) and on all (`resources/all_messages.py`) have in
+common; `waiting.py` says what wakes them, and how many there may be.
+
+Promises
+  * Nothing polls: between two looks there is a wake-up, the instant of a mailbox's end, or a
+    keep-alive.
+  * Each entry is given once, in the order in which they became readable; a slow reader costs one
+    page, since the next is read when that has been written.
+  * It ends with the mailbox, with the relay, and soon after the caller would be refused.
+
+Fails: `entries` outlives an outage of the database, and looks again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import TypeVar
+from uuid import UUID
+
+import trio
+from quart import Response
+
+from relay.errors import DatabaseUnavailable
+from relay.http.feeds import event_stream
+from relay.http.operations import Call, Refusal
+from relay.http.problems import Problem
+from relay.http.routing import Api
+from relay.http.waiting import Waiter, Watch, watching
+from relay.mailboxes.records import News
+
+T = TypeVar("T")
+
+_RETRY = 1.0  # s; before a stream looks again after an outage
+_SOON = 0.05  # s; until the next look where something is being stored
+_SLACK = 0.002  # s; so that a look at the end of a mailbox finds it ended
+
+
+def until_next(more: bool, expires_in: float | None) -> float:
+    """Seconds until a look that no wake-up asks for (`News` says what the two are)."""
+    if more:
+        return _SOON
+    return math.inf if expires_in is None else expires_in + _SLACK
+
+
+async def pause(call: Call, watch: Watch, seconds: float, *, keep_alive_every: float) -> None:
+    """Return at the next wake-up, or after `seconds`.
+
+    Raises the refusal of the call when there is one.
+    """
+    until = trio.current_time() + seconds
+    woken = False
+    # No look for mail only because one at the key is due: an outage would show.
+    while not woken and (left := until - trio.current_time()) > 0:
+        woken = await watch.wait(min(left, keep_alive_every))
+        if (refused := await call.refusal()) is not None:
+            raise refused
+
+
+async def entries(
+    look: Callable[[int | None], Awaitable[News[T] | None]],
+    watch: Watch,
+    cursor: int | None,
+    *,
+    expires_in: float | None,
+    draining: trio.Event,
+    keep_alive_every: float,
+    refusal: Refusal,
+) -> AsyncGenerator[list[T], None]:
+    """Yield what becomes readable after `cursor`, page by page, until the mailbox ends.
+
+    `look` finds what is new behind a cursor; `expires_in`: seconds, if it is of one mailbox.  An
+    empty page comes first (the stream stands), and after each silent `keep_alive_every`.  Raises
+    the `refusal` when there is one while the mailbox lives.
+    """
+    ends_at = trio.current_time() + (math.inf if expires_in is None else expires_in)
+    started = False
+    while not draining.is_set():
+        refused = await refusal()  # first: one that is due to the mailbox's end is not raised
+        try:
+            news = await look(cursor)
+        except DatabaseUnavailable:
+            if trio.current_time() >= ends_at:
+                return  # what was known last says that it is over
+            yield []
+            await watch.wait(_RETRY)
+            continue
+        if news is None:
+            return
+        if refused is not None:
+            raise refused
+        cursor = news.cursor
+        if news.expires_in is not None:
+            ends_at = trio.current_time() + news.expires_in
+        if news.found:
+            started = True
+            yield news.found
+            continue
+        if not started:
+            started = True
+            yield []
+        left = until_next(news.more, news.expires_in)
+        woken_by = trio.current_time() + keep_alive_every
+        await watch.wait(min(left, keep_alive_every))
+        if trio.current_time() >= woken_by:
+            yield []
+
+
+def events_of(
+    api: Api,
+    call: Call,
+    waiter: Waiter,
+    mailbox_id: UUID | None,
+    follow: Callable[[Watch], AsyncGenerator[list[T], None]],
+    as_event: Callable[[T], bytes],
+) -> Response:
+    """Answer with what `follow` yields, as Server-Sent Events.  Ask `Slots.check` first."""
+
+    async def body() -> AsyncIterator[bytes]:
+        with (
+            api.waits.hold(waiter, "sse"),
+            watching(api.deps.hub, mailbox_id, api.deps.draining, call.admission) as watch,
+            suppress(Problem),  # refused by now: all that is left to say is the end
+        ):
+            yield b"retry: 1000\n\n"
+            async with aclosing(follow(watch)) as pages:
+                async for page in pages:
+                    yield b"".join(map(as_event, page)) or b": still here\n\n"
+
+    return event_stream(body())

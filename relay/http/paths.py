@@ -1,0 +1,53 @@
+"""Paths of requests: as they came, in one spelling.
+
+A path is cut at its slashes first and decoded second, part by part, so that an address with a slash
+in it (`a%2Fb@shop.example`) is one part.  The framework decodes first, and has lost by then which
+slashes were the client's own.
+
+Promises
+  * Two spellings of one path come out alike, two paths apart; the one spelling is that of
+    JavaScript's encodeURIComponent, which is what browsers compare a cookie's Path with.
+
+Never fails: what is no UTF-8 is replaced, and names nothing here.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import quote, unquote
+
+from werkzeug.routing import BaseConverter
+
+_SPELT = re.compile(r"[A-Za-z0-9_.\-~!*'()/]*", re.ASCII)
+
+
+def component(text: str) -> str:
+    """Return `text` as a part of a path, to the letter as JavaScript's encodeURIComponent does.
+
+    A browser compares a cookie's Path with a request's by their letters: `%40` is not `@`.
+    """
+    return quote(text, safe="!~*'()")
+
+
+def spelt(path: str) -> str:
+    """Return an encoded path in the one spelling."""
+    if _SPELT.fullmatch(path):
+        return path
+    return "/".join(component(unquote(part)) for part in path.split("/"))
+
+
+def path_of(connection: Any) -> str:
+    """Return the path of Quart's request or websocket in the one spelling, without its query."""
+    raw: bytes = connection.scope["raw_path"]
+    return spelt(raw.decode("latin-1"))
+
+
+class Part(BaseConverter):
+    """A part of a route's path: matched as it is spelt, given to the handler decoded."""
+
+    def to_python(self, value: str) -> str:
+        """Return the text that the part spells."""
+        return unquote(value)

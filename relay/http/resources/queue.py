@@ -1,0 +1,215 @@
+"""`/api/v1/queue`: the outbound queue as a whole, for the administrator.
+
+What it holds, where it goes and what holds it back; pause, resume and flush.  Single messages are
+`outbound.py`'s.
+
+Promises
+  * Counts are of all nodes, but for `destinations`: each node learns by itself how one takes mail.
+  * A pause, its end and a flush are durable when their answer comes, on all nodes.
+
+Fails with `DatabaseUnavailable`, a 503.  The change may have happened then; it may be asked for
+again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+from pydantic import Field
+from quart import Response
+
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Changed,
+    Operation,
+    Query,
+    View,
+    json_response,
+)
+from relay.http.routing import Api
+
+
+class QueueState(View):
+    """The queue at one moment: what is unfinished, and in `last_hour` what finished, by status."""
+
+    paused: bool
+    queued: int
+    due: int
+    processing: int
+    held: int
+    lost: int
+    oldest_due_seconds: float | None
+    by_priority: dict[str, int]
+    last_hour: dict[str, int]
+
+
+class FlushQuery(Query):
+    """The deferred messages that are to be tried."""
+
+    domain: Annotated[
+        str | None, Field(max_length=255, description="only to addresses of this domain")
+    ] = None
+    route: Annotated[
+        str | None,
+        Field(
+            max_length=2048,
+            description="only what leaves by this upstream, as the list of destinations names it; "
+            "default: the relay's own",
+        ),
+    ] = None
+
+
+class Deferred(View):
+    """What was tried and waits for its next attempt."""
+
+    count: Annotated[int, Field(description="messages")]
+
+
+class Destination(View):
+    """A route (`domain` null) or a destination in trouble; `opens_in` in seconds.
+
+    `reason`: the phase and the reply code of its last trouble.
+    """
+
+    route: str
+    domain: str | None
+    window: int
+    busy: int
+    strikes: int
+    opens_in: float
+    reason: str | None
+
+
+class DomainTraffic(View):
+    """A destination: what is unfinished, and what finished in the last hour, by status."""
+
+    domain: str
+    unfinished: int
+    sent: int
+    failed: int
+    bounced: int
+
+
+def register(api: Api) -> None:
+    """Declare the calls."""
+    admin = api.deps.queue_admin
+
+    @api.add(
+        "GET",
+        "/api/v1/queue/destinations",
+        Operation(
+            "listDestinations",
+            "List the routes and destinations that this node holds back",
+            "queue",
+            Access.SCOPE,
+            (Answer(200, "the worst first; what answers well is not here", list[Destination]),),
+            scope="admin",
+            details="Each node learns by itself how a destination takes its mail.",
+        ),
+    )
+    async def destinations(call: Call) -> Response:
+        return json_response([asdict(one) for one in api.deps.destinations()])
+
+    @api.add(
+        "GET",
+        "/api/v1/queue/traffic",
+        Operation(
+            "listQueueTraffic",
+            "Count what waits and what finished, by destination",
+            "queue",
+            Access.SCOPE,
+            (Answer(200, "the busiest first, 100 at most", list[DomainTraffic]),),
+            scope="admin",
+            details="Of all nodes: of 10,000 that are unfinished, and of the newest 10,000 that "
+            "finished what did so in the last hour.",
+        ),
+    )
+    async def traffic(call: Call) -> Response:
+        return json_response([asdict(one) for one in await admin.traffic()])
+
+    @api.add(
+        "GET",
+        "/api/v1/queue",
+        Operation(
+            "getQueue",
+            "Count the queue",
+            "queue",
+            Access.SCOPE,
+            (Answer(200, "the counts, of all nodes", QueueState),),
+            scope="admin",
+        ),
+    )
+    async def queue(call: Call) -> Response:
+        return json_response((await admin.stats()).as_json())
+
+    @api.add(
+        "POST",
+        "/api/v1/queue/pause",
+        Operation(
+            "pauseQueue",
+            "Pause all deliveries, on all nodes, until resumed",
+            "queue",
+            Access.SCOPE,
+            (Answer(200, "nothing new is begun; what is under way ends", QueueState),),
+            scope="admin",
+        ),
+    )
+    async def pause(call: Call) -> Response:
+        await api.committed(admin.pause)
+        return json_response((await admin.stats()).as_json())
+
+    @api.add(
+        "POST",
+        "/api/v1/queue/resume",
+        Operation(
+            "resumeQueue",
+            "End a pause",
+            "queue",
+            Access.SCOPE,
+            (Answer(200, "deliveries go on", QueueState),),
+            scope="admin",
+        ),
+    )
+    async def resume(call: Call) -> Response:
+        await api.committed(admin.resume)
+        return json_response((await admin.stats()).as_json())
+
+    @api.add(
+        "GET",
+        "/api/v1/queue/flush",
+        Operation(
+            "countDeferredMail",
+            "Count the deferred mail that a flush would try",
+            "queue",
+            Access.SCOPE,
+            (Answer(200, "how many messages would become due", Deferred),),
+            scope="admin",
+            query=FlushQuery,
+        ),
+    )
+    async def deferred(call: Call) -> Response:
+        wanted: FlushQuery = call.query
+        return json_response({"count": await admin.count_deferred(wanted.domain, wanted.route)})
+
+    @api.add(
+        "POST",
+        "/api/v1/queue/flush",
+        Operation(
+            "flushQueue",
+            "Try deferred mail now",
+            "queue",
+            Access.SCOPE,
+            (Answer(200, "how many messages became due", Changed),),
+            scope="admin",
+            query=FlushQuery,
+            details="Pauses of routes and destinations end on all nodes, with one delivery each "
+            "to see. Scheduled mail keeps its time, and attempts are not counted anew.",
+        ),
+    )
+    async def flush(call: Call) -> Response:
+        wanted: FlushQuery = call.query
+        count = await api.committed(lambda: admin.flush(wanted.domain, wanted.route))
+        return json_response({"count": count})

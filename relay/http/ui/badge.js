@@ -1,0 +1,63 @@
+// How many messages are unread, where it is seen without the page: in its title and icon; and, for
+// who asks for it, a word when one comes while the page is not looked at.
+
+import { get, query } from "/ui/calls.js";
+import { senderOf } from "/ui/list.js";
+
+const KEPT = "relay.notify";
+const MOST = 200; // unread messages that are counted
+export const LOOK = 15_000; // ms between two looks, whichever view is open
+const ENVELOPE = "M2 5.5h12v7H2zM2 5.5l6 4.5 6-4.5";
+
+let [shown, count] = ["Relay", null];
+
+const icon = (unread) =>
+  `data:image/svg+xml,${encodeURIComponent(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4" fill="#1a5fd0"/><path d="${ENVELOPE}" fill="none" stroke="#fff" stroke-width="1.3"/>${unread ? '<circle cx="12.5" cy="3.5" r="3.5" fill="#e5342b"/>' : ""}</svg>`)}`;
+
+function show() {
+  document.title = count ? `(${count}) ${shown}` : shown;
+}
+
+export function titled(title) {
+  shown = `${title} · Relay`;
+  show();
+}
+
+export function unread(number) {
+  if (String(number || "") === String(count ?? "")) return;
+  count = number || null;
+  document.querySelector("link[rel=icon]").href = icon(count);
+  show();
+}
+
+// What is unread, in whatever inbox: a list is told of its own mail alone.
+let since = null;
+export async function look(options) {
+  const found = await get(`/api/v1/messages${query({ q: "is:unread", limit: MOST })}`, options);
+  for (const one of found) if (since && one.received_at > since) came(one, `#/mail/all/${encodeURIComponent(one.mailbox)}/${one.id}`);
+  since = [since ?? "0", found[0]?.received_at ?? "0"].sort().pop();
+  unread(counted(found.length));
+  return found;
+}
+
+export const counted = (number) => (number >= MOST ? `${MOST}+` : number || "");
+
+// Words of new mail ------------------------------------------------------------------------------
+
+export const notifies = () => "Notification" in self && Notification.permission === "granted" && localStorage.getItem(KEPT) === "yes";
+
+export async function notify(wanted) {
+  if (wanted && (await Notification.requestPermission()) !== "granted") return false;
+  localStorage.setItem(KEPT, wanted ? "yes" : "no");
+  return wanted;
+}
+
+export function came(item, href) {
+  if (!document.hidden || !notifies()) return;
+  const made = new Notification(item.from_name || senderOf(item.from_address), { body: [item.otp, item.subject].filter(Boolean).join(" · "), tag: item.id });
+  made.onclick = () => {
+    window.focus();
+    location.hash = href;
+    made.close();
+  };
+}

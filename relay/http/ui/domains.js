@@ -1,0 +1,56 @@
+// Domains: which are this relay's own, what comes in for each, who sends from it.
+
+import { every, get } from "/ui/calls.js";
+import { copyButton, fill, h, problem, say, Table } from "/ui/dom.js";
+import { t } from "/ui/strings.js";
+
+export const title = t("Domains");
+export const scope = "admin";
+
+const EVERY = 10000; // ms
+const KEYS = 100; // the newest: who has more limits their domains elsewhere
+
+const domainOf = (address) => address.slice(address.lastIndexOf("@") + 1).replace(/>.*$/, "").trim();
+
+export function open(place, page) {
+  const trouble = problem();
+  const facts = h("p", { class: "facts", id: "domain-facts" });
+  const hint = h("div", { hidden: true });
+  const table = new Table(t("The relay's own domains, and those that keys send from"), {
+    domain: t("Domain"), "mail-in": t("Mail in"), letters: t("Letters of accounts"), senders: t("Keys that send from it"),
+  }, { none: t("This relay has no domain of its own."), id: "domains" });
+  place.append(h("section", { "aria-label": t("Domains") }, facts, trouble, table.element, hint));
+  every(EVERY, page.signal, async () => {
+    const options = { signal: page.signal };
+    const [info, settings, keys] = await Promise.all([get("/api/v1/info", options), get("/api/v1/settings", options), get(`/api/v1/keys?limit=${KEYS}`, options)]);
+    const valueOf = (name) => settings.find((one) => one.name === name)?.value;
+    const letters = valueOf("collector.sender") || `no-reply@${info.domains[0]}`;
+    say(facts, [
+      info.smtp ? t("SMTP at {0}", info.smtp) : t("SMTP is not served here"),
+      info.submission ? t("submission at {0}", info.submission) : "",
+      info.capture ? t("mail for other domains is captured") : t("mail for other domains is refused"),
+      valueOf("outbound.release_to").length ? t("released mail may go to {0}", valueOf("outbound.release_to").join(", ")) : t("no received mail may be released"),
+    ].filter(Boolean).join(" · "));
+    const patterns = keys.filter((one) => !one.revoked_at).flatMap((one) => (one.from ?? []).filter((from) => from.includes("@")).map((from) => ({ from, owner: one.owner })));
+    const own = new Set(info.domains);
+    const names = [...new Set([...info.domains, domainOf(letters), ...patterns.map((one) => domainOf(one.from))])];
+    table.show(names, (name) => name, (row, name) => fill(row, [
+      undefined,
+      own.has(name) ? (name === info.domains[0] ? t("received; new inboxes are here") : t("received")) : info.capture ? t("captured") : t("refused"),
+      domainOf(letters) === name ? letters : "",
+      patterns.filter((one) => domainOf(one.from) === name).map((one) => `${one.from} (${one.owner})`).filter((one, at, all) => all.indexOf(one) === at).join(", "),
+    ]), (row, name) => row.cells[0].append(name, " ", copyButton(name, t("the domain"))));
+    hint.hidden = info.domains.some((name) => !name.endsWith("localhost"));
+    if (!hint.hidden && !hint.childElementCount) hint.append(...howToAdd(info.domains));
+  }, (text) => say(trouble, text));
+}
+
+// A relay that nobody gave a domain is told how, ready to copy.
+function howToAdd(domains) {
+  const lines = `RELAY_SMTP__DOMAINS=${["mail.example.org", ...domains].join(",")}`;
+  return [
+    h("h2", { text: t("A domain of your own") }),
+    h("p", { text: t("Name it in the settings, start the relay again, and let its MX record lead here:") }),
+    h("p", {}, h("code", { text: lines }), " ", copyButton(lines, t("the setting")), " ", h("a", { href: "#/settings/smtp.domains", text: t("What it means") })),
+  ];
+}

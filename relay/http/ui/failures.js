@@ -1,0 +1,74 @@
+// What failed or bounced, by destination and error: a group is retried at once, its count asked first.
+
+import { get, query, send } from "/ui/calls.js";
+import { asking } from "/ui/dialogs.js";
+import { button, doing, h, keepFocus, number, problem, say, since, when } from "/ui/dom.js";
+import { named, t } from "/ui/strings.js";
+
+const keyOf = (one) => JSON.stringify([one.status, one.domain, one.error]);
+const pathOf = (verb, { status, domain, error }) => `/api/v1/outbound/${verb}?${new URLSearchParams({ status, domain, error: error ?? "" })}`;
+export const messages = (count) => (count === 1 ? t("1 message") : t("{0} messages", number(count)));
+
+// `changed()`: called when mail was queued again.
+export function makeFailures(page, changed) {
+  const rows = new Map();
+  const trouble = problem();
+  const done = h("p", { class: "small", role: "status" });
+  const list = h("ul", { id: "failures", "aria-label": t("Failures by error, the most first") });
+  const none = h("p", { class: "none", hidden: true, text: t("Nothing failed.") });
+
+  async function retry(group) {
+    const [now] = await get(pathOf("failures", group), { signal: page.signal });
+    if (!now) {
+      await refresh();
+      throw new Error(t("None of them is left to be retried."));
+    }
+    asking({
+      title: t("Retry {0}?", messages(now.count)),
+      says: `${group.domain}: ${group.error ?? t("without an error")}`,
+      fields: [],
+      does: t("Retry {0}", messages(now.count)),
+      act: async () => {
+        const { count } = await send("POST", pathOf("failures/retry", group));
+        say(done, t("{0} queued again.", messages(count)));
+        await refresh();
+        changed();
+      },
+    });
+  }
+
+  function makeRow(group) {
+    const link = h("a", { class: "subject", dir: "auto" });
+    return h("li", { class: "group" },
+      h("span", { class: "count" }), h("span", { class: "what" }, link, h("span", { class: "small" })),
+      button(t("retry"), doing(trouble, () => retry(group)), { ariaLabel: t("Retry all to {0}: {1}", group.domain, group.error ?? "") }));
+  }
+
+  // What is there keeps its place, so that nothing moves under a click; what is new comes last.
+  function show(groups) {
+    const wanted = new Map(groups.map((one) => [keyOf(one), one]));
+    for (const [key, row] of [...rows]) {
+      if (wanted.has(key)) continue;
+      rows.delete(key);
+      keepFocus(list, () => row.remove(), () => list.querySelector("a") ?? none);
+    }
+    for (const [key, one] of wanted) {
+      let row = rows.get(key);
+      if (!row) {
+        row = makeRow(one);
+        rows.set(key, row);
+        list.append(row);
+      }
+      const link = row.querySelector("a");
+      say(row.firstChild, number(one.count));
+      say(link, one.error ?? t("without an error"));
+      link.setAttribute("href", `#/queue/failures/${one.latest}`);
+      say(row.querySelector(".small"), `${named(one.status)} · ${one.domain} · ${t("last")} ${since(one.finished_at)}`);
+      row.querySelector(".small").title = when(one.finished_at);
+    }
+    none.hidden = rows.size > 0;
+  }
+
+  const refresh = async () => show(await get("/api/v1/outbound/failures", { signal: page.signal }));
+  return { element: h("div", {}, trouble, done, list, none), refresh };
+}

@@ -1,0 +1,148 @@
+// A message's HTML in a frame as tall as it is, of this origin and without scripts.
+//
+// What is in the frame a stranger wrote.  It runs nothing, but it may have named its elements after
+// what a document has: so whatever is asked of it is asked by the prototypes of this page.
+
+import { ticketed } from "/ui/calls.js";
+import { button, copyButton, h, say } from "/ui/dom.js";
+import { t } from "/ui/strings.js";
+
+const LEAST = 120; // px
+const MOST = 60000;
+const SMALLEST = 0.5; // of its size
+
+const root = Object.getOwnPropertyDescriptor(Document.prototype, "documentElement").get;
+const all = (page, selector) => [...Document.prototype.querySelectorAll.call(page, selector)];
+const drawn = Object.getOwnPropertyDescriptor(HTMLImageElement.prototype, "naturalWidth").get;
+const ended = Object.getOwnPropertyDescriptor(HTMLImageElement.prototype, "complete").get;
+const sheets = Object.getOwnPropertyDescriptor(Document.prototype, "styleSheets").get;
+const find = (page, selector) => Document.prototype.querySelector.call(page, selector);
+const listen = (page, kind, act, options) => EventTarget.prototype.addEventListener.call(page, kind, act, options);
+
+export const outside = (target) => /^https?:/i.test(target);
+
+// An address as a browser reads it: the host in its own letters, and no sign that turns others round.
+export function spelt(target, named = true) {
+  try {
+    const url = new URL(target);
+    if (!named) url.username = url.password = ""; // "https://bank.example@…" is a name before the host
+    return url.href;
+  } catch {
+    return target; // an address that is none is shown as it is
+  }
+}
+
+// A link to elsewhere, in full: a new tab, told neither where it comes from nor who opened it.
+export const away = (target) => h("a", { href: target, rel: "noopener noreferrer", target: "_blank", text: spelt(target, false) });
+
+export class MessageFrame {
+  // `path`: of the message; `key`: hears the keys that are pressed in the frame.
+  constructor(path, { key, tell }) {
+    Object.assign(this, { path, key, tell });
+    this.bar = h("p", { class: "notice", id: "remote-images", hidden: true });
+    this.frame = h("iframe", { title: t("The message as HTML"), id: "message-html", onload: () => this.loaded() });
+    // No script, no form, no navigation of the page, no window.
+    this.frame.setAttribute("sandbox", "allow-same-origin");
+    this.link = h("div", { id: "link-asked", class: "notice", role: "status", hidden: true });
+    this.element = h("div", { class: "framed" }, this.bar, this.frame, this.link);
+    this.wide = new ResizeObserver(() => this.room !== this.element.clientWidth && this.fit());
+    this.wide.observe(this.element);
+    this.show("blocked");
+  }
+
+  async show(images) {
+    this.images = images;
+    try {
+      const url = await ticketed(`${this.path}/html`);
+      this.frame.src = `${url}&framed=true&images=${images}`;
+    } catch (error) {
+      this.tell(error.message);
+    }
+  }
+
+  loaded() {
+    const page = this.frame.contentDocument;
+    if (!page || !this.frame.src) return;
+    this.page = page;
+    listen(page, "click", (pressed) => this.pressed(pressed), true);
+    listen(page, "auxclick", (pressed) => this.pressed(pressed), true);
+    listen(page, "keydown", (pressed) => this.key(pressed));
+    for (const kind of ["load", "error", "toggle"]) listen(page, kind, () => this.fit(), true);
+    const count = Number(find(page, "meta[name=relay-blocked]")?.getAttribute("content") ?? 0);
+    this.bar.hidden = !count;
+    this.bar.replaceChildren(
+      h("span", { text: count === 1 ? t("1 remote image is not loaded.") : t("{0} remote images are not loaded.", count) }), " ",
+      button(t("Load once"), () => this.show("loaded")), " ",
+      h("span", { class: "small", text: t("Your browser fetches them: their sender learns that you read.") }));
+    if (this.images === "loaded") this.tellMissing();
+    this.fit();
+  }
+
+  // What was asked for and did not come: else a newsletter would just have holes.
+  tellMissing() {
+    const missing = all(this.page, "img[src^='http' i], img[src^='//']").filter((one) => ended.call(one) && !drawn.call(one)).length;
+    this.bar.hidden = !missing;
+    this.bar.replaceChildren(h("span", { text: missing === 1 ? t("1 remote image could not be loaded.") : t("{0} remote images could not be loaded.", missing) }));
+  }
+
+  // As a reader in dark mode shows it, or in light mode, whichever this browser is in: what the
+  // message's styles say of dark mode holds, or does not.
+  shade(dark) {
+    const ALWAYS = "(min-width: 0.01px)", NEVER = "(max-width: 0.01px)";
+    for (const sheet of this.page ? sheets.call(this.page) : []) {
+      for (const { media } of [sheet, ...sheet.cssRules]) {
+        const said = media?.mediaText ?? "";
+        const wanted = said.replace(/\(prefers-color-scheme: dark\)|\(m(?:in|ax)-width: 0\.01px\)/g, dark ? ALWAYS : NEVER);
+        if (wanted !== said) media.mediaText = wanted;
+      }
+    }
+    this.fit();
+  }
+
+  // Measured while it is low: what is as tall as its frame would grow with it.
+  fit() {
+    if (!this.page || !this.frame.isConnected) return;
+    const scroller = this.element.closest(".reader");
+    const top = scroller?.scrollTop;
+    this.room = this.element.clientWidth;
+    this.frame.style.zoom = "";
+    this.frame.style.zoom = Math.min(1, this.room / this.frame.offsetWidth); // a tablet's width where there is less
+    this.width = this.frame.clientWidth;
+    this.frame.style.height = `${LEAST}px`;
+    const whole = root.call(this.page);
+    if (whole) {
+      const { style } = whole;
+      [style.zoom, style.overflowWrap] = ["", "break-word"];
+      const zoom = () => this.width / whole.scrollWidth; // what is wider is made smaller, as mail programs do
+      if (zoom() < SMALLEST) style.overflowWrap = "anywhere"; // one word that would make all else illegible
+      const fits = zoom();
+      if (fits < 1 && fits >= SMALLEST) style.zoom = fits; // else it is scrolled
+      const bar = whole.scrollWidth > this.width ? 18 : 2; // one to scroll it sideways
+      this.frame.style.height = `${Math.min(MOST, Math.max(LEAST, whole.scrollHeight + bar))}px`;
+    }
+    if (scroller) scroller.scrollTop = top;
+  }
+
+  // A link is shown in full before it is opened.
+  pressed(event) {
+    const link = event.composedPath().find((one) => one.localName === "a" || one.localName === "area"); // in a shadow root, too
+    const said = (name) => Element.prototype.getAttribute.call(link, name);
+    const href = link && (said("href") ?? said("xlink:href"))?.replace(/[\t\n\r]/g, "").trim(); // as a browser reads it
+    if (!href) return;
+    event.preventDefault();
+    if (href.startsWith("#")) return;
+    const close = button("×", () => (this.link.hidden = true), { ariaLabel: t("Close") });
+    let host = "";
+    try {
+      host = outside(href) ? new URL(href).host : "";
+    } catch {
+      // an address that is none is shown as it is
+    }
+    this.link.replaceChildren(
+      host ? h("b", { text: host }) : "",
+      h("code", { text: spelt(href) }),
+      h("span", { class: "bar" }, host ? h("a", { href, rel: "noopener noreferrer", target: "_blank", class: "button", text: t("Open in a new tab") }) : "", copyButton(spelt(href), t("the link")), close),
+    );
+    this.link.hidden = false;
+  }
+}

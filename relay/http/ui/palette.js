@@ -1,0 +1,103 @@
+// Ctrl K or ⌘K: a field that finds views, inboxes, messages and actors, and does things.
+
+import { get, query } from "/ui/calls.js";
+import { h, settled, since } from "/ui/dom.js";
+import { senderOf } from "/ui/list.js";
+import { t } from "/ui/strings.js";
+
+const part = encodeURIComponent;
+const MOST = 6; // of a kind
+
+// `page`: {may, views() → [{title, href}], actions() → [{title, act}], more(words, options) → the
+// same with a kind, and a promise of it}.
+export function palette(page) {
+  if (document.querySelector("dialog[open]")) return;
+  const left = new AbortController();
+  const field = h("input", { type: "text", placeholder: t("Find an inbox, a message, an actor, or something to do"), "aria-label": t("Find or do"), role: "combobox", "aria-expanded": "true", "aria-controls": "palette-found", autocomplete: "off", spellcheck: false });
+  const found = h("ul", { id: "palette-found", role: "listbox", "aria-label": t("Found") });
+  const dialog = h("dialog", { id: "palette", "aria-label": t("Find or do"), onclose: () => {
+    left.abort();
+    dialog.remove();
+  } }, field, found);
+  let [asked, at, known] = ["", 0, []];
+
+  const choose = (one) => {
+    dialog.close();
+    if (one.href) location.href = one.href;
+    else one.act();
+  };
+  const stand = (to) => {
+    at = Math.max(0, Math.min(to, known.length - 1));
+    [...found.children].forEach((row, index) => {
+      row.ariaSelected = String(index === at);
+      if (index === at) {
+        row.scrollIntoView({ block: "nearest" });
+        field.setAttribute("aria-activedescendant", row.id);
+      }
+    });
+  };
+  const show = (items) => {
+    known = items;
+    found.replaceChildren(...items.map((one, index) => h("li", { id: `found-${index}`, role: "option", onclick: () => choose(one) },
+      h("span", { class: "kind", text: one.kind }), h("span", { class: "name", dir: "auto", text: one.title }), one.says ? h("span", { class: "small", dir: "auto", text: one.says }) : "")));
+    stand(0);
+  };
+  const here = (wanted) => {
+    const words = wanted.toLowerCase().split(/\s+/);
+    const fits = ({ title }) => words.every((word) => title.toLowerCase().includes(word));
+    return [
+      ...page.views().filter(fits).map((one) => ({ ...one, kind: t("go to") })),
+      ...page.actions().filter(fits).map((one) => ({ ...one, kind: t("do") })),
+    ];
+  };
+  const options = { signal: left.signal };
+  async function actors(wanted) {
+    const names = [];
+    const walk = (node) => {
+      names.push(node.name);
+      node.children.forEach(walk);
+    };
+    walk(await get("/api/v1/supervision", options));
+    return names.filter((name) => name.includes(wanted.toLowerCase())).slice(0, MOST)
+      .map((name) => ({ kind: t("actor"), title: name, says: t("its log"), href: `#/logs?actor=${part(name)}` }));
+  }
+  async function look() {
+    const wanted = field.value.trim();
+    if (wanted === asked) return;
+    asked = wanted;
+    const first = here(wanted);
+    show(first);
+    if (!wanted) return;
+    const none = () => []; // what cannot be asked is not found
+    const [inboxes, messages, nodes, others] = await Promise.all([
+      page.may("read") ? get(`/api/v1/mailboxes${query({ q: wanted, limit: MOST })}`, options).catch(none) : [],
+      page.may("read") ? get(`/api/v1/messages${query({ q: wanted, limit: MOST })}`, options).catch(none) : [],
+      page.may("admin") ? actors(wanted).catch(none) : [],
+      page.more(wanted, options).then((found) => found.slice(0, MOST), none),
+    ]);
+    if (asked !== wanted || left.signal.aborted) return;
+    const listed = new Set(first.map((one) => one.href));
+    show([
+      ...first,
+      ...inboxes.filter((one) => !listed.has(`#/mail/${part(one.address)}`)).map((one) => ({ kind: t("inbox"), title: one.address, href: `#/mail/${part(one.address)}` })),
+      ...messages.map((one) => ({ kind: t("message"), title: one.subject?.slice(0, 300) || t("(no subject)"), says: `${since(one.received_at)} · ${one.from_name || senderOf(one.from_address)} → ${one.mailbox}`, href: `#/mail/all/${part(one.mailbox)}/${one.id}` })),
+      ...nodes,
+      ...others,
+      ...(page.may("read") ? [{ kind: t("search"), title: wanted, says: t("in all mail"), href: `#/mail/all${query({ q: wanted })}` }] : []),
+    ]);
+  }
+  field.addEventListener("input", settled(() => look()));
+  field.addEventListener("keydown", async (pressed) => {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[pressed.key];
+    if (by) stand(at + by);
+    else if (pressed.key === "Enter") {
+      await look(); // what was typed since
+      if (known[at]) choose(known[at]);
+    } else return;
+    pressed.preventDefault();
+  });
+  show(here(""));
+  document.body.append(dialog);
+  dialog.showModal();
+  field.focus();
+}

@@ -1,0 +1,70 @@
+// Settings: what is in force, where each value comes from, and what it is for; only to be read.
+//
+//   #/settings?q=WORDS       those that match       #/settings/NAME    one of them
+
+import { get } from "/ui/calls.js";
+import { copied, fill, h, number, problem, say, Table } from "/ui/dom.js";
+import { choose, chosen, LANGUAGES, named, t } from "/ui/strings.js";
+
+export const title = t("Settings");
+export const scope = "admin";
+
+// Which language the page speaks.
+export function languageChoice() {
+  const choice = h("select", { name: "language", onchange: () => choose(choice.value) },
+    h("option", { value: "", text: t("as the browser says") }), Object.entries(LANGUAGES).map(([code, name]) => h("option", { value: code, text: name, lang: code })));
+  choice.value = chosen() ?? "";
+  return h("p", { id: "language" }, h("label", { text: `${t("Language of this page")} ` }, choice));
+}
+
+const spelt = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+// Those in whose name, value or meaning all the words are.
+function matching(all, text) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  return all.filter((one) => {
+    const said = `${one.name} ${one.variable} ${spelt(one.value)} ${one.meaning}`.toLowerCase();
+    return words.every((word) => said.includes(word));
+  });
+}
+
+// For the palette: what they are for, and where they stand.
+export const found = async (words, options) =>
+  matching(await get("/api/v1/settings", options), words).map((one) => ({ kind: t("setting"), title: one.variable, says: one.meaning, href: `#/settings/${one.name}` }));
+
+export function open(place, page) {
+  const trouble = problem();
+  const count = h("p", { class: "small", role: "status" });
+  const field = h("input", { type: "search", name: "q", placeholder: t("words of a name, a value or a meaning"), "aria-label": t("Find a setting"), autocapitalize: "none", oninput: () => narrow() });
+  const set = h("input", { type: "checkbox", onchange: () => narrow() });
+  const table = new Table(t("What is in force"), { setting: t("Setting"), value: t("Value"), source: t("Comes from"), meaning: t("Meaning") }, { none: t("No setting matches."), id: "settings" });
+  let all = [];
+  place.append(languageChoice(), h("section", { "aria-label": t("Settings") },
+    h("p", { text: t("They are read at the start: change the file or the variable, and start the relay again.") }),
+    h("form", { onsubmit: (submitted) => submitted.preventDefault() }, field, h("label", { class: "check" }, set, ` ${t("only what is set")}`)), count, trouble, table.element));
+
+  function narrow() {
+    const shown = matching(all, field.value).filter((one) => !set.checked || one.source !== "default");
+    table.show(shown, (one) => one.name, (row, one) => fill(row, [undefined, spelt(one.value), named(one.source)]),
+      (row, one) => {
+        row.cells[0].append(copied(one.variable, t("the variable")));
+        row.cells[1].dir = "ltr";
+        row.cells[1].lang = "en";
+        row.cells[3].lang = "en"; // as it stands in config/relay.toml
+        row.cells[3].append(...one.meaning.split("`").map((part, at) => (at % 2 ? h("code", { text: part }) : part)));
+        row.classList.toggle("set", one.source !== "default");
+        if (one.source === "default") return;
+        row.cells[1].title = t("By default: {0}", spelt(one.default) || t("nothing"));
+      });
+    say(count, t("{0} of {1}", number(shown.length), number(all.length)));
+  }
+  function move({ parts: [name], values }) {
+    field.value = name ?? values.get("q") ?? field.value;
+    narrow();
+  }
+  get("/api/v1/settings", { signal: page.signal }).then((explained) => {
+    all = explained;
+    move(page);
+  }).catch((error) => page.signal.aborted || say(trouble, error.message));
+  return move;
+}

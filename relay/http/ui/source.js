@@ -1,0 +1,107 @@
+// A message's bytes, its HTML in colours, and what headers tell: the way that it took, and what was
+// found of it.
+//
+// Everything is text: a token of the source is a span around it, never markup.
+
+import { ask } from "/ui/calls.js";
+import { h, lasting, say, when } from "/ui/dom.js";
+import { t } from "/ui/strings.js";
+
+const SHOWN = 200_000; // characters that are coloured; the rest is in Raw
+const PART = 2000; // characters that are laid out together
+const RAW = 1_000_000; // bytes that are shown; the rest is in the download
+const PIECE = /<!--[\s\S]*?(?:-->|$)|<\/?[a-zA-Z][^\s<>\/]*|\/?>|"[^"<>]*"|'[^'<>]*'|&[#\w]{1,20};|[^<>"'&]+|[\s\S]/g;
+
+// A text to be shown, in parts of which a browser lays out those that are seen: letters of two
+// directions, 200 kB of them in one piece, take it a minute.
+export const blocks = (text) => (text.length > PART ? [...parts(text)].map((part) => h("div", { text: part })) : [text]);
+
+// Cut behind lines, as far as they are no longer.
+function* parts(text) {
+  for (let at = 0; at < text.length; ) {
+    let part = text.slice(at, at + PART);
+    const line = part.lastIndexOf("\n") + 1;
+    if (at + PART < text.length) part = line ? part.slice(0, line) : part.replace(/[\ud800-\udbff]$/, "");
+    yield part;
+    at += part.length;
+  }
+}
+
+export function coloured(source) {
+  const made = h("pre", { id: "message-source", tabindex: "0", dir: "ltr", "aria-label": t("The HTML as it was written") });
+  let inside = false;
+  let block = made.appendChild(h("div"));
+  let size = 0;
+  for (const [piece] of source.slice(0, SHOWN).matchAll(PIECE)) {
+    let kind = null;
+    if (piece.startsWith("<!--")) kind = "comment";
+    else if (/^<\/?[a-zA-Z]/.test(piece)) [kind, inside] = ["tagname", true];
+    else if (inside && piece.endsWith(">")) [kind, inside] = ["tagname", false];
+    else if (inside && /^[\x22']/.test(piece) && piece.length > 1) kind = "value";
+    else if (piece[0] === "&") kind = "entity";
+    for (let part of parts(piece)) {
+      const line = size > 2 * PART ? part.length : size > PART ? part.indexOf("\n") + 1 : 0;
+      if (line) {
+        block.append(marked(kind, part.slice(0, line)));
+        block = made.appendChild(h("div"));
+        part = part.slice(line);
+        size = 0;
+      }
+      if (part) block.append(marked(kind, part));
+      size += part.length;
+    }
+  }
+  if (source.length > SHOWN) made.append(t("… the rest is in Raw"));
+  return made;
+}
+
+const marked = (kind, text) => (kind ? h("span", { class: `is-${kind}`, text }) : text);
+
+// The message at `path`, byte for byte; the element fills when it has come.
+export function rawOf(path, id, signal) {
+  const place = h("pre", { id, tabindex: "0", dir: "auto", "aria-label": t("The message as text"), text: t("Loading…") });
+  ask(path, { signal })
+    .then((response) => response.arrayBuffer())
+    .then((raw) => place.replaceChildren(...blocks(new TextDecoder("latin1").decode(raw.slice(0, RAW)) + (raw.byteLength > RAW ? `\n${t("… the rest is in the download")}` : ""))))
+    .catch((error) => say(place, error.message));
+  return place;
+}
+
+// The steps that Received fields tell of, the first one first: {from, by, at, took} (seconds).
+export function hops(headers) {
+  const fields = valuesOf(headers, "received").slice(0, 50).reverse();
+  let before = null;
+  return fields.map((field) => {
+    const text = field.slice(0, 2000);
+    const at = new Date(text.slice(text.lastIndexOf(";") + 1).replace(/\(.*\)/, "").trim());
+    const good = !Number.isNaN(at.getTime());
+    const took = good && before ? (at - before) / 1000 : null;
+    if (good) before = at;
+    const word = (name) => new RegExp(`(?:^|\\s)${name}\\s+([^\\s;]{1,255})`, "i").exec(text)?.[1] ?? "";
+    return { from: word("from"), by: word("by"), with: word("with"), at: good ? at : null, took };
+  });
+}
+
+export const valuesOf = (headers, name) =>
+  Object.entries(headers).filter(([key]) => key.toLowerCase() === name).flatMap(([, values]) => values);
+
+// What others found, who took it in before: "spf=pass" and so on, of Authentication-Results.
+export function verdicts(headers) {
+  return valuesOf(headers, "authentication-results").slice(0, 5).flatMap((value) =>
+    [...value.slice(0, 4000).matchAll(/\b(spf|dkim|dmarc|arc)\s*=\s*([a-z]{1,20})/gi)].map(([, what, result]) => [what.toUpperCase(), result.toLowerCase()]));
+}
+
+export function headersOf(headers) {
+  const rows = Object.entries(headers).flatMap(([name, values]) => [values].flat().map((value) => [name, value]));
+  const way = hops(headers);
+  const found = verdicts(headers);
+  return [
+    way.length ? h("section", { id: "message-path" }, h("h3", { text: t("The way it took") }),
+      h("ol", {}, way.map(({ from, by, with: how, at, took }) => h("li", {},
+        h("b", { text: by || "?" }), from ? ` ← ${from}` : "", how ? h("span", { class: "small", text: ` ${how}` }) : "",
+        at ? h("time", { class: "small", dateTime: at.toISOString(), text: ` ${when(at)}` }) : "",
+        took === null ? "" : h("span", { class: `delay${took > 60 ? " late" : ""}`, text: took < 0 ? t("clocks differ") : `+${lasting(took) === "0 ms" ? "0 s" : lasting(took)}` }))))) : "",
+    found.length ? h("p", { id: "message-verdicts" }, found.map(([what, result]) => [h("span", { class: `verdict is-${result}`, text: `${what} ${result}` }), " "]).flat()) : "",
+    h("dl", { id: "message-headers" }, rows.map(([name, value]) => [h("dt", { text: name }), h("dd", { text: value, dir: "auto" })]).flat()),
+  ].filter(Boolean);
+}

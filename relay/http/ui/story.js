@@ -1,0 +1,92 @@
+// The story of one outbound message: what it is, what may be done with it, each attempt on a time
+// line, and beside that what was sent, byte for byte.
+
+import { clock, get, send } from "/ui/calls.js";
+import { button, doing, h, keepFocus, lasting, problem, when } from "/ui/dom.js";
+import { rawOf } from "/ui/source.js";
+import { named, t } from "/ui/strings.js";
+
+const ACTS = { queued: ["hold", "cancel"], deferred: ["retry", "hold", "cancel"], held: ["retry", "cancel"], failed: ["retry"], bounced: ["retry"] };
+const WIDE = "(min-width: 80rem)"; // there is room for what was sent beside the story
+
+// `wanted()`: whether it is still this message that is to be shown; `back`: where one came from.
+export async function showStory(place, page, id, { wanted, refresh, back }) {
+  const path = `/api/v1/outbound/${encodeURIComponent(id)}`;
+  const [message, events] = await Promise.all([get(path, { signal: page.signal }), get(`${path}/events`, { signal: page.signal })]);
+  const gate = message.status === "queued" && page.may("admin") ? await gateOf(message, page) : null;
+  if (!wanted()) return;
+  const shown = JSON.stringify([message, events, back, gate, message.next_retry_at && Date.parse(message.next_retry_at) > clock.now()]);
+  if (place.dataset.shown === shown && place.childElementCount) return; // what has the focus keeps it
+  place.dataset.shown = shown;
+  const trouble = problem();
+  const facts = [
+    [t("Status"), named(message.status), `status ${message.status}`], [t("To"), message.recipient ?? t("another's")], [t("Priority"), named(message.priority)], [t("Attempts"), message.attempts],
+    [t("Queued"), when(message.created_at)], [t("Next attempt"), message.status === "queued" ? dueAt(message.next_retry_at) : null], [t("Held back"), gate], [t("Sent"), when(message.sent_at)], [t("Error"), message.error], [t("Id"), message.id],
+  ];
+  // Its bytes are the same at every attempt: what was opened stays open while the story goes on.
+  const kept = place.querySelector(`#story-sent[data-of="${id}"]`);
+  const title = h("h2", { id: "story-title", tabindex: "-1", dir: "auto", text: message.subject ?? t("A message") });
+  const parts = [
+    h("div", { class: "bar" },
+      h("a", { class: "back", href: back, text: t("‹ Back") }),
+      (ACTS[message.status === "queued" && message.attempts ? "deferred" : message.status] ?? []).map((verb) => button(named(verb), doing(trouble, async () => {
+        await send("POST", `${path}/${verb}`);
+        await refresh();
+        await showStory(place, page, id, { wanted, refresh, back });
+      }))),
+      h("span", { class: "space" }),
+      page.may("admin") ? h("a", { href: `#/logs?text=${id}`, text: t("Log lines") }) : "",
+      h("a", { class: "close", href: back, text: t("Close") })),
+    h("div", { class: "head" },
+      title, trouble,
+      h("dl", {}, facts.filter(([, value]) => value !== null && value !== "").map(([name, value, kind]) => [h("dt", { text: name }), h("dd", { class: kind ?? "", text: String(value) })]).flat())),
+    h("div", { class: "told" },
+      h("section", { "aria-label": t("Attempts") }, h("h3", { text: t("Attempts") }), events.length ? timeLine(events) : h("p", { class: "small", text: t("None yet.") })),
+      kept ?? sentOf(path, id, page)),
+  ];
+  keepFocus(place, () => place.replaceChildren(...parts), () => title);
+}
+
+const dueAt = (at) => (at && Date.parse(at) > clock.now() ? when(at) : t("due"));
+
+// Why what is due does not go: its destination is given time.
+async function gateOf({ recipient }, page) {
+  const domain = recipient?.slice(recipient.lastIndexOf("@") + 1);
+  const gates = await get("/api/v1/queue/destinations", { signal: page.signal });
+  const shut = gates.find((one) => one.opens_in > 0 && (one.domain === domain || !one.domain));
+  return shut ? t("{0} for {1}: {2}", shut.domain ?? shut.route, shut.opens_in < 60 ? t("less than a minute") : lasting(60 * Math.ceil(shut.opens_in / 60)), shut.reason) : null;
+}
+
+// Each attempt with its phases: how long each took is a bar, all of one scale.
+function timeLine(events) {
+  const attempts = new Map();
+  for (const one of events) attempts.set(one.attempt, [...(attempts.get(one.attempt) ?? []), one]);
+  const most = Math.max(...events.map((one) => one.duration ?? 0), 0.001);
+  return h("ol", { class: "attempts" }, [...attempts].map(([attempt, phases]) => {
+    const bad = phases.some(failed);
+    const took = phases.reduce((sum, one) => sum + (one.duration ?? 0), 0);
+    return h("li", { class: bad ? "bad" : "good" },
+      h("p", {}, h("strong", { text: t("Attempt {0}", attempt) }), ` ${when(phases[0].at)} `, h("span", { class: "small", text: lasting(took) })),
+      h("ol", { class: "phases" }, phases.map((one) => {
+        // After each recipient was refused, DATA is refused as a matter of course.
+        const echo = one.phase === "data" && failed(one) && phases.some((other) => other.phase === "rcpt" && failed(other));
+        const bar = h("span", { class: "took", "aria-hidden": "true" });
+        bar.style.width = `${Math.max(2, (100 * (one.duration ?? 0)) / most)}%`;
+        return h("li", { class: echo ? "echo" : failed(one) ? "bad" : "good" },
+          h("span", { class: "phase", text: one.phase }), h("b", { text: [one.code ?? t("no reply"), one.enhanced].filter(Boolean).join(" ") }), h("span", { class: "track" }, bar), h("small", { text: lasting(one.duration) }),
+          one.error ? h("span", { class: "said", dir: "auto", text: one.error }) : "");
+      })));
+  }));
+}
+
+const failed = (one) => one.code === null || one.code >= 400;
+
+// The message as it goes out, asked for when it is opened.
+function sentOf(path, id, page) {
+  const opened = h("details", { id: "story-sent", ontoggle: () => {
+    if (opened.open && !opened.querySelector("pre")) opened.append(rawOf(`${path}/raw`, "story-raw", page.signal));
+  } }, h("summary", { text: t("As it is sent, byte for byte") }));
+  opened.dataset.of = id;
+  opened.open = matchMedia(WIDE).matches;
+  return opened;
+}

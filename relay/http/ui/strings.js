@@ -1,0 +1,66 @@
+// What the page says, in the language of who reads it.
+//
+// The English text is the key: a language is a table from it to another (strings.de.js), which only
+// those load who read it, and what a table has not is said in English.  `{0}`, `{1}` stand for
+// values.  The table is here before any other module runs, so `t` may stand anywhere.
+
+export const LANGUAGES = { en: "English", de: "Deutsch" };
+
+const KEPT = "relay.language";
+const known = (code) => (Object.hasOwn(LANGUAGES, code ?? "") ? code : null);
+const of = (tag) => known(tag.split("-")[0]);
+
+// What the reader chose on this page; null: the browser says.
+export const chosen = () => {
+  try {
+    return known(localStorage.getItem(KEPT));
+  } catch {
+    return null; // no storage
+  }
+};
+
+const wanted = chosen() ?? navigator.languages.map(of).find(Boolean) ?? "en";
+const table = wanted === "en" ? {} : await import(`/ui/strings.${wanted}.js`).then((it) => it.default, () => null);
+
+export const language = table ? wanted : "en"; // a table that does not come is missed, not the page
+document.documentElement.lang = language;
+
+// As the browser writes dates and numbers, where it speaks the language.
+export const locale = [new Intl.NumberFormat().resolvedOptions().locale, ...navigator.languages].find((tag) => of(tag) === language) ?? language;
+
+export const t = (text, ...values) => (table?.[text] ?? text).replace(/\{(\d)\}/g, (place, number) => values[number] ?? place);
+
+// A text in whose places elements stand: what an element is given to hold.
+export const told = (text, ...elements) => text.split(/\{(\d)\}/).map((piece, at) => (at % 2 ? elements[piece] : piece));
+
+// A sentence of the relay's, which it says in English: in the language of the page, where that knows
+// it, else null.  The numbers in it, and who is paused, are its values.
+export function spoken(text) {
+  const values = [];
+  const key = text.replace(/\d+|^\S+(?= is paused\.$)/g, (value) => `{${values.push(value) - 1}}`);
+  return table?.[key] ? t(key, ...values) : null;
+}
+
+// What the relay names by a word of its own: states, kinds, scopes.
+const NAMES = {
+  active: t("active"), provisioned: t("provisioned"), suspended: t("suspended"),
+  queued: t("queued"), processing: t("being delivered"), held: t("held"), sent: t("sent"), failed: t("failed"), bounced: t("bounced"), cancelled: t("cancelled"),
+  retry: t("retry"), hold: t("hold"), cancel: t("cancel"), restart: t("restart"), pause: t("pause"), resume: t("resume"), sweep: t("sweep"), report: t("report"),
+  high: t("high"), normal: t("normal"), bulk: t("bulk"),
+  starting: t("starting"), running: t("running"), paused: t("paused"), draining: t("draining"), backing_off: t("backing off"), stopped: t("stopped"),
+  error: t("error"), warning: t("warning"), note: t("note"),
+  activation: t("activation"), password_recovery: t("password recovery"),
+  default: t("default"), file: t("file"), environment: t("environment"),
+};
+
+export const named = (word) => NAMES[word] ?? word;
+
+// Read in a language from now on; null: as the browser says.
+export function choose(code) {
+  try {
+    code ? localStorage.setItem(KEPT, code) : localStorage.removeItem(KEPT);
+  } catch {
+    return; // it could not be remembered
+  }
+  location.reload();
+}

@@ -1,0 +1,385 @@
+"""Mail as it was sent: what a mail left in the mailboxes of its recipients, taken as one.
+
+A mail to three recipients is three messages here, one in each mailbox.  Other programs that catch
+mail keep one, with three recipients, and so do those who test with them; `Mails` shows it so, over
+the mailboxes within a `Reach`.
+
+Messages are of one mail when they came within a millisecond of each other, into mailboxes that are
+not the same, with the same reverse-path, size, headers and attachments.  (Two such mails, each to
+several recipients, that come together may swap copies: nobody can tell these apart.)
+
+Promises
+- Only what was parsed is shown, so that what is shown is whole; what is counted is what is shown.
+- A mail's id is that of its first message, whichever of them was found.
+- What is changed or deleted of a mail is so of all its messages within reach.
+- Counts are exact up to `COUNTED`; of more there are at least so many.
+- A search ends within `SECONDS`, with what it has found; a bulk change as those of `AllMessages`.
+
+Fails with `DatabaseUnavailable` from the pool, `CutShort` for a bulk change that takes too long.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import trio
+
+from relay.db.pool import Pool
+from relay.ids import parse_uuid
+from relay.mailboxes.all_messages import BULK_SECONDS, AllMessages, CutShort
+from relay.mailboxes.changes import Change
+from relay.mailboxes.matching import DETAILS
+from relay.mailboxes.query import Term
+from relay.mailboxes.records import ENTRY_COLUMNS, PLACED_COLUMNS, Entry, Placed, entry_of
+from relay.mailboxes.visibility import LIVE, Reach
+from relay.mailboxes.walks import Walk
+
+COUNTED = 1000
+"""Messages up to which a search counts what it finds."""
+SECONDS = 5.0
+"""How long a search goes on beginning steps."""
+_AT_ONCE = 500  # mails that one statement changes
+_BEYOND = 5  # columns behind those of an entry
+_APART = 1 << 80  # a millisecond, in what ids begin with
+
+
+@dataclass(frozen=True)
+class Mail:
+    """One mail.
+
+    `recipients`: of its envelope, as far as they are within reach; `headers`: [name, decoded value]
+    in order; `attachments`: as of `ReceivedMessage`; `login`: as whom its sender signed in, if that
+    is known.  `mailbox_id` has the message `id`.
+    """
+
+    id: UUID
+    mailbox_id: UUID
+    ids: list[UUID]
+    recipients: list[str]
+    reverse_path: str
+    is_read: bool
+    entry: Entry
+    placed: Placed
+    headers: list[list[str]] = field(default_factory=list)
+    attachments: list[dict[str, Any]] = field(default_factory=list)
+    login: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Characters of its headers."""
+        return sum(len(value) for _, value in self.headers)
+
+    def values(self, name: str) -> list[str]:
+        """What the header says, as often as it stands there."""
+        return [value for known, value in self.headers if known.lower() == name]
+
+    def value(self, name: str) -> str:
+        """What the first of these headers says; empty where there is none."""
+        return next(iter(self.values(name)), "")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is looked for: the mail that fulfils all terms of one of the `either`, and is kept.
+
+    `keep` sees the newest `COUNTED` of what the terms find.
+    """
+
+    either: tuple[tuple[Term, ...], ...] = ((),)
+    keep: Callable[[Mail], bool] | None = None
+
+
+EVERYTHING = Asked()
+"""What finds all."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A part of what was found, newest first, and how much there is in all."""
+
+    mails: list[Mail]
+    count: int
+    unread: int
+
+
+class _Head(NamedTuple):
+    """What tells the messages of one mail from others."""
+
+    id: UUID
+    mailbox_id: UUID
+    is_read: bool
+    likeness: tuple[Any, ...]
+
+
+class Mails:
+    """All mail within a caller's reach."""
+
+    def __init__(self, pool: Pool, messages: AllMessages, *, seconds: float = SECONDS) -> None:
+        self._pool = pool
+        self._messages = messages
+        self._seconds = seconds
+
+    async def search(
+        self, reach: Reach, asked: Asked = EVERYTHING, *, start: int = 0, limit: int = 50
+    ) -> Found:
+        """So many of what is found, newest first, from the place `start` on."""
+        most = max(COUNTED, start + limit) + 1
+        ids, _ = await self._ids(reach, asked.either, most)
+        if asked.keep is not None:
+            kept = await self._kept(reach, ids[:most], asked.keep)
+            unread = sum(not mail.is_read for mail in kept)
+            return Found(kept[start : start + limit], len(kept), unread)
+        groups = _folded(await self._heads(reach, ids[:most]))
+        shown = [group[0].id for group in groups[start : start + limit]]
+        return Found(
+            await self._whole(reach, shown),
+            len(groups),
+            sum(not any(head.is_read for head in group) for group in groups),
+        )
+
+    async def find(self, reach: Reach, mail_id: str) -> Mail | None:
+        """The mail of a message; None for what is no id, and for what is not within reach."""
+        wanted = parse_uuid(mail_id)
+        found = [] if wanted is None else await self._whole(reach, [wanted])
+        return found[0] if found else None
+
+    async def tags(self, reach: Reach) -> dict[str, int]:
+        """The tags there are, each with the messages that have it."""
+        rows = await self._pool.fetch(
+            f"""
+            SELECT had.tag, count(*)
+            -- Each message once, or its tags would be read as often as it has some.
+            FROM (SELECT DISTINCT message_id FROM relay.tagged) g
+            JOIN relay.summaries s ON s.message_id = g.message_id
+            JOIN relay.messages m ON m.id = g.message_id
+            JOIN relay.mailboxes b ON b.id = m.mailbox_id
+            CROSS JOIN LATERAL unnest(s.tags) had (tag)
+            WHERE {LIVE}
+              AND {reach.sql}
+            GROUP BY had.tag
+            ORDER BY had.tag
+            LIMIT %(most)s
+            """,  # noqa: S608 - constants of ours only
+            {"most": COUNTED, **reach.values()},
+        )
+        return dict(rows)
+
+    async def delete(self, reach: Reach, mail_ids: Iterable[str]) -> int:
+        """Delete these for good; return how many messages went."""
+
+        async def apply(ids: Sequence[UUID]) -> int:
+            return await self._messages.delete_these(reach, ids)
+
+        return await self._in_steps(reach, _uuids(mail_ids), apply)
+
+    async def delete_found(self, reach: Reach, asked: Asked) -> int:
+        """Delete for good what is found; return how many messages went."""
+        return await self.delete(reach, map(str, await self._all(reach, asked)))
+
+    async def change(self, reach: Reach, mail_ids: Iterable[str], change: Change) -> int:
+        """Mark or tag these; return how many messages became others.  `NotParsed` as elsewhere."""
+
+        async def apply(ids: Sequence[UUID]) -> int:
+            return await self._messages.change_these(reach, ids, change)
+
+        return await self._in_steps(reach, _uuids(mail_ids), apply)
+
+    async def change_found(self, reach: Reach, asked: Asked, change: Change) -> int:
+        """Mark or tag what is found; return how many messages became others."""
+        return await self.change(reach, map(str, await self._all(reach, asked)), change)
+
+    async def _ids(
+        self,
+        reach: Reach,
+        either: Sequence[Sequence[Term]],
+        most: int | None,
+    ) -> tuple[list[UUID], bool]:
+        """Ids of what is found, newest first, of each alternative `most` (None: all), and whether
+        that is all there was time for."""
+        found: set[UUID] = set()
+        ends_at = trio.current_time() + (self._seconds if most else BULK_SECONDS)
+        short = False
+        for terms in either:
+            below, left = None, most
+            while left is None or left > 0:
+                stretch = await Walk(self._pool, reach, terms).find(
+                    below=below, limit=_AT_ONCE if left is None else left
+                )
+                found.update(stretch.ids)
+                left = None if left is None else left - len(stretch.ids)
+                if (below := stretch.below) is None:
+                    break
+                if trio.current_time() > ends_at:
+                    short = True
+                    break
+        return sorted(found, reverse=True), short
+
+    async def _all(self, reach: Reach, asked: Asked) -> list[UUID]:
+        """Ids of everything that is found."""
+        if asked.keep is None:
+            ids, short = await self._ids(reach, asked.either, None)
+            if short:
+                raise CutShort(0, f"not done in {BULK_SECONDS:g} s")
+            return ids
+        ids, _ = await self._ids(reach, asked.either, COUNTED)
+        return [mail.id for mail in await self._kept(reach, ids, asked.keep)]
+
+    async def _kept(
+        self, reach: Reach, ids: Sequence[UUID], keep: Callable[[Mail], bool]
+    ) -> list[Mail]:
+        """The mails of these messages that are kept."""
+        kept = []
+        for mail in await self._whole(reach, ids):
+            if keep(mail):
+                kept.append(mail)
+            await trio.lowlevel.checkpoint()
+        return kept
+
+    async def _in_steps(
+        self,
+        reach: Reach,
+        ids: Sequence[UUID],
+        apply: Callable[[Sequence[UUID]], Awaitable[int]],
+    ) -> int:
+        done, until = 0, trio.current_time() + BULK_SECONDS
+        for at in range(0, len(ids), _AT_ONCE):
+            if trio.current_time() > until:
+                raise CutShort(done, f"not done in {BULK_SECONDS:g} s")
+            some = list(ids[at : at + _AT_ONCE])
+            copies = [head.id for head in await self._copies(reach, some)]
+            # What was not parsed yet has no copies that are known, and is meant all the same.
+            done += await apply(list({*some, *copies}))
+        return done
+
+    async def _heads(self, reach: Reach, ids: Sequence[UUID]) -> list[_Head]:
+        """Those of these messages that were parsed and are within reach."""
+        rows = await self._pool.fetch(
+            f"""
+            SELECT m.id, m.mailbox_id, m.is_read, m.size, m.reverse_path,
+                   hashtextextended({DETAILS}, 0)
+            FROM relay.messages m
+            JOIN relay.mailboxes b ON b.id = m.mailbox_id
+            JOIN relay.summaries s ON s.message_id = m.id
+            WHERE m.id = ANY (%(ids)s)
+              AND {LIVE}
+              AND {reach.sql}
+            """,  # noqa: S608 - constants of ours only
+            {"ids": list(ids), **reach.values()},
+        )
+        return [_head(row) for row in rows]
+
+    async def _copies(self, reach: Reach, ids: Sequence[UUID]) -> list[_Head]:
+        """These messages and the others of their mails."""
+        groups = _folded(await self._heads(reach, await self._near(reach, ids)))
+        wanted = set(ids)
+        return [
+            head for group in groups if not wanted.isdisjoint(one.id for one in group)
+            for head in group
+        ]  # fmt: skip
+
+    async def _near(self, reach: Reach, ids: Sequence[UUID]) -> list[UUID]:
+        """Ids of messages that may be of one mail with these: as long, and as old."""
+        rows = await self._pool.fetch(
+            # By the primary key: what came within a millisecond is little.
+            f"""
+            SELECT DISTINCT m.id
+            FROM unnest(%(ids)s::uuid[], %(lows)s::uuid[], %(highs)s::uuid[]) o (id, low, high)
+            JOIN relay.messages f ON f.id = o.id
+            CROSS JOIN LATERAL (
+                SELECT *
+                FROM relay.messages
+                WHERE id BETWEEN o.low AND o.high
+                  AND size = f.size
+                OFFSET 0
+            ) m
+            JOIN relay.mailboxes b ON b.id = m.mailbox_id
+            WHERE {LIVE}
+              AND {reach.sql}
+            """,  # noqa: S608 - constants of ours only
+            {
+                "ids": list(ids),
+                "lows": [UUID(int=max(one.int - _APART, 0)) for one in ids],
+                "highs": [UUID(int=min(one.int + _APART, 2**128 - 1)) for one in ids],
+                **reach.values(),
+            },
+        )
+        return [one for (one,) in rows]
+
+    async def _whole(self, reach: Reach, ids: Sequence[UUID]) -> list[Mail]:
+        """The mails of these messages, each once, newest first."""
+        if not ids:
+            return []
+        groups = _folded(await self._copies(reach, ids))
+        rows = await self._pool.fetch(
+            f"""
+            SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}, m.mailbox_id, m.reverse_path, {DETAILS},
+                   CASE WHEN s.details IS NULL THEN s.attachments::text END, m.login
+            FROM relay.messages m
+            JOIN relay.mailboxes b ON b.id = m.mailbox_id
+            JOIN relay.summaries s ON s.message_id = m.id
+            WHERE m.id = ANY (%(ids)s)
+              AND {LIVE}
+              AND {reach.sql}
+            """,  # noqa: S608 - constants of ours only
+            {"ids": [head.id for group in groups for head in group], **reach.values()},
+        )
+        by_id = {row[0]: row for row in rows}
+        mails = []
+        for group in groups:
+            if found := [by_id[head.id] for head in group if head.id in by_id]:
+                mails.append(_mail(found))
+                await trio.lowlevel.checkpoint()  # their headers may be long
+        return mails
+
+
+def _folded(heads: Iterable[_Head]) -> list[list[_Head]]:
+    """The messages of each mail, oldest first; the newest mail first."""
+    groups: list[list[_Head]] = []
+    last: dict[tuple[Any, ...], list[_Head]] = {}  # of those who are alike
+    for head in sorted(heads):
+        group = last.get(head.likeness)
+        if (
+            group is None
+            or head.id.int - group[0].id.int > _APART
+            or any(head.mailbox_id == one.mailbox_id for one in group)
+        ):
+            group = last[head.likeness] = []
+            groups.append(group)
+        group.append(head)
+    return groups[::-1]
+
+
+def _head(row: tuple[Any, ...]) -> _Head:
+    message_id, mailbox_id, is_read, *likeness = row
+    return _Head(message_id, mailbox_id, is_read, tuple(likeness))
+
+
+def _mail(rows: list[tuple[Any, ...]]) -> Mail:
+    """The mail of rows of what `_whole` selects, oldest first."""
+    first = rows[0]
+    entries = [entry_of(row[:-_BEYOND]) for row in rows]
+    entry, placed = entries[0]
+    mailbox_id, reverse_path, written, attachments, login = first[-_BEYOND:]
+    details = json.loads(written) if written else {}
+    return Mail(
+        id=entry.id,
+        mailbox_id=mailbox_id,
+        ids=[row[0] for row in rows],
+        recipients=[placed.mailbox for _, placed in entries],
+        reverse_path=reverse_path,
+        is_read=any(entry.is_read for entry, _ in entries),
+        entry=entry,
+        placed=placed,
+        headers=details.get("headers") or [],
+        attachments=details.get("attachments") or json.loads(attachments or "[]") or [],
+        login=login,
+    )
+
+
+def _uuids(ids: Iterable[str]) -> list[UUID]:
+    """Those of these that are ids; others name nothing."""
+    return [found for one in ids if (found := parse_uuid(one)) is not None]

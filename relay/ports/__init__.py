@@ -1,0 +1,1 @@
+"""What every port is served with, whatever is spoken there: who is let in, TLS, limits."""

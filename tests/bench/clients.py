@@ -1,0 +1,119 @@
+"""A test suite on the Python client: 1,000 tests, each with an inbox and a mail of its own.
+
+In a process of pytest's and in eight by pytest-xdist, against one relay.  A test makes its inbox,
+sends a mail with a code of its own over SMTP, waits for it and looks whether it is the only one.
+The time is what a developer waits: from the 250 until the message is in the test's hands.
+
+Tests that do nothing else fill two cores eight times over, and then wait for each other's pytest;
+so eight are also timed with a third of a second in each test, as an application's own work takes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.relay_process import RelayProcess
+
+TESTS = 1000
+VARIANTS = (("1 at once", 1, 0.0), ("8 at once", 8, 0.0), ("8 at once, with work", 8, 0.35))
+"""Name, processes, seconds that a test does something else."""
+CLIENT = Path(__file__).parents[2] / "clients" / "python" / "src"
+
+_SUITE = """
+import os
+import smtplib
+import time
+from pathlib import Path
+
+import pytest
+
+TIMES = Path(os.environ["TIMES"]) / os.environ.get("PYTEST_XDIST_WORKER", "alone")
+
+
+@pytest.mark.parametrize("number", range({tests}))
+def test_sign_up(number, inbox, smtp_server):
+    code = str(100_000 + number)
+    time.sleep({work})
+    with smtplib.SMTP(smtp_server.host, smtp_server.port) as smtp:
+        text = f"Subject: Welcome\\r\\n\\r\\nYour code is {{code}}.\\r\\n"
+        smtp.sendmail("shop@shop.example", inbox.address, text)
+        told = time.perf_counter()
+        message = inbox.wait(subject="Welcome", timeout=30)
+        took = time.perf_counter() - told
+    assert message.code == code
+    assert [one.id for one in inbox.messages()] == [message.id]
+    with TIMES.open("a") as file:
+        print(took, file=file)
+"""
+
+
+def run(rounds: int) -> dict[str, Any]:
+    """Run the suite in one process and in eight, and say what its tests waited for their mail."""
+    found: dict[str, list[dict[str, float]]] = {}
+    failed = 0
+    for _ in range(rounds):
+        for name, workers, work in VARIANTS:
+            with tempfile.TemporaryDirectory() as folder:
+                figures, bad = _suite(Path(folder), workers, work)
+            failed += bad
+            found.setdefault(name, []).append(figures)
+    results = {
+        name: {key: statistics.median(one[key] for one in taken) for key in taken[0]}
+        for name, taken in found.items()
+    }
+    eight = results["8 at once, with work"]
+    return {
+        "name": "clients",
+        "unit": "ms from 250 to the test",
+        "results": results,
+        "ratios": {
+            "tests that failed": {"value": failed, "at_most": 0},
+            "median of eight with work, ms": {"value": eight["median"], "at_most": 10},
+            "p99 of eight with work, ms": {"value": eight["p99"], "at_most": 50},
+        },
+    }
+
+
+def _suite(folder: Path, workers: int, work: float) -> tuple[dict[str, float], int]:
+    (folder / "times").mkdir()
+    (folder / "test_suite.py").write_text(_SUITE.format(tests=TESTS, work=work))
+    with RelayProcess(folder / "relay") as relay:
+        began = time.monotonic()
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "-q", "-p", "relay_client.pytest_plugin"),
+                *("-p", "no:cacheprovider", "-p", "no:schemathesis", "--rootdir", folder, folder),
+                *(["-n", str(workers)] if workers > 1 else []),
+            ],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(CLIENT),
+                "RELAY_URL": relay.run["http"],
+                "RELAY_TOKEN": relay.run["admin_token"],
+                "TIMES": str(folder / "times"),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        took = time.monotonic() - began
+    lines = "".join(file.read_text() for file in (folder / "times").iterdir()).split()
+    times = sorted(float(line) * 1000 for line in lines)
+    if not times:
+        raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+    if bad := TESTS - len(times):
+        print(re.sub(r"(?s).*= FAILURES", "= FAILURES", done.stdout)[:4000])
+    return {
+        "median": times[len(times) // 2],
+        "p99": times[int(len(times) * 0.99)],
+        "longest": times[-1],
+        "tests/s": TESTS / took,
+    }, bad

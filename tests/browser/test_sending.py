@@ -1,0 +1,100 @@
+"""What goes out, in a real browser: captured mail released, destinations with a shut gate, flush.
+
+The relay under test sends to another relay, which captures what comes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import TIMEOUT, Browse
+from tests.browser.test_pages import deliver, mail, row, signed_in
+from tests.relay_process import RelayProcess
+
+pytestmark = pytest.mark.browser
+expect.set_options(timeout=TIMEOUT)
+
+
+@pytest.fixture(scope="module")
+def own(relay: RelayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """A relay whose mail goes to `relay`, and that releases mail to one domain."""
+    host, port = relay.smtp
+    env = {
+        "RELAY_OUTBOUND__UPSTREAM": f"smtp://{host}:{port}",
+        "RELAY_OUTBOUND__RELEASE_TO": json.dumps(["*@allowed.example"]),
+    }
+    with RelayProcess(tmp_path_factory.mktemp("sending") / "data", env=env) as process:
+        yield process
+
+
+def test_a_captured_message_is_released_to_whom_the_setting_allows(
+    own: RelayProcess, relay: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """Byte for byte; whom it does not allow is refused in the window, which stays."""
+    deliver(own, "ann@customer.example", mail("The offer", "for you"))
+    with browse() as visit, relay.http() as elsewhere:
+        page = signed_in(visit, own, "mail")
+        row(page, "messages", "The offer").get_by_role("link").click()
+        page.get_by_role("button", name="Release", exact=True).click()
+        asking = page.get_by_role("dialog", name="Release this message")
+        visit.check("release", axe)
+        asking.get_by_label("To").fill("bob@other.example")
+        asking.get_by_role("button", name="Release").click()
+        expect(asking.get_by_role("alert")).to_contain_text("RELEASE_TO")
+        visit.check("release-refused", axe)
+        asking.get_by_label("To").fill("bob@allowed.example, eve@allowed.example")
+        asking.get_by_role("button", name="Release").click()
+        expect(asking).to_have_count(0)
+        expect(page.locator("#toast")).to_contain_text("Queued")
+        for to in ("bob", "eve"):
+            query = {"to": f"{to}@allowed.example", "timeout": "15"}
+            came = elsewhere.get("/api/v1/messages/wait", params=query).json()
+            assert (came["subject"], came["body_text"].strip()) == ("The offer", "for you")
+        visit.to("mail/sent")
+        expect(page.locator("#messages li")).to_have_count(2)
+        visit.check("sent", axe)
+        assert visit.errors == []
+
+
+def test_a_destination_whose_gate_is_shut_says_why_and_is_tried_again_after_a_question(
+    own: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """Nobody answers at its upstream: the gate is named with its reason, and flush with a count."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as nobody:
+        port = nobody.getsockname()[1]
+    sender = "away@relay.localhost"
+    with browse() as visit, own.http() as api:
+        upstream = {"address": sender, "upstream": f"smtp://127.0.0.1:{port}"}
+        api.post("/api/v1/senders", json=upstream).raise_for_status()
+        letter = {"from": sender, "to": ["x@down.example"], "subject": "waits", "text": "t"}
+        api.post("/api/v1/messages/send", json=letter).raise_for_status()
+        letter |= {"from": "a@relay.localhost", "to": ["y@up.example"]}
+        api.post("/api/v1/messages/send", json=letter).raise_for_status()
+        page = signed_in(visit, own, "queue/overview")
+        shut = page.locator("#destinations tbody tr").filter(has_text=f"127.0.0.1:{port}")
+        expect(shut).to_contain_text(re.compile("refused|connect"))
+        expect(shut).not_to_contain_text("open")
+        went = page.locator("#destinations tbody tr").filter(has_text="up.example")
+        expect(went.locator(".went")).to_have_text("1 (<0.1/min)")
+        visit.check("gate-shut", axe)
+        page.get_by_label("Deferred mail to").fill("down.example")
+        page.get_by_label("By the route").fill("default")
+        page.get_by_role("button", name="Try it now").click()
+        expect(page.get_by_text("No deferred mail is meant.")).to_be_visible()
+        page.get_by_label("By the route").fill(f"smtp://127.0.0.1:{port}")
+        page.get_by_role("button", name="Try it now").click()
+        asking = page.get_by_role("dialog", name="Try 1 message now?")
+        expect(asking).to_contain_text(f"down.example. smtp://127.0.0.1:{port}")
+        visit.check("flush", axe)
+        asking.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Try it now").click()
+        asking.get_by_role("button", name="Try now").click()
+        expect(page.get_by_text("1 message due now.")).to_be_visible()
+        assert visit.errors == []

@@ -1,0 +1,285 @@
+"""`/compat`: who may call, what they see, and what becomes of what cannot be read."""
+
+from __future__ import annotations
+
+import time
+from email.message import EmailMessage
+from typing import Any
+
+import httpx
+import trio
+
+from relay.http.app import COMPAT
+from relay.http.operations import Access
+from relay.http.routing import Api, Route
+from relay.ids import new_ids
+from relay.mailboxes.accept import insert_one
+from tests.http.conftest import House
+from tests.http.resources.test_all_messages import mailbox_of
+from tests.http.test_gate import MISSING, inert
+
+MAILPIT, MAILHOG = "/compat/mailpit/api/v1", "/compat/mailhog/api"
+
+
+def declared(house: House) -> list[Route]:
+    """Every call that stands in for another program's."""
+    api = Api(inert(house))
+    for resource in COMPAT:
+        resource.register(api)
+    return api.routes
+
+
+async def call(house: House, route: Route, **given: Any) -> httpx.Response:
+    """Make a call with values that name nothing."""
+    path = route.rule.replace("<message_id>", MISSING).replace("<index>", "1")
+    path = path.replace("<name>", "x.txt")
+    return await house.client.request(route.method, path, **given)
+
+
+def basic(headers: dict[str, str]) -> httpx.BasicAuth:
+    """The same credential as a password."""
+    return httpx.BasicAuth("anybody", headers["Authorization"].removeprefix("Bearer "))
+
+
+def letter(to: str = "ada@x.example", **fields: str) -> bytes:
+    """A mail."""
+    message = EmailMessage()
+    message["From"], message["To"], message["Subject"] = "Shop <shop@x.example>", to, "Hello"
+    for name, value in fields.items():
+        message[name] = value
+    message.set_content("Your code is 482913.")
+    return message.as_bytes()
+
+
+async def listed(house: House, headers: dict[str, str], query: str = "") -> dict[str, Any]:
+    """Mailpit's list, or its search."""
+    path = f"{MAILPIT}/search" if query else f"{MAILPIT}/messages"
+    params = {"query": query} if query else {}
+    answer = await house.client.get(path, params=params, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_every_call_needs_a_credential(house: House):
+    """None, a wrong one and a session's: 401 in plain text, with a challenge; without the scope
+    403.  Basic and Bearer open the same, and no other call takes Basic."""
+    _, session = await house.mailbox()
+    weak = {"read": await house.key("send"), "send": await house.key("read"),
+            "admin": await house.key("read", "send")}  # fmt: skip
+    asked = 0
+    for route in declared(house):
+        operation, where = route.operation, f"{route.method} {route.rule}"
+        if operation.access is Access.OPEN:
+            assert (await call(house, route)).text == "ok", where
+            continue
+        asked += 1
+        for headers in ({}, session, {"Authorization": "Basic ???"}, {"Authorization": "Basic"}):
+            refused = await call(house, route, headers=headers)
+            assert refused.status_code == 401, where
+            assert refused.headers["WWW-Authenticate"].startswith("Basic "), where
+            assert refused.headers["Content-Type"].startswith("text/plain"), where
+        wrong = httpx.BasicAuth(house.admin_token, "ra_wrong")
+        assert (await call(house, route, auth=wrong)).status_code == 401, where
+        assert operation.scope is not None, where
+        refused = await call(house, route, auth=basic(weak[operation.scope]))
+        assert (refused.status_code, refused.headers["Content-Type"][:10]) == (403, "text/plain")
+        passed = await call(house, route, auth=basic(house.admin))
+        assert passed.status_code in {200, 400, 404}, where
+        bearer = await call(house, route, headers=house.admin)
+        assert bearer.status_code == passed.status_code, where
+    assert asked > 25
+    own = await house.client.get("/api/v1/messages", auth=basic(house.admin))
+    assert own.status_code == 401
+
+
+async def test_other_sites_reach_nothing(house: House):
+    """A foreign Host or Origin is refused before the credential is looked at."""
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        for method in ("GET", "DELETE"):
+            answer = await house.client.request(
+                method, f"{MAILPIT}/messages", headers={**house.admin, **headers}
+            )
+            assert answer.status_code == 403
+
+
+async def test_the_description_has_none_of_it(house: House):
+    """Generated clients are of this relay's own API."""
+    document = (await house.client.get("/openapi.json")).json()
+    assert not [path for path in document["paths"] if path.startswith("/compat")]
+
+
+async def test_each_key_sees_changes_and_deletes_its_own(house: House):
+    """Lists, single mails, marks, tags and deletions stay within the caller's reach."""
+    mine, theirs = await house.key("read", "send"), await house.key("read", "send")
+    await house.deliver(await mailbox_of(house, mine), letter())
+    other = str(await house.deliver(await mailbox_of(house, theirs), letter()))
+    assert (await listed(house, mine))["total"] == 1
+    assert (await listed(house, house.admin))["total"] == 2
+    for path in ("", "/headers", "/raw", "/part/1"):
+        answer = await house.client.get(f"{MAILPIT}/message/{other}{path}", headers=mine)
+        assert answer.status_code == 404
+    before = await listed(house, theirs)
+    changes: tuple[tuple[str, str, Any], ...] = (
+        ("PUT", "messages", {"IDs": [other], "Read": True}),
+        ("PUT", "messages", {"Read": True}),
+        ("PUT", "messages", {"Search": "hello", "Read": True}),
+        ("PUT", "tags", {"IDs": [other], "Tags": ["x"]}),
+        ("DELETE", "messages", {"IDs": [other]}),
+        ("DELETE", "search?query=hello", None),
+        ("DELETE", "messages", None),
+    )
+    for method, path, body in changes:
+        answer = await house.client.request(method, f"{MAILPIT}/{path}", json=body, headers=mine)
+        assert (answer.status_code, answer.text) == (200, "ok"), path
+    assert await listed(house, theirs) == before
+    assert (await listed(house, mine))["total"] == 0
+    gone = await house.client.get(f"{MAILHOG}/v1/messages/{other}", headers=mine)
+    assert gone.status_code == 404
+    await house.client.delete(f"{MAILHOG}/v1/messages", headers=mine)
+    assert await listed(house, theirs) == before
+
+
+async def test_what_cannot_be_read_changes_nothing(house: House):
+    """Where Mailpit would take it for everything: bad JSON, wrong types, unknown parameters."""
+    address, _ = await house.mailbox()
+    mail = str(await house.deliver(address, letter()))
+    for method, path, content in (
+        ("DELETE", "messages", b'{"IDs": ["'),
+        ("DELETE", "messages", b"[]"),
+        ("DELETE", "messages", b'{"IDs": "x"}'),
+        ("DELETE", "messages?query=nothing", b""),
+        ("DELETE", "search", b""),
+        ("DELETE", "search?query=before:soon", b""),
+        ("PUT", "messages", b'{"Read": "yes"}'),
+        ("PUT", "messages", b'{"IDs": ["x"], "Search": "x"}'),
+        ("PUT", "tags", b'{"IDs": [1]}'),
+        ("PUT", "tags/x", b"{}"),
+    ):
+        answer = await house.client.request(
+            method, f"{MAILPIT}/{path}", content=content, headers=house.admin
+        )
+        assert (answer.status_code, answer.headers["Content-Type"][:10]) == (400, "text/plain")
+    answer = await house.client.request(
+        "DELETE", f"{MAILPIT}/messages", json={"ids": ["no-id", MISSING]}, headers=house.admin
+    )
+    assert answer.text == "ok"
+    answer = await house.client.delete(f"{MAILPIT}/tags/no%00tag", headers=house.admin)
+    assert answer.text == "ok"
+    (entry,) = (await listed(house, house.admin))["messages"]
+    assert (entry["ID"], entry["Read"], entry["Tags"]) == (mail, False, [])
+
+
+async def test_a_mail_to_several_is_one(house: House):
+    """Found by any of its recipients, read, tagged and deleted as a whole; who is not named is
+    Bcc.  The same mail again is another."""
+    boxes = [(await house.mailbox())[0] for _ in range(3)]
+    raw = letter(f"{boxes[0]}, {boxes[1]}")
+    ids = new_ids(3)
+    await insert_one(house.pool, "bounce@x.example", list(zip(ids, boxes, strict=True)), raw)
+    for one in ids:
+        await house.parse(one)
+    first = [str(one) for one in ids]
+    page = await listed(house, house.admin)
+    (entry,) = page["messages"]
+    assert (page["total"], page["unread"], entry["ID"]) == (1, 1, first[0])
+    assert [one["Address"] for one in entry["To"]] == boxes[:2]
+    assert [one["Address"] for one in entry["Bcc"]] == boxes[2:]
+    for box in boxes:
+        found = await listed(house, house.admin, f"addressed:{box}")
+        assert [one["ID"] for one in found["messages"]] == [first[0]]
+    read = await house.client.get(f"{MAILPIT}/message/{first[2]}", headers=house.admin)
+    assert read.json()["ID"] == first[0]
+    assert (await listed(house, house.admin, "is:unread"))["messages_count"] == 0
+    again = str(await house.deliver(boxes[0], raw))
+    assert (await listed(house, house.admin))["total"] == 2
+    hog = (await house.client.get(f"{MAILHOG}/v2/messages", headers=house.admin)).json()
+    assert [len(one["To"]) for one in hog["items"]] == [1, 3]
+    await house.client.request(
+        "DELETE", f"{MAILPIT}/messages", json={"IDs": [first[1]]}, headers=house.admin
+    )
+    assert [one["ID"] for one in (await listed(house, house.admin))["messages"]] == [again]
+
+
+async def test_filters_that_look_at_headers(house: House):
+    """cc, bcc, reply-to, message-id, is:tagged and has:inline, and their opposites."""
+    address, _ = await house.mailbox()
+    plain = str(await house.deliver(address, letter(address)))
+    fields = {"Cc": "Carl <carl@x.example>", "Reply-To": "r@x.example", "Message-ID": "<one@x>"}
+    full = str(await house.deliver(address, letter(**fields)))
+    await house.client.put(
+        f"{MAILPIT}/tags", json={"IDs": [full], "Tags": ["a/b"]}, headers=house.admin
+    )
+    for query, wanted in (
+        ("cc:CARL", [full]), ("-cc:carl", [plain]), ("reply-to:r@x", [full]),
+        ("message-id:one@", [full]), (f"bcc:{address}", [full]), ("is:tagged", [full]),
+        ("!is:tagged", [plain]), ("has:inline", []), ('tag:"A B"', [full]),
+        ("hello -message-id:one", [plain]),
+    ):  # fmt: skip
+        found = await listed(house, house.admin, query)
+        assert [one["ID"] for one in found["messages"]] == wanted, query
+        assert found["messages_count"] == len(wanted), query
+    latest = await house.client.get(
+        f"{MAILPIT}/message/latest", params={"query": "-cc:carl"}, headers=house.admin
+    )
+    assert latest.json()["ID"] == plain
+
+
+async def test_long_headers_keep_nobody_waiting(house: House):
+    """What strangers wrote is taken apart beside the loop, however much of it a list shows."""
+    address, _ = await house.mailbox()
+    hostile = b"".join(b"%b: %b\r\n" % (name, b'a"<' * 5000) for name in (b"To", b"Cc", b"Bcc") * 5)
+    for _ in range(5):
+        await house.deliver(address, hostile + b"From: a@x.example\r\n\r\nx")
+    longest, since = 0.0, time.thread_time()
+
+    async def tick() -> None:
+        nonlocal longest, since
+        while True:
+            await trio.sleep(0.001)
+            now = time.thread_time()
+            longest, since = max(longest, now - since), now
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tick)
+        assert (await listed(house, house.admin))["count"] == 5
+        assert (await listed(house, house.admin, "cc:nobody"))["count"] == 0
+        nursery.cancel_scope.cancel()
+    assert longest < 0.2, "seconds of the loop's thread at once"
+
+
+async def test_a_page_begins_where_it_is_asked_to(house: House):
+    """By its place, newest first; what is no number counts as left out."""
+    address, _ = await house.mailbox()
+    ids = [str(await house.deliver(address, letter())) for _ in range(5)][::-1]
+
+    async def page(path: str, **params: str) -> dict[str, Any]:
+        answer = await house.client.get(path, params=params, headers=house.admin)
+        found: dict[str, Any] = answer.json()
+        return found
+
+    found = await page(f"{MAILPIT}/messages", start="1", limit="2")
+    assert [one["ID"] for one in found["messages"]] == ids[1:3]
+    assert (found["start"], found["count"], found["total"]) == (1, 2, 5)
+    found = await page(f"{MAILHOG}/v2/messages", start="3", limit="x")
+    assert [one["ID"] for one in found["items"]] == ids[3:]
+    assert (found["start"], found["count"], found["total"]) == (3, 2, 5)
+    assert (await page(f"{MAILPIT}/messages", start="99999999"))["messages"] == []
+
+
+async def test_a_mail_is_shown_where_it_can_do_nothing(house: House):
+    """Its HTML in a sandbox, without its scripts' chance; a part as a download."""
+    address, _ = await house.mailbox()
+    message = EmailMessage()
+    message["Subject"] = "x"
+    message.set_content("<script>alert(1)</script><p>hi</p>", subtype="html")
+    message.add_attachment("<script>", subtype="html", filename="a.html")
+    mail = await house.deliver(address, message.as_bytes())
+    view = await house.client.get(f"/compat/mailpit/view/{mail}.html", headers=house.admin)
+    assert view.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
+    part = await house.client.get(f"{MAILPIT}/message/{mail}/part/1", headers=house.admin)
+    assert part.headers["Content-Disposition"].startswith("attachment;")
+    assert part.headers["Content-Security-Policy"].startswith("sandbox")
+    for name in ("latest", "latest.png"):
+        missing = await house.client.get(f"/compat/mailpit/view/{name}", headers=house.admin)
+        assert missing.status_code == 404

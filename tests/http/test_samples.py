@@ -1,0 +1,102 @@
+"""The programs that /openapi.json has for each call: pasted, they do what they say."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from relay.http.examples import PATHS
+from relay.http.samples import Request, samples
+from tests.relay_process import RelayProcess
+
+HOSTILE = 'it\'s "so" $HOME `id` \\n\n%s {0} é 😀'
+RUNS = {
+    "curl": lambda source: ["sh", "-c", source],
+    "Python": lambda source: [sys.executable, "-c", source],
+    "JavaScript": lambda source: ["node", "--input-type=module", "-e", source],
+}
+
+
+def run(label: str, source: str, token: str, place: Path) -> str:
+    """Run a sample as somebody who set RELAY_TOKEN; return what it wrote."""
+    if shutil.which("node" if label == "JavaScript" else "curl") is None:
+        pytest.skip(f"what runs {label} is not installed")
+    environment = {"PATH": os.environ["PATH"], "RELAY_TOKEN": token, "no_proxy": "*"}
+    done = subprocess.run(
+        RUNS[label](source), env=environment, cwd=place, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{source}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("label", list(RUNS))
+def test_samples_run_as_they_are(relay: RelayProcess, tmp_path: Path, label: str) -> None:
+    """Each language makes, lists, changes, sends and deletes what the examples say, with no change
+    but for the address that they speak of."""
+    token = relay.run["admin_token"]
+    described = httpx.get(f"{relay.run['http']}/openapi.json", trust_env=False).json()
+    sources = {
+        call["operationId"]: next(
+            one["source"] for one in call["x-codeSamples"] if one["label"] == label
+        )
+        for methods in described["paths"].values()
+        for call in methods.values()
+        if call["operationId"] != "followMailboxSocket"
+    }
+    box = relay.create_mailbox(ttl_minutes=5)
+
+    def paste(name: str) -> str:
+        return run(label, sources[name].replace(PATHS["address"], box), token, tmp_path)
+
+    assert "relay.localhost" in paste("createMailbox")
+    assert "queued" in paste("sendMessage")
+    assert "482913" in paste("waitForMessage")
+    assert "count" in paste("changeMessages")
+    assert "relay_http_answers_total" in paste("getMetrics")
+    paste("deleteMailbox")
+    with relay.http() as api:
+        assert api.get(f"/api/v1/mailboxes/{box}").status_code == 404
+
+
+def test_whatever_an_example_holds_is_quoted() -> None:
+    """Quotes, variables, escapes and line ends are data to a shell, to Python and to Node."""
+    body: dict[str, Any] = {"text": HOSTILE, "none": None, "yes": True, "many": [1, HOSTILE]}
+    request = Request("POST", "http://h/?q=%27", credential=True, body=body)
+    written = {one["label"]: one["source"] for one in samples(request)}
+    words = shlex.split(written["curl"].replace("\\\n", " ", 3))
+    assert ast.literal_eval(words[-1].replace("null", "None").replace("true", "True")) == body
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(written["Python"]))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.dumps"
+    )
+    assert ast.literal_eval(call.args[0]) == body
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("Node.js is not installed")
+    echo = "globalThis.fetch = (url, given) => { console.log(given.body); process.exit(); };\n"
+    done = subprocess.run(
+        [node, "--input-type=module", "-e", echo + written["JavaScript"]],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert ast.literal_eval(done.stdout.replace("null", "None").replace("true", "True")) == body
+
+
+def test_a_credential_in_a_body_is_the_variable() -> None:
+    """No token stands in a sample, not even where the body has one."""
+    request = Request(
+        "POST", "http://h/", credential=False, body={"token": "ra_the-token-that-opens-this"}
+    )
+    for one in samples(request):
+        assert "RELAY_TOKEN" in one["source"]
+        assert "ra_" not in one["source"]

@@ -1,0 +1,201 @@
+"""The page's own files: what they weigh, and what they say in which language."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import relay
+from relay.http.resources import overview
+from relay.http.resources.pages import served
+
+UI = Path(relay.__file__).parent / "http" / "ui"
+TABLES = sorted(UI.glob("strings.*.js"))
+MODULES = sorted(set(UI.glob("*.js")) - set(TABLES))
+
+T = re.compile(r'\bt\(\s*(?:("(?:[^"\\]|\\.)*")|(\S))')
+
+SEEN = re.compile(
+    r"(?:\b(?:text|title|placeholder|label|none|says|does|ariaLabel|ariaDescription)(?:: | = )"
+    r'|"aria-label": |textContent = |\b(?:button|confirm|copying)\(|\bsay\([\w.]+, )$'
+)
+"""What stands before a text that is seen."""
+PROSE = re.compile(r"[A-Za-z]{2,}[,.:;]? [A-Za-z]{2,}")
+CODE = re.compile(
+    r"(?:class(?:Name)?(?:: | = )|rel: |import |from |querySelector(?:All)?\(|closest\(|matches\("
+    r"|setAttribute\(\"\w+\", )$"
+)
+"""What stands before a literal of several words that is for the browser."""
+PASTED = re.compile(r"^const SNIPPETS = \{\n.*?^\};\n|\"relay open\"", re.MULTILINE | re.DOTALL)
+"""What is to be pasted elsewhere."""
+NOT_SAID = {
+    "secrets.js": "it shows nothing",
+}
+
+
+def table(path: Path) -> dict[str, str]:
+    """What a table of a language has: JSON between its head and its last semicolon."""
+    source = path.read_text("utf-8")
+    return dict(json.loads(source[source.index("{") : source.rindex("}") + 1]))
+
+
+def said() -> dict[str, str]:
+    """Every text that a module says by `t`, and which module it is."""
+    return {
+        json.loads(text): path.name
+        for path in MODULES
+        for text, _ in T.findall(path.read_text("utf-8"))
+        if text
+    }
+
+
+def concerns() -> set[str]:
+    """What `relay.http.resources.overview` says that a person should look at, as keys of a table;
+    what others have worded is not among it."""
+
+    def spelt(node: ast.expr) -> list[str]:
+        match node:
+            case ast.Constant():
+                return [str(node.value)]
+            case ast.JoinedStr():
+                return ["".join(parts) for parts in product(*map(spelt, node.values))]
+            case ast.FormattedValue(value=ast.Call(func=ast.Name("_count"), args=[_, *nouns])):
+                words = [ast.literal_eval(noun) for noun in nouns]
+                return [
+                    f"# {word}" for word in (words if words[1:] else [words[0], words[0] + "s"])
+                ]
+            case ast.FormattedValue(value=ast.Call(func=ast.Name("_for"))):
+                return ["# seconds", "# minutes", "# hours"]
+        return ["#"]
+
+    tree = ast.parse(Path(overview.__file__).read_text("utf-8"))
+    found = {
+        text
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+        if call.func.id == "_concern"
+        for text in spelt(call.args[1])
+    }
+    assert len(found) > 10
+    return {
+        "".join(f"{piece}{{{at}}}" for at, piece in enumerate(pieces[:-1])) + pieces[-1]
+        for pieces in (text.split("#") for text in found - {"#."})
+    }
+
+
+def literals(source: str) -> Iterator[tuple[str, str]]:
+    """Yield each string of a module, in which `${…}` is `{}`, with the code before it."""
+    at, start = 0, 0
+    while at < len(source):
+        one = source[at]
+        if source.startswith("//", at):
+            at = source.find("\n", at) % (len(source) + 1)
+            start = at
+        elif one == '"':
+            match = re.compile(r'"((?:[^"\\\n]|\\.)*)"').match(source, at)
+            if match is None:  # within a regular expression
+                at += 1
+                continue
+            yield match[1], source[start:at][-80:]
+            at = match.end()
+        elif one == "`":
+            text, depth, end = "", 0, at + 1
+            while source[end] != "`" or depth:
+                if source.startswith("${", end):
+                    depth += 1
+                    text += "{" if depth == 1 else ""
+                elif source[end] == "{" and depth and source[end - 1] != "$":
+                    depth += 1
+                elif source[end] == "}" and depth:
+                    depth -= 1
+                    text += "}" if not depth else ""
+                elif not depth:
+                    text += source[end]
+                end += 1
+            yield text, source[start:at][-80:]
+            at = end + 1
+        else:
+            at += 1
+
+
+def test_the_page_weighs_little():
+    """All that a browser loads which reads English; a table of another language comes beside it,
+    to those who read that, and `/docs` is a page of its own."""
+    apart = {*TABLES, *UI.glob("docs.*")}
+    assert sum(len(served(path)) for path in UI.iterdir() if path not in apart) < 200_000
+    for path in TABLES:
+        assert len(served(path)) < 60_000
+
+
+@pytest.mark.parametrize("path", sorted(UI.glob("*.css")), ids=lambda path: path.name)
+def test_styles_are_served_whole_but_for_comments_and_blanks(path: Path):
+    """Strings keep theirs, and so does what a blank tells apart."""
+    source, tight = path.read_text("utf-8"), served(path).decode()
+    bare = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
+    assert re.sub(r"\s", "", tight) == re.sub(r"\s", "", bare).replace(";}", "}")
+    strings = r'"[^"\n]*"'
+    assert re.findall(strings, tight) == re.findall(strings, bare)
+    heads = [" ".join(head.split()) for head in re.findall(r"[^{};]+(?={)", bare)]
+    assert [head.strip() for head in re.findall(r"[^{};]+(?={)", tight)] == [
+        re.sub(r"([:,]) | ?(>) ?", r"\1\2", head) for head in heads
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_only_comments_and_blanks_of_scripts_are_not_served(path: Path):
+    """No string has what looks like them, and every line keeps its number."""
+    source = path.read_text("utf-8")
+    assert served(path).count(b"\n") == source.count("\n")
+    idle = r"\n( |//)|[][{}(),;] // | (=>|[!=]==|&&|\|\||\?\?) |\({ |, { | }\)|\bif \(|\) {\n"
+    assert not any(re.search(idle, text) for text, _ in literals(source))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
+def test_a_language_is_complete(path: Path):
+    """Its table has each text that a module says, with the same values in it, and no other."""
+    words, wanted = table(path), said() | dict.fromkeys(concerns(), "overview.py")
+    assert {text: wanted[text] for text in wanted.keys() - words.keys()} == {}
+    assert words.keys() - wanted.keys() == set()
+    for text, other in words.items():
+        assert sorted(re.findall(r"\{\d\}", text)) == sorted(re.findall(r"\{\d\}", other)), text
+        assert other.strip()
+        assert text.endswith(" ") == other.endswith(" "), text
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_what_is_seen_is_said_by_t(path: Path):
+    """No text that people see or hear stands in a module but as a literal that `t` is given."""
+    if path.name in NOT_SAID:
+        return
+    source = PASTED.sub("", path.read_text("utf-8"))
+    for _, other in T.findall(source):
+        assert path.name == "strings.js" or not other, "t() is given what no test can read"
+    bare = []
+    for text, before in literals(source):
+        if re.search(r"\bt\(\s*$", before) or not re.search(r"[A-Za-z]{2,}", text):
+            continue
+        if SEEN.search(before) or (PROSE.search(text) and not CODE.search(before)):
+            bare.append(text)
+    assert bare == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_nothing_is_found_by_a_text_that_is_translated(path: Path):
+    """A selector that holds in English alone finds nothing in German."""
+    named = re.compile(r"\[(aria-label|title|placeholder|alt)\W")
+    selectors = [text for text, before in literals(path.read_text("utf-8")) if named.search(text)]
+    assert selectors == []
+
+
+def test_no_text_stands_in_the_style():
+    """What a rule puts on the page is drawn, or comes from an attribute that a module filled."""
+    style = (UI / "style.css").read_text("utf-8")
+    shown = re.findall(r"\bcontent: ([^;}]*)", style)
+    assert len(shown) > 5
+    assert not any(re.search(r'"[^"]*[A-Za-z]{2}[^"]*"', value) for value in shown)
