@@ -68,7 +68,7 @@ def test_a_program_of_the_page_runs_as_it_stands(
     for port, entry in (("2525", "smtp"), ("2587", "submission")):
         text = text.replace(port, relay.run[entry].rpartition(":")[2])
     text = text.replace("var/tls/cert.pem", relay.env["RELAY_SMTP__TLS_CERT"])
-    env = {**os.environ, "RELAY_KEY": key}
+    env = {**os.environ, "SHOP_KEY": key}
     if block.language == "js":
         env["NODE_PATH"] = str(node_modules(HERE))
     done = subprocess.run(

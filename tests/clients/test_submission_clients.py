@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import poplib
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -39,6 +41,7 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
         "RELAY_SMTP__TLS_KEY": key,
         "RELAY_SMTP__CAPTURE": "on",  # a proxy in front is no loopback
         "RELAY_SUBMISSION__TLS_BIND": "127.0.0.1:0",
+        "RELAY_POP3__TLS_BIND": "127.0.0.1:0",
         "RELAY_SMTP__TRUSTED_PROXIES": f'["{HAPROXY}"]',
     }
     with RelayProcess(folder / "data", env=env) as process:
@@ -135,35 +138,62 @@ def test_capture_in_tls(relay: RelayProcess, tmp_path: Path, client: str) -> Non
 def test_haproxy(relay: RelayProcess, tmp_path: Path, version: str, tls: str) -> None:
     """The real one in front: mail comes, and its sender is who haproxy says."""
     to = f"ada@{version}{tls}.example"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        (tmp_path / "haproxy.cfg").write_text(
-            "defaults\n mode tcp\n timeout connect 5s\n timeout client 20s\n timeout server 20s\n"
-            f"listen smtp\n bind fd@{listener.fileno()}\n source {HAPROXY}\n"
-            f" server relay {relay.run['smtp']} {version}\n"
-        )
-        haproxy = subprocess.Popen(
-            [program("haproxy"), "-db", "-q", "-f", tmp_path / "haproxy.cfg"],
-            pass_fds=[listener.fileno()],
-        )
-        try:
-            trust = relay.env["RELAY_SMTP__TLS_CERT"]
-            port = listener.getsockname()[1]
-            sent = by_smtplib(Job(port, "a@x.example", to, MAIL, tmp_path, None, tls, trust))
-        finally:
-            haproxy.terminate()
-            haproxy.wait(20)
+    with haproxy(tmp_path, relay.run["smtp"], version) as port:
+        trust = relay.env["RELAY_SMTP__TLS_CERT"]
+        sent = by_smtplib(Job(port, "a@x.example", to, MAIL, tmp_path, None, tls, trust))
     assert sent.ok, sent.said
     assert received(relay, to) == [MAIL]
     # Who has delivered something is logged at the end: never the proxy.
     assert HAPROXY not in peers(relay)
 
 
-def peers(relay: RelayProcess) -> set[str]:
+@pytest.mark.parametrize("version", ["send-proxy", "send-proxy-v2"])
+def test_haproxy_before_tls(relay: RelayProcess, key: str, tmp_path: Path, version: str) -> None:
+    """In front of submission and POP3 where TLS comes first: its header comes before."""
+    to, trust = f"{version}@y.example", relay.env["RELAY_SMTP__TLS_CERT"]
+    with haproxy(tmp_path, relay.run["submission_tls"], version) as port:
+        login = ("anybody", key)
+        job = Job(port, "a@shop.example", to, MAIL, tmp_path, login, "implicit", trust)
+        sent = by_smtplib(job)
+    assert sent.ok, sent.said
+    assert queued(relay, to) == MAIL
+    box, token = relay.create_mailbox(), relay.run["admin_token"]
+    with haproxy(tmp_path, relay.run["pop3_tls"], version) as port:
+        trusting = ssl.create_default_context(cafile=trust)
+        reader = poplib.POP3_SSL("localhost", port, context=trusting, timeout=20)
+        reader.user(box)
+        reader.pass_(token)
+        assert reader.stat() == (0, 0)
+        reader.quit()
+    assert HAPROXY not in peers(relay, "pop3.session_ended")
+
+
+@contextlib.contextmanager
+def haproxy(folder: Path, server: str, version: str) -> Iterator[int]:
+    """The port of one in front of a port of the relay's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        (folder / "haproxy.cfg").write_text(
+            "defaults\n mode tcp\n timeout connect 5s\n timeout client 20s\n timeout server 20s\n"
+            f"listen relay\n bind fd@{listener.fileno()}\n source {HAPROXY}\n"
+            f" server relay {server} {version}\n"
+        )
+        process = subprocess.Popen(
+            [program("haproxy"), "-db", "-q", "-f", folder / "haproxy.cfg"],
+            pass_fds=[listener.fileno()],
+        )
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def peers(relay: RelayProcess, event: str = "smtp.session_ended") -> set[str]:
     """Whose sessions have ended, once there are some."""
     deadline = time.monotonic() + 20
     while True:
         lines = map(json.loads, relay.log_file.read_text().splitlines())
-        found = {line["peer"] for line in lines if line["event"] == "smtp.session_ended"}
+        found = {line["peer"] for line in lines if line["event"] == event}
         if found:
             return found
         assert time.monotonic() < deadline, "no session has ended"

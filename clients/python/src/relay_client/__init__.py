@@ -1,0 +1,54 @@
+"""A client of Relay: inboxes for tests, and mail that is waited for.
+
+    from relay_client import Relay
+
+    with Relay() as relay, relay.inbox() as inbox:
+        sign_up(inbox.address)
+        assert inbox.wait(subject="Welcome").code == "123456"
+
+`AsyncRelay` is the same for asyncio and Trio.  Failures are `RelayError`s.
+"""
+
+from relay_client._async import (
+    AsyncAttachment,
+    AsyncInbox,
+    AsyncMessage,
+    AsyncOutbound,
+    AsyncRelay,
+)
+from relay_client._records import Check, Checks, Finding, Headers, Info
+from relay_client._sync import Attachment, Inbox, Message, Outbound, Relay
+from relay_client.errors import (
+    NoSuchLink,
+    NotDelivered,
+    Refused,
+    RelayError,
+    UnexpectedMail,
+    Unreachable,
+    WaitTimeout,
+)
+
+__all__ = [
+    "AsyncAttachment",
+    "AsyncInbox",
+    "AsyncMessage",
+    "AsyncOutbound",
+    "AsyncRelay",
+    "Attachment",
+    "Check",
+    "Checks",
+    "Finding",
+    "Headers",
+    "Inbox",
+    "Info",
+    "Message",
+    "NoSuchLink",
+    "NotDelivered",
+    "Outbound",
+    "Refused",
+    "Relay",
+    "RelayError",
+    "UnexpectedMail",
+    "Unreachable",
+    "WaitTimeout",
+]

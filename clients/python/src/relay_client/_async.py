@@ -1,0 +1,333 @@
+"""`AsyncRelay`: the client for asyncio and Trio."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+
+from relay_client import _flows
+from relay_client._connect import connection
+from relay_client._exchange import Flow, drive_async, shielded
+from relay_client._flows import JSON, NewAttachment, Place
+from relay_client._records import (
+    AttachmentData,
+    Checks,
+    Info,
+    MessageData,
+    id_of,
+    parsed_checks,
+    parsed_info,
+)
+
+T = TypeVar("T")
+
+__tracebackhide__ = True  # a test that fails shows the test
+
+
+class AsyncRelay:
+    """A relay at a URL.
+
+    `url` and `token` (an API key or the administrator's token) default to `RELAY_URL` and
+    `RELAY_TOKEN`; without a token, or with an empty one, inboxes are anonymous, each opened by a
+    token of its own, and nothing can be sent.  `Relay` has the same surface, without `await`.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        where = connection(url, token)
+        self.url, self.token = where.url, where.token
+        self._http = httpx.AsyncClient(**where.arguments)
+
+    async def __aenter__(self) -> AsyncRelay:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._http.aclose()
+
+    async def _do(self, flow: Flow[T]) -> T:
+        return await drive_async(self._http, flow)
+
+    def inbox(
+        self,
+        ttl: float | None = None,
+        local_part: str | None = None,
+        *,
+        domain: str | None = None,
+    ) -> Opening:
+        """Make an inbox: `async with relay.inbox() as inbox`, or `await relay.inbox()`.
+
+        It ends with its block, or after `ttl` minutes.
+
+        Without `ttl` it lives as long as the plan allows; `local_part` and `domain` are chosen by
+        the relay unless given.
+        """
+        return Opening(self, _flows.make_inbox(ttl, local_part, domain))
+
+    def mailbox(self, address: str, session_token: str | None = None) -> AsyncInbox:
+        """Return an inbox that there is already: one made elsewhere, or captured mail's.
+
+        It stays when its `with` block ends.
+        """
+        return AsyncInbox(self, Place(address, session_token), owned=False)
+
+    async def send(
+        self,
+        *,
+        from_: str,
+        to: str | Sequence[str],
+        subject: str = "",
+        text: str | None = None,
+        html: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        attachments: Iterable[NewAttachment] = (),
+        idempotency_key: str | None = None,
+    ) -> list[AsyncOutbound]:
+        """Queue a message; one is returned for each recipient.
+
+        An attachment is a file's path, `(name, bytes)` or `(name, bytes, type)`.  It is queued
+        once, however often the call had to be repeated on the way.
+        """
+        queued = await self._do(
+            _flows.send(
+                from_=from_,
+                to=to,
+                subject=subject,
+                text=text,
+                html=html,
+                headers=headers,
+                attachments=attachments,
+                idempotency_key=idempotency_key,
+            )
+        )
+        return [AsyncOutbound(self, one["id"], one["recipient"]) for one in queued]
+
+    def outbound(self, message_id: str) -> AsyncOutbound:
+        """Return a message that was sent."""
+        return AsyncOutbound(self, message_id, None)
+
+    async def info(self) -> Info:
+        """Ask where the relay takes mail; needs a token."""
+        return parsed_info(await self._do(_flows.info()))
+
+
+class Opening:
+    """An inbox that is about to be made: to be awaited, or entered with `async with`."""
+
+    def __init__(self, relay: AsyncRelay, making: Flow[JSON]) -> None:
+        self._relay, self._making = relay, making
+        self._inbox: AsyncInbox | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncInbox]:
+        return self._make().__await__()
+
+    async def _make(self) -> AsyncInbox:
+        made = await self._relay._do(self._making)
+        return AsyncInbox(self._relay, Place(made["address"], made["session_token"]), owned=True)
+
+    async def __aenter__(self) -> AsyncInbox:
+        self._inbox = await self._make()
+        return self._inbox
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._inbox is not None:
+            await self._inbox._end()
+
+
+class AsyncInbox:
+    """An inbox: what comes to `address`."""
+
+    def __init__(self, relay: AsyncRelay, place: Place, *, owned: bool) -> None:
+        self._relay, self._place, self._owned = relay, place, owned
+        self.address: str = place.address
+
+    async def __aenter__(self) -> AsyncInbox:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._owned:
+            await self._end()
+
+    async def _end(self) -> None:
+        # Also where the block was cancelled, by a test's time limit or Ctrl-C.
+        with shielded(_flows.CLOSES_WITHIN):
+            await self.close()
+
+    def __str__(self) -> str:
+        return self.address
+
+    def __repr__(self) -> str:
+        return f"<AsyncInbox {self.address}>"
+
+    async def close(self) -> None:
+        """End the inbox, and all that is in it; where that fails its time does."""
+        await self._relay._do(_flows.remove_inbox(self._place))
+
+    async def wait(
+        self,
+        subject: str | None = None,
+        sender: str | None = None,
+        after: AsyncMessage | str | None = None,
+        timeout: float = 10.0,
+    ) -> AsyncMessage:
+        """Return the oldest message that matches, as soon as there is one; `WaitTimeout` if not.
+
+        `subject` and `sender` are parts of the subject and the From address, in any case; `after`
+        a message: only what came later.  `timeout` in seconds.
+        """
+        found = await self._relay._do(
+            _flows.wait(
+                self._place,
+                subject=subject,
+                sender=sender,
+                after=id_of(after),
+                timeout=timeout,
+            )
+        )
+        return AsyncMessage(self, found)
+
+    async def wait_none(
+        self,
+        seconds: float = 1.0,
+        *,
+        subject: str | None = None,
+        sender: str | None = None,
+        after: AsyncMessage | str | None = None,
+    ) -> None:
+        """See for so long that nothing matches; `UnexpectedMail` if something does."""
+        await self._relay._do(
+            _flows.wait_none(
+                self._place, seconds, subject=subject, sender=sender, after=id_of(after)
+            )
+        )
+
+    async def wait_many(
+        self,
+        count: int,
+        *,
+        subject: str | None = None,
+        sender: str | None = None,
+        after: AsyncMessage | str | None = None,
+        timeout: float = 10.0,
+    ) -> list[AsyncMessage]:
+        """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
+        found = await self._relay._do(
+            _flows.wait_many(
+                self._place,
+                count,
+                subject=subject,
+                sender=sender,
+                after=id_of(after),
+                timeout=timeout,
+            )
+        )
+        return [AsyncMessage(self, one) for one in found]
+
+    async def messages(self, limit: int = 100) -> list[AsyncMessage]:
+        """Read what is there, the newest first."""
+        return await self._listed(None, limit)
+
+    async def search(self, q: str, limit: int = 100) -> list[AsyncMessage]:
+        """Read what matches (`from:shop has:attachment -word "a phrase"`), the newest first."""
+        return await self._listed(q, limit)
+
+    async def _listed(self, q: str | None, limit: int) -> list[AsyncMessage]:
+        found = await self._relay._do(_flows.messages(self._place, q, limit))
+        return [AsyncMessage(self, one) for one in found]
+
+    async def _do(self, flow: Flow[T]) -> T:
+        return await self._relay._do(flow)
+
+
+class AsyncMessage(MessageData):
+    """A message of an inbox."""
+
+    def __init__(self, inbox: AsyncInbox, found: JSON) -> None:
+        super().__init__(found)
+        self._inbox = inbox
+        self.attachments = [AsyncAttachment(self, one) for one in found["attachments"]]
+        self._raw: bytes | None = None
+
+    @property
+    def raw(self) -> Awaitable[bytes]:
+        """The message byte for byte as it was accepted: `await message.raw`."""
+        return self._fetch()
+
+    async def _fetch(self) -> bytes:
+        if self._raw is None:
+            self._raw = await self._inbox._do(_flows.raw(self._inbox._place, self.id))
+        return self._raw
+
+    async def checks(self) -> Checks:
+        """Ask whether the world would take it: SPF, DKIM, DMARC, and what readers miss."""
+        return parsed_checks(await self._inbox._do(_flows.checks(self._inbox._place, self.id)))
+
+    async def delete(self) -> None:
+        """Delete it for good."""
+        await self._inbox._do(_flows.delete_message(self._inbox._place, self.id))
+
+
+class AsyncAttachment(AttachmentData):
+    """A file that a message brought."""
+
+    def __init__(self, message: AsyncMessage, found: JSON) -> None:
+        super().__init__(found)
+        self._message = message
+        self._content: bytes | None = None
+
+    @property
+    def content(self) -> Awaitable[bytes]:
+        """Its bytes, decoded: `await attachment.content`."""
+        return self._fetch()
+
+    async def _fetch(self) -> bytes:
+        if self._content is None:
+            inbox = self._message._inbox
+            self._content = await inbox._do(
+                _flows.attachment(inbox._place, self._message.id, self.index)
+            )
+        return self._content
+
+
+class AsyncOutbound:
+    """A message that was sent, to one recipient."""
+
+    def __init__(self, relay: AsyncRelay, message_id: str, recipient: str | None) -> None:
+        self._relay = relay
+        self.id = message_id
+        self.recipient = recipient
+
+    def __repr__(self) -> str:
+        return f"<AsyncOutbound {self.id}>"
+
+    @property
+    def status(self) -> Awaitable[str]:
+        """Where it is now: queued, processing, sent, failed, bounced, cancelled or held."""
+        return self._status()
+
+    async def _status(self) -> str:
+        status: str = (await self.entry())["status"]
+        return status
+
+    async def entry(self) -> dict[str, Any]:
+        """Look at it: status, attempts, error, times."""
+        return await self._relay._do(_flows.outbound(self.id))
+
+    async def wait(self, status: str = "sent", timeout: float = 10.0) -> None:
+        """Wait until it has that status; `NotDelivered` once it never will."""
+        await self._relay._do(_flows.wait_outbound(self.id, status, timeout))

@@ -1,0 +1,45 @@
+"""Where a relay is, and what opens it."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from relay_client.errors import RelayError
+
+_DEFAULT = "http://127.0.0.1:8025"
+
+
+def _version() -> str:
+    try:
+        return version("relay-client")
+    except PackageNotFoundError:  # used from a tree
+        return "0"
+
+
+class Connection(NamedTuple):
+    """A relay's URL, what opens it, and what both clients of httpx are made with."""
+
+    url: str
+    token: str | None
+    arguments: dict[str, Any]
+
+
+def connection(url: str | None, token: str | None) -> Connection:
+    """Look for a relay where it is said to be, else where the environment says."""
+    url = url or os.environ.get("RELAY_URL") or _DEFAULT
+    token = (os.environ.get("RELAY_TOKEN") if token is None else token) or None
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise RelayError(f"a relay's URL begins with http:// or https:// and a host: {url!r}")
+    headers = {"User-Agent": f"relay-client/{_version()}", "Accept": "application/json"}
+    if token:
+        if not token.isascii() or not token.isprintable():
+            raise RelayError("the token has characters that no token has")
+        headers["Authorization"] = f"Bearer {token}"
+    # A proxy of the environment is not asked for what is on this machine.
+    local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
+    arguments = {"base_url": url, "headers": headers, "trust_env": not local}
+    return Connection(url.rstrip("/"), token, arguments)

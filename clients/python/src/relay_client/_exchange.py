@@ -1,0 +1,203 @@
+"""Calls without I/O: what a call is made of, and what is done when it fails.
+
+A flow is a generator.  It yields an `Ask`, and is given the answer or thrown the failure, or a
+`Pause`; what it returns is the result.  So each flow stands once (`relay_client._flows`), and the
+two clients only drive them: `drive` with a socket that blocks, `drive_async` with one that does
+not.
+
+Promises: a call that may be repeated is repeated while its relay is away or overloaded, up to its
+deadline, and then fails with `Unreachable` or `Refused`.  One that may not is sent again only where
+it never reached the relay.  What answers and is no relay is `Refused`, whatever it says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, Union
+
+import anyio
+import httpx
+
+from relay_client.errors import Refused, Unreachable
+
+T = TypeVar("T")
+
+__tracebackhide__ = True  # a test that fails shows the test
+
+PATIENCE = 10.0
+"""Seconds for which a call is repeated that has no deadline of its own."""
+
+LATE = 5.0
+"""Seconds by which the answer to a wait may be late."""
+
+_REPLY = 30.0  # s until an answer begins
+_FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two tries
+_PASSING = frozenset({429, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request."""
+
+    method: str
+    path: str
+    params: Mapping[str, str | float] = field(default_factory=dict[str, str])
+    body: object | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    waits: float | None = None
+    """Seconds for which the relay may keep its answer back, if it is to."""
+    again: bool = True
+    """Whether it does no harm to ask twice."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A rest of so many seconds."""
+
+    seconds: float
+
+
+Flow = Generator[Union[Ask, Pause], Any, T]
+
+
+def asked(asks: Ask | Callable[[], Ask], deadline: float | None = None) -> Flow[httpx.Response]:
+    """Ask until there is an answer; return it if it is a good one.
+
+    `deadline` is of `time.monotonic()`, `PATIENCE` from now unless it is given.  What differs from
+    try to try is made anew for each.
+    """
+    began = time.monotonic()
+    if deadline is None:
+        deadline = began + PATIENCE
+    pause = _FIRST_PAUSE
+    while True:
+        failure: Refused | Unreachable
+        rest = pause
+        ask = asks if isinstance(asks, Ask) else asks()
+        try:
+            answer: httpx.Response = yield ask
+        except httpx.TransportError as error:
+            seconds = time.monotonic() - began
+            failure = Unreachable(
+                f"the relay does not answer {ask.method} {_where(error.request.url)}"
+                f" (for {seconds:.1f} s: {error or type(error).__name__})"
+            )
+            failure.__cause__ = error
+            # What could not connect was not heard.
+            repeats = ask.again or isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+        else:
+            if answer.is_success:
+                return answer
+            failure = refused(answer)
+            repeats = answer.status_code in _PASSING and (ask.again or answer.status_code == 429)
+            rest = max(pause, _retry_after(answer))
+        if not repeats or time.monotonic() + rest > deadline:
+            raise failure
+        yield Pause(rest)
+        pause = min(2 * pause, _LAST_PAUSE)
+
+
+def refused(answer: httpx.Response) -> Refused:
+    """Return what a relay said, or whatever stands in front of it."""
+    try:
+        problem = answer.json()
+        return Refused(
+            answer.status_code,
+            str(problem["type"]).rpartition(":")[2].rpartition("/")[2],
+            str(problem["detail"]),
+            [str(error) for error in problem.get("errors", ())],
+        )
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return _no_relay(answer)
+
+
+def asked_json(asks: Ask | Callable[[], Ask], deadline: float | None = None) -> Flow[Any]:
+    """Ask, and return what the answer says."""
+    return decoded((yield from asked(asks, deadline)))
+
+
+def decoded(answer: httpx.Response) -> Any:
+    """Return what a good answer says; `Refused` if that is no JSON."""
+    try:
+        return answer.json()
+    except ValueError:
+        raise _no_relay(answer) from None
+
+
+def _no_relay(answer: httpx.Response) -> Refused:
+    said = repr(answer.text[:200].strip())
+    if answer.has_redirect_location:
+        said = f"it leads to {answer.headers['Location']}"
+    return Refused(answer.status_code, "unknown", f"no relay answered: {said}")
+
+
+def _where(url: httpx.URL) -> str:
+    path = url.raw_path.partition(b"?")[0]
+    return f"{url.scheme}://{url.netloc.decode()}{path.decode()}"
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    try:
+        return float(answer.headers.get("Retry-After", "0"))
+    except ValueError:
+        return 0.0
+
+
+def _request(http: httpx.Client | httpx.AsyncClient, ask: Ask) -> httpx.Request:
+    return http.build_request(
+        ask.method,
+        ask.path,
+        params=dict(ask.params) or None,
+        json=ask.body,
+        headers=dict(ask.headers),
+        timeout=httpx.Timeout(
+            _REPLY, connect=5.0, read=_REPLY if ask.waits is None else ask.waits + LATE
+        ),
+    )
+
+
+def drive(http: httpx.Client, flow: Flow[T]) -> T:
+    """Carry a flow out."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                if isinstance(step, Pause):
+                    time.sleep(step.seconds)
+                    came = None
+                else:
+                    came = http.send(_request(http, step))
+            except httpx.TransportError as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(came)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+async def drive_async(http: httpx.AsyncClient, flow: Flow[T]) -> T:
+    """Carry a flow out, on asyncio or Trio."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                if isinstance(step, Pause):
+                    await anyio.sleep(step.seconds)
+                    came = None
+                else:
+                    came = await http.send(_request(http, step))
+            except httpx.TransportError as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(came)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def shielded(seconds: float) -> anyio.CancelScope:
+    """Return what lets its block run for so long, though all around it is cancelled."""
+    return anyio.move_on_after(seconds, shield=True)

@@ -1,0 +1,287 @@
+"""What the clients do, each thing once: flows of calls (`relay_client._exchange`), and their JSON.
+
+Times are seconds.  A wait is asked for in parts of `_PART` seconds, less than the time after which
+a proxy in between ends a connection on which nothing moves.
+"""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import os
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Union
+from urllib.parse import quote
+
+from relay_client._exchange import Ask, Flow, Pause, asked, asked_json, decoded
+from relay_client.errors import NotDelivered, RelayError, UnexpectedMail, WaitTimeout
+
+JSON = dict[str, Any]
+
+__tracebackhide__ = True  # a test that fails shows the test
+NewAttachment = Union[str, "os.PathLike[str]", tuple[str, bytes], tuple[str, bytes, str]]
+"""A file's path, or a name and the bytes, and perhaps their type."""
+
+Params = Mapping[str, Union[str, float]]
+
+MAILBOXES = "/api/v1/mailboxes"
+
+CLOSES_WITHIN = 2.0
+"""Seconds within which an inbox is ended, or left to its time."""
+
+_PART = 20.0  # s
+_OTHERS = 20  # lines of other mail in a failure
+_PAGE = 200
+_LOOK, _LAST_LOOK = 0.02, 0.5  # s between two looks at what was sent
+_ENDS = frozenset({"sent", "failed", "bounced", "cancelled"})
+
+
+class Place:
+    """An inbox as calls name it: its path, and the token that opens it, if it is anonymous."""
+
+    def __init__(self, address: str, session_token: str | None) -> None:
+        self.address = address
+        self.path = f"{MAILBOXES}/{quote(address, safe='@')}"
+        self.headers = {} if session_token is None else {"X-Session-Token": session_token}
+
+    def get(
+        self, path: str, params: Params = MappingProxyType({}), waits: float | None = None
+    ) -> Ask:
+        """Return a call that reads."""
+        return Ask("GET", f"{self.path}{path}", params, headers=self.headers, waits=waits)
+
+    def delete(self, path: str = "", waits: float | None = None) -> Ask:
+        """Return a call that removes."""
+        return Ask("DELETE", f"{self.path}{path}", headers=self.headers, waits=waits)
+
+
+def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) -> Flow[JSON]:
+    """Make an inbox; `ttl` minutes."""
+    body = {"ttl_minutes": ttl, "local_part": local_part, "domain": domain}
+    body = {name: value for name, value in body.items() if value is not None}
+    made: JSON = yield from asked_json(Ask("POST", MAILBOXES, body=body, again=False))
+    return made
+
+
+def remove_inbox(place: Place) -> Flow[None]:
+    """End an inbox.  If that fails its life ends it."""
+    with suppress(RelayError):
+        yield from asked(place.delete(waits=0.0), time.monotonic() + CLOSES_WITHIN)
+
+
+def wait(
+    place: Place,
+    *,
+    subject: str | None,
+    sender: str | None,
+    after: str | None,
+    timeout: float,
+) -> Flow[JSON]:
+    """Wait for the oldest message that matches; `WaitTimeout` if none comes."""
+    found = yield from _next(place, subject, sender, after, timeout)
+    if found is None:
+        raise WaitTimeout(wanted(subject, sender, after), timeout, (yield from _lines(place)))
+    return found
+
+
+def wait_none(
+    place: Place,
+    seconds: float,
+    *,
+    subject: str | None,
+    sender: str | None,
+    after: str | None,
+) -> Flow[None]:
+    """See that nothing comes that matches; `UnexpectedMail` as soon as something does."""
+    found = yield from _next(place, subject, sender, after, seconds)
+    if found is not None:
+        raise UnexpectedMail(f"mail came where none was to come:\n  {_line(found)}")
+
+
+def wait_many(
+    place: Place,
+    count: int,
+    *,
+    subject: str | None,
+    sender: str | None,
+    after: str | None,
+    timeout: float,
+) -> Flow[list[JSON]]:
+    """Wait for so many that match, the oldest first; `WaitTimeout` if too few come."""
+    deadline = time.monotonic() + timeout
+    found: list[JSON] = []
+    while len(found) < count:
+        left = max(0.0, deadline - time.monotonic())
+        last = found[-1]["id"] if found else after
+        one = yield from _next(place, subject, sender, last, left)
+        if one is None:
+            what = f"{count} of {wanted(subject, sender, after)} ({len(found)} came)"
+            raise WaitTimeout(what, timeout, (yield from _lines(place)))
+        found.append(one)
+    return found
+
+
+def _next(
+    place: Place,
+    subject: str | None,
+    sender: str | None,
+    after: str | None,
+    timeout: float,
+) -> Flow[JSON | None]:
+    deadline = time.monotonic() + timeout
+    asks: dict[str, str | float] = {"empty": "null"}
+    for name, value in (("subject", subject), ("from", sender), ("after", after)):
+        if value is not None:
+            asks[name] = value
+
+    def part() -> Ask:
+        left = min(_PART, max(0.0, deadline - time.monotonic()))
+        return place.get("/messages/wait", {**asks, "timeout": round(left, 3)}, left)
+
+    while True:
+        found: JSON | None = yield from asked_json(part, max(deadline, time.monotonic() + 1.0))
+        if found is not None or time.monotonic() >= deadline:
+            return found
+
+
+def wanted(subject: str | None, sender: str | None, after: str | None) -> str:
+    """Say in words what is waited for."""
+    words = [] if subject is None else [repr(subject)]
+    words += [] if sender is None else [f"mail from {sender!r}"]
+    said = " ".join(words) or "any mail"
+    return said if after is None else f"{said} after {after}"
+
+
+def _lines(place: Place) -> Flow[list[str]]:
+    """Return a line for each message that is there, the newest first."""
+    try:
+        entries: list[JSON] = yield from asked_json(
+            place.get("/messages", {"limit": _OTHERS}), time.monotonic() + 2.0
+        )
+    except RelayError as error:
+        return [f"(what came cannot be listed: {error})"]
+    return [_line(entry) for entry in entries]
+
+
+def _line(entry: JSON) -> str:
+    subject = "(no subject)" if entry["subject"] is None else repr(entry["subject"])
+    return f"{entry['received_at']} from {entry['from_address'] or '<>'}: {subject}"
+
+
+def messages(place: Place, q: str | None, limit: int) -> Flow[list[JSON]]:
+    """Read the messages of an inbox, all or those that match a search, the newest first."""
+    asks: dict[str, str | float] = {"limit": min(limit, _PAGE)}
+    if q is not None:
+        asks["q"] = q
+    ask = place.get("/messages", asks)
+    ids: list[str] = []
+    while True:
+        answer = yield from asked(ask)
+        ids += [entry["id"] for entry in decoded(answer)]
+        following = answer.links.get("next", {}).get("url")
+        if following is None or len(ids) >= limit:
+            break
+        ask = Ask("GET", following, headers=place.headers)
+    found: list[JSON] = []
+    for message_id in ids[:limit]:
+        found.append((yield from asked_json(place.get(f"/messages/{message_id}"))))
+    return found
+
+
+def raw(place: Place, message_id: str) -> Flow[bytes]:
+    """Fetch a message byte for byte."""
+    answer = yield from asked(place.get(f"/messages/{message_id}/raw"))
+    return answer.content
+
+
+def attachment(place: Place, message_id: str, index: int) -> Flow[bytes]:
+    """Fetch an attachment."""
+    answer = yield from asked(place.get(f"/messages/{message_id}/attachments/{index}"))
+    return answer.content
+
+
+def checks(place: Place, message_id: str) -> Flow[JSON]:
+    """Fetch what the world would say of a message."""
+    found: JSON = yield from asked_json(place.get(f"/messages/{message_id}/checks"))
+    return found
+
+
+def delete_message(place: Place, message_id: str) -> Flow[None]:
+    """Delete a message for good."""
+    yield from asked(place.delete(f"/messages/{message_id}"))
+
+
+def send(
+    *,
+    from_: str,
+    to: str | Sequence[str],
+    subject: str,
+    text: str | None,
+    html: str | None,
+    headers: Mapping[str, str] | None,
+    attachments: Iterable[NewAttachment],
+    idempotency_key: str | None,
+) -> Flow[list[JSON]]:
+    """Queue a message; an entry for each recipient.  Asked again, it is queued once."""
+    body = {
+        "from": from_,
+        "to": to if isinstance(to, str) else list(to),
+        "subject": subject,
+        "text": text,
+        "html": html,
+        "headers": dict(headers or {}),
+        "attachments": [_encoded(one) for one in attachments],
+    }
+    key = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+    sent = yield from asked_json(Ask("POST", "/api/v1/messages/send", body=body, headers=key))
+    queued: list[JSON] = sent["messages"]
+    return queued
+
+
+def _encoded(given: NewAttachment) -> JSON:
+    if isinstance(given, tuple):
+        name, content = given[0], given[1]
+        kind = given[2] if len(given) > 2 else None
+    else:
+        path = Path(given)
+        name, content, kind = path.name, path.read_bytes(), None
+    kind = kind or mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return {
+        "filename": name,
+        "content_type": kind,
+        "content": base64.b64encode(content).decode(),
+    }
+
+
+def outbound(message_id: str) -> Flow[JSON]:
+    """Look at a message that was sent."""
+    ask = Ask("GET", f"/api/v1/outbound/{quote(message_id, safe='')}")
+    found: JSON = yield from asked_json(ask)
+    return found
+
+
+def wait_outbound(message_id: str, status: str, timeout: float) -> Flow[JSON]:
+    """Wait until a message that was sent has a status; `NotDelivered` once it never will."""
+    deadline = time.monotonic() + timeout
+    pause = _LOOK
+    while True:
+        found = yield from outbound(message_id)
+        if found["status"] == status:
+            return found
+        if found["status"] in _ENDS:
+            raise NotDelivered(found["status"], status, found["error"])
+        if time.monotonic() >= deadline:
+            raise WaitTimeout(f"{message_id} to be {status}", timeout, [f"it is {found['status']}"])
+        yield Pause(min(pause, max(0.0, deadline - time.monotonic())))
+        pause = min(2 * pause, _LAST_LOOK)
+
+
+def info() -> Flow[JSON]:
+    """Ask where the relay takes mail."""
+    found: JSON = yield from asked_json(Ask("GET", "/api/v1/info"))
+    return found

@@ -1,0 +1,199 @@
+"""What is read of a relay: messages, attachments, checks, as plain values.
+
+What needs another call (`raw`, an attachment's `content`, `checks()`) is added by the two clients.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from relay_client.errors import NoSuchLink
+
+JSON = dict[str, Any]
+
+
+class Headers(Mapping[str, str]):
+    """A message's header fields, decoded; names in any case.
+
+    Of a field that repeats (`Received`) this is the first; `get_all` has the others.
+    """
+
+    def __init__(self, fields: Mapping[str, str | list[str]]) -> None:
+        self._fields = {
+            name: [found] if isinstance(found, str) else list(found)
+            for name, found in fields.items()
+        }
+        self._names = {name.lower(): name for name in reversed(list(fields))}
+
+    def __getitem__(self, name: str) -> str:
+        return self._fields[self._names[name.lower()]][0]
+
+    def get_all(self, name: str) -> list[str]:
+        """Return what each field of that name says, in their order; empty if there is none."""
+        key = name.lower()
+        return [
+            value for one, found in self._fields.items() if one.lower() == key for value in found
+        ]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        return f"Headers({self._fields!r})"
+
+
+class MessageData:
+    """A message as it came."""
+
+    def __init__(self, found: JSON) -> None:
+        self.id: str = found["id"]
+        self.sender: str | None = found["from_address"]
+        """The From header's address; None if there is none."""
+        self.to: str = found["to"]
+        """The recipient, as the sender's server named it."""
+        self.subject: str | None = found["subject"]
+        self.received_at: datetime = parsed_time(found["received_at"])
+        self.size: int = found["size"]
+        """Bytes of the raw message."""
+        self.text: str | None = found["body_text"]
+        self.html: str | None = found["body_html"]
+        self.code: str | None = found["otp"]
+        """The likeliest one-time code in it."""
+        self.links: list[str] = list(found["links"])
+        """The links in it, each once."""
+        self.headers = Headers(found["headers"])
+
+    def link(self, match: str | re.Pattern[str] | None = None) -> str:
+        """Return the first link that matches; `NoSuchLink` if none does.
+
+        A text with a dot and no slash is a host, itself or a parent domain (`shop.example`); any
+        other is a part of path and query (`/reset`); a pattern is searched for in the whole link.
+        Without one it is the first link of all.
+        """
+        for link in self.links:
+            if match is None or _matches(link, match):
+                return link
+        listed = "".join(f"\n  {link}" for link in self.links) or " none"
+        what = "" if match is None else f" like {getattr(match, 'pattern', match)!r}"
+        raise NoSuchLink(f"no link{what} in {self.subject!r}; its links:{listed}")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.subject!r} from {self.sender}>"
+
+
+def id_of(message: MessageData | str | None) -> str | None:
+    """Return the id of a message, or what is one."""
+    return message.id if isinstance(message, MessageData) else message
+
+
+def _matches(link: str, match: str | re.Pattern[str]) -> bool:
+    if not isinstance(match, str):
+        return match.search(link) is not None
+    parts = urlsplit(link)
+    if "." in match and "/" not in match:
+        host = (parts.hostname or "").lower()
+        return host == match.lower() or host.endswith(f".{match.lower()}")
+    return match in link[len(f"{parts.scheme}://{parts.netloc}") :]
+
+
+class AttachmentData:
+    """What is known of an attachment before it is fetched."""
+
+    def __init__(self, found: JSON) -> None:
+        self.index: int = found["index"]
+        self.filename: str | None = found["filename"]
+        self.content_type: str = found["content_type"]
+        self.size: int = found["size"]
+        """Bytes of the content."""
+        self.content_id: str | None = found["content_id"]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.filename!r} {self.content_type} {self.size} bytes>"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What SPF, DKIM or DMARC says: a `result` of its RFC, and why."""
+
+    result: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that receivers or readers would mind."""
+
+    id: str
+    severity: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Whether the world would take a message."""
+
+    spf: Check
+    dkim: Check
+    dmarc: Check
+    score: float
+    """0 to 10."""
+    reasons: tuple[str, ...]
+    """What it is short of 10 for, and by."""
+    findings: tuple[Finding, ...]
+
+
+def parsed_checks(found: JSON) -> Checks:
+    """Read the answer of `…/checks`."""
+
+    def check(name: str) -> Check:
+        return Check(found[name]["result"], found[name]["detail"])
+
+    findings = tuple(Finding(one["id"], one["severity"], one["text"]) for one in found["findings"])
+    return Checks(
+        check("spf"),
+        check("dkim"),
+        check("dmarc"),
+        found["score"],
+        tuple(found["reasons"]),
+        findings,
+    )
+
+
+@dataclass(frozen=True)
+class Info:
+    """Where a relay takes mail: `host:port` each, None for what it does not serve."""
+
+    version: str
+    smtp: str | None
+    submission: str | None
+    domains: tuple[str, ...]
+    """Its own domains; with `capture` it takes mail for all others, too."""
+    capture: bool
+    starttls: bool
+    public_url: str
+
+
+def parsed_info(found: JSON) -> Info:
+    """Read the answer of `/api/v1/info`."""
+    return Info(
+        found["version"],
+        found["smtp"],
+        found["submission"],
+        tuple(found["domains"]),
+        found["capture"],
+        found.get("starttls", False),
+        found["public_url"],
+    )
+
+
+def parsed_time(text: str) -> datetime:
+    """Read an instant of the relay's; it has an offset."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))

@@ -1,0 +1,160 @@
+"""A relay of the tests' own: started on free ports by who needs it first, one for all of them.
+
+The workers of pytest-xdist share `folder`: whoever comes first starts the relay under a lock, and
+writes down the process; the others read where it listens.  It is stopped by `stop`, which the
+process calls that outlives them all, its owner; and where the owner is killed, soon after it.
+
+Fails: `RelayError`, with the end of what the relay said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from relay_client.errors import RelayError
+
+_STARTS_WITHIN = 60.0  # s; the first start of all makes a database
+_STOPS_WITHIN = 20.0  # s
+_OURS: list[subprocess.Popen[bytes]] = []
+# Ends a relay ($2) whose owner ($1) has gone: one that was killed stops nothing.
+_WATCH = 'while kill -0 "$1" && kill -0 "$2"; do sleep 1; done 2>/dev/null; kill "$2" 2>/dev/null'
+_FREE_PORTS = {
+    "RELAY_HTTP__BIND": "127.0.0.1:0",
+    "RELAY_SMTP__BIND": "127.0.0.1:0",
+    "RELAY_SUBMISSION__BIND": "127.0.0.1:0",
+    "RELAY_DEVICES__PUSH_BIND": "127.0.0.1:0",
+    "RELAY_DEVICES__RECEIVE_BIND": "127.0.0.1:0",
+}
+
+
+def started(folder: Path, command: str | None, owner: int) -> dict[str, Any]:
+    """Return what `run/relay.json` of the relay in `folder` says; start it if there is none.
+
+    It ends with the process `owner` at the latest.  `command` is what a shell would be given,
+    `relay up` if there is none; it finds `RELAY_DATA_DIR` and the ports to use in its environment.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        process = folder / "pid"
+        if not process.exists():
+            relay = _start(folder, command)
+            process.write_text(str(relay))
+            _watch(owner, relay)
+        return _ready(folder, int(process.read_text()))
+
+
+def running(folder: Path) -> int | None:
+    """Return the process of the relay that was started in `folder`."""
+    try:
+        return int((folder / "pid").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def stop(folder: Path, process: int) -> None:
+    """Stop what `running` has returned, and wait for its end."""
+    (folder / "pid").unlink(missing_ok=True)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGTERM)
+        deadline = time.monotonic() + _STOPS_WITHIN
+        while _runs(process):
+            if time.monotonic() > deadline:
+                os.kill(process, signal.SIGKILL)
+                return
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _start(folder: Path, command: str | None) -> int:
+    words = shlex.split(command) if command else _installed()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
+    env.update(_FREE_PORTS, RELAY_DATA_DIR=str(folder / "data"))
+    with (folder / "relay.log").open("wb") as log:
+        try:
+            process = subprocess.Popen(  # noqa: S603  # whoever runs the tests chose it
+                words,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RelayError(
+                f"the relay cannot be started by {shlex.join(words)}: {error}"
+            ) from None
+    _OURS.append(process)  # or its object would warn that it still runs, which is meant
+    return process.pid
+
+
+def _watch(owner: int, relay: int) -> None:
+    quiet = subprocess.DEVNULL
+    words = ["/bin/sh", "-c", _WATCH, "relay-client", str(owner), str(relay)]
+    _OURS.append(
+        subprocess.Popen(  # noqa: S603  # numbers alone are put into it
+            words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+    )
+
+
+def _installed() -> list[str]:
+    beside = Path(sys.executable).parent
+    path = os.pathsep.join([str(beside), os.environ.get("PATH", "")])
+    # Other programs are called relay, too; none is called as the distribution is.
+    for name in ("relay-mail", "relay"):
+        if found := shutil.which(name, path=path):
+            return [found, "up"]
+    raise RelayError(
+        "there is no relay to test with: set RELAY_URL (and RELAY_TOKEN), give --relay-command,"
+        " or install relay-mail beside your tests"
+    )
+
+
+def _ready(folder: Path, process: int) -> dict[str, Any]:
+    description = folder / "data" / "run" / "relay.json"
+    deadline = time.monotonic() + _STARTS_WITHIN
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads(description.read_text())
+            return found
+        if not _runs(process):
+            raise RelayError(f"the relay ended as it started:\n{_said(folder)}")
+        if time.monotonic() > deadline:
+            raise RelayError(f"the relay is not ready after {_STARTS_WITHIN:g} s:\n{_said(folder)}")
+        time.sleep(0.02)
+
+
+def _runs(process: int) -> bool:
+    for child in _OURS:
+        child.poll()
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    # One whose parent was a worker that has gone is nobody's child, or of somebody who never looks,
+    # such as the first process of a container.
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
+
+
+def _said(folder: Path) -> str:
+    return (folder / "relay.log").read_text(errors="replace")[-2000:].strip() or "(it said nothing)"

@@ -1,0 +1,288 @@
+"""`Relay`: the client whose calls block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+
+from relay_client import _flows
+from relay_client._connect import connection
+from relay_client._exchange import Flow, drive
+from relay_client._flows import JSON, NewAttachment, Place
+from relay_client._records import (
+    AttachmentData,
+    Checks,
+    Info,
+    MessageData,
+    id_of,
+    parsed_checks,
+    parsed_info,
+)
+
+T = TypeVar("T")
+
+__tracebackhide__ = True  # a test that fails shows the test
+
+
+class Relay:
+    """A relay at a URL.
+
+    `url` and `token` (an API key or the administrator's token) default to `RELAY_URL` and
+    `RELAY_TOKEN`; without a token, or with an empty one, inboxes are anonymous, each opened by a
+    token of its own, and nothing can be sent.  May be shared by threads.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        where = connection(url, token)
+        self.url, self.token = where.url, where.token
+        self._http = httpx.Client(**where.arguments)
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def _do(self, flow: Flow[T]) -> T:
+        return drive(self._http, flow)
+
+    def inbox(
+        self,
+        ttl: float | None = None,
+        local_part: str | None = None,
+        *,
+        domain: str | None = None,
+    ) -> Inbox:
+        """Make an inbox, which ends with its `with` block, or after `ttl` minutes.
+
+        Without `ttl` it lives as long as the plan allows; `local_part` and `domain` are chosen by
+        the relay unless given.
+        """
+        made = self._do(_flows.make_inbox(ttl, local_part, domain))
+        return Inbox(self, Place(made["address"], made["session_token"]), owned=True)
+
+    def mailbox(self, address: str, session_token: str | None = None) -> Inbox:
+        """Return an inbox that there is already: one made elsewhere, or captured mail's.
+
+        It stays when its `with` block ends.
+        """
+        return Inbox(self, Place(address, session_token), owned=False)
+
+    def send(
+        self,
+        *,
+        from_: str,
+        to: str | Sequence[str],
+        subject: str = "",
+        text: str | None = None,
+        html: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        attachments: Iterable[NewAttachment] = (),
+        idempotency_key: str | None = None,
+    ) -> list[Outbound]:
+        """Queue a message; one is returned for each recipient.
+
+        An attachment is a file's path, `(name, bytes)` or `(name, bytes, type)`.  It is queued
+        once, however often the call had to be repeated on the way.
+        """
+        queued = self._do(
+            _flows.send(
+                from_=from_,
+                to=to,
+                subject=subject,
+                text=text,
+                html=html,
+                headers=headers,
+                attachments=attachments,
+                idempotency_key=idempotency_key,
+            )
+        )
+        return [Outbound(self, one["id"], one["recipient"]) for one in queued]
+
+    def outbound(self, message_id: str) -> Outbound:
+        """Return a message that was sent."""
+        return Outbound(self, message_id, None)
+
+    def info(self) -> Info:
+        """Ask where the relay takes mail; needs a token."""
+        return parsed_info(self._do(_flows.info()))
+
+
+class Inbox:
+    """An inbox: what comes to `address`."""
+
+    def __init__(self, relay: Relay, place: Place, *, owned: bool) -> None:
+        self._relay, self._place, self._owned = relay, place, owned
+        self.address: str = place.address
+
+    def __enter__(self) -> Inbox:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._owned:
+            self.close()
+
+    def __str__(self) -> str:
+        return self.address
+
+    def __repr__(self) -> str:
+        return f"<Inbox {self.address}>"
+
+    def close(self) -> None:
+        """End the inbox, and all that is in it; where that fails its time does."""
+        self._relay._do(_flows.remove_inbox(self._place))
+
+    def wait(
+        self,
+        subject: str | None = None,
+        sender: str | None = None,
+        after: Message | str | None = None,
+        timeout: float = 10.0,
+    ) -> Message:
+        """Return the oldest message that matches, as soon as there is one; `WaitTimeout` if not.
+
+        `subject` and `sender` are parts of the subject and the From address, in any case; `after`
+        a message: only what came later.  `timeout` in seconds.
+        """
+        found = self._relay._do(
+            _flows.wait(
+                self._place,
+                subject=subject,
+                sender=sender,
+                after=id_of(after),
+                timeout=timeout,
+            )
+        )
+        return Message(self, found)
+
+    def wait_none(
+        self,
+        seconds: float = 1.0,
+        *,
+        subject: str | None = None,
+        sender: str | None = None,
+        after: Message | str | None = None,
+    ) -> None:
+        """See for so long that nothing matches; `UnexpectedMail` if something does."""
+        self._relay._do(
+            _flows.wait_none(
+                self._place, seconds, subject=subject, sender=sender, after=id_of(after)
+            )
+        )
+
+    def wait_many(
+        self,
+        count: int,
+        *,
+        subject: str | None = None,
+        sender: str | None = None,
+        after: Message | str | None = None,
+        timeout: float = 10.0,
+    ) -> list[Message]:
+        """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
+        found = self._relay._do(
+            _flows.wait_many(
+                self._place,
+                count,
+                subject=subject,
+                sender=sender,
+                after=id_of(after),
+                timeout=timeout,
+            )
+        )
+        return [Message(self, one) for one in found]
+
+    def messages(self, limit: int = 100) -> list[Message]:
+        """Read what is there, the newest first."""
+        return self._listed(None, limit)
+
+    def search(self, q: str, limit: int = 100) -> list[Message]:
+        """Read what matches (`from:shop has:attachment -word "a phrase"`), the newest first."""
+        return self._listed(q, limit)
+
+    def _listed(self, q: str | None, limit: int) -> list[Message]:
+        found = self._relay._do(_flows.messages(self._place, q, limit))
+        return [Message(self, one) for one in found]
+
+    def _do(self, flow: Flow[T]) -> T:
+        return self._relay._do(flow)
+
+
+class Message(MessageData):
+    """A message of an inbox."""
+
+    def __init__(self, inbox: Inbox, found: JSON) -> None:
+        super().__init__(found)
+        self._inbox = inbox
+        self.attachments = [Attachment(self, one) for one in found["attachments"]]
+        self._raw: bytes | None = None
+
+    @property
+    def raw(self) -> bytes:
+        """The message byte for byte as it was accepted."""
+        if self._raw is None:
+            self._raw = self._inbox._do(_flows.raw(self._inbox._place, self.id))
+        return self._raw
+
+    def checks(self) -> Checks:
+        """Ask whether the world would take it: SPF, DKIM, DMARC, and what readers miss."""
+        return parsed_checks(self._inbox._do(_flows.checks(self._inbox._place, self.id)))
+
+    def delete(self) -> None:
+        """Delete it for good."""
+        self._inbox._do(_flows.delete_message(self._inbox._place, self.id))
+
+
+class Attachment(AttachmentData):
+    """A file that a message brought."""
+
+    def __init__(self, message: Message, found: JSON) -> None:
+        super().__init__(found)
+        self._message = message
+        self._content: bytes | None = None
+
+    @property
+    def content(self) -> bytes:
+        """Its bytes, decoded."""
+        if self._content is None:
+            inbox = self._message._inbox
+            self._content = inbox._do(_flows.attachment(inbox._place, self._message.id, self.index))
+        return self._content
+
+
+class Outbound:
+    """A message that was sent, to one recipient."""
+
+    def __init__(self, relay: Relay, message_id: str, recipient: str | None) -> None:
+        self._relay = relay
+        self.id = message_id
+        self.recipient = recipient
+
+    def __repr__(self) -> str:
+        return f"<Outbound {self.id}>"
+
+    @property
+    def status(self) -> str:
+        """Where it is now: queued, processing, sent, failed, bounced, cancelled or held."""
+        status: str = self.entry()["status"]
+        return status
+
+    def entry(self) -> dict[str, Any]:
+        """Look at it: status, attempts, error, times."""
+        return self._relay._do(_flows.outbound(self.id))
+
+    def wait(self, status: str = "sent", timeout: float = 10.0) -> None:
+        """Wait until it has that status; `NotDelivered` once it never will."""
+        self._relay._do(_flows.wait_outbound(self.id, status, timeout))

@@ -1,0 +1,77 @@
+"""What a call raises.
+
+All of it is a `RelayError`; each text says what was asked for and what came instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class RelayError(Exception):
+    """Anything that this client raises on its own."""
+
+
+class Unreachable(RelayError):
+    """The relay does not answer: it is not there, or went away and did not come back in time."""
+
+
+class Refused(RelayError):
+    """The relay answered, and said no.
+
+    `status` is HTTP's, `problem` names the case and stays the same over time (`quota`,
+    `mailbox-not-found`, …), `errors` has a sentence for each fault.
+    """
+
+    def __init__(self, status: int, problem: str, detail: str, errors: Sequence[str] = ()) -> None:
+        super().__init__(status, problem, detail, errors)
+        self.status = status
+        self.problem = problem
+        self.detail = detail
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        more = [error for error in self.errors if error != self.detail]
+        return f"{self.status} {self.problem}: {' '.join([self.detail, *more])}"
+
+
+class WaitTimeout(RelayError, TimeoutError):
+    """Nothing that was waited for came in time; the text lists what did come."""
+
+    def __init__(self, wanted: str, seconds: float, others: Sequence[str]) -> None:
+        super().__init__(wanted, seconds, others)
+        self.wanted = wanted
+        self.seconds = seconds
+        self.others = tuple(others)
+        """A line for each other message that is in the inbox."""
+
+    def __str__(self) -> str:
+        waited = f"waited {self.seconds:g} s for {self.wanted}; "
+        if not self.others:
+            return f"{waited}nothing came"
+        count = len(self.others)
+        listed = "".join(f"\n  {other}" for other in self.others)
+        return f"{waited}{count} other{'s' if count > 1 else ''} came:{listed}"
+
+
+class UnexpectedMail(RelayError, AssertionError):
+    """Mail came where none was to come."""
+
+
+class NotDelivered(RelayError):
+    """A message that was sent has ended otherwise than it was waited for."""
+
+    def __init__(self, status: str, wanted: str, error: str | None) -> None:
+        super().__init__(status, wanted, error)
+        self.status = status
+        self.wanted = wanted
+        self.error = error
+        """What the other side said, if it said something."""
+
+    def __str__(self) -> str:
+        why = f": {self.error}" if self.error else ""
+        return f"the message is {self.status}, and will not be {self.wanted}{why}"
+
+
+class NoSuchLink(RelayError, LookupError):
+    """No link of a message is like the one that is wanted."""

@@ -1,0 +1,221 @@
+"""The pytest plug-in: a relay, a fresh inbox for each test, and an SMTP server to point at.
+
+| fixture | is |
+|---|---|
+| `relay` | a `Relay`, the same for all tests: at `RELAY_URL`, else one that is started for them |
+| `inbox` | an `Inbox` of this test alone, which ends with it |
+| `smtp_server` | where the application is to send: `host`, `port`, `user`, `password`, `tls` |
+
+When a test fails, what came to its inbox is in the report.  `--relay-keep` leaves inboxes as they
+are; `@pytest.mark.relay_inbox(ttl=…, local_part=…)` says what inbox a test wants.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from relay_client import Inbox, Info, Refused, Relay, RelayError
+from relay_client._started import running, started, stop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SHOWN = 20  # messages of a report
+_MOST = 4000  # characters of a message's text there
+
+
+class SmtpServer(NamedTuple):
+    """Where an application hands over its mail."""
+
+    host: str
+    port: int
+    user: str
+    """Of this test; it becomes a tag of what is captured."""
+    password: str
+    tls: bool
+    """Whether STARTTLS is offered."""
+
+    def django(self) -> Mapping[str, Any]:
+        """Return Django's settings."""
+        return {
+            "EMAIL_BACKEND": "django.core.mail.backends.smtp.EmailBackend",
+            "EMAIL_HOST": self.host,
+            "EMAIL_PORT": self.port,
+            "EMAIL_HOST_USER": self.user,
+            "EMAIL_HOST_PASSWORD": self.password,
+            "EMAIL_USE_TLS": self.tls,
+            "EMAIL_USE_SSL": False,
+        }
+
+    def flask_mail(self) -> Mapping[str, Any]:
+        """Return Flask-Mail's settings."""
+        return {
+            "MAIL_SERVER": self.host,
+            "MAIL_PORT": self.port,
+            "MAIL_USERNAME": self.user,
+            "MAIL_PASSWORD": self.password,
+            "MAIL_USE_TLS": self.tls,
+            "MAIL_USE_SSL": False,
+            "MAIL_SUPPRESS_SEND": False,
+        }
+
+
+class _Relays:
+    """Where this run's relay is, and the one that was started for it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._is_worker = hasattr(config, "workerinput")
+        self._owner = os.getppid() if self._is_worker else os.getpid()
+        self._ours: tuple[Path, int] | None = None
+
+    def where(self, factory: pytest.TempPathFactory) -> tuple[str, str | None]:
+        url = os.environ.get("RELAY_URL")
+        if url:
+            return url, os.environ.get("RELAY_TOKEN")
+        base = factory.getbasetemp()
+        folder = (base.parent if self._is_worker else base) / "relay"
+        found = started(folder, self._config.getoption("relay_command"), self._owner)
+        return found["http"], found["admin_token"]
+
+    def look(self) -> None:
+        """Remember what was started, by a worker or here."""
+        factory = getattr(self._config, "_tmp_path_factory", None)
+        if self._ours is None and factory is not None and factory._basetemp is not None:
+            folder = factory._basetemp / "relay"
+            process = running(folder)
+            self._ours = None if process is None else (folder, process)
+
+    def stop(self) -> None:
+        """End what was started; only who outlives all workers may."""
+        if not self._is_worker:
+            self.look()
+            if self._ours is not None:
+                stop(*self._ours)
+                self._ours = None
+
+
+_RELAYS = pytest.StashKey[_Relays]()
+_INBOX = pytest.StashKey[Inbox]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("relay", "mail for tests")
+    group.addoption(
+        "--relay-command",
+        default=None,
+        metavar="COMMAND",
+        help="starts the relay, unless RELAY_URL is set; 'relay up' by default",
+    )
+    group.addoption(
+        "--relay-keep", action="store_true", help="leave the inboxes, to be looked at afterwards"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say which markers there are."""
+    config.addinivalue_line(
+        "markers", "relay_inbox(ttl=None, local_part=None): what inbox the test is given"
+    )
+    config.stash[_RELAYS] = _Relays(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Look what was started while the temporary directories are there."""
+    session.config.stash[_RELAYS].look()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the relay that was started."""
+    relays = config.stash.get(_RELAYS, None)
+    if relays is not None:
+        relays.stop()
+
+
+@pytest.fixture(scope="session")
+def relay(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Relay]:
+    """Return the relay of this run."""
+    url, token = request.config.stash[_RELAYS].where(tmp_path_factory)
+    with Relay(url, token) as found:
+        with suppress(Refused):
+            found.info()  # where no relay is that is said once, and not waited for in each test
+        yield found
+
+
+@pytest.fixture
+def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
+    """Return an inbox of this test alone."""
+    marker = request.node.get_closest_marker("relay_inbox")
+    made = relay.inbox(*(marker.args if marker else ()), **(marker.kwargs if marker else {}))
+    request.node.stash[_INBOX] = made
+    yield made
+    if not request.config.getoption("relay_keep"):
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def _relay_info(relay: Relay) -> Info:
+    """Return what the relay says of itself, asked once."""
+    try:
+        return relay.info()
+    except Refused as refused:
+        if refused.status != 401:
+            raise
+        pytest.fail(
+            "smtp_server asks the relay where it takes mail: set RELAY_TOKEN", pytrace=False
+        )
+
+
+@pytest.fixture
+def smtp_server(request: pytest.FixtureRequest, _relay_info: Info) -> SmtpServer:
+    """Return where the application is to send its mail."""
+    if _relay_info.smtp is None:
+        raise RelayError("this relay takes no mail by SMTP")
+    host, _, port = _relay_info.smtp.rpartition(":")
+    user = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.name).strip("-")[:64] or "test"
+    return SmtpServer(host.strip("[]"), int(port), user, "secret", _relay_info.starttls)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """Put the mail that arrived into the report of a test that failed."""
+    outcome = yield
+    report = outcome.get_result()
+    inbox = item.stash.get(_INBOX, None)
+    if report.when == "teardown" or not report.failed or inbox is None:
+        return
+    text = _arrived(inbox)
+    report.sections.append((f"Mail to {inbox.address}", text))
+    html = item.config.pluginmanager.getplugin("html")
+    if html is not None:
+        extra = {"name": "Mail", "format_type": "text", "content": text}
+        extra.update(mime_type="text/plain", extension="txt")
+        report.extras = [*getattr(report, "extras", []), extra]
+
+
+def _arrived(inbox: Inbox) -> str:
+    try:
+        found = inbox.messages(_SHOWN)
+    except RelayError as error:
+        return f"what came cannot be read: {error}"
+    if not found:
+        return "nothing came"
+    parts: list[str] = []
+    for message in reversed(found):
+        head = f"{message.received_at:%H:%M:%S} from {message.sender}: {message.subject}"
+        code = f"\ncode: {message.code}" if message.code else ""
+        links = "".join(f"\nlink: {link}" for link in message.links[:10])
+        body = (message.text or message.html or "").strip()[:_MOST]
+        parts.append(f"{head}{code}{links}\n\n{body}")
+    return "\n\n----\n\n".join(parts)

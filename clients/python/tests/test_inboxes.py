@@ -1,0 +1,271 @@
+"""Inboxes and messages, over both clients."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from relay_client import (
+    AsyncRelay,
+    Headers,
+    Inbox,
+    NoSuchLink,
+    NotDelivered,
+    Refused,
+    Relay,
+    RelayError,
+    UnexpectedMail,
+    Unreachable,
+    WaitTimeout,
+)
+
+Deliver = Callable[..., None]
+
+
+def test_a_message_has_its_parts(inbox: Inbox, deliver: Deliver) -> None:
+    """Each attribute says what was sent."""
+    deliver(inbox.address, invoice=b"%PDF")
+    message = inbox.wait(subject="reset", sender="SHOP.EXAMPLE")
+    assert message.code == "271828"
+    assert message.sender == "a@shop.example"
+    assert message.to == inbox.address
+    assert message.subject == "Reset"
+    assert message.headers["subject"] == message.headers["Subject"] == "Reset"
+    assert "X-None" not in message.headers
+    assert message.text is not None
+    assert message.text.startswith("Your code")
+    assert message.html is None
+    assert message.raw.endswith(b"--\r\n")
+    assert len(message.raw) == message.size
+    (file,) = message.attachments
+    assert (file.filename, file.content_type, file.size) == ("invoice.pdf", "application/pdf", 4)
+    assert file.content == b"%PDF"
+    assert datetime.now(timezone.utc) - message.received_at < timedelta(minutes=1)
+    checks = message.checks()
+    assert checks.dkim.result == "none"
+    assert "no-date" in [finding.id for finding in checks.findings]
+    assert "-0.1 no-date" in checks.reasons
+    message.delete()
+    assert inbox.messages() == []
+
+
+def test_a_header_field_that_repeats_has_all_of_its_values() -> None:
+    """By its name it is the first, as text."""
+    headers = Headers({"Received": ["from b", "from a"], "Subject": "Hi"})
+    assert headers["received"] == "from b"
+    assert headers.get_all("Received") == ["from b", "from a"]
+    assert (headers.get_all("subject"), headers.get_all("To")) == (["Hi"], [])
+
+
+def test_a_link_is_found_by_path_host_or_pattern(inbox: Inbox, deliver: Deliver) -> None:
+    """What is like none says which there are."""
+    deliver(inbox.address)
+    message = inbox.wait()
+    link = "https://id.shop.example/reset?token=1"
+    assert message.links == [link]
+    for match in (
+        None,
+        "/reset",
+        "token=",
+        "shop.example",
+        "id.shop.example",
+        re.compile("^https"),
+    ):
+        assert message.link(match) == link
+    for match in ("/id.shop", "hop.example", "example.com", re.compile("^http:")):
+        with pytest.raises(NoSuchLink, match=r"id\.shop\.example/reset"):
+            message.link(match)
+
+
+def test_a_wait_ends_as_the_message_comes(inbox: Inbox, deliver: Deliver) -> None:
+    """It is no poll: mail that comes later is there at once; `after` leaves out what was."""
+    deliver(inbox.address, "One")
+    first = inbox.wait()
+    timer = threading.Timer(0.3, deliver, (inbox.address, "Two"))
+    timer.start()
+    second = inbox.wait(after=first, timeout=20)
+    assert second.subject == "Two"
+    assert [one.id for one in inbox.wait_many(2)] == [first.id, second.id]
+    assert inbox.wait(after=first.id).id == second.id
+    timer.join()
+
+
+def test_a_wait_in_vain_says_what_came(inbox: Inbox, deliver: Deliver) -> None:
+    """Each other message has a line."""
+    with pytest.raises(WaitTimeout, match=r"waited 0\.1 s for any mail; nothing came"):
+        inbox.wait(timeout=0.1)
+    inbox.wait_none(0.1)
+    deliver(inbox.address, "Welcome")
+    with pytest.raises(WaitTimeout) as one:
+        inbox.wait("Reset", sender="bank", timeout=0.1)
+    assert re.fullmatch(
+        r"waited 0\.1 s for 'Reset' mail from 'bank'; 1 other came:\n"
+        r"  20\S+Z from a@shop\.example: 'Welcome'",
+        str(one.value),
+    )
+    with pytest.raises(WaitTimeout, match=r"3 of any mail \(1 came\)"):
+        inbox.wait_many(3, timeout=0.1)
+    with pytest.raises(UnexpectedMail, match="'Welcome'"):
+        inbox.wait_none(5)
+    inbox.wait_none(0.1, subject="Reset")
+    with pytest.raises(TimeoutError):
+        inbox.wait("Reset", timeout=0)
+
+
+def test_a_list_and_a_search(inbox: Inbox, deliver: Deliver) -> None:
+    """The newest first; an operator that there is none of is refused, in words."""
+    for number in range(3):
+        deliver(inbox.address, f"Number {number}")
+    inbox.wait_many(3)
+    assert [one.subject for one in inbox.messages()] == ["Number 2", "Number 1", "Number 0"]
+    assert [one.subject for one in inbox.messages(limit=2)] == ["Number 2", "Number 1"]
+    assert [one.subject for one in inbox.search("subject:1 -from:bank")] == ["Number 1"]
+    with pytest.raises(Refused, match=r"422 invalid: .*no operator") as refused:
+        inbox.search("form:shop")
+    assert (refused.value.status, refused.value.problem) == (422, "invalid")
+
+
+def test_an_inbox_ends_with_its_block(relay: Relay) -> None:
+    """Afterwards it is not there; one that was opened stays."""
+    with relay.inbox(ttl=10, local_part="a/b c?".replace(" ", "")) as inbox:
+        address = inbox.address
+        assert address.startswith("a/bc?@")
+        assert str(inbox) == address
+        with relay.mailbox(address) as same:
+            assert same.messages() == []
+        assert inbox.messages() == []
+    with pytest.raises(Refused, match="404 mailbox-not-found"):
+        relay.mailbox(address).wait(timeout=5)
+
+
+def test_without_a_token_an_inbox_has_its_own(
+    relay: Relay, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opens that inbox, and nothing else does.  An empty token is none, whatever the environment
+    has."""
+    monkeypatch.setenv("RELAY_TOKEN", str(relay.token))
+    with Relay(str(relay.info().public_url), token="") as anonymous, anonymous.inbox() as inbox:
+        deliver(inbox.address)
+        assert inbox.wait().code == "271828"
+        with pytest.raises(Refused, match="404"):
+            anonymous.mailbox(inbox.address).messages()
+        with pytest.raises(Refused, match="401"):
+            anonymous.send(from_="a@relay.localhost", to=inbox.address, text="x")
+
+
+def test_what_is_sent_is_followed(relay: Relay, inbox: Inbox, tmp_path: Path) -> None:
+    """Once, though it is asked twice under one key; attachments from files and from bytes."""
+    (tmp_path / "note.txt").write_bytes(b"read me")
+    sent, again = [
+        one
+        for _ in range(2)
+        for one in relay.send(
+            from_="shop@relay.localhost",
+            to=inbox.address,
+            subject="Invoice",
+            text="Here it is.",
+            html="<p>Here it is.",
+            attachments=[tmp_path / "note.txt", ("a.bin", b"\0"), ("b", b"1", "image/png")],
+            idempotency_key=f"once-{inbox.address}",
+        )
+    ]
+    for one in (sent, again):
+        one.wait()
+        assert (one.id, one.status) == (sent.id, "sent")
+    message = inbox.wait("Invoice")
+    assert [one.content for one in message.attachments] == [b"read me", b"\0", b"1"]
+    assert message.attachments[0].content_type == "text/plain"
+    assert len(inbox.messages()) == 1
+    assert relay.outbound(sent.id).entry()["attempts"] == 1
+    (lost,) = relay.send(from_="shop@relay.localhost", to="nobody@relay.localhost", text="x")
+    with pytest.raises(NotDelivered, match=r"the message is bounced, and will not be sent: .*550"):
+        relay.outbound(lost.id).wait("sent")
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_async_client_has_the_same_surface(
+    relay: Relay, deliver: Deliver, backend: str
+) -> None:
+    """Each call once, on asyncio and on Trio."""
+
+    async def everything() -> None:
+        async with AsyncRelay(relay.url, relay.token) as client, client.inbox(ttl=5) as inbox:
+            await inbox.wait_none(0.05)
+            deliver(inbox.address, invoice=b"%PDF")
+            message = await inbox.wait("Reset")
+            assert (message.code, len(await message.raw)) == ("271828", message.size)
+            assert [await one.content for one in message.attachments] == [b"%PDF"]
+            assert (await message.checks()).spf.result == "none"
+            assert [one.id for one in await inbox.messages()] == [message.id]
+            assert [one.id for one in await inbox.search("from:shop")] == [message.id]
+            (sent,) = await client.send(from_="a@relay.localhost", to=inbox.address, text="x")
+            await sent.wait()
+            assert await sent.status == "sent"
+            assert (await client.outbound(sent.id).entry())["status"] == "sent"
+            assert len(await inbox.wait_many(2)) == 2
+            await message.delete()
+            async with client.mailbox(inbox.address) as same:
+                assert len(await same.messages()) == 1
+            other = await client.inbox()
+            await other.close()
+            with pytest.raises(WaitTimeout, match="1 other came"):
+                await inbox.wait("Reset", timeout=0.05)
+            assert (await client.info()).domains == ("relay.localhost",)
+
+    anyio.run(everything, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_inbox_ends_though_its_block_is_cancelled(relay: Relay, backend: str) -> None:
+    """By the time limit of a test, or by Ctrl-C."""
+    addresses: list[str] = []
+
+    async def cancelled() -> None:
+        async with AsyncRelay(relay.url, relay.token) as client:
+            with anyio.move_on_after(5.0) as scope:
+                async with client.inbox() as inbox:
+                    addresses.append(inbox.address)
+                    scope.cancel()
+                    await inbox.wait()
+
+    anyio.run(cancelled, backend=backend)
+    with pytest.raises(Refused, match="404 mailbox-not-found"):
+        relay.mailbox(addresses[0]).messages()
+
+
+def test_both_clients_have_the_same_names() -> None:
+    """What one can the other can, by the same parameters."""
+    import inspect
+
+    import relay_client
+
+    for name in ("Relay", "Inbox", "Message", "Attachment", "Outbound"):
+        both: list[dict[str, Any]] = []
+        for one in (getattr(relay_client, name), getattr(relay_client, f"Async{name}")):
+            both.append(
+                {
+                    key: list(inspect.signature(value).parameters) if callable(value) else "value"
+                    for key, value in inspect.getmembers(one)
+                    if not key.startswith("_")
+                }
+            )
+        assert both[0] == both[1], name
+
+
+def test_where_no_relay_is_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that may be repeated is, for a while; what is no URL is refused at once."""
+    monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.3)
+    began = time.monotonic()
+    with Relay("http://127.0.0.1:9") as relay, pytest.raises(Unreachable, match="POST http://127"):
+        relay.inbox()
+    assert time.monotonic() - began >= 0.1
+    with pytest.raises(RelayError, match="begins with http"):
+        Relay("localhost:8025")

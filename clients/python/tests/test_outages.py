@@ -1,0 +1,117 @@
+"""A relay that goes away: each call ends with its result or with one clear error."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from restarting import restartable
+
+from relay_client import Refused, Relay, Unreachable
+
+
+def test_a_wait_outlives_a_relay_that_is_killed(tmp_path: Path) -> None:
+    """Killed in the middle of a wait and started again, at the same place: the message comes."""
+    with restartable(tmp_path) as (where, kill, start):
+        with Relay(where, token="") as relay, relay.inbox() as inbox:
+            kill_it = threading.Timer(0.3, kill)
+            kill_it.start()
+            started_again = threading.Timer(0.6, lambda: start(inbox.address))
+            started_again.start()
+            message = inbox.wait("Reset", timeout=60)
+            assert message.subject == "Reset"
+            kill_it.join()
+            started_again.join()
+            kill()
+            with pytest.raises(Unreachable, match=r"does not answer GET .*wait"):
+                inbox.wait("Other", timeout=0.5)
+
+
+def test_an_answer_of_something_else_is_shown() -> None:
+    """What stands in front and is no relay: its status and how it begins."""
+    with _answers(
+        b"HTTP/1.1 418 No\r\nContent-Length: 6\r\nConnection: close\r\n\r\nteapot"
+    ) as url:
+        with Relay(url) as relay, pytest.raises(Refused, match=r"418 unknown: .*teapot"):
+            relay.info()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("200 OK\r\nContent-Length: 6\r\n\r\n<html>", "200 unknown: no relay answered: '<html>'"),
+        ("200 OK\r\nContent-Length: 0\r\n\r\n", "200 unknown: no relay answered: ''"),
+        (
+            "301 Moved\r\nLocation: https://x.example/\r\nContent-Length: 0\r\n\r\n",
+            "301 unknown: no relay answered: it leads to https://x.example/",
+        ),
+    ],
+)
+def test_what_is_no_relay_is_refused(answer: str, said: str) -> None:
+    """Though it answers well, or leads elsewhere: mostly a proxy, or a wrong URL."""
+    with _answers(f"HTTP/1.1 {answer}".encode()) as url, Relay(url) as relay:
+        with pytest.raises(Refused) as refused:
+            relay.inbox()
+        assert str(refused.value) == said
+
+
+def test_a_wait_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try asks for what is left of the time; a relay that stands still is given up soon after
+    it."""
+    monkeypatch.setattr("relay_client._exchange.LATE", 0.1)
+    asked: list[bytes] = []
+    with _answers(b"", asked) as url, Relay(url) as relay:
+        with pytest.raises(Unreachable, match=f"GET {url}/api/v1/mailboxes/a@b/messages/wait "):
+            relay.mailbox("a@b").wait(timeout=0.4)
+    waits = [float(str(one).partition("timeout=")[2].partition(" ")[0]) for one in asked]
+    assert 0.4 >= waits[0] > waits[-1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with Relay(f"http://127.0.0.1:{listener.getsockname()[1]}") as relay:
+            began = time.monotonic()
+            with pytest.raises(Unreachable, match="does not answer"):
+                relay.mailbox("a@b").wait(timeout=0.2)
+            assert time.monotonic() - began < 5.0
+
+
+def test_a_server_that_hangs_up_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that reads is repeated until its deadline; one that makes something is not."""
+    monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.5)
+    asked: list[bytes] = []
+    with _answers(b"", asked) as url, Relay(url) as relay:
+        with pytest.raises(Unreachable, match=r"GET http.*/api/v1/info"):
+            relay.info()
+        assert len(asked) > 1
+        del asked[:]
+        with pytest.raises(Unreachable, match=r"POST http.*/api/v1/mailboxes"):
+            relay.inbox()
+        assert len(asked) == 1
+
+
+@contextmanager
+def _answers(answer: bytes, asked: list[bytes] | None = None) -> Iterator[str]:
+    """Serve one answer to everybody, whatever they ask."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                with peer:
+                    request = peer.recv(65536)
+                    if asked is not None:
+                        asked.append(request)
+                    if answer:
+                        peer.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()

@@ -1,0 +1,222 @@
+"""The plug-in, in runs of pytest of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import relay_client
+from relay_client import Relay
+from relay_client._started import _runs, running, started, stop
+
+_SENDS = """
+import smtplib
+import pytest
+
+def put(server, to, text):
+    with smtplib.SMTP(server.host, server.port) as smtp:
+        smtp.login(server.user, server.password)
+        smtp.sendmail("a@shop.example", [to], f"Subject: Welcome\\n\\n{text}")
+"""
+
+
+@pytest.fixture
+def inner(
+    pytester: pytest.Pytester, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> pytest.Pytester:
+    """Return a place to run pytest in, against the relay of this run."""
+    monkeypatch.setenv("RELAY_URL", relay.url)
+    monkeypatch.setenv("RELAY_TOKEN", str(relay.token))
+    monkeypatch.setenv("PYTHONPATH", str(Path(relay_client.__file__).parents[1]))
+    pytester.makeini("[pytest]")
+    return pytester
+
+
+def _run(inner: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return inner.runpytest_subprocess("-p", "no:cacheprovider", *_PLUGIN, *arguments)
+
+
+def _is_installed() -> bool:
+    from importlib.metadata import entry_points
+
+    points = entry_points()
+    chosen = (
+        points.select(group="pytest11") if hasattr(points, "select") else points.get("pytest11", ())
+    )
+    return any(point.value == "relay_client.pytest_plugin" for point in chosen)
+
+
+_PLUGIN = () if _is_installed() else ("-p", "relay_client.pytest_plugin")
+
+
+def test_five_lines_pass_in_parallel(inner: pytest.Pytester) -> None:
+    """Each test has an inbox of its own, and sees its own mail only."""
+    inner.makepyfile(
+        _SENDS
+        + """
+@pytest.mark.parametrize("number", range(24))
+def test_sign_up(inbox, smtp_server, number):
+    put(smtp_server, inbox.address, f"code {100000 + number}")
+    assert inbox.wait("Welcome").code == str(100000 + number)
+    assert len(inbox.messages()) == 1
+"""
+    )
+    parallel = ("-n", "2") if inner._request.config.pluginmanager.hasplugin("xdist") else ()
+    _run(inner, *parallel).assert_outcomes(passed=24)
+
+
+def test_a_failed_test_shows_its_mail(inner: pytest.Pytester) -> None:
+    """With subject, code and text; the client's own frames are left out."""
+    inner.makepyfile(
+        _SENDS
+        + """
+def test_sign_up(inbox, smtp_server):
+    put(smtp_server, inbox.address, "code 271828 https://shop.example/welcome")
+    inbox.wait()
+    inbox.wait("Reset", timeout=0.1)
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*WaitTimeout: waited 0.1 s for 'Reset'; 1 other came:",
+            "*from a@shop.example: 'Welcome'",
+            "*Mail to *@relay.localhost*",
+            "*from a@shop.example: Welcome",
+            "code: 271828",
+            "link: https://shop.example/welcome",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*_exchange.py*")
+
+
+def test_a_fixture_that_fails_shows_the_mail_too(inner: pytest.Pytester) -> None:
+    """Signing up is a fixture in many suites."""
+    inner.makepyfile(
+        _SENDS
+        + """
+@pytest.fixture
+def signed_up(inbox, smtp_server):
+    put(smtp_server, inbox.address, "code 271828")
+    inbox.wait()
+    inbox.wait("Reset", timeout=0.1)
+
+def test_it(signed_up): pass
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*Mail to *@relay.localhost*", "code: 271828"])
+
+
+def test_where_no_relay_is_that_is_said_once(
+    inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And waited for once, not in each test."""
+    monkeypatch.setenv("RELAY_URL", "http://127.0.0.1:9")
+    inner.makeconftest("import relay_client._exchange as e\ne.PATIENCE = 0.5\n")
+    inner.makepyfile("\n".join(f"def test_{n}(inbox): pass" for n in range(20)))
+    began = time.monotonic()
+    result = _run(inner)
+    took = time.monotonic() - began
+    result.assert_outcomes(errors=20)
+    result.stdout.fnmatch_lines(
+        ["*Unreachable: the relay does not answer GET http://127.0.0.1:9/*"]
+    )
+    assert took < 10 * 0.5
+
+
+def test_marker_and_keep(inner: pytest.Pytester, relay: Relay) -> None:
+    """The marker chooses the inbox; what is kept is there afterwards."""
+    inner.makepyfile(
+        """
+import pytest
+
+@pytest.mark.relay_inbox(ttl=3, local_part="kept-for-looks")
+def test_it(inbox, smtp_server):
+    assert inbox.address.startswith("kept-for-looks@")
+    assert smtp_server.django()["EMAIL_HOST"] == smtp_server.flask_mail()["MAIL_SERVER"]
+    assert smtp_server.user == "test_it"
+"""
+    )
+    _run(inner, "--relay-keep", "--strict-markers").assert_outcomes(passed=1)
+    kept = relay.mailbox("kept-for-looks@relay.localhost")
+    assert kept.messages() == []
+    kept.close()
+
+
+def test_without_a_token_it_says_what_is_needed(
+    inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inboxes are anonymous; where mail is to go is asked with a token."""
+    monkeypatch.delenv("RELAY_TOKEN")
+    inner.makepyfile("def test_it(inbox): pass\n\ndef test_other(smtp_server): pass\n")
+    result = _run(inner)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*set RELAY_TOKEN*"])
+
+
+def test_a_relay_is_started_and_stopped(
+    inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One for all workers, which ends with the run; a command that fails is shown."""
+    monkeypatch.delenv("RELAY_URL")
+    monkeypatch.delenv("RELAY_TOKEN")
+    inner.makepyfile(
+        _SENDS
+        + f"""
+@pytest.mark.parametrize("number", range(4))
+def test_sign_up(inbox, relay, smtp_server, number):
+    with open({str(tmp_path / "seen")!r}, "a") as seen:
+        print(relay.info().public_url, file=seen)
+    put(smtp_server, inbox.address, "code 271828")
+    assert inbox.wait().code == "271828"
+"""
+    )
+    parallel = ("-n", "2") if inner._request.config.pluginmanager.hasplugin("xdist") else ()
+    # With a temporary directory that goes before the relay does.
+    inner.makeini("[pytest]\ntmp_path_retention_policy = failed")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *_PLUGIN, *parallel]
+    inner.run(*command).assert_outcomes(passed=4)
+    (where,) = set((tmp_path / "seen").read_text().split())
+    monkeypatch.setenv("RELAY_URL", where)
+    monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.1)
+    with Relay(where) as gone, pytest.raises(Exception, match="does not answer"):
+        gone.info()
+    monkeypatch.delenv("RELAY_URL")
+    result = _run(inner, "--relay-command", "sh -c 'echo no disk; exit 3'", "-k", "0")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*the relay ended as it started:", "*no disk"])
+
+
+def test_a_relay_ends_with_a_run_that_was_killed(tmp_path: Path) -> None:
+    """By CI, or by an editor, which let it stop nothing."""
+    command = """sh -c 'mkdir -p "$RELAY_DATA_DIR/run"; cd "$RELAY_DATA_DIR/run";
+        echo "{}" >relay.new; mv relay.new relay.json; exec sleep 100'"""
+    owner = subprocess.Popen(["sleep", "100"])
+    assert started(tmp_path, command, owner.pid) == {}
+    process = running(tmp_path)
+    assert process is not None
+    assert started(tmp_path, "false", owner.pid) == {}, "it runs already"
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 20
+    while _runs(process):
+        assert time.monotonic() < deadline, f"process {process} is left"
+        time.sleep(0.05)
+
+
+def test_a_relay_that_nobody_reaps_has_stopped(tmp_path: Path) -> None:
+    """Its parent was a worker, and the first process of a container looks after nobody."""
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    began = time.monotonic()
+    stop(tmp_path, ended.pid)
+    assert time.monotonic() - began < 5.0
+    ended.wait()

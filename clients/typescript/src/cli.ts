@@ -1,0 +1,202 @@
+#!/usr/bin/env node
+/**
+ * `relay-client`: inboxes and mail for shells.
+ *
+ * Promises: standard output has the one thing that was asked for, or JSON; everything else goes to
+ * standard error.  The exit code is 0 if it is there, 1 if what was waited for did not come (or
+ * came, where nothing was to), 2 for a call that cannot be meant, 3 where the relay refused, 4 where
+ * it does not answer.
+ */
+
+import { parseArgs } from "node:util";
+import {
+  type Inbox,
+  type Message,
+  Refused,
+  Relay,
+  RelayError,
+  Unreachable,
+  VERSION,
+} from "./index.js";
+
+const USAGE = `relay-client: real inboxes for tests, from a shell
+
+  relay-client inbox [--ttl MINUTES] [--local-part NAME] [--domain DOMAIN] [--json]
+                                  make an inbox; prints its address
+  relay-client wait INBOX         wait for a message; prints it as JSON
+  relay-client code INBOX         … prints the code in it
+  relay-client link INBOX [PART]  … prints the link in it with that host or part of the path
+  relay-client text INBOX         … prints its text
+  relay-client raw INBOX          … prints it byte for byte
+  relay-client none INBOX         see that nothing comes, for --timeout (1 s)
+  relay-client messages INBOX [QUERY]
+                                  the messages there, newest first, as JSON
+  relay-client send --from ADDRESS --to ADDRESS [--subject S] [--text T] [--html H]
+                                  send a message, and wait until it is sent; prints its id
+  relay-client close INBOX        end an inbox
+
+INBOX is an address, or what 'inbox --json' printed (which opens an anonymous inbox, too).
+
+  --subject PART    of the subject, in any case          --timeout 10s   how long to wait
+  --sender PART     of the sender's address              --after ID      only what came after this
+  --url URL         RELAY_URL unless given               --token TOKEN   RELAY_TOKEN unless given
+
+Exit codes: 0 it is there, 1 it did not come, 2 a wrong call, 3 the relay refused, 4 no relay answers.
+`;
+
+const TEXT = { type: "string" } as const;
+const OPTIONS = {
+  after: TEXT,
+  domain: TEXT,
+  from: TEXT,
+  help: { type: "boolean", short: "h" },
+  html: TEXT,
+  json: { type: "boolean" },
+  "local-part": TEXT,
+  sender: TEXT,
+  subject: TEXT,
+  text: TEXT,
+  timeout: TEXT,
+  to: { type: "string", multiple: true },
+  token: TEXT,
+  ttl: TEXT,
+  url: TEXT,
+  version: { type: "boolean" },
+} as const;
+
+type Values = ReturnType<typeof parsed>["values"];
+
+class Usage extends Error {}
+
+function parsed(words: string[]) {
+  try {
+    return parseArgs({ args: words, options: OPTIONS, allowPositionals: true });
+  } catch (error) {
+    throw new Usage(error instanceof Error ? error.message : String(error));
+  }
+}
+
+async function run(words: string[]): Promise<number> {
+  const { values, positionals } = parsed(words);
+  if (values.version) return print(VERSION);
+  if (values.help) return print(USAGE.trimEnd());
+  const [command, ...rest] = positionals;
+  if (command === undefined) throw new Usage("say what is wanted");
+  const relay = new Relay({ url: values.url, token: values.token });
+  const most = { inbox: 0, send: 0, link: 2, messages: 2 }[command] ?? 1;
+  if (rest.length > most) throw new Usage(`'${command}' does not take '${rest[most]}'`);
+
+  switch (command) {
+    case "inbox": {
+      const ttl = values.ttl === undefined ? undefined : number(values.ttl, "--ttl");
+      const made = await relay.inbox({
+        ttl,
+        localPart: values["local-part"],
+        domain: values.domain,
+      });
+      if (values.json) {
+        return print(JSON.stringify({ address: made.address, session_token: made.sessionToken }));
+      }
+      if (made.sessionToken !== null) {
+        console.error(
+          "relay-client: an anonymous inbox; it can be read only with what --json prints",
+        );
+      }
+      return print(made.address);
+    }
+    case "wait":
+      return print(JSON.stringify(await waited(relay, rest, values)));
+    case "code": {
+      const { code, subject } = await waited(relay, rest, values);
+      return code === null ? missing(`no code in '${subject}'`) : print(code);
+    }
+    case "link":
+      return print((await waited(relay, rest, values)).link(rest[1]));
+    case "text": {
+      const { text, html } = await waited(relay, rest, values);
+      return print((text ?? html ?? "").trimEnd());
+    }
+    case "raw":
+      process.stdout.write(await (await waited(relay, rest, values)).raw);
+      return 0;
+    case "none":
+      await opened(relay, rest).waitNone(milliseconds(values.timeout ?? "1s"), wanted(values));
+      return 0;
+    case "messages": {
+      const inbox = opened(relay, rest);
+      const found = await (rest[1] === undefined ? inbox.messages() : inbox.search(rest[1]));
+      return print(JSON.stringify(found));
+    }
+    case "send": {
+      const { from, to, subject, text, html } = values;
+      if (from === undefined || to === undefined) throw new Usage("'send' needs --from and --to");
+      const sent = await relay.send({ from, to, subject, text, html });
+      const timeout = milliseconds(values.timeout ?? "10s");
+      for (const one of sent) await one.wait("sent", { timeout });
+      return print(sent.map((one) => one.id).join("\n"));
+    }
+    case "close":
+      await opened(relay, rest).close();
+      return 0;
+    default:
+      throw new Usage(`there is no '${command}'`);
+  }
+}
+
+function waited(relay: Relay, rest: string[], values: Values): Promise<Message> {
+  const timeout = milliseconds(values.timeout ?? "10s");
+  return opened(relay, rest).wait({ ...wanted(values), timeout });
+}
+
+function wanted({ subject, sender, after }: Values) {
+  return { subject, sender, after };
+}
+
+function opened(relay: Relay, [inbox]: string[]): Inbox {
+  if (inbox === undefined) throw new Usage("say which inbox");
+  if (!inbox.startsWith("{")) return relay.mailbox(inbox);
+  try {
+    const { address, session_token: token } = JSON.parse(inbox) as Record<string, string | null>;
+    if (typeof address === "string") return relay.mailbox(address, token);
+  } catch {
+    // Said below.
+  }
+  throw new Usage(`this is neither an address nor what 'inbox --json' prints: ${inbox}`);
+}
+
+function milliseconds(text: string): number {
+  const [, amount = "", unit = "s"] = /^([0-9.]+)(ms|s|m|h)?$/.exec(text) ?? [];
+  return (
+    number(amount || text, "--timeout") * { ms: 1, s: 1_000, m: 60_000, h: 3_600_000 }[unit as "s"]
+  );
+}
+
+function number(text: string, option: string): number {
+  const found = Number(text);
+  if (text === "" || !Number.isFinite(found)) throw new Usage(`${option} '${text}' is no number`);
+  return found;
+}
+
+function print(text: string): number {
+  process.stdout.write(`${text}\n`);
+  return 0;
+}
+
+function missing(why: string): number {
+  console.error(`relay-client: ${why}`);
+  return 1;
+}
+
+try {
+  process.exitCode = await run(process.argv.slice(2));
+} catch (error) {
+  if (!(error instanceof RelayError || error instanceof Usage)) throw error;
+  console.error(`relay-client: ${error.message}`);
+  if (error instanceof Usage) console.error("relay-client --help says what there is");
+  const codes = [
+    [Usage, 2],
+    [Refused, 3],
+    [Unreachable, 4],
+  ] as const;
+  process.exitCode = codes.find(([kind]) => error instanceof kind)?.[1] ?? 1;
+}

@@ -1,0 +1,209 @@
+/**
+ * Commands for Cypress; registered when this is imported (in `cypress/support/e2e`).
+ *
+ *     cy.relayInbox().then((inbox) => cy.get("#email").type(inbox.address));
+ *     cy.waitForMail({ subject: "Welcome" }).then((message) => cy.visit(message.link("/activate")));
+ *
+ * Promises: calls are made by `cy.request`, so by Cypress and not by the page: no rule of the
+ * browser's about other origins is in the way, and nothing has to be set up in Node.js.  The relay
+ * is at `RELAY_URL` and opened by `RELAY_TOKEN`, both Cypress's environment variables.  An inbox
+ * ends with its test.
+ *
+ * Fails as the client does: `cy.waitForMail()` says what did come.  A relay that is away is asked
+ * again only as often as `cy.request` does it.
+ *
+ * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
+ */
+
+import { DEFAULT_URL, refused } from "./exchange.js";
+import { AttachmentData, type EntryJson, MessageData, type MessageJson } from "./records.js";
+import type { InboxOptions } from "./relay.js";
+import type { components } from "./schema.js";
+import { OTHERS, PART, TIMEOUT, type WaitOptions, asked, inVain, pathOf } from "./waiting.js";
+
+/** An inbox, as Cypress hands it on. */
+export interface CypressInbox {
+  address: string;
+  /** What opens an anonymous inbox; null where the token does. */
+  sessionToken: string | null;
+}
+
+export interface CypressWaitOptions extends WaitOptions {
+  /** The inbox to wait at; the last one that the test has made unless said. */
+  inbox?: CypressInbox;
+}
+
+declare global {
+  namespace Cypress {
+    // What is not used here has to be there, or it is another interface than Cypress's.
+    // eslint-disable-next-line @typescript-eslint/no-unused-vars
+    interface Chainable<Subject = any> {
+      /** Make an inbox for this test. */
+      relayInbox(options?: InboxOptions): Chainable<CypressInbox>;
+      /** Wait for the oldest message that matches. */
+      waitForMail(options?: CypressWaitOptions): Chainable<MessageData>;
+    }
+  }
+}
+
+// The part of Cypress that is used here.
+interface Chain<T> {
+  then<U>(next: (value: T) => Chain<U>): Chain<U>;
+}
+interface Response {
+  status: number;
+  body: unknown;
+  headers: Record<string, string | string[]>;
+}
+interface Commands {
+  env?(names: string[], options: { log: boolean }): Chain<Settings>;
+  request(request: {
+    method: string;
+    url: string;
+    headers: Record<string, string>;
+    qs?: Record<string, string | number>;
+    body?: object;
+    timeout: number;
+    failOnStatusCode: boolean;
+    log: boolean;
+  }): Chain<Response>;
+  wait(milliseconds: number, options: { log: boolean }): Chain<unknown>;
+  wrap<T>(value: T, options: { log: boolean }): Chain<T>;
+}
+interface Runner {
+  Commands: { add(name: string, command: (options?: never) => unknown): void };
+  env?(name: string): unknown;
+}
+type Settings = Record<string, string | null | undefined>;
+
+const {
+  Cypress: runner,
+  cy,
+  afterEach,
+} = globalThis as unknown as {
+  Cypress: Runner;
+  cy: Commands;
+  afterEach(hook: () => unknown): void;
+};
+
+const QUIET = { log: false };
+const REPLY = 30_000;
+const PAUSE = 500; // between two tries
+const PASSING = new Set([429, 502, 503, 504]);
+
+let made: CypressInbox[] = [];
+
+/** Where the relay is, and what opens it. */
+function settings(): Chain<Settings> {
+  const names = ["RELAY_URL", "RELAY_TOKEN"];
+  if (cy.env) return cy.env(names, QUIET);
+  const found = names.map((name) => [name, runner.env?.(name) as string | undefined] as const);
+  return cy.wrap(Object.fromEntries(found), QUIET);
+}
+
+interface Ask {
+  method: "GET" | "POST" | "DELETE";
+  path: string;
+  inbox?: CypressInbox;
+  qs?: Record<string, string | number>;
+  body?: object;
+  waits?: number;
+  /** When to give up, of `Date.now()`. */
+  deadline: number;
+}
+
+function ask<T>({ method, path, inbox, qs, body, waits = 0, deadline }: Ask): Chain<T> {
+  return settings().then(({ RELAY_URL: url, RELAY_TOKEN: token }) => {
+    const once = (): Chain<T> =>
+      cy
+        .request({
+          method,
+          url: `${(url || DEFAULT_URL).replace(/\/+$/, "")}${path}`,
+          headers: {
+            Accept: "application/json",
+            ...(token && { Authorization: `Bearer ${token}` }),
+            ...(inbox?.sessionToken && { "X-Session-Token": inbox.sessionToken }),
+          },
+          ...(qs && { qs }),
+          ...(body && { body }),
+          timeout: REPLY + waits,
+          failOnStatusCode: false,
+          log: false,
+        })
+        .then((response) => {
+          if (response.status < 400) return cy.wrap(response.body as T, QUIET);
+          if (method !== "POST" && PASSING.has(response.status) && Date.now() + PAUSE < deadline) {
+            return cy.wait(PAUSE, QUIET).then(once);
+          }
+          const said =
+            typeof response.body === "string" ? response.body : JSON.stringify(response.body);
+          throw refused(response.status, new TextEncoder().encode(said));
+        });
+    return once();
+  });
+}
+
+function relayInbox({ ttl, localPart, domain }: InboxOptions = {}): Chain<CypressInbox> {
+  const body: components["schemas"]["NewMailbox"] = {
+    ...(ttl !== undefined && { ttl_minutes: ttl }),
+    ...(localPart !== undefined && { local_part: localPart }),
+    ...(domain !== undefined && { domain }),
+  };
+  return ask<components["schemas"]["CreatedMailbox"]>({
+    method: "POST",
+    path: "/api/v1/mailboxes",
+    body,
+    deadline: Date.now() + REPLY,
+  }).then(({ address, session_token: sessionToken }) => {
+    const inbox = { address, sessionToken };
+    made.push(inbox);
+    return cy.wrap(inbox, QUIET);
+  });
+}
+
+function waitForMail({
+  inbox = made.at(-1),
+  ...wanted
+}: CypressWaitOptions = {}): Chain<MessageData> {
+  if (!inbox) throw new Error("there is no inbox to wait at: call cy.relayInbox() first");
+  const at = inbox;
+  const timeout = wanted.timeout ?? TIMEOUT;
+  const deadline = Date.now() + timeout;
+  const next = (): Chain<MessageData> => {
+    const part = Math.min(PART, Math.max(0, deadline - Date.now()));
+    return ask<MessageJson | null>({
+      method: "GET",
+      path: `${pathOf(at.address)}/messages/wait`,
+      inbox: at,
+      qs: asked(wanted, part),
+      waits: part,
+      deadline,
+    }).then((found) => {
+      if (found) {
+        return cy.wrap(new MessageData(found, (one) => new AttachmentData(one)), QUIET);
+      }
+      if (Date.now() < deadline) return next();
+      return ask<EntryJson[]>({
+        method: "GET",
+        path: `${pathOf(at.address)}/messages`,
+        inbox: at,
+        qs: { limit: OTHERS },
+        deadline,
+      }).then((others) => {
+        throw inVain(wanted, timeout, others);
+      });
+    });
+  };
+  return next();
+}
+
+runner.Commands.add("relayInbox", relayInbox);
+runner.Commands.add("waitForMail", waitForMail);
+
+afterEach(() => {
+  const ended = made;
+  made = [];
+  for (const inbox of ended) {
+    ask({ method: "DELETE", path: pathOf(inbox.address), inbox, deadline: 0 });
+  }
+});

@@ -1,0 +1,100 @@
+/**
+ * What a call fails with.
+ *
+ * All of it is a `RelayError`; each text says what was asked for and what came instead.  An error's
+ * `name` is its class's, for whoever has two copies of this package and so cannot ask `instanceof`.
+ */
+
+/** Anything that this client throws on its own. */
+export class RelayError extends Error {
+  override name = "RelayError";
+}
+
+/** The relay does not answer: it is not there, or went away and did not come back in time. */
+export class Unreachable extends RelayError {
+  override name = "Unreachable";
+}
+
+/** The relay answered, and said no. */
+export class Refused extends RelayError {
+  override name = "Refused";
+
+  /**
+   * @param status HTTP's.
+   * @param problem Names the case and stays the same over time: `quota`, `mailbox-not-found`, …
+   * @param detail What is wrong, in a sentence.
+   * @param errors A sentence for each fault.
+   */
+  constructor(
+    readonly status: number,
+    readonly problem: string,
+    readonly detail: string,
+    readonly errors: readonly string[] = [],
+  ) {
+    const more = errors.filter((error) => error !== detail);
+    super(`${status} ${problem}: ${[detail, ...more].join(" ")}`);
+  }
+}
+
+/** Nothing that was waited for came in time; the text lists what did come. */
+export class WaitTimeout extends RelayError {
+  override name = "WaitTimeout";
+
+  /**
+   * @param wanted What was waited for, in words.
+   * @param timeout For how long, in milliseconds.
+   * @param others A line for each other message that is in the inbox.
+   */
+  constructor(
+    readonly wanted: string,
+    readonly timeout: number,
+    readonly others: readonly string[],
+  ) {
+    const count = others.length;
+    const came =
+      count === 0
+        ? "nothing came"
+        : `${count} other${count > 1 ? "s" : ""} came:${others.map((one) => `\n  ${one}`).join("")}`;
+    super(`waited ${inSeconds(timeout)} s for ${wanted}; ${came}`);
+  }
+}
+
+/** Mail came where none was to come. */
+export class UnexpectedMail extends RelayError {
+  override name = "UnexpectedMail";
+}
+
+/** A message that was sent has ended otherwise than it was waited for. */
+export class NotDelivered extends RelayError {
+  override name = "NotDelivered";
+
+  /**
+   * @param status What has become of it.
+   * @param wanted The status that was waited for.
+   * @param error What the other side said, if it said something.
+   */
+  constructor(
+    readonly status: string,
+    readonly wanted: string,
+    readonly error: string | null,
+  ) {
+    super(`the message is ${status}, and will not be ${wanted}${error ? `: ${error}` : ""}`);
+  }
+}
+
+/** No link of a message is like the one that is wanted. */
+export class NoSuchLink extends RelayError {
+  override name = "NoSuchLink";
+}
+
+/** A text as an error shows it: in quotes, on one line. */
+export function quoted(text: string): string {
+  const line = JSON.stringify(text).slice(1, -1).replaceAll('\\"', '"');
+  return line.includes("'") && !line.includes('"')
+    ? `"${line}"`
+    : `'${line.replaceAll("'", "\\'")}'`;
+}
+
+function inSeconds(milliseconds: number): string {
+  return String(Number((milliseconds / 1000).toPrecision(6)));
+}

@@ -1,0 +1,69 @@
+/** What the fixtures of each test runner are made of. */
+
+import { Refused, RelayError } from "./errors.js";
+import type { Inbox, Message, Relay } from "./relay.js";
+
+const SHOWN = 20; // messages of a report
+const MOST = 4_000; // characters of a message's text there
+
+/** Where an application hands over its mail. */
+export interface SmtpServer {
+  host: string;
+  port: number;
+  /** Of this test; it becomes a tag of what is captured. */
+  user: string;
+  password: string;
+  /** Whether STARTTLS is offered. */
+  tls: boolean;
+  /** All of it in one, as Nodemailer takes it. */
+  url: string;
+}
+
+/** Where the application under this test is to send; asks the relay, which needs a token. */
+export async function smtpServerOf(relay: Relay, test: string): Promise<SmtpServer> {
+  const { smtp, starttls } = await relay.info().catch((error: unknown) => {
+    if (!(error instanceof Refused && error.status === 401)) throw error;
+    const needed = "smtpServer asks the relay where it takes mail: set RELAY_TOKEN";
+    throw new RelayError(needed, { cause: error });
+  });
+  const found = /^\[?(.*?)\]?:(\d+)$/.exec(smtp ?? "");
+  if (!found) throw new RelayError("this relay takes no mail by SMTP");
+  const [, host = "", port = ""] = found;
+  const user =
+    test
+      .replace(/[^A-Za-z0-9_.-]+/g, "-")
+      .replace(/^-+|-+$/g, "")
+      .slice(0, 64) || "test";
+  const place = host.includes(":") ? `[${host}]` : host;
+  return {
+    host,
+    port: Number(port),
+    user,
+    password: "secret",
+    tls: starttls,
+    url: `smtp://${user}:secret@${place}:${port}`,
+  };
+}
+
+/** What came to an inbox, the oldest first, and all of it as a text for a report. */
+export async function arrivedAt(inbox: Inbox): Promise<{ text: string; messages: Message[] }> {
+  let messages: Message[];
+  try {
+    messages = (await inbox.messages(SHOWN)).reverse();
+  } catch (error) {
+    if (!(error instanceof RelayError)) throw error;
+    return { text: `what came cannot be read: ${error.message}`, messages: [] };
+  }
+  return { text: messages.map(described).join("\n\n----\n\n") || "nothing came", messages };
+}
+
+function described(message: Message): string {
+  const at = message.receivedAt.toISOString().slice(11, 19);
+  return [
+    `${at} from ${message.sender ?? "<>"}: ${message.subject ?? "(no subject)"}`,
+    ...(message.code === null ? [] : [`code: ${message.code}`]),
+    ...message.links.slice(0, 10).map((link) => `link: ${link}`),
+    "",
+    (message.text ?? message.html ?? "").trim().slice(0, MOST),
+  ].join("\n");
+}

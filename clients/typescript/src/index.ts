@@ -1,0 +1,37 @@
+/**
+ * A client of Relay: inboxes for tests, and mail that is waited for.
+ *
+ *     import { Relay } from "relay-client";
+ *
+ *     const relay = new Relay();
+ *     await using inbox = await relay.inbox();
+ *     await signUp(inbox.address);
+ *     assert.equal((await inbox.wait({ subject: "Welcome" })).code, "123456");
+ *
+ * Times are milliseconds, an inbox's `ttl` minutes.  Failures are `RelayError`s.
+ */
+
+export {
+  NoSuchLink,
+  NotDelivered,
+  Refused,
+  RelayError,
+  UnexpectedMail,
+  Unreachable,
+  WaitTimeout,
+} from "./errors.js";
+export type { RelayOptions } from "./exchange.js";
+export type { Check, Checks, Finding, Info, MessageHeaders, OutboundEntry } from "./records.js";
+export {
+  Attachment,
+  Inbox,
+  type InboxOptions,
+  Message,
+  type NewAttachment,
+  type NewMessage,
+  Outbound,
+  Relay,
+} from "./relay.js";
+export type { components, operations, paths } from "./schema.js";
+export { VERSION } from "./version.js";
+export type { WaitOptions, Wanted } from "./waiting.js";

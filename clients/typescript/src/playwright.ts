@@ -1,0 +1,90 @@
+/**
+ * Fixtures for Playwright: a fresh inbox for each test.
+ *
+ *     import { test } from "relay-client/playwright";
+ *
+ * | fixture | is |
+ * |---|---|
+ * | `inbox` | an inbox of this test alone, which ends with it |
+ * | `smtpServer` | where the application is to send; asks for a token |
+ * | `relay` | the client, one for each worker |
+ * | `inboxOptions`, `relayOptions` | options, to be set by `test.use` or in the configuration |
+ *
+ * What came to the inbox of a test that failed is attached to its report.
+ */
+
+import {
+  type Fixtures,
+  type PlaywrightTestArgs,
+  type PlaywrightTestOptions,
+  type PlaywrightWorkerArgs,
+  type PlaywrightWorkerOptions,
+  test as base,
+  expect,
+} from "@playwright/test";
+import type { RelayOptions } from "./exchange.js";
+import { type SmtpServer, arrivedAt, smtpServerOf } from "./fixtures.js";
+import { type Inbox, type InboxOptions, Relay } from "./relay.js";
+
+export { expect };
+export type { SmtpServer };
+
+/** What each test is given. */
+export interface RelayFixtures {
+  inbox: Inbox;
+  /** What inbox is wanted; with `keep` it is left, to be looked at on the relay's page. */
+  inboxOptions: InboxOptions & { keep?: boolean };
+  smtpServer: SmtpServer;
+}
+
+/** What each worker has. */
+export interface RelayWorkerFixtures {
+  relay: Relay;
+  /** Where the relay is; `RELAY_URL` and `RELAY_TOKEN` unless said. */
+  relayOptions: RelayOptions;
+}
+
+/** For a `test` of your own: `base.extend(fixtures)`. */
+export const fixtures: Fixtures<
+  RelayFixtures,
+  RelayWorkerFixtures,
+  PlaywrightTestArgs & PlaywrightTestOptions,
+  PlaywrightWorkerArgs & PlaywrightWorkerOptions
+> = {
+  relayOptions: [{}, { option: true, scope: "worker" }],
+  inboxOptions: [{}, { option: true }],
+
+  relay: [
+    async ({ relayOptions }, use) => {
+      const relay = new Relay(relayOptions);
+      await use(relay);
+      await relay.close();
+    },
+    { scope: "worker" },
+  ],
+
+  inbox: async ({ relay, inboxOptions }, use, test) => {
+    const inbox = await relay.inbox(inboxOptions);
+    await use(inbox);
+    if (test.status !== test.expectedStatus) {
+      const { text, messages } = await arrivedAt(inbox);
+      await test.attach(`mail to ${inbox.address}`, { body: text, contentType: "text/plain" });
+      for (const { subject, html } of messages) {
+        if (html !== null) {
+          await test.attach(`mail: ${subject ?? "(no subject)"}`, {
+            body: html,
+            contentType: "text/html",
+          });
+        }
+      }
+    }
+    if (!inboxOptions.keep) await inbox.close();
+  },
+
+  smtpServer: async ({ relay }, use, test) => {
+    await use(await smtpServerOf(relay, test.title));
+  },
+};
+
+/** Playwright's `test`, with the fixtures. */
+export const test = base.extend<RelayFixtures, RelayWorkerFixtures>(fixtures);

@@ -1,0 +1,169 @@
+/**
+ * What is read of a relay: messages, attachments, checks, as plain values.
+ *
+ * What needs another call (`raw`, an attachment's `content`, `checks()`) is added in `relay.ts`.
+ */
+
+import { NoSuchLink, quoted } from "./errors.js";
+import type { components } from "./schema.js";
+
+type Schemas = components["schemas"];
+/** A message, an entry of a list, and the like, as the relay writes them. */
+export type MessageJson = Schemas["WholeMessage"];
+export type EntryJson = Schemas["PlacedEntry"];
+export type AttachmentJson = Schemas["AttachmentEntry"];
+export type InfoJson = Schemas["Info"];
+/** What has become of a message that was sent: status, attempts, error, times. */
+export type OutboundEntry = Schemas["OutboundMessage"];
+
+/** A message's header fields, decoded; names in any case. */
+export class MessageHeaders implements Iterable<[name: string, value: string]> {
+  readonly #fields: readonly (readonly [name: string, values: readonly string[]])[];
+
+  constructor(fields: Readonly<Record<string, string | readonly string[]>>) {
+    this.#fields = Object.entries(fields).map(([name, found]) => [
+      name,
+      typeof found === "string" ? [found] : found,
+    ]);
+  }
+
+  /** What a field says, the first of that name; undefined if there is none. */
+  get(name: string): string | undefined {
+    return this.getAll(name)[0];
+  }
+
+  /** What each field of that name says. */
+  getAll(name: string): string[] {
+    const key = name.toLowerCase();
+    return this.#fields.flatMap(([one, values]) => (one.toLowerCase() === key ? values : []));
+  }
+
+  /** Whether there is a field of that name. */
+  has(name: string): boolean {
+    return this.getAll(name).length > 0;
+  }
+
+  *[Symbol.iterator](): Iterator<[name: string, value: string]> {
+    for (const [name, values] of this.#fields) for (const value of values) yield [name, value];
+  }
+
+  toJSON(): Record<string, string | readonly string[]> {
+    return Object.fromEntries(
+      this.#fields.map(([name, values]) => [
+        name,
+        values.length === 1 ? String(values[0]) : values,
+      ]),
+    );
+  }
+}
+
+/** What is known of an attachment before it is fetched. */
+export class AttachmentData {
+  readonly index: number;
+  readonly filename: string | null;
+  readonly contentType: string;
+  /** Bytes of the content. */
+  readonly size: number;
+  readonly contentId: string | null;
+
+  constructor(found: AttachmentJson) {
+    this.index = found.index;
+    this.filename = found.filename;
+    this.contentType = found.content_type;
+    this.size = found.size;
+    this.contentId = found.content_id;
+  }
+}
+
+/** A message as it came. */
+export class MessageData<A extends AttachmentData = AttachmentData> {
+  readonly id: string;
+  /** The From header's address; null if there is none. */
+  readonly sender: string | null;
+  /** The recipient, as the sender's server named it. */
+  readonly to: string;
+  readonly subject: string | null;
+  readonly receivedAt: Date;
+  /** Bytes of the raw message. */
+  readonly size: number;
+  readonly text: string | null;
+  readonly html: string | null;
+  /** The likeliest one-time code in it. */
+  readonly code: string | null;
+  /** The links in it, each once. */
+  readonly links: readonly string[];
+  readonly headers: MessageHeaders;
+  readonly attachments: readonly A[];
+
+  constructor(found: MessageJson, attachment: (found: AttachmentJson) => A) {
+    this.id = found.id;
+    this.sender = found.from_address;
+    this.to = found.to;
+    this.subject = found.subject;
+    this.receivedAt = new Date(found.received_at);
+    this.size = found.size;
+    this.text = found.body_text;
+    this.html = found.body_html;
+    this.code = found.otp;
+    this.links = found.links;
+    this.headers = new MessageHeaders(found.headers);
+    this.attachments = found.attachments.map(attachment);
+  }
+
+  /**
+   * The first link that matches; `NoSuchLink` if none does.
+   *
+   * A text with a dot and no slash is a host, itself or a parent domain (`shop.example`); any other
+   * is a part of path and query (`/reset`); a pattern is searched for in the whole link.  Without
+   * one it is the first link of all.
+   */
+  link(match?: string | RegExp): string {
+    for (const link of this.links) {
+      if (match === undefined || matches(link, match)) return link;
+    }
+    const listed = this.links.map((link) => `\n  ${link}`).join("") || " none";
+    const what =
+      match === undefined
+        ? ""
+        : ` like ${quoted(typeof match === "string" ? match : match.source)}`;
+    const where = this.subject === null ? "a message without a subject" : quoted(this.subject);
+    throw new NoSuchLink(`no link${what} in ${where}; its links:${listed}`);
+  }
+}
+
+function matches(link: string, match: string | RegExp): boolean {
+  if (typeof match !== "string") return link.search(match) >= 0;
+  const [origin = "", authority = ""] = /^[a-z][a-z0-9+.-]*:\/\/([^/?#]*)/i.exec(link) ?? [];
+  if (match.includes(".") && !match.includes("/")) {
+    const host = authority.replace(/^.*@/, "").replace(/:\d*$/, "").toLowerCase();
+    return host === match.toLowerCase() || host.endsWith(`.${match.toLowerCase()}`);
+  }
+  return link.slice(origin.length).includes(match);
+}
+
+/** What SPF, DKIM or DMARC says: a `result` of its RFC, and why. */
+export type Check = Schemas["Check"];
+
+/** Something that receivers or readers would mind. */
+export type Finding = Schemas["FindingEntry"];
+
+/** Whether the world would take a message; `score` is 0 to 10, `reasons` what it is short of 10 for. */
+export type Checks = Schemas["Checks"];
+
+/** Where a relay takes mail: `host:port` each, null for what it does not serve. */
+export interface Info {
+  version: string;
+  smtp: string | null;
+  submission: string | null;
+  /** Its own domains; with `capture` it takes mail for all others, too. */
+  domains: readonly string[];
+  capture: boolean;
+  starttls: boolean;
+  publicUrl: string;
+}
+
+/** Read the answer of `/api/v1/info`. */
+export function parsedInfo(found: InfoJson): Info {
+  const { version, smtp, submission, domains, capture, starttls, public_url: publicUrl } = found;
+  return { version, smtp, submission, domains, capture, starttls, publicUrl };
+}

@@ -1,0 +1,454 @@
+/**
+ * `Relay`, and what it gives: inboxes, messages, attachments, and what was sent.
+ *
+ * What needs a call is awaited; a value that was fetched once is kept.
+ */
+
+/// <reference lib="esnext.disposable" preserve="true" />
+
+import { NotDelivered, RelayError, UnexpectedMail, WaitTimeout } from "./errors.js";
+import { type Ask, Exchange, type RelayOptions, decoded, paused } from "./exchange.js";
+import {
+  AttachmentData,
+  type AttachmentJson,
+  type Checks,
+  type EntryJson,
+  type Info,
+  type InfoJson,
+  MessageData,
+  type MessageJson,
+  type OutboundEntry,
+  parsedInfo,
+} from "./records.js";
+import type { components } from "./schema.js";
+import {
+  OTHERS,
+  PART,
+  TIMEOUT,
+  type WaitOptions,
+  type Wanted,
+  asked,
+  inALine,
+  inVain,
+  inWords,
+  pathOf,
+} from "./waiting.js";
+
+type Schemas = components["schemas"];
+type Query = NonNullable<Ask["query"]>;
+
+const PAGE = 200;
+const CLOSES_WITHIN = 2_000;
+const FIRST_LOOK = 20; // between two looks at what was sent
+const LAST_LOOK = 500;
+const ENDS = new Set(["sent", "failed", "bounced", "cancelled"]);
+
+// Where there is none (Node.js before 18.18) this is the one that compilers put in its place.
+const asyncDispose: typeof Symbol.asyncDispose =
+  Symbol.asyncDispose ?? (Symbol.for("Symbol.asyncDispose") as typeof Symbol.asyncDispose);
+
+/** What inbox is wanted. */
+export interface InboxOptions {
+  /** Minutes for which it lives, if not closed before; as long as the plan allows unless said. */
+  ttl?: number | undefined;
+  /** What stands before the `@`; the relay chooses unless it is said. */
+  localPart?: string | undefined;
+  /** One of the relay's domains; the first unless said. */
+  domain?: string | undefined;
+}
+
+/** A file to go with a message. */
+export interface NewAttachment {
+  filename: string;
+  content: Uint8Array | string;
+  /** By the file's name, for the commonest, unless said. */
+  contentType?: string | undefined;
+}
+
+/** What is to be sent to whom. */
+export interface NewMessage {
+  /** An address, or `Name <address>`. */
+  from: string;
+  /** Each gets a message of its own. */
+  to: string | readonly string[];
+  subject?: string | undefined;
+  text?: string | undefined;
+  html?: string | undefined;
+  /** Further header fields, such as Reply-To. */
+  headers?: Readonly<Record<string, string>> | undefined;
+  attachments?: readonly NewAttachment[] | undefined;
+  /** Under one key the same message is queued once, however often it is sent in a day. */
+  idempotencyKey?: string | undefined;
+}
+
+/**
+ * A relay at a URL.
+ *
+ * Without a token inboxes are anonymous, each opened by a token of its own, and nothing is sent.
+ */
+export class Relay implements AsyncDisposable {
+  readonly #exchange: Exchange;
+
+  constructor(options: RelayOptions = {}) {
+    this.#exchange = new Exchange(options);
+  }
+
+  /** Make an inbox, which ends when it is closed, by `await using` or by hand, or with its time. */
+  async inbox({ ttl, localPart, domain }: InboxOptions = {}): Promise<Inbox> {
+    const body: Schemas["NewMailbox"] = {
+      ...(ttl !== undefined && { ttl_minutes: ttl }),
+      ...(localPart !== undefined && { local_part: localPart }),
+      ...(domain !== undefined && { domain }),
+    };
+    const made = await this.#exchange.json<Schemas["CreatedMailbox"]>({
+      method: "POST",
+      path: "/api/v1/mailboxes",
+      body,
+      again: false,
+    });
+    return new Inbox(this.#exchange, made.address, made.session_token, true);
+  }
+
+  /**
+   * An inbox that there is already: one made elsewhere, or captured mail's.  `await using` leaves
+   * it as it is.
+   */
+  mailbox(address: string, sessionToken: string | null = null): Inbox {
+    return new Inbox(this.#exchange, address, sessionToken, false);
+  }
+
+  /** Queue a message; one is returned for each recipient, however often the call is repeated. */
+  async send({
+    from,
+    to,
+    subject = "",
+    text,
+    html,
+    headers = {},
+    attachments = [],
+    idempotencyKey,
+  }: NewMessage): Promise<Outbound[]> {
+    const body: Schemas["NewMessage"] = {
+      from,
+      to: typeof to === "string" ? to : [...to],
+      subject,
+      text: text ?? null,
+      html: html ?? null,
+      headers: { ...headers },
+      attachments: attachments.map(encoded),
+    };
+    const { messages } = await this.#exchange.json<Schemas["Sent"]>({
+      method: "POST",
+      path: "/api/v1/messages/send",
+      headers: { "Idempotency-Key": idempotencyKey ?? uniqueKey() },
+      body,
+    });
+    return messages.map((one) => new Outbound(this.#exchange, one.id, one.recipient));
+  }
+
+  /** A message that was sent. */
+  outbound(id: string): Outbound {
+    return new Outbound(this.#exchange, id, null);
+  }
+
+  /** Ask where the relay takes mail; needs a token. */
+  async info(): Promise<Info> {
+    return parsedInfo(await this.#exchange.json<InfoJson>({ method: "GET", path: "/api/v1/info" }));
+  }
+
+  /** End what is under way: each call fails, with a `RelayError`. */
+  async close(): Promise<void> {
+    this.#exchange.close();
+  }
+
+  [asyncDispose](): Promise<void> {
+    return this.close();
+  }
+}
+
+/** An inbox: what comes to `address`. */
+export class Inbox implements AsyncDisposable {
+  readonly address: string;
+  /** What opens an anonymous inbox; null where the relay's token does. */
+  readonly sessionToken: string | null;
+  readonly #exchange: Exchange;
+  readonly #owned: boolean;
+  #closed = false;
+
+  /** Use `relay.inbox()` or `relay.mailbox()`. */
+  constructor(exchange: Exchange, address: string, sessionToken: string | null, owned: boolean) {
+    this.#exchange = exchange;
+    this.address = address;
+    this.sessionToken = sessionToken;
+    this.#owned = owned;
+  }
+
+  toString(): string {
+    return this.address;
+  }
+
+  /** End the inbox, and all that is in it; where that fails its time does. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    try {
+      const ask = { ...this.#ask("DELETE", ""), waits: 0 };
+      await this.#exchange.ask(ask, performance.now() + CLOSES_WITHIN);
+    } catch (error) {
+      if (!(error instanceof RelayError)) throw error;
+    }
+  }
+
+  async [asyncDispose](): Promise<void> {
+    if (this.#owned) await this.close();
+  }
+
+  /** The oldest message that matches, as soon as there is one; `WaitTimeout` if none comes. */
+  async wait(wanted: WaitOptions = {}): Promise<Message> {
+    const timeout = wanted.timeout ?? TIMEOUT;
+    const found = await this.#next(wanted, performance.now() + timeout);
+    if (found === null) throw await this.#inVain(wanted, timeout);
+    return new Message(this.#reader, found);
+  }
+
+  /** See for so many milliseconds that nothing matches; `UnexpectedMail` if something does. */
+  async waitNone(milliseconds = 1_000, wanted: Wanted = {}): Promise<void> {
+    const found = await this.#next(wanted, performance.now() + milliseconds);
+    if (found !== null) {
+      throw new UnexpectedMail(`mail came where none was to come:\n  ${inALine(found)}`);
+    }
+  }
+
+  /** The first so many that match, the oldest first; `WaitTimeout` if too few come. */
+  async waitMany(count: number, wanted: WaitOptions = {}): Promise<Message[]> {
+    const timeout = wanted.timeout ?? TIMEOUT;
+    const deadline = performance.now() + timeout;
+    const found: Message[] = [];
+    while (found.length < count) {
+      const one = await this.#next({ ...wanted, after: found.at(-1) ?? wanted.after }, deadline);
+      if (one === null) {
+        const what = `${count} of ${inWords(wanted)} (${found.length} came)`;
+        throw new WaitTimeout(what, timeout, (await this.#inVain(wanted, timeout)).others);
+      }
+      found.push(new Message(this.#reader, one));
+    }
+    return found;
+  }
+
+  /** Read what is there, the newest first. */
+  messages(limit = 100): Promise<Message[]> {
+    return this.#listed(undefined, limit);
+  }
+
+  /** Read what matches (`from:shop has:attachment -word "a phrase"`), the newest first. */
+  search(q: string, limit = 100): Promise<Message[]> {
+    return this.#listed(q, limit);
+  }
+
+  async #listed(q: string | undefined, limit: number): Promise<Message[]> {
+    const ids: string[] = [];
+    const query = { limit: Math.min(limit, PAGE), ...(q !== undefined && { q }) };
+    let ask: Ask | null = this.#ask("GET", "/messages", query);
+    while (ask !== null && ids.length < limit) {
+      const { headers, json } = await this.#page(ask);
+      ids.push(...json.map((entry) => entry.id));
+      const next = /<([^>]*)>; *rel="next"/.exec(headers.get("Link") ?? "")?.[1];
+      ask = next ? { ...this.#ask("GET", ""), path: next.replace(/^https?:\/\/[^/]*/i, "") } : null;
+    }
+    const found: Message[] = [];
+    for (const id of ids.slice(0, limit)) {
+      const one = await this.#exchange.json<MessageJson>(this.#ask("GET", `/messages/${id}`));
+      found.push(new Message(this.#reader, one));
+    }
+    return found;
+  }
+
+  async #page(ask: Ask): Promise<{ headers: Headers; json: EntryJson[] }> {
+    const { headers, bytes } = await this.#exchange.ask(ask);
+    return { headers, json: decoded(bytes) as EntryJson[] };
+  }
+
+  async #next(wanted: Wanted, deadline: number): Promise<MessageJson | null> {
+    const part = (): Ask => {
+      const left = Math.min(PART, Math.max(0, deadline - performance.now()));
+      return { ...this.#ask("GET", "/messages/wait", asked(wanted, left)), waits: left };
+    };
+    for (;;) {
+      const found = await this.#exchange
+        .json<MessageJson | null>(part, Math.max(deadline, performance.now() + 1_000))
+        .catch((error: unknown) => {
+          // A test that takes too long is over while it waits.
+          if (!this.#closed) throw error;
+          const what = `the inbox was closed while ${inWords(wanted)} was waited for`;
+          throw new RelayError(what, { cause: error });
+        });
+      if (found !== null || performance.now() >= deadline) return found;
+    }
+  }
+
+  async #inVain(wanted: Wanted, timeout: number): Promise<WaitTimeout> {
+    try {
+      const ask = this.#ask("GET", "/messages", { limit: OTHERS });
+      const others = await this.#exchange.json<EntryJson[]>(ask, performance.now() + CLOSES_WITHIN);
+      return inVain(wanted, timeout, others);
+    } catch (error) {
+      if (!(error instanceof RelayError)) throw error;
+      const line = `(what came cannot be listed: ${error.message})`;
+      return new WaitTimeout(inWords(wanted), timeout, [line]);
+    }
+  }
+
+  readonly #reader: Reader = (method, path) => this.#exchange.ask(this.#ask(method, path));
+
+  #ask(method: Ask["method"], path: string, query?: Query): Ask {
+    return {
+      method,
+      path: `${pathOf(this.address)}${path}`,
+      ...(query && { query }),
+      ...(this.sessionToken && { headers: { "X-Session-Token": this.sessionToken } }),
+    };
+  }
+}
+
+/** Asks for something of an inbox. */
+type Reader = (method: "GET" | "DELETE", path: string) => Promise<{ bytes: Uint8Array }>;
+
+/** A message of an inbox. */
+export class Message extends MessageData<Attachment> {
+  readonly #read: Reader;
+  #raw: Promise<Uint8Array> | undefined;
+
+  /** Use an inbox. */
+  constructor(read: Reader, found: MessageJson) {
+    super(found, (one) => new Attachment(read, found.id, one));
+    this.#read = read;
+  }
+
+  /** The message byte for byte as it was accepted. */
+  get raw(): Promise<Uint8Array> {
+    return (this.#raw ??= this.#get("/raw").catch((error: unknown) => {
+      this.#raw = undefined; // may be asked for again
+      throw error;
+    }));
+  }
+
+  /** Ask whether the world would take it: SPF, DKIM, DMARC, and what readers miss. */
+  async checks(): Promise<Checks> {
+    return decoded(await this.#get("/checks")) as Checks;
+  }
+
+  /** Delete it for good. */
+  async delete(): Promise<void> {
+    await this.#read("DELETE", `/messages/${this.id}`);
+  }
+
+  async #get(path: string): Promise<Uint8Array> {
+    return (await this.#read("GET", `/messages/${this.id}${path}`)).bytes;
+  }
+}
+
+/** A file that a message brought. */
+export class Attachment extends AttachmentData {
+  readonly #read: () => Promise<Uint8Array>;
+  #content: Promise<Uint8Array> | undefined;
+
+  /** Use a message. */
+  constructor(read: Reader, messageId: string, found: AttachmentJson) {
+    super(found);
+    const path = `/messages/${messageId}/attachments/${found.index}`;
+    this.#read = async () => (await read("GET", path)).bytes;
+  }
+
+  /** Its bytes, decoded. */
+  get content(): Promise<Uint8Array> {
+    return (this.#content ??= this.#read().catch((error: unknown) => {
+      this.#content = undefined; // may be asked for again
+      throw error;
+    }));
+  }
+}
+
+/** A message that was sent, to one recipient. */
+export class Outbound {
+  readonly #exchange: Exchange;
+
+  /** Use `relay.send()` or `relay.outbound()`. */
+  constructor(
+    exchange: Exchange,
+    readonly id: string,
+    readonly recipient: string | null,
+  ) {
+    this.#exchange = exchange;
+  }
+
+  /** Where it is now: queued, processing, sent, failed, bounced, cancelled or held. */
+  get status(): Promise<string> {
+    return this.entry().then((found) => found.status);
+  }
+
+  /** Look at it: status, attempts, error, times. */
+  entry(): Promise<OutboundEntry> {
+    const path = `/api/v1/outbound/${encodeURIComponent(this.id)}`;
+    return this.#exchange.json<OutboundEntry>({ method: "GET", path });
+  }
+
+  /** Wait until it has that status; `NotDelivered` once it never will, or `WaitTimeout`. */
+  async wait(
+    status: OutboundEntry["status"] = "sent",
+    { timeout = TIMEOUT }: { timeout?: number } = {},
+  ): Promise<void> {
+    const deadline = performance.now() + timeout;
+    for (let pause = FIRST_LOOK; ; pause = Math.min(2 * pause, LAST_LOOK)) {
+      const found = await this.entry();
+      if (found.status === status) return;
+      if (ENDS.has(found.status)) throw new NotDelivered(found.status, status, found.error);
+      const left = deadline - performance.now();
+      if (left <= 0) {
+        throw new WaitTimeout(`${this.id} to be ${status}`, timeout, [`it is ${found.status}`]);
+      }
+      await paused(Math.min(pause, left));
+    }
+  }
+}
+
+const TYPES: Readonly<Record<string, string>> = {
+  csv: "text/csv",
+  gif: "image/gif",
+  html: "text/html",
+  ics: "text/calendar",
+  jpeg: "image/jpeg",
+  jpg: "image/jpeg",
+  json: "application/json",
+  pdf: "application/pdf",
+  png: "image/png",
+  svg: "image/svg+xml",
+  txt: "text/plain",
+  webp: "image/webp",
+  xml: "application/xml",
+  zip: "application/zip",
+};
+
+function encoded({ filename, content, contentType }: NewAttachment): Schemas["NewAttachment"] {
+  const ending = filename.split(".").pop()?.toLowerCase() ?? "";
+  return {
+    filename,
+    content_type: contentType ?? TYPES[ending] ?? "application/octet-stream",
+    content: base64(typeof content === "string" ? new TextEncoder().encode(content) : content),
+  };
+}
+
+function base64(bytes: Uint8Array): string {
+  const pieces: string[] = [];
+  // As many at a time as a call may have arguments.
+  for (let at = 0; at < bytes.length; at += 0x8000) {
+    pieces.push(String.fromCharCode(...bytes.subarray(at, at + 0x8000)));
+  }
+  return btoa(pieces.join(""));
+}
+
+function uniqueKey(): string {
+  const bytes = new Uint8Array(16);
+  // Node.js 18 has no global `crypto` yet; the key has to differ, not to be a secret.
+  if (globalThis.crypto) globalThis.crypto.getRandomValues(bytes);
+  else bytes.forEach((_, at) => (bytes[at] = Math.floor(256 * Math.random())));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}

@@ -1,0 +1,933 @@
+/* Made by scripts/schema.mjs of a relay's /openapi.json; a test finds what is not so any more. */
+
+export interface paths {
+    "/api/v1/mailboxes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Make a mailbox */
+        post: operations["createMailbox"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/mailboxes/{address}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** End a mailbox */
+        delete: operations["deleteMailbox"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/mailboxes/{address}/messages/wait": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Wait for a message */
+        get: operations["waitForMessage"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/mailboxes/{address}/messages": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List messages, newest first */
+        get: operations["listMessages"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/mailboxes/{address}/messages/{message_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Read a message, and mark it read */
+        get: operations["getMessage"];
+        put?: never;
+        post?: never;
+        /** Delete a message for good */
+        delete: operations["deleteMessage"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/mailboxes/{address}/messages/{message_id}/raw": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Fetch a message byte for byte as it was accepted */
+        get: operations["getRawMessage"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/mailboxes/{address}/messages/{message_id}/attachments/{index}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Download an attachment */
+        get: operations["getAttachment"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/mailboxes/{address}/messages/{message_id}/checks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Say whether the world would take a message: SPF, DKIM, DMARC, and what readers miss */
+        get: operations["checkMessage"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/messages/send": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Send a message to one or more recipients */
+        post: operations["sendMessage"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/outbound/{message_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Show a message that was sent */
+        get: operations["getSentMessage"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/info": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Say where this relay takes mail, and for which domains */
+        get: operations["getInfo"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+}
+export type webhooks = Record<string, never>;
+export interface components {
+    schemas: {
+        /**
+         * AttachmentEntry
+         * @description An attachment, by its index.
+         */
+        AttachmentEntry: {
+            /** Index */
+            index: number;
+            /** Filename */
+            filename: string | null;
+            /** Content Type */
+            content_type: string;
+            /** Size */
+            size: number;
+            /** Content Id */
+            content_id: string | null;
+        };
+        /**
+         * Check
+         * @description One check: its result in the words of RFC 8601, and why.
+         */
+        Check: {
+            /**
+             * Result
+             * @description pass, fail, softfail, neutral, none (nothing to go by), permerror (a mistake of the domain's), temperror (the DNS did not answer)
+             */
+            result: string;
+            /** Detail */
+            detail: string;
+        };
+        /**
+         * Checks
+         * @description What the world would say to a message.
+         */
+        Checks: {
+            spf: components["schemas"]["Check"];
+            dkim: components["schemas"]["Check"];
+            dmarc: components["schemas"]["Check"];
+            /**
+             * Score
+             * @description 10: nothing to mend
+             */
+            score: number;
+            /**
+             * Reasons
+             * @description what the score is short of 10 for, and by
+             */
+            reasons: string[];
+            /** Findings */
+            findings: components["schemas"]["FindingEntry"][];
+        };
+        /**
+         * CreatedMailbox
+         * @description A mailbox just made; its token is shown this once.
+         */
+        CreatedMailbox: {
+            /** Address */
+            address: string;
+            /**
+             * Expires At
+             * Format: date-time
+             */
+            expires_at: string;
+            /** Session Token */
+            session_token: string | null;
+            /** Plan */
+            plan: string;
+        };
+        /**
+         * FindingEntry
+         * @description One thing to mend.
+         */
+        FindingEntry: {
+            /** Id */
+            id: string;
+            /**
+             * Severity
+             * @enum {string}
+             */
+            severity: "error" | "warning" | "note";
+            /** Text */
+            text: string;
+        };
+        /**
+         * Info
+         * @description This relay: its ports, and what it takes mail for.
+         *
+         *     A port is host:port, `lmtp` the path of a socket; null: not served here.  `…_tls`: with TLS from
+         *     the first byte.  `starttls`: whether the others begin TLS by a command.  `release`: whether what
+         *     came in may be sent on to anybody.
+         */
+        Info: {
+            /** Version */
+            version: string;
+            /** Smtp */
+            smtp: string | null;
+            /** Lmtp */
+            lmtp: string | null;
+            /** Submission */
+            submission: string | null;
+            /** Submission Tls */
+            submission_tls: string | null;
+            /** Pop3 */
+            pop3: string | null;
+            /** Pop3 Tls */
+            pop3_tls: string | null;
+            /** Starttls */
+            starttls: boolean;
+            /** Domains */
+            domains: string[];
+            /** Capture */
+            capture: boolean;
+            /** Release */
+            release: boolean;
+            /** Public Url */
+            public_url: string;
+        };
+        /**
+         * NewAttachment
+         * @description A file to go with a message.
+         */
+        NewAttachment: {
+            /** Filename */
+            filename: string;
+            /**
+             * Content Type
+             * @default application/octet-stream
+             */
+            content_type?: string;
+            /**
+             * Content
+             * @description the bytes, in base64
+             */
+            content: string;
+        };
+        /**
+         * NewMailbox
+         * @description What a new mailbox is to be; all of it may be left out.
+         */
+        NewMailbox: {
+            /**
+             * Ttl Minutes
+             * @description minutes to live, cut to the plan's limit
+             * @default null
+             */
+            ttl_minutes?: number | null;
+            /**
+             * Local Part
+             * @description what stands before the @; random when left out. Without a credential of a-z, 0-9, and . _ + - only
+             * @default null
+             */
+            local_part?: string | null;
+            /**
+             * Domain
+             * @description one of the relay's domains; the first when left out
+             * @default null
+             */
+            domain?: string | null;
+            /**
+             * Webhook Url
+             * @description where new messages are announced
+             * @default null
+             */
+            webhook_url?: string | null;
+        };
+        /**
+         * NewMessage
+         * @description What is to be sent to whom.
+         */
+        NewMessage: {
+            /**
+             * From
+             * @description an address, or Name <address>
+             */
+            from: string;
+            /**
+             * To
+             * @description addresses, each of which gets a message of its own
+             */
+            to: string[] | string;
+            /**
+             * Subject
+             * @default
+             */
+            subject?: string;
+            /**
+             * Text
+             * @default null
+             */
+            text?: string | null;
+            /**
+             * Html
+             * @default null
+             */
+            html?: string | null;
+            /**
+             * Headers
+             * @description further headers, such as Reply-To and List-Unsubscribe; those that the relay makes (From, To, Subject, Date, Message-ID, MIME) cannot be given
+             * @default {}
+             */
+            headers?: {
+                [key: string]: string;
+            };
+            /**
+             * Attachments
+             * @default []
+             */
+            attachments?: components["schemas"]["NewAttachment"][];
+            /**
+             * Priority
+             * @default normal
+             * @enum {string}
+             */
+            priority?: "high" | "normal" | "bulk";
+            /**
+             * Send At
+             * @description not before then; what is past means at once
+             * @default null
+             */
+            send_at?: string | null;
+            /**
+             * Not After
+             * @description not after then: what waits still is cancelled, with the error expired, and webhooks are told message.expired
+             * @default null
+             */
+            not_after?: string | null;
+            /**
+             * Unknown Outcome
+             * @description what to do when a connection broke between the end of the message and its answer: send again, perhaps a second copy, or hold it for a person to decide
+             * @default retry
+             * @enum {string}
+             */
+            unknown_outcome?: "retry" | "hold";
+        };
+        /**
+         * OutboundMessage
+         * @description One message to one recipient; recipient, subject and tag are null to all but its owner.
+         */
+        OutboundMessage: {
+            /** Id */
+            id: string;
+            /** Recipient */
+            recipient: string | null;
+            /** Subject */
+            subject: string | null;
+            status: components["schemas"]["State"];
+            /** Attempts */
+            attempts: number;
+            /** Next Retry At */
+            next_retry_at: string | null;
+            /** Sent At */
+            sent_at: string | null;
+            /** Priority */
+            priority: string;
+            /** Error */
+            error: string | null;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Not After */
+            not_after: string | null;
+            /** Tag */
+            tag: string | null;
+        };
+        /**
+         * PlacedEntry
+         * @description A message in a list, and after a change of it.
+         */
+        PlacedEntry: {
+            /** Id */
+            id: string;
+            /** From Address */
+            from_address: string | null;
+            /** Subject */
+            subject: string | null;
+            /**
+             * Received At
+             * Format: date-time
+             */
+            received_at: string;
+            /** Is Read */
+            is_read: boolean;
+            /** Has Attachments */
+            has_attachments: boolean | null;
+            /**
+             * Size
+             * @description bytes of the raw message
+             */
+            size: number;
+            /**
+             * Mailbox
+             * @description its address
+             */
+            mailbox: string;
+            /** Tags */
+            tags: string[];
+            /**
+             * Snippet
+             * @description how its text begins; null until it was parsed
+             */
+            snippet: string | null;
+            /**
+             * Otp
+             * @description a one-time code, if one was found
+             */
+            otp: string | null;
+            /**
+             * From Name
+             * @description what the sender is called beside the address
+             */
+            from_name: string | null;
+        };
+        /**
+         * QueuedMessage
+         * @description One message of the queue.
+         */
+        QueuedMessage: {
+            /** Id */
+            id: string;
+            /** Recipient */
+            recipient: string;
+            /** Status */
+            status: string;
+        };
+        /**
+         * Sent
+         * @description What a call queued: one message a recipient, in the order of `to`.
+         */
+        Sent: {
+            /** Messages */
+            messages: components["schemas"]["QueuedMessage"][];
+        };
+        /**
+         * State
+         * @description The state of a message; the value is what `relay.outbound_messages.status` shows.
+         * @enum {string}
+         */
+        State: "queued" | "processing" | "sent" | "failed" | "bounced" | "cancelled" | "held";
+        /**
+         * WholeMessage
+         * @description A message with everything that was found in it.
+         */
+        WholeMessage: {
+            /** Id */
+            id: string;
+            /** From Address */
+            from_address: string | null;
+            /** Subject */
+            subject: string | null;
+            /**
+             * Received At
+             * Format: date-time
+             */
+            received_at: string;
+            /** Is Read */
+            is_read: boolean;
+            /** Has Attachments */
+            has_attachments: boolean | null;
+            /**
+             * Size
+             * @description bytes of the raw message
+             */
+            size: number;
+            /** To */
+            to: string;
+            /**
+             * Headers
+             * @description a name that repeats has a list of values
+             */
+            headers: {
+                [key: string]: string | string[];
+            };
+            /** Body Text */
+            body_text: string | null;
+            /** Body Html */
+            body_html: string | null;
+            /** Attachments */
+            attachments: components["schemas"]["AttachmentEntry"][];
+            /**
+             * Otp
+             * @description a one-time code, if one was found
+             */
+            otp: string | null;
+            /** Links */
+            links: string[];
+            /**
+             * Error
+             * @description why parsing was partial
+             */
+            error: string | null;
+        };
+    };
+    responses: never;
+    parameters: never;
+    requestBodies: never;
+    headers: never;
+    pathItems: never;
+}
+export type $defs = Record<string, never>;
+export interface operations {
+    createMailbox: {
+        parameters: {
+            query?: {
+                /** @description minutes to live, cut to the plan's limit */
+                ttl_minutes?: number | null;
+                /** @description what stands before the @; random when left out. Without a credential of a-z, 0-9, and . _ + - only */
+                local_part?: string | null;
+                /** @description one of the relay's domains; the first when left out */
+                domain?: string | null;
+                /** @description where new messages are announced */
+                webhook_url?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["NewMailbox"];
+            };
+        };
+        responses: {
+            /** @description it accepts mail from now on */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CreatedMailbox"];
+                };
+            };
+        };
+    };
+    deleteMailbox: {
+        parameters: {
+            query?: {
+                /** @description true: raw mail, summaries and attachments are gone at once */
+                purge?: boolean;
+            };
+            header?: never;
+            path: {
+                /** @description the mailbox's address */
+                address: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description it accepts and shows nothing from now on */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    waitForMessage: {
+        parameters: {
+            query?: {
+                /** @description seconds */
+                timeout?: number;
+                /** @description a part of the From address */
+                from?: string | null;
+                /** @description a part of the subject */
+                subject?: string | null;
+                /** @description a message id or a time, exclusive */
+                after?: string | null;
+                /** @description null: the time-out is 200 with the JSON null, not 204 with nothing */
+                empty?: "null" | null;
+            };
+            header?: never;
+            path: {
+                /** @description the mailbox's address */
+                address: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description the oldest match; it is not marked read; null when none came in time and `empty=null` was said */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WholeMessage"] | null;
+                };
+            };
+            /** @description none came in time */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    listMessages: {
+        parameters: {
+            query?: {
+                /** @description rows at most; more than 200 gives 200 */
+                limit?: number;
+                /** @description rows to skip */
+                offset?: number;
+                /** @description from the Link header of the page before */
+                cursor?: string | null;
+                /** @description what to look for, as in GET /api/v1/messages */
+                q?: string | null;
+            };
+            header?: never;
+            path: {
+                /** @description the mailbox's address */
+                address: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description a page of them */
+            200: {
+                headers: {
+                    /** @description the next page, rel="next"; absent on the last */
+                    Link?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PlacedEntry"][];
+                };
+            };
+        };
+    };
+    getMessage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description the mailbox's address */
+                address: string;
+                /** @description the message's id */
+                message_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description the message */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WholeMessage"];
+                };
+            };
+        };
+    };
+    deleteMessage: {
+        parameters: {
+            query?: {
+                /** @description true: raw mail, summaries and attachments are gone at once */
+                purge?: boolean;
+            };
+            header?: never;
+            path: {
+                /** @description the mailbox's address */
+                address: string;
+                /** @description the message's id */
+                message_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description it is gone */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    getRawMessage: {
+        parameters: {
+            query?: {
+                /** @description of the page, instead of its key */
+                ticket?: string;
+            };
+            header?: never;
+            path: {
+                /** @description the mailbox's address */
+                address: string;
+                /** @description the message's id */
+                message_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description the message */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "message/rfc822": string;
+                };
+            };
+        };
+    };
+    getAttachment: {
+        parameters: {
+            query?: {
+                /** @description of the page, instead of its key */
+                ticket?: string;
+            };
+            header?: never;
+            path: {
+                /** @description the mailbox's address */
+                address: string;
+                /** @description the message's id */
+                message_id: string;
+                /** @description the attachment's index */
+                index: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description its bytes */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": string;
+                };
+            };
+        };
+    };
+    checkMessage: {
+        parameters: {
+            query?: {
+                /** @description true: ask whether its links answer (by HEAD, public addresses alone) */
+                links?: boolean;
+            };
+            header?: never;
+            path: {
+                /** @description the mailbox's address */
+                address: string;
+                /** @description the message's id */
+                message_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description the verdict */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Checks"];
+                };
+            };
+        };
+    };
+    sendMessage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NewMessage"];
+            };
+        };
+        responses: {
+            /** @description queued, durably; each is delivered at least once */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Sent"];
+                };
+            };
+        };
+    };
+    getSentMessage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description the message's id */
+                message_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description the message */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["OutboundMessage"];
+                };
+            };
+        };
+    };
+    getInfo: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description its ports, domains and address */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Info"];
+                };
+            };
+        };
+    };
+}

@@ -1,0 +1,83 @@
+/**
+ * What is waited for, and how: the part of it that makes no call, which `relay.ts` and the commands
+ * for Cypress share.
+ */
+
+import { RelayError, WaitTimeout, quoted } from "./errors.js";
+import type { EntryJson, MessageData, MessageJson } from "./records.js";
+
+/**
+ * A wait is asked for in parts of so many milliseconds, less than the time after which a proxy in
+ * between ends a connection on which nothing moves.
+ */
+export const PART = 20_000;
+
+/** For how long is waited, in milliseconds, unless it is said. */
+export const TIMEOUT = 10_000;
+
+/** How many lines of other mail an error has. */
+export const OTHERS = 20;
+
+/** Which message is meant; any, where nothing is said. */
+export interface Wanted {
+  /** A part of its subject, in any case. */
+  subject?: string | undefined;
+  /** A part of the From header's address, in any case. */
+  sender?: string | undefined;
+  /** A message, or its id: only what came later. */
+  after?: MessageData | string | undefined;
+}
+
+export interface WaitOptions extends Wanted {
+  /** For how long at most, in milliseconds; 10,000 unless said. */
+  timeout?: number | undefined;
+}
+
+/** What `…/messages/wait` is asked for.  Another name is refused: any mail would do. */
+export function asked(wanted: WaitOptions, part: number): Record<string, string | number> {
+  const { subject, sender, after, timeout: _, ...others } = wanted;
+  const [other] = Object.keys(others);
+  if (typeof wanted !== "object" || other !== undefined) {
+    const given = typeof wanted === "object" ? `not ${quoted(other ?? "")}` : "by their names";
+    throw new RelayError(`mail is waited for by subject, sender and after, ${given}`);
+  }
+  return {
+    empty: "null",
+    ...(subject !== undefined && { subject }),
+    ...(sender !== undefined && { from: sender }),
+    ...(after !== undefined && { after: idOf(after) }),
+    timeout: Math.round(part) / 1000,
+  };
+}
+
+/** Say in words what is waited for. */
+export function inWords({ subject, sender, after }: Wanted): string {
+  const words = [
+    ...(subject === undefined ? [] : [quoted(subject)]),
+    ...(sender === undefined ? [] : [`mail from ${quoted(sender)}`]),
+  ];
+  const said = words.join(" ") || "any mail";
+  return after === undefined ? said : `${said} after ${idOf(after)}`;
+}
+
+/** A message in one line. */
+export function inALine(
+  entry: Pick<EntryJson | MessageJson, "subject" | "received_at" | "from_address">,
+): string {
+  const subject = entry.subject === null ? "(no subject)" : quoted(entry.subject);
+  return `${entry.received_at} from ${entry.from_address || "<>"}: ${subject}`;
+}
+
+/** What a wait in vain fails with. */
+export function inVain(wanted: Wanted, timeout: number, others: readonly EntryJson[]): WaitTimeout {
+  return new WaitTimeout(inWords(wanted), timeout, others.map(inALine));
+}
+
+function idOf(message: MessageData | string): string {
+  return typeof message === "string" ? message : message.id;
+}
+
+/** An inbox's path. */
+export function pathOf(address: string): string {
+  return `/api/v1/mailboxes/${encodeURIComponent(address).replaceAll("%40", "@")}`;
+}

@@ -1,0 +1,107 @@
+// The command: what it prints, and its exit codes.
+
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { test } from "node:test";
+import { fileURLToPath } from "node:url";
+
+const PROGRAM = fileURLToPath(new URL("../dist/esm/cli.js", import.meta.url));
+
+/**
+ * @param {string[]} words
+ * @param {Record<string, string>} [env]
+ * @returns {Promise<{ code: number, out: string, err: string }>}
+ */
+const relayClient = (words, env = {}) =>
+  new Promise((done) => {
+    const child = execFile(
+      process.execPath,
+      [PROGRAM, ...words],
+      { env: { ...process.env, ...env } },
+      (_, out, err) => done({ code: child.exitCode ?? -1, out, err }),
+    );
+  });
+
+test("mail is sent, waited for and read", async () => {
+  const made = await relayClient(["inbox", "--ttl", "5"]);
+  assert.equal(made.code, 0);
+  const inbox = made.out.trim();
+  const sent = await relayClient([
+    "send",
+    "--from",
+    "shop@relay.localhost",
+    "--to",
+    inbox,
+    "--subject",
+    "Reset",
+    "--text",
+    "Your code is 271828. https://shop.example/reset?token=1",
+  ]);
+  assert.match(sent.out, /^[0-9a-f-]{36}\n$/);
+  const [waited, code, link, text, raw, messages, none, wrong] = await Promise.all([
+    relayClient(["wait", inbox, "--subject", "reset", "--timeout", "5s"]),
+    relayClient(["code", inbox]),
+    relayClient(["link", inbox, "/reset"]),
+    relayClient(["text", inbox]),
+    relayClient(["raw", inbox]),
+    relayClient(["messages", inbox, "from:shop"]),
+    relayClient(["none", inbox, "--timeout", "100ms"]),
+    relayClient(["link", inbox, "/welcome"]),
+  ]);
+  const message = JSON.parse(waited.out);
+  assert.deepEqual([message.subject, message.code], ["Reset", "271828"]);
+  assert.equal(code.out, "271828\n");
+  assert.equal(link.out, "https://shop.example/reset?token=1\n");
+  assert.match(text.out, /^Your code is 271828/);
+  assert.match(raw.out, /^(?=[^]*\r\n\r\n)[^]*Subject: Reset\r\n/);
+  assert.equal(JSON.parse(messages.out).length, 1);
+  assert.deepEqual([none.code, none.out], [1, ""]);
+  assert.match(none.err, /mail came where none was to come/);
+  assert.equal(wrong.code, 1);
+  assert.match(wrong.err, /no link like '\/welcome' in 'Reset'/);
+  assert.equal((await relayClient(["close", inbox])).code, 0);
+  const gone = await relayClient(["code", inbox, "--timeout", "1"]);
+  assert.equal(gone.code, 3);
+  assert.match(gone.err, /^relay-client: 404 mailbox-not-found: /);
+});
+
+test("an anonymous inbox is opened by what --json prints", async () => {
+  const anonymous = { RELAY_TOKEN: "" };
+  const plain = await relayClient(["inbox"], anonymous);
+  assert.match(plain.err, /what --json prints/);
+  const inbox = (await relayClient(["inbox", "--json"], anonymous)).out.trim();
+  assert.match(inbox, /"session_token":"rs_/);
+  const waited = await relayClient(["wait", inbox, "--timeout", "0.1"], anonymous);
+  assert.equal(waited.code, 1);
+  assert.equal(waited.err, "relay-client: waited 0.1 s for any mail; nothing came\n");
+  assert.equal((await relayClient(["close", inbox], anonymous)).code, 0);
+});
+
+test("what cannot be meant says so", async () => {
+  const calls = [
+    [],
+    ["wiat"],
+    ["wait"],
+    ["wait", "a@b", "c"],
+    ["wait", "a@b", "--timeout", "soon"],
+    ["send"],
+    ["inbox", "--ttl", "long"],
+    ["wait", "{}"],
+    ["--none"],
+  ];
+  for (const answer of await Promise.all(calls.map((words) => relayClient(words)))) {
+    assert.equal(answer.code, 2);
+    assert.match(answer.err, /^relay-client: \S.*\n/);
+  }
+  const away = await relayClient([
+    "wait",
+    "a@b",
+    "--timeout",
+    "0.1",
+    "--url",
+    "http://127.0.0.1:9",
+  ]);
+  assert.equal(away.code, 4);
+  assert.match((await relayClient(["--help"])).out, /Exit codes: 0/);
+  assert.match((await relayClient(["--version"])).out, /^\d+\.\d+\.\d+\n$/);
+});

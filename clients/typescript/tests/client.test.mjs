@@ -1,0 +1,444 @@
+// Inboxes and messages, against the relay at RELAY_URL.
+
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { readFileSync } from "node:fs";
+import { createServer } from "node:http";
+import { createServer as createSocketServer } from "node:net";
+import { test } from "node:test";
+import {
+  NoSuchLink,
+  NotDelivered,
+  Refused,
+  Relay,
+  RelayError,
+  UnexpectedMail,
+  Unreachable,
+  VERSION,
+  WaitTimeout,
+} from "relay-client";
+
+const relay = new Relay();
+const LINK = "https://id.shop.example/reset?token=1";
+
+/** @param {(inbox: import("relay-client").Inbox) => Promise<void>} body */
+const withInbox = (body) => async () => {
+  const inbox = await relay.inbox({ ttl: 10 });
+  try {
+    await body(inbox);
+  } finally {
+    await inbox.close();
+  }
+};
+
+/**
+ * @param {string} to
+ * @param {Partial<import("relay-client").NewMessage>} [given]
+ */
+async function deliver(to, given = {}) {
+  const text = `Your code is 271828.\n${LINK}\n`;
+  const [sent] = await relay.send({
+    from: "Shop <a@shop.example>",
+    to,
+    subject: "Reset",
+    text,
+    ...given,
+  });
+  await sent?.wait("sent");
+}
+
+/** @param {import("node:net").Server} server */
+const portOf = (server) => /** @type {import("node:net").AddressInfo} */ (server.address()).port;
+
+/** @param {Uint8Array | undefined} bytes */
+const text = (bytes) => new TextDecoder().decode(bytes);
+
+test(
+  "a message has its parts",
+  withInbox(async (inbox) => {
+    await deliver(inbox.address, { attachments: [{ filename: "invoice.pdf", content: "%PDF" }] });
+    const message = await inbox.wait({ subject: "reset", sender: "SHOP.EXAMPLE" });
+    assert.equal(message.code, "271828");
+    assert.equal(message.sender, "a@shop.example");
+    assert.equal(message.to, inbox.address);
+    assert.equal(message.subject, "Reset");
+    assert.equal(message.headers.get("subject"), "Reset");
+    assert.equal(message.headers.get("Subject"), "Reset");
+    assert.ok(message.headers.has("SUBJECT") && !message.headers.has("X-None"));
+    assert.equal(message.headers.get("X-None"), undefined);
+    assert.ok([...message.headers].some(([name]) => name === "Message-ID"));
+    assert.match(message.text ?? "", /^Your code/);
+    assert.equal(message.html, null);
+    assert.equal((await message.raw).length, message.size);
+    assert.ok(Date.now() - message.receivedAt.getTime() < 60_000);
+    assert.equal(message.attachments.length, 1);
+    const [file] = message.attachments;
+    assert.deepEqual(
+      [file?.filename, file?.contentType, file?.size],
+      ["invoice.pdf", "application/pdf", 4],
+    );
+    assert.equal(text(await file?.content), "%PDF");
+    assert.equal(await file?.content, await file?.content);
+    const checks = await message.checks();
+    assert.equal(checks.dkim.result, "none");
+    assert.ok(Array.isArray(checks.findings));
+    const { headers, attachments } = JSON.parse(JSON.stringify(message));
+    assert.deepEqual([headers.Subject, attachments[0].filename], ["Reset", "invoice.pdf"]);
+    await message.delete();
+    assert.deepEqual(await inbox.messages(), []);
+  }),
+);
+
+test(
+  "a link is found by path, host or pattern; what is like none says which there are",
+  withInbox(async (inbox) => {
+    await deliver(inbox.address);
+    const message = await inbox.wait();
+    assert.deepEqual(message.links, [LINK]);
+    for (const match of [
+      undefined,
+      "/reset",
+      "token=",
+      "shop.example",
+      "ID.shop.example",
+      /^https/g,
+      /^https/g,
+    ]) {
+      assert.equal(message.link(match), LINK);
+    }
+    for (const match of ["/id.shop", "hop.example", "example.com", /^http:/]) {
+      assert.throws(
+        () => message.link(match),
+        (error) => {
+          assert.ok(error instanceof NoSuchLink);
+          assert.match(
+            error.message,
+            /^no link like '.*' in 'Reset'; its links:\n {2}https:\/\/id\.shop\.example\/reset/,
+          );
+          return true;
+        },
+      );
+    }
+  }),
+);
+
+test(
+  "a wait ends as the message comes; `after` leaves out what was",
+  withInbox(async (inbox) => {
+    await deliver(inbox.address, { subject: "One" });
+    const first = await inbox.wait();
+    const [second] = await Promise.all([
+      inbox.wait({ after: first, timeout: 20_000 }),
+      new Promise((done) => setTimeout(done, 200)).then(() =>
+        deliver(inbox.address, { subject: "Two" }),
+      ),
+    ]);
+    assert.equal(second.subject, "Two");
+    assert.deepEqual(
+      (await inbox.waitMany(2)).map((one) => one.id),
+      [first.id, second.id],
+    );
+    assert.equal((await inbox.wait({ after: first.id })).id, second.id);
+  }),
+);
+
+test(
+  "a wait in vain says what came",
+  withInbox(async (inbox) => {
+    await assert.rejects(inbox.wait({ timeout: 100 }), {
+      name: "WaitTimeout",
+      message: "waited 0.1 s for any mail; nothing came",
+    });
+    await inbox.waitNone(100);
+    await deliver(inbox.address, { subject: "Welcome" });
+    await assert.rejects(
+      inbox.wait({ subject: "Reset", sender: "bank", timeout: 100 }),
+      (error) => {
+        assert.ok(error instanceof WaitTimeout && error instanceof RelayError);
+        assert.match(
+          error.message,
+          /^waited 0\.1 s for 'Reset' mail from 'bank'; 1 other came:\n {2}20\S+Z from a@shop\.example: 'Welcome'$/,
+        );
+        assert.equal(error.timeout, 100);
+        return true;
+      },
+    );
+    await assert.rejects(
+      inbox.waitMany(3, { timeout: 100 }),
+      /3 of any mail \(1 came\); 1 other came/,
+    );
+    await assert.rejects(inbox.waitNone(5_000), (error) => {
+      assert.ok(error instanceof UnexpectedMail);
+      assert.match(error.message, /^mail came where none was to come:\n.*'Welcome'$/);
+      return true;
+    });
+    await inbox.waitNone(100, { subject: "Reset" });
+    await assert.rejects(inbox.wait({ subject: "Reset", timeout: 0 }), /waited 0 s for 'Reset'/);
+    // What the type checker would find, for those who have none.
+    const careless = /** @type {any} */ (inbox);
+    await assert.rejects(
+      careless.wait({ from: "a@shop.example" }),
+      /by subject, sender and after, not 'from'/,
+    );
+    await assert.rejects(careless.wait("Reset"), /by subject, sender and after, by their names/);
+  }),
+);
+
+test(
+  "a list and a search have the newest first",
+  withInbox(async (inbox) => {
+    for (const number of [0, 1, 2]) await deliver(inbox.address, { subject: `Number ${number}` });
+    const subjects = (/** @type {{ subject: string | null }[]} */ found) =>
+      found.map((one) => one.subject);
+    assert.deepEqual(subjects(await inbox.messages()), ["Number 2", "Number 1", "Number 0"]);
+    assert.deepEqual(subjects(await inbox.messages(2)), ["Number 2", "Number 1"]);
+    assert.deepEqual(subjects(await inbox.search("subject:1 -from:bank")), ["Number 1"]);
+    await assert.rejects(inbox.search("form:shop"), (error) => {
+      assert.ok(error instanceof Refused);
+      assert.deepEqual([error.status, error.problem], [422, "invalid"]);
+      assert.match(error.message, /^422 invalid: .*no operator/);
+      return true;
+    });
+  }),
+);
+
+test("more than a page is listed whole", async () => {
+  const ids = Array.from({ length: 450 }, (_, at) => String(at));
+  let pages = 0;
+  const paged = new Relay({
+    url: "http://relay.example/below",
+    fetch: async (input) => {
+      const url = new URL(String(input));
+      const id = /messages\/(\d+)$/.exec(url.pathname)?.[1];
+      if (id)
+        return Response.json({
+          id,
+          links: [],
+          headers: {},
+          attachments: [],
+          received_at: "2026-01-01T00:00:00Z",
+        });
+      pages += 1;
+      const from = Number(url.searchParams.get("cursor") ?? 0);
+      const next = `/api/v1/mailboxes/a@b/messages?limit=200&cursor=${from + 200}`;
+      assert.equal(url.pathname, "/below/api/v1/mailboxes/a@b/messages");
+      return Response.json(
+        ids.slice(from, from + 200).map((one) => ({ id: one })),
+        { headers: from + 200 < ids.length ? { Link: `<${next}>; rel="next"` } : {} },
+      );
+    },
+  });
+  assert.deepEqual(
+    (await paged.mailbox("a@b").messages(1_000)).map((one) => one.id),
+    ids,
+  );
+  assert.equal(pages, 3);
+  assert.equal((await paged.mailbox("a@b").messages(200)).length, 200);
+  assert.equal(pages, 4);
+});
+
+test("an inbox ends when it is disposed of; one that was opened stays", async () => {
+  /** @type {typeof Symbol.asyncDispose} */
+  const dispose = Symbol.asyncDispose ?? /** @type {any} */ (Symbol.for("Symbol.asyncDispose"));
+  const inbox = await relay.inbox({ ttl: 10, localPart: `a/bc?${Date.now()}` });
+  assert.match(inbox.address, /^a\/bc\?\d+@/);
+  assert.equal(`${inbox}`, inbox.address);
+  const same = relay.mailbox(inbox.address);
+  assert.deepEqual(await same.messages(), []);
+  await same[dispose]();
+  assert.deepEqual(await inbox.messages(), []);
+  await inbox[dispose]();
+  await assert.rejects(same.wait({ timeout: 5_000 }), /^Refused: 404 mailbox-not-found/);
+  await inbox.close(); // twice does no harm
+});
+
+test("without a token an inbox has its own, which opens that inbox alone", async () => {
+  const anonymous = new Relay({ token: null });
+  const inbox = await anonymous.inbox();
+  await deliver(inbox.address);
+  assert.equal((await inbox.wait()).code, "271828");
+  assert.ok(inbox.sessionToken);
+  assert.equal((await anonymous.mailbox(inbox.address, inbox.sessionToken).messages()).length, 1);
+  await assert.rejects(anonymous.mailbox(inbox.address).messages(), /404/);
+  await assert.rejects(
+    anonymous.send({ from: "a@relay.localhost", to: inbox.address, text: "x" }),
+    /401/,
+  );
+  await inbox.close();
+});
+
+test(
+  "what is sent is followed, and queued once under one key",
+  withInbox(async (inbox) => {
+    let id = "";
+    for (let time = 0; time < 2; time++) {
+      const sent = await relay.send({
+        from: "shop@relay.localhost",
+        to: [inbox.address],
+        subject: "Invoice",
+        text: "Here it is.",
+        html: "<p>Here it is.",
+        headers: { "X-Order": "7" },
+        attachments: [
+          { filename: "note.txt", content: "read mé" },
+          { filename: "a.bin", content: Uint8Array.from({ length: 100_000 }, (_, at) => at % 256) },
+          { filename: "b", content: "1", contentType: "image/png" },
+        ],
+        idempotencyKey: `once-${inbox.address}`,
+      });
+      assert.equal(sent.length, 1);
+      assert.equal(sent[0]?.recipient, inbox.address);
+      await sent[0]?.wait();
+      assert.equal(await sent[0]?.status, "sent");
+      id = sent[0]?.id ?? "";
+    }
+    const message = await inbox.wait({ subject: "Invoice" });
+    const contents = await Promise.all(message.attachments.map((one) => one.content));
+    assert.equal(text(contents[0]), "read mé");
+    assert.deepEqual([contents[1]?.length, contents[1]?.[99_999]], [100_000, 99_999 % 256]);
+    assert.deepEqual(
+      message.attachments.map((one) => one.contentType),
+      ["text/plain", "application/octet-stream", "image/png"],
+    );
+    assert.equal(message.headers.get("x-order"), "7");
+    assert.equal((await inbox.messages()).length, 1);
+    assert.equal((await relay.outbound(id).entry()).attempts, 1);
+    const [lost] = await relay.send({
+      from: "shop@relay.localhost",
+      to: "nobody@relay.localhost",
+      text: "x",
+    });
+    await assert.rejects(relay.outbound(lost?.id ?? "").wait("sent"), (error) => {
+      assert.ok(error instanceof NotDelivered);
+      assert.match(error.message, /^the message is bounced, and will not be sent: .*550/);
+      return true;
+    });
+    await assert.rejects(
+      relay.outbound(id).wait("held"),
+      /the message is sent, and will not be held/,
+    );
+  }),
+);
+
+test("where mail is taken is said", async () => {
+  const info = await relay.info();
+  assert.match(info.smtp ?? "", /^127\.0\.0\.1:\d+$/);
+  assert.deepEqual([info.domains, info.publicUrl], [["relay.localhost"], process.env.RELAY_URL]);
+});
+
+test("a call of a client that is closed fails, one that is under way, too", async () => {
+  const client = new Relay();
+  const inbox = await client.inbox();
+  const waits = assert.rejects(
+    inbox.wait({ timeout: 20_000 }),
+    /^RelayError: the client is closed/,
+  );
+  await new Promise((done) => setTimeout(done, 50));
+  await client.close();
+  await waits;
+  await assert.rejects(client.info(), /the client is closed/);
+  await relay.mailbox(inbox.address).close();
+});
+
+test("a wait ends when its inbox is closed", async () => {
+  const inbox = await relay.inbox();
+  const waits = assert.rejects(
+    inbox.wait({ subject: "Reset", timeout: 20_000 }),
+    /^RelayError: the inbox was closed while 'Reset' was waited for$/,
+  );
+  await new Promise((done) => setTimeout(done, 50));
+  await inbox.close();
+  await waits;
+});
+
+test("what no relay is says so", async () => {
+  assert.throws(() => new Relay({ url: "localhost:8025" }), /begins with http:\/\/ or https:\/\//);
+  assert.throws(() => new Relay({ token: "a\nb" }), /the token has characters that no token has/);
+  const began = performance.now();
+  const gone = createServer().listen(0, "127.0.0.1");
+  await once(gone, "listening");
+  const nowhere = `http://127.0.0.1:${portOf(gone)}`;
+  await new Promise((done) => gone.close(done));
+  await assert.rejects(
+    new Relay({ url: nowhere }).mailbox("a@b.example").wait({ timeout: 300 }),
+    (error) => {
+      assert.ok(error instanceof Unreachable);
+      assert.match(
+        error.message,
+        /^the relay does not answer GET http:\/\/127\.0\.0\.1:\d+\/api\/.*wait \(for \d\.\d s: .*ECONNREFUSED/,
+      );
+      return true;
+    },
+  );
+  assert.ok(performance.now() - began >= 300, "it was asked again");
+  const teapot = createServer((_, response) => response.writeHead(418).end("teapot"));
+  teapot.listen(0, "127.0.0.1");
+  await once(teapot, "listening");
+  await assert.rejects(
+    new Relay({ url: `http://127.0.0.1:${portOf(teapot)}/` }).info(),
+    /^Refused: 418 unknown: .*"teapot"/,
+  );
+  teapot.close();
+});
+
+test("a server that hangs up is asked again, unless that could make something twice", async () => {
+  let asked = 0;
+  /** @type {number[]} */
+  const waits = [];
+  const server = createSocketServer((socket) => {
+    asked += 1;
+    socket.once("data", (request) => {
+      waits.push(Number(/timeout=([0-9.]+)/.exec(String(request))?.[1]));
+      socket.destroy();
+    });
+  });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const client = new Relay({ url: `http://127.0.0.1:${portOf(server)}` });
+  await assert.rejects(client.inbox(), /^Unreachable: .*POST http.*\/api\/v1\/mailboxes/);
+  assert.equal(asked, 1);
+  await assert.rejects(client.mailbox("a@b").wait({ timeout: 300 }), /^Unreachable: /);
+  assert.ok(asked > 2);
+  assert.ok((waits.at(-1) ?? 1) < (waits[1] ?? 0), "each try asks for what is left of the time");
+  server.close();
+});
+
+test("a relay that is not there yet is waited for, even by what could make something twice", async () => {
+  const server = createServer((_, response) => {
+    response.writeHead(201, { "Content-Type": "application/json" });
+    response.end(JSON.stringify({ address: "a@b.example", session_token: "rs_1" }));
+  });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const port = portOf(server);
+  await new Promise((done) => server.close(done));
+  const made = new Relay({ url: `http://127.0.0.1:${port}`, token: null }).inbox();
+  await new Promise((done) => setTimeout(done, 120));
+  server.listen(port, "127.0.0.1");
+  assert.equal((await made).sessionToken, "rs_1");
+  server.close();
+  server.closeAllConnections();
+});
+
+test("an answer of somebody in front who is busy is asked again", async () => {
+  /** @type {(number | [number, string])[]} */
+  const answers = [503, 502, 200];
+  const client = new Relay({
+    url: "http://relay.example",
+    token: "",
+    fetch: async (_, init) => {
+      assert.equal(new Headers(init?.headers).get("Authorization"), null);
+      const status = Number(answers.shift());
+      return status === 200
+        ? Response.json({ version: "1", domains: [] })
+        : new Response("busy", { status });
+    },
+  });
+  assert.equal((await client.info()).version, "1");
+  assert.deepEqual(answers, []);
+});
+
+test("the version is the package's", () => {
+  const manifest = readFileSync(new URL("../package.json", import.meta.url), "utf-8");
+  assert.equal(VERSION, JSON.parse(manifest).version);
+});

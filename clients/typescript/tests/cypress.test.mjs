@@ -1,0 +1,192 @@
+// The commands for Cypress, against a stand-in.
+//
+// Cypress itself is not run here: installing it fetches a program of several hundred megabytes from
+// elsewhere than npm.  The stand-in does what Cypress documents of `Cypress.Commands.add`, of `cy.env`,
+// `cy.request`, `cy.wait`, `cy.wrap` and `.then`: commands are queued, what a callback queues runs
+// before what was queued after it, and the first that fails ends the test.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { beforeEach, test } from "node:test";
+import { Relay } from "relay-client";
+
+/** @typedef {{ then: (next: (value: any) => unknown) => Chain, [name: string]: any }} Chain */
+
+let queue = Promise.resolve();
+/** @type {Record<string, any>} */
+const cy = {};
+/** @type {Record<string, any>} */
+const more = {}; // what may follow what was yielded
+/** @type {(() => unknown)[]} */
+const hooks = [];
+/** @type {string[]} */
+let requests = [];
+
+/**
+ * @param {() => unknown} command
+ * @returns {Chain}
+ */
+function queued(command) {
+  const done = queue.then(() => inner(command));
+  queue = done.then(() => undefined);
+  const chain = {
+    then: (/** @type {(value: any) => unknown} */ next) =>
+      queued(async () => {
+        const value = await done;
+        const given = await inner(() => next(value));
+        return given === undefined ? value : given;
+      }),
+  };
+  const named = Object.entries(more).map(([name, one]) => [
+    name,
+    (/** @type {unknown[]} */ ...given) => queued(async () => one(await done, ...given)),
+  ]);
+  return Object.assign(chain, Object.fromEntries(named), { yielded: done });
+}
+
+/** @param {() => any} callback */
+async function inner(callback) {
+  const outer = queue;
+  let mine = Promise.resolve();
+  queue = mine;
+  let given;
+  try {
+    given = callback();
+    mine = queue;
+  } finally {
+    queue = outer;
+  }
+  await mine;
+  return given?.yielded ?? given;
+}
+
+cy.env = (/** @type {string[]} */ names) =>
+  queued(() => Object.fromEntries(names.map((name) => [name, process.env[name]])));
+cy.wrap = (/** @type {unknown} */ value) => queued(() => Promise.resolve(value));
+cy.wait = (/** @type {number} */ time) =>
+  queued(() => new Promise((done) => setTimeout(() => done(time), time)));
+cy.request = (/** @type {any} */ { method, url, headers, qs, body, timeout, failOnStatusCode }) =>
+  queued(async () => {
+    assert.equal(failOnStatusCode, false);
+    requests.push(`${method} ${new URL(url).pathname}`);
+    const answer = await fetch(`${url}${qs ? `?${new URLSearchParams(qs)}` : ""}`, {
+      method,
+      headers: { ...headers, ...(body && { "Content-Type": "application/json" }) },
+      body: body ? JSON.stringify(body) : null,
+      signal: AbortSignal.timeout(timeout),
+    });
+    const said = await answer.text();
+    const isJson = answer.headers.get("Content-Type")?.split(";")[0]?.endsWith("json");
+    return { status: answer.status, headers: {}, body: isJson ? JSON.parse(said) : said };
+  });
+
+Object.assign(globalThis, {
+  cy,
+  Cypress: {
+    Commands: {
+      add(/** @type {string} */ name, /** @type {(...given: any[]) => unknown} */ command) {
+        cy[name] = (/** @type {any[]} */ ...given) => queued(() => command(...given));
+      },
+    },
+  },
+  afterEach: (/** @type {() => unknown} */ hook) => hooks.push(hook),
+});
+await import("relay-client/cypress");
+
+const relay = new Relay();
+
+/** @param {() => unknown} body */
+async function asATest(body) {
+  queue = Promise.resolve();
+  requests = [];
+  try {
+    await inner(body);
+  } finally {
+    queue = Promise.resolve();
+    for (const hook of hooks) await inner(hook);
+  }
+}
+
+beforeEach(() => {
+  queue = Promise.resolve();
+});
+
+test("an inbox is made, mail is waited for, and the inbox ends with the test", async () => {
+  /** @type {any} */
+  let message;
+  let address = "";
+  await asATest(() => {
+    cy.relayInbox({ ttl: 5 }).then((/** @type {any} */ inbox) => {
+      address = inbox.address;
+      return cy.wrap(
+        relay.send({
+          from: "a@shop.example",
+          to: address,
+          subject: "Welcome",
+          text: "Code 271828 https://shop.example/activate?token=1",
+        }),
+      );
+    });
+    cy.waitForMail({ subject: "Welcome" }).then((/** @type {any} */ found) => {
+      message = found;
+    });
+  });
+  assert.equal(message.code, "271828");
+  assert.equal(message.link("/activate"), "https://shop.example/activate?token=1");
+  assert.equal(message.headers.get("subject"), "Welcome");
+  assert.equal(requests.at(-1), `DELETE /api/v1/mailboxes/${address}`);
+  await assert.rejects(relay.mailbox(address).messages(), /404/);
+});
+
+test("a wait in vain says what came; it waits at the inbox that is named", async () => {
+  await assert.rejects(
+    asATest(() => {
+      cy.relayInbox().then((/** @type {any} */ inbox) => {
+        cy.wrap(
+          relay.send({ from: "a@shop.example", to: inbox.address, subject: "Welcome", text: "x" }),
+        );
+        cy.waitForMail();
+        cy.relayInbox();
+        cy.waitForMail({ inbox, subject: "Reset", timeout: 200 });
+      });
+    }),
+    /^WaitTimeout: waited 0\.2 s for 'Reset'; 1 other came:\n {2}20\S+ from a@shop\.example: 'Welcome'$/,
+  );
+  assert.equal(requests.filter((one) => one.startsWith("DELETE")).length, 2);
+});
+
+test("a refusal is said, and so is that there is no inbox", async () => {
+  await assert.rejects(
+    asATest(() => cy.waitForMail()),
+    /call cy\.relayInbox\(\) first/,
+  );
+  await assert.rejects(
+    asATest(() => cy.waitForMail({ inbox: { address: "no@relay.localhost", sessionToken: null } })),
+    /^Refused: 404 mailbox-not-found/,
+  );
+});
+
+test("the README's test runs", async () => {
+  const readme = readFileSync(new URL("../README.md", import.meta.url), "utf-8");
+  const program = /<!-- cypress -->\n```\w+\n([^]*?)```/.exec(readme)?.[1];
+  assert.ok(program);
+  /** @type {string[]} */
+  const visited = [];
+  cy.visit = (/** @type {string} */ url) => queued(() => visited.push(url));
+  cy.get = cy.contains = (/** @type {string} */ what) => queued(() => what);
+  more.type = (/** @type {string} */ _, /** @type {string} */ address) =>
+    relay.send({
+      from: "a@shop.example",
+      to: address,
+      subject: "Welcome",
+      text: "http://shop.example/activate",
+    });
+  more.click = () => undefined;
+  /** @type {(() => unknown)[]} */
+  const bodies = [];
+  new Function("it", program)((/** @type {string} */ _, /** @type {() => unknown} */ body) =>
+    bodies.push(body),
+  );
+  for (const body of bodies) await asATest(body);
+  assert.deepEqual(visited, ["/sign-up", "http://shop.example/activate"]);
+});

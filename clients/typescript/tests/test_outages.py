@@ -1,0 +1,53 @@
+"""A relay that is killed in the middle of a wait, and started again or not."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+from restarting import restartable
+
+_WAITS = """
+import { createInterface } from "node:readline/promises";
+import { Relay } from "relay-client";
+
+const lines = createInterface(process.stdin)[Symbol.asyncIterator]();
+const relay = new Relay({ url: process.argv[2], token: "" });
+const inbox = await relay.inbox();
+console.log(inbox.address);
+console.log((await inbox.wait({ subject: "Reset", timeout: 60_000 })).subject);
+await lines.next();
+await inbox.wait({ subject: "Other", timeout: 500 }).catch((error) => console.log(String(error)));
+process.exit();
+"""
+
+
+def test_a_wait_outlives_a_relay_that_is_killed(clean: Path, tmp_path: Path) -> None:
+    """The message comes from the relay that is started again; from none comes one clear error."""
+    program = clean / "waits.mjs"
+    program.write_text(_WAITS)
+    with (
+        restartable(tmp_path) as (where, kill, start),
+        subprocess.Popen(
+            ["node", str(program), where],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as node,
+    ):
+        assert node.stdin is not None
+        assert node.stdout is not None
+        try:
+            address = node.stdout.readline().strip()
+            time.sleep(0.3)  # it waits by now; if not, the test is easier
+            kill()
+            start(address)
+            assert node.stdout.readline() == "Reset\n"
+            kill()
+            node.stdin.write("go on\n")
+            node.stdin.flush()
+            assert node.stdout.readline().startswith("Unreachable: the relay does not answer GET ")
+            assert node.wait(20) == 0
+        finally:
+            node.kill()

@@ -1,0 +1,156 @@
+"""Playwright with Chromium, and Vitest, with the package as it is installed: the README's tests.
+
+Each runs one test that passes and one that fails, whose report has the mail that came.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import smtplib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from conftest import Run
+from readme import PROGRAMS
+from relay_client import Relay
+
+_CONFIG = """
+import { defineConfig } from "@playwright/test";
+
+export default defineConfig({
+  reporter: [["json", { outputFile: "report.json" }]],
+  use: {
+    baseURL: process.env.SHOP,
+    launchOptions: { executablePath: process.env.CHROMIUM, args: ["--no-sandbox"] },
+  },
+});
+"""
+_FAILS = """
+import { test } from "relay-client/playwright";
+
+test.use({ inboxOptions: { ttl: 5, localPart: `failed-${Date.now()}` } });
+test("fails", async ({ inbox, relay, smtpServer }) => {
+  if (smtpServer.user !== "fails") throw new Error(smtpServer.user);
+  const [from, to, html] = ["a@shop.example", inbox.address, "<b>Hi"];
+  await relay.send({ from, to, subject: "Hello", text: "code 271828", html });
+  await inbox.wait();
+  await inbox.wait({ subject: "Reset", timeout: 100 });
+});
+"""
+_VITEST_FAILS = """
+import { expect, test } from "relay-client/vitest";
+
+test("fails", async ({ inbox, relay, smtpServer }) => {
+  expect(smtpServer.url).toMatch(/^smtp:..fails:secret@/);
+  const [from, to] = ["a@shop.example", inbox.address];
+  await relay.send({ from, to, subject: "Hello", text: "code 271828" });
+  await inbox.wait();
+  await inbox.wait({ subject: "Reset", timeout: 100 });
+});
+"""
+_SHOP = """
+import { Relay } from "relay-client";
+
+export async function resetPassword(address) {
+  const text = "Your code is 271828.";
+  await new Relay().send({ from: "shop@relay.localhost", to: address, subject: "Reset", text });
+}
+"""
+
+
+def test_playwright(run: Run, clean: Path, chromium: str, relay: Relay) -> None:
+    """Somebody signs up with a browser; of the test that fails, mail and its HTML are attached."""
+    folder = clean / "browser"
+    folder.mkdir()
+    (folder / "playwright.config.ts").write_text(_CONFIG)
+    (folder / "sign-up.spec.ts").write_text(PROGRAMS["playwright"])
+    (folder / "fails.spec.ts").write_text(_FAILS)
+    with _shop(relay) as shop:
+        done = run(
+            "node", clean / "node_modules/@playwright/test/cli.js", "test", "--workers=1",
+            folder=folder, fails=True, SHOP=shop, CHROMIUM=chromium,
+        )  # fmt: skip
+    report = json.loads((folder / "report.json").read_text())
+    specs = {suite["file"]: suite["specs"][0] for suite in report["suites"]}
+    results = {file: spec["tests"][0]["results"] for file, spec in specs.items()}
+    (passed,) = results["sign-up.spec.ts"]
+    assert passed["status"] == "passed", f"{passed}\n{done.stdout}{done.stderr}"
+    assert passed["attachments"] == []
+    (failed,) = results["fails.spec.ts"]
+    assert failed["status"] == "failed"
+    assert "waited 0.1 s for 'Reset'; 1 other came:" in failed["error"]["message"]
+    text, html = failed["attachments"]
+    assert re.fullmatch(r"mail to failed-\d+@relay\.localhost", text["name"])
+    assert "from a@shop.example: Hello\ncode: 271828" in _content(text)
+    assert (html["name"], html["contentType"]) == ("mail: Hello", "text/html")
+    assert "<b>Hi" in _content(html)
+
+
+def _content(attachment: dict[str, Any]) -> str:
+    return base64.b64decode(attachment["body"]).decode()
+
+
+def test_vitest(run: Run, clean: Path) -> None:
+    """The README's test passes; beside the one that fails is what came."""
+    folder = clean / "unit"
+    folder.mkdir()
+    (folder / "shop.js").write_text(_SHOP)
+    (folder / "reset.test.ts").write_text(PROGRAMS["vitest"])
+    (folder / "fails.test.ts").write_text(_VITEST_FAILS)
+    done = run(
+        "node", clean / "node_modules/vitest/vitest.mjs", "run", "--reporter=default",
+        "--reporter=json", "--outputFile=report.json", folder=folder, fails=True,
+    )  # fmt: skip
+    report = json.loads((folder / "report.json").read_text())
+    results = {Path(one["name"]).name: one["assertionResults"][0] for one in report["testResults"]}
+    assert results["reset.test.ts"]["status"] == "passed", f"{done.stdout}{done.stderr}"
+    assert results["fails.test.ts"]["status"] == "failed"
+    (message,) = results["fails.test.ts"]["failureMessages"]
+    assert "waited 0.1 s for 'Reset'; 1 other came:" in message
+    assert "from a@shop.example: Hello\ncode: 271828" in done.stderr
+
+
+@contextmanager
+def _shop(relay: Relay) -> Iterator[str]:
+    """Serve an application at which one signs up, and which mails a link."""
+    host, _, port = str(relay.info().smtp).rpartition(":")
+
+    class Page(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            if self.path == "/activate?token=1":
+                self._answer("<h1>Welcome!</h1>")
+            else:
+                self._answer(
+                    '<form method="post"><label>Email <input name="email"></label>'
+                    "<button>Sign up</button></form>"
+                )
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            (address,) = parse_qs(body)["email"]
+            link = f"http://{self.headers['Host']}/activate?token=1"
+            text = f"Subject: Welcome\r\n\r\nGo to {link}\r\n"
+            with smtplib.SMTP(host, int(port)) as smtp:
+                smtp.sendmail("a@shop.example", [address], text)
+            self._answer("Look into your inbox.")
+
+        def _answer(self, html: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(html.encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

@@ -1,0 +1,49 @@
+"""The clients in `clients/`: their own tests, as `make test-clients` runs them, and their types."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.npm import node_modules
+
+HERE = Path(__file__).parent
+CLIENTS = HERE.parents[1] / "clients"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("client", ["python", "typescript"])
+def test_a_client_passes_its_own_tests(client: str) -> None:
+    """In a process of their own, each with a relay: they use the plug-in that they test."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"],
+        cwd=CLIENTS / client,
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.clients
+def test_pyright_finds_nothing_in_the_python_client() -> None:
+    """As strict as it gets, for Python 3.9; mypy looks at it in `make check`."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    pyright = node_modules(HERE / "pyright") / "pyright" / "index.js"
+    done = subprocess.run(
+        [node, pyright, "--project", CLIENTS / "python", "--pythonpath", sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "0 errors" in done.stdout

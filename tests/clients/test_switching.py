@@ -1,0 +1,164 @@
+"""Suites written for Mailpit and MailHog: their clients, unchanged, against `/compat`.
+
+docs/switching.md has a table of what passes; what these clients say is held against it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import smtplib
+import subprocess
+import sys
+from collections.abc import Iterator
+from email.message import EmailMessage
+from pathlib import Path
+
+import pytest
+
+from tests.npm import node_modules
+from tests.relay_process import RelayProcess
+
+pytestmark = pytest.mark.clients
+
+HERE = Path(__file__).parent
+DOCUMENT = HERE.parents[1] / "docs" / "switching.md"
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """A relay whose mail may all be deleted, and released to one domain, where nobody listens."""
+    env = {
+        "RELAY_SMTP__CHAOS": "true",
+        "RELAY_OUTBOUND__UPSTREAM": "smtp://127.0.0.1:9",
+        "RELAY_OUTBOUND__RELEASE_TO": "*@released.example",
+    }
+    data = tmp_path_factory.mktemp("switching") / "relay"
+    with RelayProcess(data, env=env) as process:
+        yield process
+
+
+def table(title: str) -> dict[str, str]:
+    """A table of the document: a call's name to what is said of it."""
+    section = DOCUMENT.read_text().split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|$", section, re.MULTILINE)
+    assert rows
+    return {name: said.strip() for name, said in rows}
+
+
+def send(relay: RelayProcess, *recipients: str) -> None:
+    """Send what the clients look for, and wait until it can be read."""
+    message = EmailMessage()
+    message["From"] = "Shop <shop@shop.example>"
+    message["To"] = ", ".join(recipients)
+    message["Subject"] = "Reset your password"
+    message.set_content("Your code is 482913.\nhttps://shop.example/reset?t=1")
+    message.add_alternative(
+        '<p>Your code: <b>482913</b> <a href="https://shop.example/reset?t=1">Reset</a></p>',
+        subtype="html",
+    )
+    message.add_attachment(b"%PDF", maintype="application", subtype="pdf", filename="invoice.pdf")
+    with smtplib.SMTP(*relay.smtp) as smtp:
+        smtp.send_message(message, "shop@shop.example", list(recipients))
+    with relay.http() as api:
+        for recipient in recipients:
+            wait = {"to": recipient, "timeout": "10"}
+            api.get("/api/v1/messages/wait", params=wait).raise_for_status().json()
+
+
+def run(script: str, relay: RelayProcess, path: str) -> dict[str, str]:
+    """What a script of `catchers` says of each call that it made: passed, or why not."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    done = subprocess.run(
+        [node, str(HERE / "catchers" / script)],
+        env={
+            **os.environ,
+            "NODE_PATH": str(node_modules(HERE / "catchers")),
+            "CATCHER": f"{relay.run['http']}{path}",
+            "PASSWORD": relay.run["admin_token"],
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def judged(found: dict[str, str], said: dict[str, str]) -> None:
+    """Hold what a client found against the document: `passes`, or the status that it names."""
+    assert found.keys() == said.keys()
+    for name, outcome in found.items():
+        wanted = re.match(r"[0-9]{3}", said[name])
+        if wanted is None:
+            assert (said[name], outcome) == ("passes", "passes"), name
+        else:
+            assert f"Mailpit API Error: {wanted[0]} " in outcome, f"{name}: {outcome}"
+
+
+def test_mailpit_api(relay: RelayProcess) -> None:
+    """Each call of the npm client, with what it answers."""
+    send(relay, "ada@customer.example", "bob@customer.example")
+    judged(run("mailpit-api.js", relay, "/compat/mailpit"), table("mailpit-api"))
+
+
+def test_cypress_mailhog(relay: RelayProcess) -> None:
+    """Each command of the Cypress plug-in."""
+    send(relay, "ada@customer.example", "bob@customer.example")
+    judged(run("cypress-mailhog.js", relay, "/compat/mailhog/"), table("cypress-mailhog"))
+
+
+def test_pytest_mailpit(relay: RelayProcess, tmp_path: Path) -> None:
+    """Its fixtures, in a suite of its own and in an environment of its own."""
+    shutil.copy(HERE / "pytest_mailpit" / "suite.py", tmp_path / "test_suite.py")
+    host, port = relay.smtp
+    done = subprocess.run(
+        [
+            *(environment() / "bin" / "python", "-W", "error", "-m", "pytest", "-rA", "-q"),
+            *("-p", "no:cacheprovider", "--mailpit-url", f"{relay.run['http']}/compat/mailpit/"),
+        ],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "MAILPIT_USERNAME": "any",
+            "MAILPIT_PASSWORD": relay.run["admin_token"],
+            "MAILPIT_SMTP": f"{host}:{port}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    passed = re.findall(r"^PASSED test_suite\.py::test_(\w+)", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, done.stdout
+    assert dict.fromkeys(passed, "passes") == table("pytest-mailpit")
+
+
+def environment() -> Path:
+    """Where pytest-mailpit is installed, apart: its fixtures are no part of these tests."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = cache / "relay-tests" / "pytest-mailpit"
+    lock = (HERE / "pytest_mailpit" / "requirements.lock").read_bytes()
+    done = place / "installed.lock"
+    if done.exists() and done.read_bytes() == lock:
+        return place
+    commands = (
+        [sys.executable, "-m", "venv", "--clear", str(place)],
+        [
+            *(str(place / "bin/python"), "-m", "pip", "install", "--quiet"),
+            *("--disable-pip-version-check", "--require-hashes"),
+            *("-r", str(HERE / "pytest_mailpit" / "requirements.lock")),
+        ],
+    )
+    for command in commands:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        if ran.returncode != 0:
+            pytest.skip(f"pytest-mailpit cannot be installed: {ran.stderr[-300:]}")
+    done.write_bytes(lock)
+    return place

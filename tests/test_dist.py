@@ -1,0 +1,172 @@
+"""The packages that are given out: how they are called, what they hold, that they work alone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.dist import ROOT, build
+
+README = (ROOT / "clients" / "python" / "README.md").read_text()
+APPLICATION = """\
+import smtplib
+from email.message import EmailMessage
+
+
+def sign_up(address, server):
+    message = EmailMessage()
+    message["From"], message["To"], message["Subject"] = "shop@shop.example", address, "Welcome"
+    message.set_content("Your code is 271828. https://shop.example/activate?t=1")
+    with smtplib.SMTP(server.host, server.port) as smtp:
+        smtp.send_message(message)
+"""
+
+
+def project(folder: Path) -> dict[str, object]:
+    """What a project says of itself."""
+    found: dict[str, object] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def test_the_distribution_has_a_name_of_its_own() -> None:
+    """Both commands run the one program, and the modules beside `relay` are named."""
+    found = project(ROOT)
+    assert found["name"] == "relay-mail"
+    scripts = found["scripts"]
+    assert isinstance(scripts, dict)
+    assert scripts.keys() == {"relay", "relay-mail"}
+    assert len(set(scripts.values())) == 1
+    assert "relay, actors and supervisor" in str(found["description"])
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "relay/__init__.py").read_text())
+    assert version is not None
+    assert found["version"] == version[1]
+
+
+def test_a_wheel_has_every_file_that_the_program_reads() -> None:
+    """Pages, templates, migrations, settings: what is committed beside the code is packed."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packed = {
+        file
+        for pattern in settings["package-data"]["relay"]
+        for file in (ROOT / "relay").glob(pattern)
+    }
+    others = {
+        file
+        for folder in ("relay", "actors")
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and file.suffix != ".py" and file.parent.name != "__pycache__"
+    }
+    assert others <= packed
+
+
+def digest(package: Path) -> tuple[str, str]:
+    """Its name and what is in it."""
+    return package.name, hashlib.sha256(package.read_bytes()).hexdigest()
+
+
+@pytest.mark.soak  # everything is built twice, installed and started: minutes, and a network
+def test_built_packages_work_alone(tmp_path: Path) -> None:
+    """The same bytes twice; in a clean environment `relay-mail demo` ends with 0, the test of
+    a sign-up that the client's README begins with passes, and both have what the tree's own have.
+    A source distribution makes the same wheel."""
+    names = ("relay", "python") + (("typescript",) if shutil.which("npm") else ())
+    packages = build(tmp_path / "one", names)
+    assert [digest(one) for one in packages] == [
+        digest(one) for one in build(tmp_path / "two", names)
+    ]
+    wheels = {one.name.partition("-")[0]: one for one in packages if one.suffix == ".whl"}
+    (source,) = (one for one in packages if one.name.endswith(".tar.gz"))
+    assert held(wheels["relay_mail"]) == held(wheel_of(source, tmp_path))
+    began = time.monotonic()
+    environment = tmp_path / "environment"
+    run([sys.executable, "-m", "venv", str(environment)], tmp_path)
+    python = str(environment / "bin" / "python")
+    run(
+        [
+            *(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+            *(*map(str, wheels.values()), "pytest"),
+        ],
+        tmp_path,
+    )
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "application.py").write_text(APPLICATION)
+    five_lines = README.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "suite" / "test_sign_up.py").write_text(
+        f"from application import sign_up\n\n\n{five_lines}"
+    )
+    said = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider"], tmp_path / "suite")
+    took = time.monotonic() - began
+    assert "1 passed" in said
+    assert took < 60.0, f"{took:.0f} s from the first command to a test that passed"
+    run([str(environment / "bin" / "relay-mail"), "demo"], tmp_path)
+    look_at_examples(python, tmp_path / "examples")
+
+
+def look_at_examples(python: str, folder: Path) -> None:
+    """Those of the Python client pass, and the HTML report of one that fails has its mail."""
+    shutil.copytree(ROOT / "clients" / "python" / "examples", folder)
+    others = ("django", "pytest-django", "flask-mail", "pytest-html")
+    run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *others], folder)
+    said = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider"], folder)
+    assert "3 passed" in said
+    example = folder / "test_flask.py"
+    example.write_text(example.read_text().replace('== "482913"', '== "another"'))
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q", example, "--html=report.html", "--self-contained-html"],
+        cwd=folder, env=outside(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    report = (folder / "report.html").read_text()
+    texts = re.findall(r"data:text/plain;charset=utf-8;base64,([A-Za-z0-9+/=]+)", report)
+    assert any(b"Your code is 482913." in base64.b64decode(text) for text in texts)
+
+
+def held(wheel: Path) -> dict[str, bytes]:
+    """What a wheel holds, but for the list of it."""
+    with zipfile.ZipFile(wheel) as packed:
+        return {
+            name: packed.read(name) for name in packed.namelist() if not name.endswith("/RECORD")
+        }
+
+
+def wheel_of(source: Path, scratch: Path) -> Path:
+    """The wheel that a source distribution makes."""
+    out = scratch / "of-source"
+    run(
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+            *("--disable-pip-version-check", "--wheel-dir", str(out), str(source)),
+        ],
+        scratch,
+    )
+    (wheel,) = out.iterdir()
+    return wheel
+
+
+def run(command: list[str], folder: Path) -> str:
+    """Run it as a user of the packages would: nothing of this tree is on its path."""
+    done = subprocess.run(
+        command, cwd=folder, env=outside(), capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def outside() -> dict[str, str]:
+    """The environment of somebody who has no tree of Relay."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RELAY_", "PYTHON"))
+    }
