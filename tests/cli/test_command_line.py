@@ -54,7 +54,9 @@ def test_a_relay_that_is_starting_is_waited_for(relay: RelayProcess, tmp_path: P
             process.wait(1.5)
         data.write_run(relay.run)
         out, err = process.communicate(timeout=30)
-        assert (process.returncode, err) == (0, b"")
+        # The relay is shared: it may warn of what other tests sent.
+        said = [line for line in err.splitlines() if not line.startswith(b"warning: ")]
+        assert (process.returncode, said) == (0, [])
         assert b"relay" in out
     finally:
         process.kill()
