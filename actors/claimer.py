@@ -39,8 +39,9 @@ from prometheus_client import Counter, Histogram
 
 from actors.messages import Claiming, Credit, Deliver, Due, NothingHigh, SweepNow, Wake
 from actors.periodic import wait_for_messages
+from relay.chance import new_rng
 from relay.errors import DatabaseUnavailable
-from relay.jitter import jittered, new_rng
+from relay.jitter import jittered
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outage import Outage

@@ -27,8 +27,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from actors.messages import SweepNow, Wake
 from actors.periodic import wait_for_messages
+from relay.chance import new_rng
 from relay.errors import DatabaseUnavailable
-from relay.jitter import new_rng
 from relay.keyring import Keyring
 from relay.lifecycle import token_queue
 from relay.lifecycle.batching import Batching, Reason

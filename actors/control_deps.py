@@ -40,6 +40,7 @@ from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
 from relay.mailboxes.summaries import unparsed
 from relay.mailboxes.verdicts import Judge
+from relay.net import gethostname, own_address
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.gates import Gates, Standing
 from relay.outbound.right_of_way import RightOfWay
@@ -105,7 +106,7 @@ def control_deps(
                 keys,
                 admin_token_hash=resources.admin_token_hash,
                 # From one start to the next.
-                node=f"{socket.gethostname()}:{resources.data_dir}",
+                node=f"{gethostname()}:{resources.data_dir}",
             ),
             hub=resources.hub,
             accept=Acceptor(writer, pool).accept,
@@ -158,7 +159,7 @@ def control_deps(
                 starttls=resources.certificate is not None,
             ),
             captures=captures(
-                settings.smtp, (sock.getsockname()[0] for sock in resources.smtp_sockets)
+                settings.smtp, (own_address(sock)[0] for sock in resources.smtp_sockets)
             ),
             max_message_bytes=settings.smtp.max_message_bytes,
             links=links,

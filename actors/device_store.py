@@ -18,18 +18,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import trio
 from prometheus_client import Counter
 
 from actors.periodic import wait_for_messages
 from relay import metrics
+from relay.chance import new_rng, uuid4
 from relay.db import leases
 from relay.db.pool import Pool
 from relay.devices.store import InboxStore, StoreUnavailable
 from relay.errors import DatabaseUnavailable
-from relay.jitter import jittered, new_rng
+from relay.jitter import jittered
 from relay.log import get_logger
 from supervisor import Context, Drained
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from relay.chance import new_rng
 from relay.db.embedded import Embedded
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.jitter import new_rng
 from relay.log import get_logger
 from relay.outage import Outage
 

@@ -29,7 +29,7 @@ import math
 import random
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import psycopg
 import trio
@@ -37,11 +37,12 @@ from prometheus_client import Counter
 
 from actors.messages import SweepNow
 from actors.periodic import wait_for_messages
+from relay.chance import new_rng, uuid4
 from relay.db import leases
 from relay.db.leases import Lease
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.jitter import jittered, new_rng
+from relay.jitter import jittered
 from relay.lifecycle import token_queue
 from relay.log import get_logger
 from relay.mailboxes import reclaim

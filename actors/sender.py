@@ -51,10 +51,10 @@ from prometheus_client import Gauge
 from actors.accepting import hand_over
 from actors.messages import Accept, Claiming, Credit, Deliver, Due, NothingHigh
 from relay.accepted import Accepted
+from relay.chance import new_rng
 from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.jitter import new_rng
 from relay.log import get_logger
 from relay.mailboxes.capture import Capture
 from relay.metrics import registry

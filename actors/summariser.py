@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import trio
 from prometheus_client import Counter
@@ -50,6 +50,7 @@ from psycopg.pq.abc import PGresult
 
 from actors.messages import SweepNow
 from actors.periodic import wait_for_messages
+from relay.chance import uuid4
 from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure

@@ -24,13 +24,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import trio
 from prometheus_client import Counter
 
 from actors.messages import SweepNow, Wake
 from actors.periodic import wait_for_messages
+from relay.chance import uuid4
 from relay.db import leases
 from relay.db.leases import Lease
 from relay.db.pool import Pool

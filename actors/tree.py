@@ -82,10 +82,8 @@ import math
 import resource
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import trio
 
@@ -118,6 +116,7 @@ from actors.resources import Resources
 from actors.serving import SMTP_DRAIN
 from relay.access.keys import Keys
 from relay.access.password_checks import PasswordChecks
+from relay.chance import new_rng, utc_now, uuid4
 from relay.db import channels
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
@@ -131,7 +130,6 @@ from relay.errors import ConfigError
 from relay.history import History
 from relay.http.links import Links
 from relay.http.serve import MAX_CONNECTIONS
-from relay.jitter import new_rng
 from relay.lifecycle import budget_store
 from relay.lifecycle.batching import Adaptive, Fixed
 from relay.lifecycle.budget import Budget
@@ -140,6 +138,7 @@ from relay.lifecycle.token_mailer import TokenMailer
 from relay.load import Senders
 from relay.mailboxes.capture import Capture
 from relay.mailboxes.store import Store
+from relay.net import own_address
 from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import DueLane
@@ -829,7 +828,7 @@ def _lmtp_limits(settings: Settings, connections: int) -> SmtpLimits:
 def _capture(settings: Settings, resources: Resources) -> Capture | None:
     """What mail for others' domains is kept by, if it is."""
     smtp = settings.smtp
-    if not captures(smtp, (sock.getsockname()[0] for sock in resources.smtp_sockets)):
+    if not captures(smtp, (own_address(sock)[0] for sock in resources.smtp_sockets)):
         return None
     own = smtp.domains if smtp.chaos else (*smtp.domains, CHAOS_DOMAIN)
     return Capture.beside(own, smtp.capture_ttl, smtp.capture_mailboxes)
@@ -907,7 +906,7 @@ def _local_wake(
     """Return what tells the claimer, and through it other nodes, of mail that was queued."""
 
     def tell(due_lanes: Collection[DueLane]) -> None:
-        now = datetime.now(UTC)  # for mail of another day; a clock that is off costs a moment
+        now = utc_now()  # for mail of another day; a clock that is off costs a moment
         if any(not due_lane.priority and due_lane.due_at <= now for due_lane in due_lanes):
             right_of_way.expect(trio.current_time())
         _put(claimer_box, Due(tuple(due_lanes), announce=True))

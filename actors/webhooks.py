@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -31,8 +30,8 @@ import trio
 
 from actors.messages import SweepNow
 from actors.periodic import wait_for_messages
+from relay.chance import new_rng, time
 from relay.errors import DatabaseUnavailable
-from relay.jitter import new_rng
 from relay.keyring import Keyring
 from relay.log import get_logger
 from relay.metrics import registry
@@ -193,9 +192,7 @@ class _Posting:
             await self._webhooks.told(event)
             self._note(event, "moot")
             return
-        headers = signed_headers(
-            self._keyring.signing, event.signer, event.id, body, int(time.time())
-        )
+        headers = signed_headers(self._keyring.signing, event.signer, event.id, body, int(time()))
         status = 0
         final = False
         try:

@@ -38,7 +38,7 @@ import trio
 from actors.resources import Resources
 from actors.tree import Parts, build_tree, wire
 from relay import log as logging
-from relay import metrics
+from relay import metrics, net
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir
 from relay.db.cluster import Cluster
@@ -255,13 +255,13 @@ class _Listening:
             return self
         host, port = parse_endpoint(self.address)
         try:
-            self._listen(host, port)
+            self.sockets = net.listen(host, port, share=self.share)
         except OSError as error:
             if not self.instead or error.errno != errno.EADDRINUSE:
                 raise self._refused(error) from error
             self.moved = True
             try:
-                self._listen(host, 0)
+                self.sockets = net.listen(host, 0, share=self.share)
             except OSError as again:
                 raise self._refused(again) from again
         return self
@@ -271,29 +271,6 @@ class _Listening:
             f"{self.name} is {self.address!r}, which cannot be listened on "
             f"({error.strerror}); choose a free address and port, or port 0."
         )
-
-    def _listen(self, host: str, port: int) -> None:
-        bound: list[socket.socket] = []
-        try:
-            for family, kind, proto, _, address in socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            ):
-                listener = socket.socket(family, kind, proto)
-                bound.append(listener)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if self.share:
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if family == socket.AF_INET6:
-                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                # A free port, once taken, is the port of the host's other addresses too.
-                listener.bind((address[0], port or bound[0].getsockname()[1], *address[2:]))
-                listener.listen(1024)
-                listener.setblocking(False)
-        except OSError:
-            for listener in bound:
-                listener.close()
-            raise
-        self.sockets = tuple(bound)
 
     def __exit__(self, *_: object) -> None:
         for listener in self.sockets:

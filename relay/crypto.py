@@ -14,28 +14,28 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 from collections.abc import Sequence
 from uuid import UUID
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
+from relay.chance import token_urlsafe
 from relay.errors import TemporaryFailure
 
 
 def new_session_token() -> str:
     """Return a new session token of one mailbox: `rs_` and 43 URL-safe characters."""
-    return "rs_" + secrets.token_urlsafe(32)
+    return "rs_" + token_urlsafe(32)
 
 
 def new_api_token() -> str:
     """Return a new API key: `rk_` and 43 URL-safe characters."""
-    return "rk_" + secrets.token_urlsafe(32)
+    return "rk_" + token_urlsafe(32)
 
 
 def new_admin_token() -> str:
     """Return the administrator's token of one start: `ra_` and 43 URL-safe characters."""
-    return "ra_" + secrets.token_urlsafe(32)
+    return "ra_" + token_urlsafe(32)
 
 
 def hash_token(token: str) -> bytes:

@@ -14,10 +14,10 @@ Fails: never.  Two threads that make ids at once may get them in either order.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 from uuid import UUID
+
+from relay.chance import time_ns, urandom
 
 _SECOND = 4_096_000  # in the unit of `Ids._last`
 
@@ -25,7 +25,7 @@ _SECOND = 4_096_000  # in the unit of `Ids._last`
 class Ids:
     """Makes ids; `clock` gives nanoseconds since the epoch."""
 
-    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, clock: Callable[[], int] = time_ns) -> None:
         self._clock = clock
         self._last = 0  # 4096ths of a millisecond since the epoch
 
@@ -35,7 +35,7 @@ class Ids:
         if self._last - _SECOND < at <= self._last:
             at = self._last + 1
         self._last = at
-        chance = int.from_bytes(os.urandom(8), "big") >> 2
+        chance = int.from_bytes(urandom(8), "big") >> 2
         return UUID(int=at >> 12 << 80 | 0x7 << 76 | (at & 0xFFF) << 64 | 0x2 << 62 | chance)
 
 

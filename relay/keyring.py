@@ -8,10 +8,9 @@ Fails with `ConfigError` where the data directory does.
 
 from __future__ import annotations
 
-import secrets
-
 from cryptography.fernet import Fernet
 
+from relay.chance import token_bytes
 from relay.crypto import Vault
 from relay.datadir import DataDir
 
@@ -48,7 +47,7 @@ class Keyring:
 
     def renew_signing(self) -> None:
         """Sign with a new key from now on."""
-        keys = (secrets.token_bytes(32), *self._signing)[: 1 + self.OLD_SIGNING_KEYS]
+        keys = (token_bytes(32), *self._signing)[: 1 + self.OLD_SIGNING_KEYS]
         self._data.keep("secret_key", ",".join(key.hex() for key in keys))
         self._signing = keys
 

@@ -25,6 +25,7 @@ import httpx
 import trio
 
 from relay.errors import TemporaryFailure
+from relay.net import getaddrinfo
 
 _NOT_PUBLIC_4 = tuple(
     ipaddress.IPv4Network(net)
@@ -68,7 +69,7 @@ MAX_URL = 2048
 """Bytes of a URL."""
 
 Resolve = Callable[..., Awaitable[Any]]
-"""`trio.socket.getaddrinfo`, or what a test puts in its place."""
+"""`relay.net.getaddrinfo`, or what a test puts in its place."""
 
 
 class NotPublic(TemporaryFailure):
@@ -124,7 +125,7 @@ async def addresses_of(
     port: int,
     *,
     allow_private: bool = False,
-    resolve: Resolve = trio.socket.getaddrinfo,
+    resolve: Resolve = getaddrinfo,
 ) -> list[str]:
     """Return every address of `host`, each of which may be connected to.
 

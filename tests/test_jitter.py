@@ -2,7 +2,8 @@
 
 import random
 
-from relay.jitter import jittered, new_rng
+from relay.chance import new_rng
+from relay.jitter import jittered
 
 
 def test_a_quarter_more_or_less():

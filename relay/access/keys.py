@@ -14,7 +14,6 @@ deleted rather than revoked, since there may be one for each start.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +21,7 @@ from typing import Any
 from uuid import UUID
 
 from relay.addresses import canonical
+from relay.chance import monotonic
 from relay.crypto import hash_token, new_api_token
 from relay.db.pool import Pool
 from relay.errors import Invalid, TemporaryFailure
@@ -248,7 +248,7 @@ class Keys:
         return key
 
     async def _note_use(self, key_id: UUID) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if now - self._noted.get(key_id, -_NOTED_EVERY) < _NOTED_EVERY:
             return
         if len(self._noted) >= _MOST_NOTED:

@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 from urllib.parse import quote
 
 from relay.addresses import a_labels
+from relay.chance import time
 from relay.checks.details import in_one_line, quoted
 from relay.dns.questions import MAX_NAME, Answer, Asking, Question, RecordType, Status, is_name
 from relay.ip import ip_address
@@ -130,7 +130,7 @@ def check(
     mail_from: str,
     *,
     receiver: str = "unknown",
-    now: Callable[[], float] = time.time,
+    now: Callable[[], float] = time,
 ) -> Asking[Spf]:
     """Check the domain of an envelope's sender (of HELO, where that is empty) against a client.
 

@@ -30,7 +30,6 @@ import importlib.util
 import json
 import os
 import pwd
-import secrets
 import shutil
 import signal
 import stat
@@ -41,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from relay import child_environment, files
+from relay.chance import token_hex
 from relay.errors import ConfigError
 
 ROLE = "relay"
@@ -165,7 +165,7 @@ class Cluster:
         """Begin to make it, in a process, if it is not there; returns at once."""
         if self._initdb is not None or self.version is not None:
             return
-        self._scratch = self.base / f"{_SCRATCH}-{secrets.token_hex(4)}"
+        self._scratch = self.base / f"{_SCRATCH}-{token_hex(4)}"
         command, options = self.command(
             "initdb",
             *("--pgdata", str(self._scratch), "--username", ROLE, "--auth", "trust"),

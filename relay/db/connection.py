@@ -37,7 +37,6 @@ import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from time import monotonic
 from types import TracebackType
 from typing import Any, Self, cast
 from weakref import ref
@@ -66,13 +65,14 @@ from trio.lowlevel import (
     checkpoint,
     checkpoint_if_cancelled,
     notify_closing,
-    wait_readable,
-    wait_writable,
 )
 
+from relay.chance import monotonic
 from relay.db.doubt import NotReplicated, is_doubt
 from relay.db.hosts import SILENT_SHARE, Host, Hosts, host_of
+from relay.db.waits import more_now, ready_now, wait_readable, wait_writable
 from relay.log import get_logger
+from relay.net import getaddrinfo
 
 log = get_logger()
 
@@ -87,7 +87,6 @@ _OK = pq.ConnStatus.OK
 _GOOD = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK})
 _R, _W, _RW = waiting.Wait.R, waiting.Wait.W, waiting.Wait.RW
 _READY_R, _READY_W = waiting.Ready.R, waiting.Ready.W
-_ready_now = waiting._ready  # a poll() with a time-out of zero, in C
 
 # Sent unless the DSN says otherwise.  A peer that vanished without a FIN (a host that lost its
 # power) is noticed within five seconds by who waits for it, within twelve by who only listens.
@@ -457,7 +456,7 @@ class Connection(psycopg.AsyncConnection[Any]):
                     if not (
                         read
                         and monotonic() - self._turn_began <= _BUSY_FOR
-                        and _ready_now(fileno, _R)
+                        and more_now(fileno, _R)
                     ):
                         await wait_readable(fileno)
                         self._turn_began = monotonic()
@@ -469,7 +468,7 @@ class Connection(psycopg.AsyncConnection[Any]):
                     if monotonic() - self._turn_began > _BUSY_FOR:
                         await checkpoint()
                         self._turn_began = monotonic()
-                    ready = _ready_now(fileno, wanted) or await _wait_for(fileno, wanted)
+                    ready = ready_now(fileno, wanted) or await _wait_for(fileno, wanted)
                 wanted = gen.send(ready)
         except StopIteration as done:
             if self.unreplicated:
@@ -659,7 +658,7 @@ class Connection(psycopg.AsyncConnection[Any]):
 
     def has_input(self) -> bool:
         """Whether unread bytes, or the end of the stream, have arrived.  One system call."""
-        return bool(_ready_now(self.pgconn.socket, _R))
+        return bool(ready_now(self.pgconn.socket, _R))
 
 
 _VALUES = re.compile(
@@ -732,7 +731,7 @@ async def _wait_for(fileno: int, wanted: int) -> waiting.Ready:
     with select.epoll() as either:
         either.register(fileno, select.EPOLLIN | select.EPOLLOUT)
         await wait_readable(either.fileno())
-    return waiting.Ready(_ready_now(fileno, _RW))
+    return waiting.Ready(ready_now(fileno, _RW))
 
 
 async def _drive(gen: PQGenConn[RV]) -> RV:
@@ -763,7 +762,7 @@ async def _attempts(params: ConnDict) -> list[ConnDict]:
         else:
             # libpq would block the loop in its own look-up.
             try:
-                found = await trio.socket.getaddrinfo(
+                found = await getaddrinfo(
                     host,
                     get_param(attempt, "port") or "5432",
                     type=socket.SOCK_STREAM,

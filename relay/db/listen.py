@@ -27,9 +27,9 @@ import psycopg
 import trio
 from psycopg import sql
 
+from relay.chance import new_rng
 from relay.db.connection import Connection, connect
 from relay.db.hosts import Hosts
-from relay.jitter import new_rng
 from relay.log import get_logger
 from relay.outage import Outage
 

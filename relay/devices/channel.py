@@ -25,6 +25,7 @@ from trio.lowlevel import wait_readable, wait_writable
 
 from relay.devices.noise import Handshake, HandshakeFailed, KeyPair, Pattern, Transport
 from relay.devices.wire import Splitter, prefixed
+from relay.net import peer_address
 
 _CHUNK = 65_536  # bytes of one recv
 _HANDSHAKE_CHUNK = 4096
@@ -78,7 +79,7 @@ class Channel:
     def host(self) -> str:
         """The peer's address; empty when it has gone already."""
         try:
-            return str(self.sock.getpeername()[0])
+            return str(peer_address(self.sock)[0])
         except (OSError, IndexError):  # the latter: a pair of sockets, as tests use
             return ""
 

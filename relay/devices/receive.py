@@ -20,12 +20,12 @@ send in order.
 from __future__ import annotations
 
 import math
-import random
 from contextlib import suppress
 
 import trio
 from prometheus_client import Counter
 
+from relay.chance import new_rng
 from relay.devices.channel import Channel
 from relay.devices.limits import DeviceLimits
 from relay.devices.noise import Undecryptable
@@ -52,6 +52,8 @@ ACKNOWLEDGED = Counter(
 _MAX_ID = 2**63 - 1  # the largest that the stores give; the frame has room for more
 _DELETE_PATIENCE = 5.0  # s; that of a session which ends for the deletion under way
 _BACKLOG = 16_384  # bytes of our answers that a device may leave unread while we read on
+
+_rng = new_rng()
 
 
 class Device:
@@ -236,7 +238,7 @@ class ReceiveSession:
                         break
                     await trio.lowlevel.checkpoint()  # one that has ended has waited long enough
                 except StoreUnavailable as failure:
-                    await trio.sleep(failure.retry_after * random.uniform(0.5, 1.0))  # noqa: S311
+                    await trio.sleep(failure.retry_after * _rng.uniform(0.5, 1.0))
         finally:
             device.acknowledged -= ids
 
@@ -258,9 +260,9 @@ class ReceiveSession:
                 while await self._deliver_page():
                     pass
             except StoreUnavailable as failure:
-                await trio.sleep(failure.retry_after * random.uniform(0.5, 1.5))  # noqa: S311
+                await trio.sleep(failure.retry_after * _rng.uniform(0.5, 1.5))
                 continue
-            with trio.move_on_after(every * random.uniform(0.5, 1.5)):  # noqa: S311 - jitter
+            with trio.move_on_after(every * _rng.uniform(0.5, 1.5)):
                 await wakeups.wait()
 
     async def _deliver_page(self) -> bool:

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,8 +36,10 @@ from typing import NamedTuple, TypeVar
 
 import trio
 
+from relay.chance import randbelow
 from relay.dns import wire
 from relay.dns.questions import NXDOMAIN, Answer, Asking, Question, Status, is_name
+from relay.net import open_tcp_stream, open_udp_socket
 
 MAX_TTL = 3600.0
 MAX_NEGATIVE_TTL = 300.0
@@ -254,7 +255,7 @@ def system_servers(text: str) -> tuple[Server, ...]:
 
 async def _ask(server: Server, question: Question) -> tuple[Answer, float]:
     """What a server answers, and for how many seconds that holds."""
-    asked = wire.query(question, secrets.randbelow(1 << 16))
+    asked = wire.query(question, randbelow(1 << 16))
     heard = await _over_udp(server, asked)
     response = None
     if len(heard) <= wire.PAYLOAD:
@@ -271,16 +272,14 @@ async def _ask(server: Server, question: Question) -> tuple[Answer, float]:
 
 async def _over_udp(server: Server, asked: bytes) -> bytes:
     """The datagram that comes back; of one that is too long so much as shows it."""
-    family = trio.socket.AF_INET6 if ":" in server[0] else trio.socket.AF_INET
-    with trio.socket.socket(family, trio.socket.SOCK_DGRAM) as sock:
-        await sock.connect(server)  # so that nobody else's datagram arrives here
+    with await open_udp_socket(*server) as sock:
         await sock.send(asked)
         return await sock.recv(wire.PAYLOAD + 1)
 
 
 async def _over_tcp(server: Server, asked: bytes) -> bytes:
     try:
-        async with await trio.open_tcp_stream(*server) as stream:
+        async with await open_tcp_stream(*server) as stream:
             await stream.send_all(len(asked).to_bytes(2, "big") + asked)
             length = int.from_bytes(await _exactly(stream, 2), "big")
             if length > MAX_RESPONSE:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import base64
 import math
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ import trio
 from pydantic import TypeAdapter, ValidationError
 
 from relay.access.bearers import MAX_TOKEN, bearer_of
+from relay.chance import time
 from relay.crypto import hash_token, tokens_equal
 from relay.db.channels import SESSIONS
 from relay.db.listen import Hub, Subscription
@@ -81,7 +81,7 @@ class Authorisation:
         self._operation = operation
         self._connection = connection
         self._address = address or ""
-        self._came_at = time.time()  # a ticket that was in time stays so for a long answer
+        self._came_at = time()  # a ticket that was in time stays so for a long answer
 
     def payer(self) -> Caller | None:
         """Return the caller whom to charge for the call; None: charge the client's address.

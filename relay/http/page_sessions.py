@@ -22,15 +22,15 @@ an operator who was seen here lately, of others the latest thousand.
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import trio
 
 from relay.access.keys import ApiKey, Keys
+from relay.chance import token_urlsafe, uuid4
 from relay.crypto import hash_token, tokens_equal
 from relay.db.channels import SESSIONS
 from relay.db.listen import Hub
@@ -136,7 +136,7 @@ class PageSessions:
         self, holder: Holder, lasts: float = SESSION_AGE, replacing: Sequence[bytes] = ()
     ) -> Opened:
         """Make a session of `lasts` seconds; the holder's own of the cookies `replacing` end."""
-        cookie, page_key = secrets.token_urlsafe(32), "rp_" + secrets.token_urlsafe(32)
+        cookie, page_key = token_urlsafe(32), "rp_" + token_urlsafe(32)
         session = PageSession(
             uuid4(), holder, hash_token(cookie), hash_token(page_key), trio.current_time() + lasts
         )
@@ -225,7 +225,7 @@ class PageSessions:
 
     async def new_code(self, lasts: float) -> str:
         """Return a code that signs this relay's administrator in once, within `lasts` seconds."""
-        code = "rl_" + secrets.token_urlsafe(32)
+        code = "rl_" + token_urlsafe(32)
         async with self._pool.transaction() as conn:
             await conn.execute("DELETE FROM relay.page_links WHERE expires_at <= clock_timestamp()")
             await conn.execute(

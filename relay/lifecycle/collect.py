@@ -43,13 +43,13 @@ from typing import NamedTuple
 import psycopg
 import trio
 
+from relay.chance import new_rng
 from relay.db import channels
 from relay.db.connection import Connection, connect
 from relay.db.doubt import BARRIER
 from relay.db.hosts import Hosts
 from relay.db.listen import Reconnected, notifications
 from relay.errors import DatabaseUnavailable
-from relay.jitter import new_rng
 from relay.lifecycle import budget_store, token_queue
 from relay.lifecycle.batching import Batching, Reason
 from relay.lifecycle.budget import Budget, spend

@@ -14,13 +14,13 @@ undoes letters and taking together.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import trio
 
+from relay.chance import time
 from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
@@ -106,7 +106,7 @@ class TokenMailer:
         self, rows: Sequence[token_queue.QueuedToken], signer: Signer, refused: list[RefusedToken]
     ) -> dict[int, Message]:
         messages: dict[int, Message] = {}
-        now = time.time()
+        now = time()
         for row in rows:
             action = Action(row.action)
             try:

@@ -20,11 +20,11 @@ Pure, but for the random bits.
 from __future__ import annotations
 
 import re
-import secrets
 import unicodedata
 from collections.abc import Iterable
 
 from relay.addresses import canonical_domain
+from relay.chance import randbits
 
 _RFC2142 = """info marketing sales support abuse noc security postmaster hostmaster usenet news
     webmaster www uucp ftp"""
@@ -99,7 +99,7 @@ def random_local_part() -> str:
     """
     groups = []
     for _ in range(4):
-        word = secrets.randbits(16)
+        word = randbits(16)
         groups.append(
             _CONSONANTS[word >> 12]
             + _VOWELS[word >> 10 & 3]

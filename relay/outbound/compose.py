@@ -28,10 +28,11 @@ import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from email.utils import format_datetime
 from urllib.parse import quote
 
+from relay.chance import utc_now
 from relay.outbound.message import (
     Address,
     Attachment,
@@ -107,9 +108,7 @@ def check(message: Message) -> None:
     """
     files = [replace(file, content=b"") for file in message.attachments]
     first = message.recipients[:1]
-    compose(
-        replace(message, recipients=first, attachments=files), id="check", date=datetime.now(UTC)
-    )
+    compose(replace(message, recipients=first, attachments=files), id="check", date=utc_now())
 
 
 def date_of(date: datetime) -> str:

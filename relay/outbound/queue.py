@@ -40,13 +40,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import trio
 
+from relay.chance import utc_now
 from relay.db import arrays
 from relay.db.connection import Statement
 from relay.db.pool import Pool
@@ -116,7 +117,7 @@ class Queue:
 
         Else the first message pays for that.
         """
-        nothing = Ask(0, 0, datetime.now(UTC), 0, "")
+        nothing = Ask(0, 0, utc_now(), 0, "")
         async with self._pool.connection() as conn:
             await conn.execute(_CLAIM, self._claim_of(self.node, [nothing]), binary=True)
             await conn.run(_FINALISE, _columns(()))

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
@@ -31,6 +30,7 @@ from relay.access.bearers import bearer_of
 from relay.access.keys import ApiKey, Keys
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.access.password_checks import PasswordChecks
+from relay.chance import utc_now
 from relay.errors import PermanentFailure
 from relay.gcra import Gcra
 from relay.ids import new_id
@@ -206,7 +206,7 @@ def _prepared(
     """What is to be queued, what is asked for, every address in From, and an idempotency hash."""
     submitted = Submitted(taken.raw)
     orders = submitted.orders
-    now = datetime.now(UTC)
+    now = utc_now()
     trace = Trace(taken.helo, taken.host, hostname, taken.encrypted, taken.utf8)
     recipients = parse_recipients(taken.recipients, "a recipient")
     sender = parse_address(taken.sender, "the sender") if taken.sender else Address("")

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 import trio
 from trio.lowlevel import wait_readable
 
+from relay import net
 from relay.log import get_logger
 from relay.ports.peers import Place, PortGate, TurnedAway
 from relay.ports.trusted_proxies import TrustedProxies
@@ -37,10 +38,6 @@ BURST = 64
 _PAUSE = 0.1  # s; without descriptors: let connections end first
 _OUT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _LISTENER_BROKEN = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK}
-
-
-UNIX = ("unix", 0)
-"""What stands for the address of a peer that came by a Unix socket."""
 
 
 async def accept(
@@ -94,12 +91,11 @@ async def _take(
         if complaints.ready():
             log.error(starved, error=str(error))
 
-    by_path = listener.family == socket.AF_UNIX
     while True:
         await wait_readable(listener)
         for _ in range(BURST):
             try:
-                sock, address = listener.accept()
+                sock, address = net.accept(listener)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -110,15 +106,6 @@ async def _take(
                     await trio.sleep(_PAUSE)
                     break
                 continue  # ECONNABORTED and its kin
-            try:
-                sock.setblocking(False)
-                if by_path:
-                    address = UNIX
-                else:
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except OSError:
-                sock.close()
-                continue
             take(sock, address)
 
 
@@ -134,6 +121,6 @@ def bound(listener: socket.socket) -> str:
 
 
 def _shown(listener: socket.socket, instead: Mapping[str, str]) -> str:
-    host, port = listener.getsockname()[:2]
+    host, port = net.own_address(listener)[:2]
     host = instead.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

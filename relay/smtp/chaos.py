@@ -23,6 +23,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from relay.chance import new_rng
 from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.responder import Responder
 
@@ -65,7 +66,7 @@ class Chaos:
     """What goes wrong by chance, by phase; `rates` may be replaced at any time."""
 
     rates: Mapping[str, Rate] = field(default_factory=dict)
-    rng: random.Random = field(default_factory=random.Random)
+    rng: random.Random = field(default_factory=new_rng)
 
     def refusal_of(self, phase: str) -> str:
         """Return the reply that a command of this phase is refused with this time, or nothing."""

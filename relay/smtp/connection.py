@@ -39,6 +39,7 @@ import trio
 from relay.errors import ConfigError, TemporaryFailure
 from relay.ip import is_loopback
 from relay.log import get_logger
+from relay.net import open_tcp_stream, peer_address
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Following, Mail, Outcome, Phase, SmtpClient, Step, Verdict
 from relay.smtp.replies import ReplyLimits
@@ -513,7 +514,7 @@ async def _connect(route: Route, deadlines: Deadlines, began: float) -> PlainStr
 
 async def _reach(route: Route) -> trio.SocketStream:
     if not route.public_only:
-        return await trio.open_tcp_stream(route.host, route.port)
+        return await open_tcp_stream(route.host, route.port)
     # Only addresses that were checked; what the name stands for the next moment does not matter.
     addresses = await addresses_of(route.host, route.port)
     for number, address in enumerate(addresses, start=1):
@@ -521,7 +522,7 @@ async def _reach(route: Route) -> trio.SocketStream:
         seconds = math.inf if number == len(addresses) else _OTHERS_WAIT
         with trio.move_on_after(seconds):
             try:
-                return await trio.open_tcp_stream(address, route.port)
+                return await open_tcp_stream(address, route.port)
             except OSError:
                 if number == len(addresses):
                     raise
@@ -530,7 +531,7 @@ async def _reach(route: Route) -> trio.SocketStream:
 
 def _is_local(sock: socket.socket) -> bool:
     try:
-        return is_loopback(str(sock.getpeername()[0]))
+        return is_loopback(str(peer_address(sock)[0]))
     except OSError:
         return False
 

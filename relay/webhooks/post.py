@@ -24,6 +24,7 @@ import trio
 
 from relay import ssrf_guard
 from relay.errors import TemporaryFailure
+from relay.net import getaddrinfo
 from relay.ssrf_guard import BadUrl, NotPublic, Resolve, check_url
 
 
@@ -48,7 +49,7 @@ class Poster:
         allow_private: bool = False,
         timeout: float = 15.0,
         context: ssl.SSLContext | None = None,
-        resolve: Resolve = trio.socket.getaddrinfo,
+        resolve: Resolve = getaddrinfo,
     ) -> None:
         self._allow_private = allow_private
         self._timeout = timeout
@@ -114,7 +115,7 @@ class Poster:
 
 
 async def addresses_of(
-    url: httpx.URL, *, allow_private: bool = False, resolve: Resolve = trio.socket.getaddrinfo
+    url: httpx.URL, *, allow_private: bool = False, resolve: Resolve = getaddrinfo
 ) -> list[str]:
     """Return every address of the URL's host, each of which may be connected to."""
     host = url.raw_host.decode("ascii").strip("[]")

@@ -22,7 +22,6 @@ says `Origin: null` with its own form, and what has a foreign Origin is refused.
 from __future__ import annotations
 
 import re
-import time
 from functools import partial
 from html import escape
 from typing import Annotated
@@ -31,6 +30,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import Field
 from quart import Response, request
 
+from relay.chance import time
 from relay.errors import TemporaryFailure
 from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
 from relay.http.routing import Api
@@ -229,7 +229,7 @@ def register(api: Api) -> None:
             title, text = _DONE[action]
             if not return_url:
                 return page(title, f"<p>{text}</p>")
-            link = return_link(return_url, api.deps.keyring.signing[0], used, int(time.time()))
+            link = return_link(return_url, api.deps.keyring.signing[0], used, int(time()))
             body = f'<p><a href="{escape(link)}" rel="noreferrer">Continue</a></p>'
             if action is Action.ACTIVATION:
                 return page(title, body)

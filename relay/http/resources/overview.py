@@ -9,12 +9,12 @@ agent are told the same, in the same order.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from quart import Response
 
+from relay.chance import time
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Deps, Node
 from relay.http.operations import (
@@ -103,7 +103,7 @@ def register(api: Api) -> None:
             pass  # said under attention
         return json_response(
             {
-                "at": rfc3339(time.time()),
+                "at": rfc3339(time()),
                 "counters": {
                     name: sum(registry.get_sample_value(metric, each) or 0.0 for each in labels)
                     for name, (metric, labels) in _COUNTERS.items()

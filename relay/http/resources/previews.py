@@ -27,7 +27,6 @@ import html
 import ipaddress
 import re
 import socket
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Annotated, Literal
@@ -38,6 +37,7 @@ import trio
 from pydantic import Field
 from quart import Response, request
 
+from relay.chance import time
 from relay.http import picture_links
 from relay.http.callers import owner_of
 from relay.http.downloads import Downloads, once
@@ -176,7 +176,7 @@ def register(api: Api) -> None:
             mailbox, message = UUID(mailbox_id), UUID(message_id)
         except ValueError:
             raise from_status(404) from None
-        if not picture_links.opens(seal, keyring.signing, time.time(), mailbox, message, wanted):
+        if not picture_links.opens(seal, keyring.signing, time(), mailbox, message, wanted):
             raise from_status(404)
         owner = owner_of(call.caller, request, deps.trusted_proxies)
         size = await messages.raw_size(mailbox, message)
@@ -225,7 +225,7 @@ def pictures_placed(
     loaded: bool,
 ) -> tuple[str, int]:
     """A message's page with addresses for its own pictures, and how many are from elsewhere."""
-    now = time.time()
+    now = time()
     parts = {
         one["content_id"]: one["index"]
         for one in reversed(message.attachments)

@@ -13,13 +13,13 @@ Idempotency-Key is for that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
 from pydantic import Field
 from quart import Response
 
+from relay.chance import utc_now
 from relay.http.callers import Caller
 from relay.http.downloads import Downloads
 from relay.http.operations import Access, Answer, Call, Form, Operation
@@ -151,7 +151,7 @@ class Releasing:
                 allowed=self._allowed,
                 owner=owner,
                 id=new_id(),
-                at=datetime.now(UTC),
+                at=utc_now(),
                 postmaster=f"postmaster@{deps.store.domains[0]}",
             )
             del raw

@@ -25,6 +25,7 @@ import trio
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 from quart import Response, request
 
+from relay.chance import utc_now
 from relay.errors import Invalid
 from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
 from relay.http.problems import Problem, reserved_name
@@ -273,7 +274,7 @@ def _checked(wanted: NewMessage, owner: UUID) -> Message:
         headers=wanted.headers,
         attachments=files,
         priority=wanted.priority,
-        send_at=None if send_at is None or send_at <= datetime.now(UTC) else send_at,
+        send_at=None if send_at is None or send_at <= utc_now() else send_at,
         not_after=wanted.not_after,
         hold_unknown=wanted.unknown_outcome == "hold",
         owner=owner,

@@ -13,7 +13,6 @@ Promises
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +21,7 @@ from quart import Response, request
 
 from relay.access.bearers import MAX_TOKEN
 from relay.access.keys import SCOPES
+from relay.chance import time
 from relay.crypto import hash_token
 from relay.http import tickets
 from relay.http.auth import identify
@@ -313,7 +313,7 @@ def register(api: Api) -> None:
         if not path.startswith(_MAILBOXES) or call.body.path != urlsplit(call.body.path).path:
             raise Problem(422, "invalid", "path: it is no path of a mailbox.")  # fmt: skip
         ticket = tickets.issue(
-            deps.keyring.signing, session.id, session.page_key_hash, path, time.time()
+            deps.keyring.signing, session.id, session.page_key_hash, path, time()
         )
         return json_response({"url": f"{call.body.path}?{TICKET}={ticket}"}, 201)
 
@@ -322,7 +322,7 @@ def register(api: Api) -> None:
 
 
 def _from_now(seconds: float) -> str:
-    return rfc3339(time.time() + seconds)
+    return rfc3339(time() + seconds)
 
 
 def _shown(caller: Caller) -> dict[str, Any]:

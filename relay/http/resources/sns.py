@@ -18,13 +18,13 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from datetime import UTC, datetime
 
 import trio
 from prometheus_client import Counter
 from quart import Response, request
 
 from relay.addresses import canonical
+from relay.chance import utc_now
 from relay.errors import TemporaryFailure
 from relay.http.callers import address_of
 from relay.http.deps import Fetch
@@ -217,7 +217,7 @@ def register(api: Api) -> None:
         if not certificates.has(url):
             strangers.charge(address_of(request, deps.trusted_proxies), _FETCHES)
         certificate = await certificates.get(url)
-        now = datetime.now(UTC)
+        now = utc_now()
         try:
             verify(notification, certificate, now)
         except ForgedNotification:
@@ -269,7 +269,7 @@ def register(api: Api) -> None:
                 "The mail is in S3, and the setting ingest.s3_buckets names no bucket."
             )
         region = region_of(notification.topic)
-        url = deps.buckets.address(raw.bucket, raw.key, region, datetime.now(UTC))
+        url = deps.buckets.address(raw.bucket, raw.key, region, utc_now())
         if url is None:
             log.warning("sns.bucket_refused", bucket=raw.bucket)
             raise Problem(

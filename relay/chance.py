@@ -1,0 +1,47 @@
+"""Clocks and chance: what the relay knows of time, and everything that is decided by a throw.
+
+Names of the standard library, gathered so that there is one place to put others instead: whoever
+needs one takes it from here by its name (`from relay.chance import urandom`).  It is bound when the
+module that needs it is loaded, so a call costs what it costs anywhere else, and `relay simulate`
+binds its own before it loads anything of the relay (`simulation/seams.py`).
+
+Waiting is Trio's business and goes by Trio's clock.  What only measures (how long a parse took, how
+much CPU a process has used) decides nothing and is not here.  tests/test_seams.py finds who goes
+around this module, and says why the few that do may.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from os import urandom
+from random import Random
+from secrets import randbelow, randbits, token_bytes, token_hex, token_urlsafe
+from time import monotonic, time, time_ns
+from uuid import uuid4
+
+__all__ = [
+    "monotonic",
+    "new_rng",
+    "randbelow",
+    "randbits",
+    "time",
+    "time_ns",
+    "token_bytes",
+    "token_hex",
+    "token_urlsafe",
+    "urandom",
+    "utc_now",
+    "uuid4",
+]
+
+utc_now = partial(datetime.now, UTC)
+"""Return this instant, in UTC."""
+
+
+def new_rng() -> Random:
+    """A source of chance of one's own, for times and never for secrets.
+
+    Who is to be tested with seeds takes an `rng`, and asks for one here when it was given none.
+    """
+    return Random()  # noqa: S311 - for times, not for secrets

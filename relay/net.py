@@ -1,0 +1,107 @@
+"""The network, as far as the relay asks the system for it: listen, accept, connect, resolve.
+
+One place for all of it, so that there is one place to put another network instead: whoever needs
+one of these takes it from here by its name, bound when the module that needs it is loaded, and
+`relay simulate` binds its own before it loads anything of the relay (`simulation/seams.py`).  What
+is done with a socket once there is one (reading, writing, TLS) is done with the socket.
+
+Two do not come by here: PostgreSQL, whose connections libpq makes (`relay/db/waits.py` has their
+waiting), and httpx, which has its connections from `trio.open_tcp_stream` by way of httpcore.
+tests/test_seams.py finds who else goes around this module.
+
+Fails: with the `OSError` of the system.
+"""
+
+from __future__ import annotations
+
+import socket
+from socket import gethostname
+from typing import Any
+
+import trio
+from trio import open_tcp_stream
+from trio.socket import getaddrinfo
+
+__all__ = [
+    "UNIX",
+    "accept",
+    "getaddrinfo",
+    "gethostname",
+    "listen",
+    "open_tcp_stream",
+    "open_udp_socket",
+    "own_address",
+    "peer_address",
+]
+
+UNIX = ("unix", 0)
+"""What stands for the address of a peer that came by a Unix socket."""
+
+
+def listen(host: str, port: int, *, share: bool = False) -> tuple[socket.socket, ...]:
+    """Return sockets that listen on every address of `host`, all on one port; they do not block.
+
+    Port 0: one that is free.  `share`: others of this machine may listen there, too.
+    """
+    bound: list[socket.socket] = []
+    try:
+        for family, kind, proto, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            listener = socket.socket(family, kind, proto)
+            bound.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if share:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # A free port, once taken, is the port of the host's other addresses too.
+            listener.bind((address[0], port or bound[0].getsockname()[1], *address[2:]))
+            listener.listen(1024)
+            listener.setblocking(False)
+    except OSError:
+        for listener in bound:
+            listener.close()
+        raise
+    return tuple(bound)
+
+
+def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
+    """Take the connection that waits longest: its socket, which does not block and has no delay of
+    Nagle's, and its peer's address, the host first.
+
+    `BlockingIOError` when none waits, `ConnectionAbortedError` when it failed before we had it.
+    """
+    sock, address = listener.accept()
+    try:
+        sock.setblocking(False)
+        if isinstance(address, tuple):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            address = UNIX
+    except OSError as error:
+        sock.close()
+        raise ConnectionAbortedError("the connection failed at once") from error
+    return sock, address
+
+
+async def open_udp_socket(host: str, port: int) -> trio.socket.SocketType:
+    """Return a socket for datagrams to and from one address, at a port chosen anew."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = trio.socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        await sock.connect((host, port))  # so that nobody else's datagram arrives here
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def own_address(sock: socket.socket) -> Any:
+    """Return the address that a socket is bound to, the host first."""
+    return sock.getsockname()
+
+
+def peer_address(sock: socket.socket) -> Any:
+    """Return the address of who is at the other end, the host first; `OSError` if nobody is."""
+    return sock.getpeername()
