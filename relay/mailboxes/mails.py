@@ -10,6 +10,7 @@ several recipients, that come together may swap copies: nobody can tell these ap
 
 Promises
 - Only what was parsed is shown, so that what is shown is whole; what is counted is what is shown.
+  What was accepted and is not shown yet, `unshown` tells.
 - A mail's id is that of its first message, whichever of them was found.
 - What is changed or deleted of a mail is so of all its messages within reach.
 - Counts are exact up to `COUNTED`; of more there are at least so many.
@@ -42,6 +43,8 @@ COUNTED = 1000
 """Messages up to which a search counts what it finds."""
 SECONDS = 5.0
 """How long a search goes on beginning steps."""
+UNSHOWN = 10_000
+"""Messages that wait to be parsed, up to which those are looked for that somebody may see."""
 _AT_ONCE = 500  # mails that one statement changes
 _BEYOND = 5  # columns behind those of an entry
 _APART = 1 << 80  # a millisecond, in what ids begin with
@@ -146,6 +149,39 @@ class Mails:
         wanted = parse_uuid(mail_id)
         found = [] if wanted is None else await self._whole(reach, [wanted])
         return found[0] if found else None
+
+    async def unshown(self, reach: Reach, among: Sequence[UUID] | None = None) -> list[UUID]:
+        """Messages that were accepted and wait to be parsed: all, or those of some ids.
+
+        Of a backlog above `UNSHOWN` only a part is looked at.
+        """
+        known = "" if among is None else "WHERE message_id = ANY (%(among)s::uuid[])"
+        rows = await self._pool.fetch(
+            # Look-ups, whatever is thought of a table that is empty as a rule.
+            f"""
+            WITH waiting AS MATERIALIZED (
+                SELECT message_id, mailbox_id
+                FROM relay.unsummarised
+                {known}
+                LIMIT %(most)s
+            )
+            SELECT w.message_id
+            FROM waiting w
+            CROSS JOIN LATERAL (
+                SELECT FROM relay.mailboxes b WHERE b.id = w.mailbox_id AND {LIVE} AND {reach.sql}
+                OFFSET 0
+            ) seen
+            CROSS JOIN LATERAL (
+                SELECT FROM relay.messages m WHERE m.id = w.message_id
+                OFFSET 0
+            ) there
+            WHERE NOT EXISTS (
+                SELECT FROM relay.summaries s WHERE s.message_id = w.message_id OFFSET 0
+            )
+            """,  # noqa: S608 - constants of ours only
+            {"among": list(among or ()), "most": UNSHOWN, **reach.values()},
+        )
+        return [one for (one,) in rows]
 
     async def tags(self, reach: Reach) -> dict[str, int]:
         """The tags there are, each with the messages that have it."""

@@ -96,7 +96,7 @@ def register(api: Api) -> None:
     @api.add("DELETE", f"{BASE}/v1/messages", compat("mailhogDeleteAll", "send"))
     async def delete_all(call: Call) -> Response:
         reach = reach_of(call)
-        await catcher.change(call, lambda: deps.all_messages.delete(reach, ()))
+        await catcher.change_found(call, lambda: deps.all_messages.delete(reach, ()))
         return _nothing()
 
     @api.add("GET", f"{BASE}/v1/messages/<message_id>", compat("mailhogMessage", "read"))

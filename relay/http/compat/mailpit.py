@@ -112,7 +112,7 @@ def register(api: Api) -> None:
         found = await catcher.search(call, asked or EVERYTHING, window.at, window.rows)
         total = found
         if asked is not None:
-            total = await catcher.search(call, EVERYTHING, 0, 0)
+            total = await catcher.search(call, EVERYTHING, 0, 0, again=True)
         tags = await deps.all_messages.tags(reach_of(call))
 
         def made() -> Response:
@@ -165,13 +165,13 @@ def register(api: Api) -> None:
         if ids:
             await catcher.change(call, lambda: mails.delete(reach, ids))
         else:
-            await catcher.change(call, lambda: deps.all_messages.delete(reach, ()))
+            await catcher.change_found(call, lambda: deps.all_messages.delete(reach, ()))
         return text(OK)
 
     @api.add("DELETE", f"{API}/search", compat("mailpitDeleteFound", "send", query=OfSearch))
     async def delete_found(call: Call) -> Response:
         asked, reach = _asked(call.query), reach_of(call)
-        await catcher.change(call, lambda: mails.delete_found(reach, asked))
+        await catcher.change_found(call, lambda: mails.delete_found(reach, asked))
         return text(OK)
 
     marking = compat("mailpitMark", "read", query=OfSearch, body=True)
@@ -190,9 +190,9 @@ def register(api: Api) -> None:
             await catcher.change(call, lambda: mails.change(reach, ids, change))
         elif searched.strip():
             asked = parse(searched, call.query.tz)
-            await catcher.change(call, lambda: mails.change_found(reach, asked, change))
+            await catcher.change_found(call, lambda: mails.change_found(reach, asked, change))
         else:
-            await catcher.change(call, lambda: deps.all_messages.change(reach, (), change))
+            await catcher.change_found(call, lambda: deps.all_messages.change(reach, (), change))
         return text(OK)
 
     @api.add("GET", f"{API}/message/<message_id>", compat("mailpitMessage", "read", query=OfSearch))
@@ -253,6 +253,7 @@ def register(api: Api) -> None:
 
     @api.add("GET", f"{API}/tags", compat("mailpitTags", "read"))
     async def tags(call: Call) -> Response:
+        await catcher.caught_up(call)
         return json_response(await deps.all_messages.tags(reach_of(call)))
 
     tagging = compat("mailpitTag", "read", body=True)
@@ -281,7 +282,7 @@ def register(api: Api) -> None:
     async def retagged(call: Call, name: str, change: Change) -> Response:
         reach = reach_of(call)
         terms = (Term("tag", name),)
-        await catcher.change(call, lambda: deps.all_messages.change(reach, terms, change))
+        await catcher.change_found(call, lambda: deps.all_messages.change(reach, terms, change))
         return text(OK)
 
     @api.add("GET", f"{API}/info", compat("mailpitInfo", "read"))

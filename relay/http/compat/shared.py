@@ -2,6 +2,8 @@
 
 Promises
   * A caller sees what `GET /api/v1/messages` shows them, mail by mail (`relay.mailboxes.mails`).
+  * A list, a search and a bulk change find all mail whose 250 was said before, as with the programs
+    that are stood in for; they wait `unshown_timeout` for what is not parsed yet.
   * What is loaded of mail is within a budget that owners share; attachments are taken out where
     hostile mail hurts nobody, a few at a time.
 """
@@ -12,10 +14,12 @@ import json
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
+from uuid import UUID
 
 import trio
 from quart import Response, request
 
+from relay.db.channels import SUMMARIES
 from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
 from relay.http.compat.answers import bad
@@ -25,6 +29,7 @@ from relay.http.operations import Access, Answer, Call, Operation, Query, read_b
 from relay.http.problems import Problem, from_status, unavailable
 from relay.http.resources.all_messages import reach_of
 from relay.http.routing import Api
+from relay.http.waiting import Watch
 from relay.mailboxes.all_messages import CutShort
 from relay.mailboxes.changes import NotParsed
 from relay.mailboxes.mails import Asked, Found, Mail
@@ -36,6 +41,7 @@ MOST_ROWS = 250
 _FURTHEST = 10_000  # places that a list may begin at
 _LOADED = 256 * 1024  # bytes of a message that are loaded at once
 _LOADS, _LOADS_OF_ONE = 4, 2
+_LOOK = 1.0  # s; until the next look for what is not shown yet, which may be deleted meanwhile
 
 NO_SUCH_MESSAGE = "message not found"
 
@@ -101,8 +107,30 @@ class Catcher:
         """Who answers for a call."""
         return owner_of(call.caller, request, self.deps.trusted_proxies)
 
-    async def search(self, call: Call, asked: Asked, start: int, limit: int) -> Found:
-        """A part of what a caller finds."""
+    async def caught_up(self, call: Call) -> None:
+        """Return once all is shown that was accepted before; sooner if that takes too long.
+
+        Whoever accepted it, in whatever process, it waits to be parsed in one table.
+        """
+        reach = reach_of(call)
+        until = trio.current_time() + self.deps.limits.unshown_timeout
+        draining = self.deps.draining
+        waiting: Sequence[UUID] | None = None
+        with self.deps.hub.subscribe(SUMMARIES) as parsed:
+            watch = Watch((parsed.wait, draining.wait))
+            while (left := until - trio.current_time()) > 0 and not draining.is_set():
+                async with self.api.searches.turn(call):
+                    waiting = await self.mails.unshown(reach, waiting)
+                if not waiting:
+                    return
+                await watch.wait(min(left, _LOOK))
+
+    async def search(
+        self, call: Call, asked: Asked, start: int, limit: int, *, again: bool = False
+    ) -> Found:
+        """A part of what a caller finds; `again`: another part, for the same call."""
+        if not again:
+            await self.caught_up(call)
         async with self.api.searches.turn(call):
             return await self.mails.search(reach_of(call), asked, start=start, limit=limit)
 
@@ -128,6 +156,11 @@ class Catcher:
         except CutShort as error:
             said = f"Not done: {error.count:,} messages are; call again for the rest."
             raise unavailable(said, retry_after=1) from None
+
+    async def change_found(self, call: Call, change: Callable[[], Awaitable[T]]) -> T:
+        """The same, of mail that nobody has named by its ids."""
+        await self.caught_up(call)
+        return await self.change(call, change)
 
     async def apart(self, call: Call, work: Callable[[], T]) -> T:
         """Do what may take a while beside the loop, one for each who calls."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from email.message import EmailMessage
 from typing import Any
 
 import httpx
 import trio
 
+from relay.db.pool import Pool
 from relay.http.app import COMPAT
 from relay.http.operations import Access
 from relay.http.routing import Api, Route
 from relay.ids import new_ids
 from relay.mailboxes.accept import insert_one
-from tests.http.conftest import House
+from tests.http.conftest import SMALL, House, open_house
 from tests.http.resources.test_all_messages import mailbox_of
 from tests.http.test_gate import MISSING, inert
 
@@ -199,6 +201,60 @@ async def test_a_mail_to_several_is_one(house: House):
         "DELETE", f"{MAILPIT}/messages", json={"IDs": [first[1]]}, headers=house.admin
     )
     assert [one["ID"] for one in (await listed(house, house.admin))["messages"]] == [again]
+
+
+async def test_mail_is_there_right_after_its_250(house: House):
+    """What was accepted and is not parsed yet is waited for by what lists, searches or changes; not
+    what others see, nor what was deleted meanwhile."""
+    mine, theirs = await house.key("read", "send"), await house.key("read", "send")
+    address = await mailbox_of(house, mine)
+    path = "?query=hello"
+    calls = (
+        ("GET", f"{MAILPIT}/messages"), ("GET", f"{MAILPIT}/search{path}"),
+        ("GET", f"{MAILPIT}/message/latest"), ("GET", f"{MAILPIT}/tags"),
+        ("GET", f"{MAILPIT}/info"), ("GET", f"{MAILHOG}/v1/messages"),
+        ("GET", f"{MAILHOG}/v2/messages"), ("GET", f"{MAILHOG}/v2/search?kind=from&query=shop"),
+        ("PUT", f"{MAILPIT}/messages"), ("DELETE", f"{MAILPIT}/search{path}"),
+        ("DELETE", f"{MAILPIT}/messages"), ("DELETE", f"{MAILHOG}/v1/messages"),
+    )  # fmt: skip
+    for method, where in calls:
+        accepted = await house.deliver(address, letter(), parse=False)
+        answers: list[httpx.Response] = []
+
+        async def ask(method: str = method, where: str = where, into: Any = answers) -> None:
+            read = {"Read": True} if method == "PUT" else None
+            into.append(await house.client.request(method, where, json=read, headers=mine))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await house.waiting()
+            assert (await listed(house, theirs))["total"] == 0
+            assert answers == [], f"{method} {where} has not waited"
+            await house.parse(accepted)
+        (answer,) = answers
+        assert answer.status_code == 200, f"{method} {where}: {answer.text}"
+        if method == "GET" and not where.endswith("tags"):
+            assert "Hello" in answer.text or answer.json()["Messages"] == 1, where
+        left = await listed(house, mine)
+        assert left["unread" if method == "PUT" else "total"] == (method == "GET"), where
+        await house.client.delete(f"{MAILPIT}/messages", headers=mine)
+    await house.deliver(address, letter(), parse=False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await house.waiting()
+        await house.pool.execute("DELETE FROM relay.messages")
+    assert (await listed(house, mine))["total"] == 0
+
+
+async def test_what_cannot_be_parsed_is_not_waited_for_long(database_url: str, pool: Pool):
+    """Calls answer without it, after the time that one waits."""
+    limits = replace(SMALL, unshown_timeout=0.3)
+    async with open_house(database_url, pool, limits) as house:
+        address, _ = await house.mailbox()
+        await house.deliver(address, letter(), parse=False)
+        began = trio.current_time()
+        assert (await listed(house, house.admin))["total"] == 0
+        assert trio.current_time() - began >= 0.3
 
 
 async def test_filters_that_look_at_headers(house: House):
