@@ -55,6 +55,7 @@ def test_a_message_has_its_parts(inbox: Inbox, deliver: Deliver) -> None:
     assert "-0.1 no-date" in checks.reasons
     message.delete()
     assert inbox.messages() == []
+    message.delete()  # twice does no harm
 
 
 def test_a_header_field_that_repeats_has_all_of_its_values() -> None:
@@ -118,6 +119,32 @@ def test_a_wait_in_vain_says_what_came(inbox: Inbox, deliver: Deliver) -> None:
     inbox.wait_none(0.1, subject="Reset")
     with pytest.raises(TimeoutError):
         inbox.wait("Reset", timeout=0)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), -1, float("inf"), "10", None, 1j])
+def test_a_wait_that_would_never_end_is_refused_at_once(relay: Relay, timeout: Any) -> None:
+    """And one that cannot be meant."""
+    inbox = relay.mailbox("a@b")
+    waits: list[Callable[[], object]] = [
+        lambda: inbox.wait(timeout=timeout),
+        lambda: inbox.wait_none(timeout),
+        lambda: inbox.wait_many(1, timeout=timeout),
+        lambda: relay.outbound("x").wait(timeout=timeout),
+    ]
+    for wait in waits:
+        with pytest.raises(RelayError, match="a time to wait is a number of seconds, 0 or more"):
+            wait()
+
+
+def test_what_is_no_number_is_refused_at_once(relay: Relay) -> None:
+    """How many are waited for, and how long an inbox lives."""
+    number: Any
+    for number in (float("nan"), -1, 1.5, "3"):
+        with pytest.raises(RelayError, match="so many messages cannot be waited for"):
+            relay.mailbox("a@b").wait_many(number)
+    for number in (float("nan"), "5"):
+        with pytest.raises(RelayError, match="an inbox's ttl is a number of minutes"):
+            relay.inbox(ttl=number)
 
 
 def test_a_list_and_a_search(inbox: Inbox, deliver: Deliver) -> None:
@@ -212,6 +239,9 @@ def test_the_async_client_has_the_same_surface(
             assert (await client.outbound(sent.id).entry())["status"] == "sent"
             assert len(await inbox.wait_many(2)) == 2
             await message.delete()
+            await message.delete()  # twice does no harm
+            with pytest.raises(RelayError, match="a time to wait is a number of seconds"):
+                await inbox.wait(timeout=float("nan"))
             async with client.mailbox(inbox.address) as same:
                 assert len(await same.messages()) == 1
             other = await client.inbox()
@@ -267,5 +297,6 @@ def test_where_no_relay_is_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with Relay("http://127.0.0.1:9") as relay, pytest.raises(Unreachable, match="POST http://127"):
         relay.inbox()
     assert time.monotonic() - began >= 0.1
-    with pytest.raises(RelayError, match="begins with http"):
-        Relay("localhost:8025")
+    for url in ("localhost:8025", "http://", "http://a b", "http://["):
+        with pytest.raises(RelayError, match="begins with http"):
+            Relay(url)

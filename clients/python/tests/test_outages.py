@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 from restarting import restartable
+from untrusted import plain, untrusted
 
-from relay_client import Refused, Relay, Unreachable
+from relay_client import AsyncRelay, Refused, Relay, Unreachable
 
 
 def test_a_wait_outlives_a_relay_that_is_killed(tmp_path: Path) -> None:
@@ -90,6 +92,38 @@ def test_a_server_that_hangs_up_is_asked_again(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(Unreachable, match=r"POST http.*/api/v1/mailboxes"):
             relay.inbox()
         assert len(asked) == 1
+
+
+@pytest.mark.parametrize("server", ["untrusted", "plain"])
+@pytest.mark.parametrize("client", ["sync", "asyncio", "trio"])
+def test_who_cannot_be_trusted_is_asked_once(server: str, client: str, tmp_path: Path) -> None:
+    """Or speaks no TLS: no second try would do better.  The error says why."""
+
+    async def ask(url: str) -> None:
+        async with AsyncRelay(url, "x") as relay:
+            await relay.info()
+
+    with untrusted(tmp_path) if server == "untrusted" else plain() as (url, came):
+        why = "verify failed: self-signed certificate" if server == "untrusted" else "SSL"
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match=rf"^no TLS connection to {url}/api/v1/info: .*{why}"):
+            if client == "sync":
+                with Relay(url, "x") as relay:
+                    relay.info()
+            else:
+                anyio.run(ask, url, backend=client)
+        assert time.monotonic() - began < 5.0
+        assert len(came) == 1
+
+
+def test_a_handshake_that_is_broken_off_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be a relay's that is just started again."""
+    monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.5)
+    asked: list[bytes] = []
+    with _answers(b"", asked) as url, Relay(url.replace("http", "https"), "x") as relay:
+        with pytest.raises(Unreachable, match="does not answer GET https"):
+            relay.info()
+    assert len(asked) > 1
 
 
 @contextmanager

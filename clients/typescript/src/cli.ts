@@ -82,7 +82,7 @@ async function run(words: string[]): Promise<number> {
   if (values.help) return print(USAGE.trimEnd());
   const [command, ...rest] = positionals;
   if (command === undefined) throw new Usage("say what is wanted");
-  const relay = new Relay({ url: values.url, token: values.token });
+  const relay = connected(values);
   const most = { inbox: 0, send: 0, link: 2, messages: 2 }[command] ?? 1;
   if (rest.length > most) throw new Usage(`'${command}' does not take '${rest[most]}'`);
 
@@ -140,6 +140,15 @@ async function run(words: string[]): Promise<number> {
       return 0;
     default:
       throw new Usage(`there is no '${command}'`);
+  }
+}
+
+function connected({ url, token }: Values): Relay {
+  try {
+    return new Relay({ url, token });
+  } catch (error) {
+    if (error instanceof RelayError) throw new Usage(error.message);
+    throw error;
   }
 }
 

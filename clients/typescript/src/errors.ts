@@ -24,12 +24,16 @@ export class Refused extends RelayError {
    * @param problem Names the case and stays the same over time: `quota`, `mailbox-not-found`, …
    * @param detail What is wrong, in a sentence.
    * @param errors A sentence for each fault.
+   * @param retryAfter Seconds after which it may be asked again, where that was said.
+   * @param title The case in a few words; empty where no relay answered.
    */
   constructor(
     readonly status: number,
     readonly problem: string,
     readonly detail: string,
     readonly errors: readonly string[] = [],
+    readonly retryAfter = 0,
+    readonly title = "",
   ) {
     const more = errors.filter((error) => error !== detail);
     super(`${status} ${problem}: ${[detail, ...more].join(" ")}`);

@@ -6,14 +6,13 @@
  * where it never reached the relay.  Times are milliseconds, deadlines those of `performance.now()`.
  */
 
+import { type Ask as Try, Caller, type RelayOptions, beginning } from "./call.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
-import { VERSION } from "./version.js";
+
+export type { RelayOptions } from "./call.js";
 
 /** For how long a call is repeated that has no deadline of its own. */
 export const PATIENCE = 10_000;
-
-/** Where a relay is, unless it is said. */
-export const DEFAULT_URL = "http://127.0.0.1:8025";
 
 const REPLY = 30_000; // until an answer begins
 const LATE = 5_000; // by which the answer to a wait may be late
@@ -32,15 +31,15 @@ const UNHEARD = new Set([
   "UND_ERR_CONNECT_TIMEOUT",
 ]);
 
+/**
+ * What says that no try will do better: the other side cannot be trusted, or speaks no TLS.  A
+ * connection that ends within a handshake is none of them.
+ */
+const HOPELESS =
+  /^(?!.*UNEXPECTED_EOF)(ERR_(TLS|SSL)_|EPROTO$|UNABLE_TO_|CRL_|(INVALID_(CA|PURPOSE)|PATH_LENGTH_EXCEEDED|HOSTNAME_MISMATCH)$)|CERT/;
+
 /** One request. */
-export interface Ask {
-  method: "GET" | "POST" | "DELETE";
-  /** From the relay's root on. */
-  path: string;
-  query?: Readonly<Record<string, string | number>>;
-  /** What the body says, as JSON. */
-  body?: unknown;
-  headers?: Readonly<Record<string, string>>;
+export interface Ask extends Try {
   /** For how long the relay may keep its answer back. */
   waits?: number;
   /** Whether it does no harm to ask twice; it does none unless said. */
@@ -53,43 +52,14 @@ export interface Answer {
   bytes: Uint8Array;
 }
 
-/** Where a relay is, and what opens it. */
-export interface RelayOptions {
-  /** `RELAY_URL` of the environment unless given, else a relay on this machine. */
-  url?: string | undefined;
-  /**
-   * An API key or the administrator's token; `RELAY_TOKEN` of the environment unless given.
-   * Without one, or with null, inboxes are anonymous.
-   */
-  token?: string | null | undefined;
-  /** What makes requests, instead of the global `fetch`. */
-  fetch?: typeof globalThis.fetch | undefined;
-}
-
 /** Makes the calls of one client. */
 export class Exchange {
-  readonly #base: string;
-  readonly #headers: Readonly<Record<string, string>>;
-  readonly #fetch: typeof globalThis.fetch;
+  readonly #caller: Caller;
   readonly #running = new Set<AbortController>();
   #closed = false;
 
-  constructor({ url, token, fetch }: RelayOptions) {
-    const where = url || environment("RELAY_URL") || DEFAULT_URL;
-    const opens = token === undefined ? environment("RELAY_TOKEN") : token;
-    if (!/^https?:\/\/[^/]/i.test(where)) {
-      throw new RelayError(`a relay's URL begins with http:// or https:// and a host: '${where}'`);
-    }
-    if (opens && !/^[\x20-\x7e]+$/.test(opens)) {
-      throw new RelayError("the token has characters that no token has");
-    }
-    this.#base = where.replace(/\/+$/, "");
-    this.#headers = {
-      Accept: "application/json",
-      ...(globalThis.process && { "User-Agent": `relay-client/${VERSION}` }),
-      ...(opens && { Authorization: `Bearer ${opens}` }),
-    };
-    this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
+  constructor(options: RelayOptions) {
+    this.#caller = new Caller(options);
   }
 
   /** End what is under way, and refuse what is asked for later. */
@@ -117,51 +87,41 @@ export class Exchange {
       let repeats: boolean;
       let rest = pause;
       try {
-        const { status, headers, bytes } = await this.#once(ask);
-        if (status < 400) return { headers, bytes };
-        failure = refused(status, bytes);
-        repeats = PASSING.has(status) && (again || status === 429);
-        rest = Math.max(pause, 1000 * (Number(headers.get("Retry-After")) || 0));
+        return await this.#once(ask);
       } catch (error) {
         if (this.#closed) throw new RelayError("the client is closed", { cause: error });
-        const { code, text } = reason(error);
-        const seconds = ((performance.now() - began) / 1000).toFixed(1);
-        failure = new Unreachable(
-          `the relay does not answer ${ask.method} ${this.#base}${ask.path} (for ${seconds} s: ${text})`,
-          { cause: error },
-        );
-        repeats = again || UNHEARD.has(code);
+        if (error instanceof Refused) {
+          failure = error;
+          repeats = PASSING.has(error.status) && (again || error.status === 429);
+          rest = Math.max(pause, 1000 * error.retryAfter);
+        } else {
+          const cause = error instanceof Unreachable ? error.cause : error;
+          const { code, text } = reason(cause);
+          const { base } = this.#caller;
+          const seconds = ((performance.now() - began) / 1000).toFixed(1);
+          const said = HOPELESS.test(code)
+            ? `no TLS connection to ${base}: ${text} (${code})`
+            : `the relay does not answer ${ask.method} ${base}${ask.path} (for ${seconds} s: ${text})`;
+          failure = new Unreachable(said, { cause });
+          repeats = (again || UNHEARD.has(code)) && !HOPELESS.test(code);
+        }
       }
       if (!repeats || performance.now() + rest > deadline) throw failure;
       await paused(rest);
     }
   }
 
-  async #once(ask: Ask): Promise<Answer & { status: number }> {
+  async #once(ask: Ask): Promise<Answer> {
     if (this.#closed) throw new RelayError("the client is closed");
-    const query = ask.query
-      ? `?${new URLSearchParams(Object.entries(ask.query).map(([name, value]) => [name, String(value)]))}`
-      : "";
     const ending = new AbortController();
     const late = () => ending.abort(new Error("it takes too long"));
     let timer = setTimeout(late, ask.waits === undefined ? REPLY : ask.waits + LATE);
     this.#running.add(ending);
     try {
-      const response = await this.#fetch(`${this.#base}${ask.path}${query}`, {
-        method: ask.method,
-        headers: {
-          ...this.#headers,
-          ...(ask.body !== undefined && { "Content-Type": "application/json" }),
-          ...ask.headers,
-        },
-        body: ask.body === undefined ? null : JSON.stringify(ask.body),
-        signal: ending.signal,
-        cache: "no-store",
-      });
+      const response = await this.#caller.once(ask, ending.signal);
       clearTimeout(timer);
       timer = setTimeout(late, BODY);
-      const bytes = new Uint8Array(await response.arrayBuffer());
-      return { status: response.status, headers: response.headers, bytes };
+      return { headers: response.headers, bytes: new Uint8Array(await response.arrayBuffer()) };
     } finally {
       clearTimeout(timer);
       this.#running.delete(ending);
@@ -178,28 +138,9 @@ export function decoded(bytes: Uint8Array): unknown {
   }
 }
 
-/** What a relay said, or whatever stands in front of it. */
-export function refused(status: number, bytes: Uint8Array): Refused {
-  try {
-    const problem = JSON.parse(new TextDecoder().decode(bytes)) as Record<string, unknown>;
-    const { type, detail, errors } = problem;
-    if (typeof type === "string" && typeof detail === "string") {
-      const each = Array.isArray(errors) ? errors.map(String) : [];
-      return new Refused(status, type.split(/[:/]/).pop() ?? type, detail, each);
-    }
-  } catch {
-    // No problem document: what there is has to do.
-  }
-  return new Refused(status, "unknown", `no relay answered: ${beginning(bytes)}`);
-}
-
 /** Rest for so many milliseconds. */
 export function paused(milliseconds: number): Promise<void> {
   return new Promise((done) => setTimeout(done, milliseconds));
-}
-
-function beginning(bytes: Uint8Array): string {
-  return JSON.stringify(new TextDecoder().decode(bytes.subarray(0, 200)).trim());
 }
 
 /** Why a request failed: fetch itself says "fetch failed", and the reason is its cause. */
@@ -209,11 +150,8 @@ function reason(error: unknown): { code: string; text: string } {
   for (let one = error; one instanceof Error; one = one.cause) {
     const found = (one as { code?: unknown }).code;
     if (typeof found === "string") code = found;
-    text = one.message || code || one.name;
+    const { reason: why } = one as { reason?: unknown }; // OpenSSL's, without its source's lines
+    text = (typeof why === "string" && why) || one.message || code || one.name;
   }
   return { code, text };
-}
-
-function environment(name: string): string | undefined {
-  return globalThis.process?.env?.[name];
 }

@@ -6,7 +6,7 @@
 
 /// <reference lib="esnext.disposable" preserve="true" />
 
-import { NotDelivered, RelayError, UnexpectedMail, WaitTimeout } from "./errors.js";
+import { NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout } from "./errors.js";
 import { type Ask, Exchange, type RelayOptions, decoded, paused } from "./exchange.js";
 import {
   AttachmentData,
@@ -32,6 +32,7 @@ import {
   inVain,
   inWords,
   pathOf,
+  waitable,
 } from "./waiting.js";
 
 type Schemas = components["schemas"];
@@ -95,6 +96,9 @@ export class Relay implements AsyncDisposable {
 
   /** Make an inbox, which ends when it is closed, by `await using` or by hand, or with its time. */
   async inbox({ ttl, localPart, domain }: InboxOptions = {}): Promise<Inbox> {
+    if (ttl !== undefined && !Number.isFinite(ttl)) {
+      throw new RelayError(`an inbox's ttl is a number of minutes, not ${String(ttl)}`);
+    }
     const body: Schemas["NewMailbox"] = {
       ...(ttl !== undefined && { ttl_minutes: ttl }),
       ...(localPart !== undefined && { local_part: localPart }),
@@ -204,7 +208,7 @@ export class Inbox implements AsyncDisposable {
 
   /** The oldest message that matches, as soon as there is one; `WaitTimeout` if none comes. */
   async wait(wanted: WaitOptions = {}): Promise<Message> {
-    const timeout = wanted.timeout ?? TIMEOUT;
+    const timeout = waitable(wanted.timeout ?? TIMEOUT);
     const found = await this.#next(wanted, performance.now() + timeout);
     if (found === null) throw await this.#inVain(wanted, timeout);
     return new Message(this.#reader, found);
@@ -212,7 +216,7 @@ export class Inbox implements AsyncDisposable {
 
   /** See for so many milliseconds that nothing matches; `UnexpectedMail` if something does. */
   async waitNone(milliseconds = 1_000, wanted: Wanted = {}): Promise<void> {
-    const found = await this.#next(wanted, performance.now() + milliseconds);
+    const found = await this.#next(wanted, performance.now() + waitable(milliseconds));
     if (found !== null) {
       throw new UnexpectedMail(`mail came where none was to come:\n  ${inALine(found)}`);
     }
@@ -220,7 +224,10 @@ export class Inbox implements AsyncDisposable {
 
   /** The first so many that match, the oldest first; `WaitTimeout` if too few come. */
   async waitMany(count: number, wanted: WaitOptions = {}): Promise<Message[]> {
-    const timeout = wanted.timeout ?? TIMEOUT;
+    if (!Number.isInteger(count) || count < 0) {
+      throw new RelayError(`so many messages cannot be waited for: ${String(count)}`);
+    }
+    const timeout = waitable(wanted.timeout ?? TIMEOUT);
     const deadline = performance.now() + timeout;
     const found: Message[] = [];
     while (found.length < count) {
@@ -336,9 +343,13 @@ export class Message extends MessageData<Attachment> {
     return decoded(await this.#get("/checks")) as Checks;
   }
 
-  /** Delete it for good. */
+  /** Delete it for good; one that is gone already is. */
   async delete(): Promise<void> {
-    await this.#read("DELETE", `/messages/${this.id}`);
+    try {
+      await this.#read("DELETE", `/messages/${this.id}`);
+    } catch (error) {
+      if (!(error instanceof Refused && error.problem === "message-not-found")) throw error;
+    }
   }
 
   async #get(path: string): Promise<Uint8Array> {
@@ -396,7 +407,7 @@ export class Outbound {
     status: OutboundEntry["status"] = "sent",
     { timeout = TIMEOUT }: { timeout?: number } = {},
   ): Promise<void> {
-    const deadline = performance.now() + timeout;
+    const deadline = performance.now() + waitable(timeout);
     for (let pause = FIRST_LOOK; ; pause = Math.min(2 * pause, LAST_LOOK)) {
       const found = await this.entry();
       if (found.status === status) return;

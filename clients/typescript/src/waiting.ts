@@ -15,6 +15,9 @@ export const PART = 20_000;
 /** For how long is waited, in milliseconds, unless it is said. */
 export const TIMEOUT = 10_000;
 
+/** For how many minutes an inbox of a fixture lives, if the test run is killed before it ends it. */
+export const FIXTURE_TTL = 60;
+
 /** How many lines of other mail an error has. */
 export const OTHERS = 20;
 
@@ -48,6 +51,15 @@ export function asked(wanted: WaitOptions, part: number): Record<string, string 
     ...(after !== undefined && { after: idOf(after) }),
     timeout: Math.round(part) / 1000,
   };
+}
+
+/** The same, if it is a time that can be waited for: one that never comes to its end is none. */
+export function waitable(milliseconds: number): number {
+  if (typeof milliseconds !== "number" || !(milliseconds >= 0 && milliseconds < Infinity)) {
+    const given = typeof milliseconds === "string" ? quoted(milliseconds) : String(milliseconds);
+    throw new RelayError(`a time to wait is a number of milliseconds, 0 or more, not ${given}`);
+  }
+  return milliseconds;
 }
 
 /** Say in words what is waited for. */

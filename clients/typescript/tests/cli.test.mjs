@@ -88,6 +88,8 @@ test("what cannot be meant says so", async () => {
     ["inbox", "--ttl", "long"],
     ["wait", "{}"],
     ["--none"],
+    ["inbox", "--url", "localhost:8025"],
+    ["wait", "a@b", "--url", "http://["],
   ];
   for (const answer of await Promise.all(calls.map((words) => relayClient(words)))) {
     assert.equal(answer.code, 2);

@@ -86,6 +86,7 @@ test(
     assert.deepEqual([headers.Subject, attachments[0].filename], ["Reset", "invoice.pdf"]);
     await message.delete();
     assert.deepEqual(await inbox.messages(), []);
+    await message.delete(); // twice does no harm
   }),
 );
 
@@ -183,6 +184,26 @@ test(
     await assert.rejects(careless.wait("Reset"), /by subject, sender and after, by their names/);
   }),
 );
+
+test("a wait that would never end, or cannot be meant, is refused at once", async () => {
+  const inbox = /** @type {any} */ (relay.mailbox("a@b"));
+  const outbound = /** @type {any} */ (relay.outbound("x"));
+  for (const timeout of [NaN, -1, Infinity, "10s", null, [], 10n]) {
+    for (const wait of [
+      () => inbox.wait({ timeout: timeout ?? NaN }),
+      () => inbox.waitNone(timeout),
+      () => inbox.waitMany(1, { timeout: timeout ?? NaN }),
+      () => outbound.wait("sent", { timeout }),
+    ]) {
+      await assert.rejects(wait, /^RelayError: a time to wait is a number of milliseconds, 0 or more, not /);
+    }
+  }
+  await assert.rejects(inbox.waitNone("10s"), /not '10s'$/);
+  for (const count of [NaN, -1, 1.5, "3"]) {
+    await assert.rejects(inbox.waitMany(count), /^RelayError: so many messages cannot be waited for/);
+  }
+  await assert.rejects(relay.inbox({ ttl: NaN }), /^RelayError: an inbox's ttl is a number of minutes/);
+});
 
 test(
   "a list and a search have the newest first",
@@ -352,7 +373,13 @@ test("a wait ends when its inbox is closed", async () => {
 });
 
 test("what no relay is says so", async () => {
-  assert.throws(() => new Relay({ url: "localhost:8025" }), /begins with http:\/\/ or https:\/\//);
+  for (const url of ["localhost:8025", "http://", "http://a b", "http://[", "http://a/?b"]) {
+    assert.throws(() => new Relay({ url }), /begins with http:\/\/ or https:\/\//);
+  }
+  assert.throws(() => new Relay({ url: "http://me:secret@a" }), (error) => {
+    assert.ok(error instanceof RelayError && !error.message.includes("secret"));
+    return true;
+  });
   assert.throws(() => new Relay({ token: "a\nb" }), /the token has characters that no token has/);
   const began = performance.now();
   const gone = createServer().listen(0, "127.0.0.1");

@@ -6,7 +6,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from conftest import Run
 from restarting import restartable
+from untrusted import plain, untrusted
 
 _WAITS = """
 import { createInterface } from "node:readline/promises";
@@ -51,3 +53,28 @@ def test_a_wait_outlives_a_relay_that_is_killed(clean: Path, tmp_path: Path) -> 
             assert node.wait(20) == 0
         finally:
             node.kill()
+
+
+_ASKS = """
+import { Relay } from "relay-client";
+
+const began = performance.now();
+const relay = new Relay({ url: process.argv[2], token: "x" });
+await relay.info().catch((error) => console.log(String(error)));
+if (performance.now() - began > 5_000) console.log("and it took long");
+"""
+
+
+def test_who_cannot_be_trusted_is_asked_once(run: Run, clean: Path, tmp_path: Path) -> None:
+    """Or speaks no TLS: no second try would do better.  The error is one line."""
+    program = clean / "asks.mjs"
+    program.write_text(_ASKS)
+    with untrusted(tmp_path) as (where, came):
+        said = run("node", program, where).stdout
+    code = "DEPTH_ZERO_SELF_SIGNED_CERT"
+    assert said == f"Unreachable: no TLS connection to {where}: self-signed certificate ({code})\n"
+    assert len(came) == 1
+    with plain() as (where, came):
+        said = run("node", program, where).stdout
+    assert said.startswith(f"Unreachable: no TLS connection to {where}: ")
+    assert said.count("\n") == len(came) == 1

@@ -278,7 +278,7 @@ class AsyncMessage(MessageData):
         return parsed_checks(await self._inbox._do(_flows.checks(self._inbox._place, self.id)))
 
     async def delete(self) -> None:
-        """Delete it for good."""
+        """Delete it for good; one that is gone already is."""
         await self._inbox._do(_flows.delete_message(self._inbox._place, self.id))
 
 

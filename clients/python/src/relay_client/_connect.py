@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import httpx
+
 from relay_client.errors import RelayError
 
 _DEFAULT = "http://127.0.0.1:8025"
@@ -31,8 +33,13 @@ def connection(url: str | None, token: str | None) -> Connection:
     """Look for a relay where it is said to be, else where the environment says."""
     url = url or os.environ.get("RELAY_URL") or _DEFAULT
     token = (os.environ.get("RELAY_TOKEN") if token is None else token) or None
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in {"http", "https"} and bool(httpx.URL(url).host)
+        is_url = is_url and len(url.split()) == 1
+    except (ValueError, httpx.InvalidURL):
+        is_url = False
+    if not is_url:
         raise RelayError(f"a relay's URL begins with http:// or https:// and a host: {url!r}")
     headers = {"User-Agent": f"relay-client/{_version()}", "Accept": "application/json"}
     if token:

@@ -7,11 +7,13 @@ not.
 
 Promises: a call that may be repeated is repeated while its relay is away or overloaded, up to its
 deadline, and then fails with `Unreachable` or `Refused`.  One that may not is sent again only where
-it never reached the relay.  What answers and is no relay is `Refused`, whatever it says.
+it never reached the relay.  What answers and is no relay is `Refused`, whatever it says.  Where the
+other side cannot be trusted, or speaks no TLS, the first try is the last.
 """
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -80,19 +82,25 @@ def asked(asks: Ask | Callable[[], Ask], deadline: float | None = None) -> Flow[
             answer: httpx.Response = yield ask
         except httpx.TransportError as error:
             seconds = time.monotonic() - began
+            where = _where(error.request.url)
+            hopeless = _hopeless(error)
             failure = Unreachable(
-                f"the relay does not answer {ask.method} {_where(error.request.url)}"
+                f"no TLS connection to {where}: {hopeless}"
+                if hopeless
+                else f"the relay does not answer {ask.method} {where}"
                 f" (for {seconds:.1f} s: {error or type(error).__name__})"
             )
             failure.__cause__ = error
             # What could not connect was not heard.
-            repeats = ask.again or isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+            repeats = not hopeless and (
+                ask.again or isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+            )
         else:
             if answer.is_success:
                 return answer
             failure = refused(answer)
             repeats = answer.status_code in _PASSING and (ask.again or answer.status_code == 429)
-            rest = max(pause, _retry_after(answer))
+            rest = max(pause, failure.retry_after)
         if not repeats or time.monotonic() + rest > deadline:
             raise failure
         yield Pause(rest)
@@ -108,6 +116,7 @@ def refused(answer: httpx.Response) -> Refused:
             str(problem["type"]).rpartition(":")[2].rpartition("/")[2],
             str(problem["detail"]),
             [str(error) for error in problem.get("errors", ())],
+            _retry_after(answer),
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         return _no_relay(answer)
@@ -130,7 +139,22 @@ def _no_relay(answer: httpx.Response) -> Refused:
     said = repr(answer.text[:200].strip())
     if answer.has_redirect_location:
         said = f"it leads to {answer.headers['Location']}"
-    return Refused(answer.status_code, "unknown", f"no relay answered: {said}")
+    detail = f"no relay answered: {said}"
+    return Refused(answer.status_code, "unknown", detail, retry_after=_retry_after(answer))
+
+
+def _hopeless(error: BaseException) -> ssl.SSLError | None:
+    """Return why no try will do better: a certificate that is not trusted, or no TLS at all.
+
+    A connection that ends within a handshake is neither.
+    """
+    ended = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+    why: BaseException | None = error
+    while why is not None:
+        if isinstance(why, ssl.SSLError):
+            return None if isinstance(why, ended) or "EOF" in str(why.reason) else why
+        why = why.__cause__ or why.__context__
+    return None
 
 
 def _where(url: httpx.URL) -> str:

@@ -7,19 +7,21 @@ a proxy in between ends a connection on which nothing moves.
 from __future__ import annotations
 
 import base64
+import math
 import mimetypes
 import os
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Union
 from urllib.parse import quote
 
 from relay_client._exchange import Ask, Flow, Pause, asked, asked_json, decoded
-from relay_client.errors import NotDelivered, RelayError, UnexpectedMail, WaitTimeout
+from relay_client.errors import NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout
 
 JSON = dict[str, Any]
 
@@ -62,6 +64,8 @@ class Place:
 
 def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) -> Flow[JSON]:
     """Make an inbox; `ttl` minutes."""
+    if ttl is not None and not _is_finite(ttl):
+        raise RelayError(f"an inbox's ttl is a number of minutes, not {ttl!r}")
     body = {"ttl_minutes": ttl, "local_part": local_part, "domain": domain}
     body = {name: value for name, value in body.items() if value is not None}
     made: JSON = yield from asked_json(Ask("POST", MAILBOXES, body=body, again=False))
@@ -113,7 +117,9 @@ def wait_many(
     timeout: float,
 ) -> Flow[list[JSON]]:
     """Wait for so many that match, the oldest first; `WaitTimeout` if too few come."""
-    deadline = time.monotonic() + timeout
+    if not _is_finite(count) or count < 0 or count % 1:
+        raise RelayError(f"so many messages cannot be waited for: {count!r}")
+    deadline = _deadline(timeout)
     found: list[JSON] = []
     while len(found) < count:
         left = max(0.0, deadline - time.monotonic())
@@ -133,7 +139,7 @@ def _next(
     after: str | None,
     timeout: float,
 ) -> Flow[JSON | None]:
-    deadline = time.monotonic() + timeout
+    deadline = _deadline(timeout)
     asks: dict[str, str | float] = {"empty": "null"}
     for name, value in (("subject", subject), ("from", sender), ("after", after)):
         if value is not None:
@@ -147,6 +153,17 @@ def _next(
         found: JSON | None = yield from asked_json(part, max(deadline, time.monotonic() + 1.0))
         if found is not None or time.monotonic() >= deadline:
             return found
+
+
+def _deadline(seconds: float) -> float:
+    """When a wait ends that begins now; a time that never comes to its end is none."""
+    if not _is_finite(seconds) or seconds < 0:
+        raise RelayError(f"a time to wait is a number of seconds, 0 or more, not {seconds!r}")
+    return time.monotonic() + seconds
+
+
+def _is_finite(number: object) -> bool:
+    return isinstance(number, Real) and math.isfinite(number)
 
 
 def wanted(subject: str | None, sender: str | None, after: str | None) -> str:
@@ -212,8 +229,12 @@ def checks(place: Place, message_id: str) -> Flow[JSON]:
 
 
 def delete_message(place: Place, message_id: str) -> Flow[None]:
-    """Delete a message for good."""
-    yield from asked(place.delete(f"/messages/{message_id}"))
+    """Delete a message for good; one that is gone already is."""
+    try:
+        yield from asked(place.delete(f"/messages/{message_id}"))
+    except Refused as refused:
+        if refused.problem != "message-not-found":
+            raise
 
 
 def send(
@@ -267,7 +288,7 @@ def outbound(message_id: str) -> Flow[JSON]:
 
 def wait_outbound(message_id: str, status: str, timeout: float) -> Flow[JSON]:
     """Wait until a message that was sent has a status; `NotDelivered` once it never will."""
-    deadline = time.monotonic() + timeout
+    deadline = _deadline(timeout)
     pause = _LOOK
     while True:
         found = yield from outbound(message_id)

@@ -241,7 +241,7 @@ class Message(MessageData):
         return parsed_checks(self._inbox._do(_flows.checks(self._inbox._place, self.id)))
 
     def delete(self) -> None:
-        """Delete it for good."""
+        """Delete it for good; one that is gone already is."""
         self._inbox._do(_flows.delete_message(self._inbox._place, self.id))
 
 

@@ -20,15 +20,24 @@ class Refused(RelayError):
     """The relay answered, and said no.
 
     `status` is HTTP's, `problem` names the case and stays the same over time (`quota`,
-    `mailbox-not-found`, …), `errors` has a sentence for each fault.
+    `mailbox-not-found`, …), `errors` has a sentence for each fault, `retry_after` the seconds after
+    which it may be asked again, where that was said.
     """
 
-    def __init__(self, status: int, problem: str, detail: str, errors: Sequence[str] = ()) -> None:
-        super().__init__(status, problem, detail, errors)
+    def __init__(
+        self,
+        status: int,
+        problem: str,
+        detail: str,
+        errors: Sequence[str] = (),
+        retry_after: float = 0.0,
+    ) -> None:
+        super().__init__(status, problem, detail, errors, retry_after)
         self.status = status
         self.problem = problem
         self.detail = detail
         self.errors = tuple(errors)
+        self.retry_after = retry_after
 
     def __str__(self) -> str:
         more = [error for error in self.errors if error != self.detail]

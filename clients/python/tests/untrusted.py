@@ -1,0 +1,64 @@
+"""Servers that no client can speak TLS with, and what tells how often they were asked."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Callable
+
+from relay_client._started import _installed
+
+
+@contextmanager
+def untrusted(folder: Path) -> Iterator[tuple[str, list[object]]]:
+    """Serve with a certificate that nobody else has signed: its URL, and who came."""
+    make = [_installed()[0], "tls", "self-signed", "--out", str(folder)]
+    subprocess.run(make, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+
+    def greet(peer: socket.socket) -> None:
+        context.wrap_socket(peer, server_side=True).close()
+
+    with _serving(greet) as served:
+        yield served
+
+
+@contextmanager
+def plain() -> Iterator[tuple[str, list[object]]]:
+    """Serve HTTP to who wants HTTPS: the URL, and who came."""
+
+    def greet(peer: socket.socket) -> None:
+        peer.recv(65536)
+        peer.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with _serving(greet) as served:
+        yield served
+
+
+@contextmanager
+def _serving(greet: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[object]]]:
+    came: list[object] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    peer, address = listener.accept()
+                except OSError:
+                    return
+                came.append(address)
+                with peer, suppress(OSError):  # that its certificate is refused, too
+                    peer.settimeout(5.0)
+                    greet(peer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"https://127.0.0.1:{listener.getsockname()[1]}", came
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()

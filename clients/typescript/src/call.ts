@@ -1,0 +1,140 @@
+/**
+ * One try of a call: what it is made of, and what its answer says.
+ *
+ * An answer that is good is returned as soon as it begins; everything else is thrown, as `Refused`
+ * or as `Unreachable`.  Which tries are repeated, and for how long, is said in `exchange.ts`.  The
+ * relay's own page makes its calls by this module, too (scripts/page.mjs).
+ */
+
+import { Refused, RelayError, Unreachable } from "./errors.js";
+import { VERSION } from "./version.js";
+
+/** Where a relay is, unless it is said. */
+export const DEFAULT_URL = "http://127.0.0.1:8025";
+
+/** One request. */
+export interface Ask {
+  method: "DELETE" | "GET" | "PATCH" | "POST" | "PUT";
+  /** From the relay's root on. */
+  path: string;
+  query?: Readonly<Record<string, string | number>>;
+  /** What the body says, as JSON. */
+  body?: unknown;
+  headers?: Readonly<Record<string, string>>;
+}
+
+/** Where a relay is, and what opens it. */
+export interface RelayOptions {
+  /** `RELAY_URL` of the environment unless given, else a relay on this machine. */
+  url?: string | undefined;
+  /**
+   * An API key or the administrator's token; `RELAY_TOKEN` of the environment unless given.
+   * Without one, or with null, inboxes are anonymous.
+   */
+  token?: string | null | undefined;
+  /** What makes requests, instead of the global `fetch`. */
+  fetch?: typeof globalThis.fetch | undefined;
+}
+
+/** Makes single tries. */
+export class Caller {
+  /** Where the relay is, without a slash at its end. */
+  readonly base: string;
+  readonly #headers: Readonly<Record<string, string>>;
+  readonly #fetch: typeof globalThis.fetch;
+  readonly #heard: ((headers: Headers) => void) | undefined;
+
+  /** `heard` is called with the headers of each answer, good or not. */
+  constructor({ url, token, fetch }: RelayOptions, heard?: (headers: Headers) => void) {
+    const where = url || environment("RELAY_URL") || DEFAULT_URL;
+    const opens = token === undefined ? environment("RELAY_TOKEN") : token;
+    checkUrl(where);
+    if (opens && !/^[\x20-\x7e]+$/.test(opens)) {
+      throw new RelayError("the token has characters that no token has");
+    }
+    this.base = where.replace(/\/+$/, "");
+    this.#headers = {
+      Accept: "application/json",
+      ...(globalThis.process && { "User-Agent": `relay-client/${VERSION}` }),
+      ...(opens && { Authorization: `Bearer ${opens}` }),
+    };
+    this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
+    this.#heard = heard;
+  }
+
+  /** Make one try.  The body of what is returned is still to be read, while `signal` lets it. */
+  async once(
+    { method, path, query, body, headers }: Ask,
+    signal?: AbortSignal,
+  ): Promise<Response> {
+    const values = Object.entries(query ?? {}).map(([name, value]) => [name, String(value)]);
+    const asked = query ? `${path}?${new URLSearchParams(values)}` : path;
+    let status: number;
+    let retryAfter: number;
+    let bytes: ArrayBuffer;
+    try {
+      const answer = await this.#fetch(`${this.base}${asked}`, {
+        method,
+        headers: {
+          ...this.#headers,
+          ...(body !== undefined && { "Content-Type": "application/json" }),
+          ...headers,
+        },
+        body: body === undefined ? null : JSON.stringify(body),
+        signal: signal ?? null,
+        cache: "no-store",
+      });
+      this.#heard?.(answer.headers);
+      if (answer.ok) return answer;
+      ({ status } = answer);
+      retryAfter = Number(answer.headers.get("Retry-After")) || 0;
+      bytes = await answer.arrayBuffer();
+    } catch (error) {
+      throw new Unreachable(`the relay does not answer ${method} ${this.base}${path}`, {
+        cause: error,
+      });
+    }
+    throw refused(status, new Uint8Array(bytes), retryAfter);
+  }
+}
+
+/** What a relay said, or whatever stands in front of it. */
+export function refused(status: number, bytes: Uint8Array, retryAfter = 0): Refused {
+  try {
+    const problem = JSON.parse(new TextDecoder().decode(bytes)) as Record<string, unknown>;
+    const { type, detail, errors, title } = problem;
+    if (typeof type === "string" && typeof detail === "string") {
+      const each = Array.isArray(errors) ? errors.map(String) : [];
+      const kind = type.split(/[:/]/).pop() ?? type;
+      return new Refused(status, kind, detail, each, retryAfter, String(title ?? ""));
+    }
+  } catch {
+    // No problem document: what there is has to do.
+  }
+  const said = `no relay answered: ${beginning(bytes)}`;
+  return new Refused(status, "unknown", said, [], retryAfter);
+}
+
+/** How an answer begins, for an error. */
+export function beginning(bytes: Uint8Array): string {
+  return JSON.stringify(new TextDecoder().decode(bytes.subarray(0, 200)).trim());
+}
+
+function checkUrl(where: string): void {
+  let url: URL | undefined;
+  try {
+    url = new URL(where);
+  } catch {
+    // Said below.
+  }
+  if (!url || !/^https?:\/\/[^/]/i.test(where) || url.search || url.hash) {
+    throw new RelayError(`a relay's URL begins with http:// or https:// and a host: '${where}'`);
+  }
+  if (url.username || url.password) {
+    throw new RelayError("a relay's URL has no user and no password: the token opens it");
+  }
+}
+
+function environment(name: string): string | undefined {
+  return globalThis.process?.env?.[name];
+}
