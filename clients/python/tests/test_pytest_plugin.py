@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -71,7 +74,7 @@ def test_sign_up(inbox, smtp_server, number):
 
 
 def test_a_failed_test_shows_its_mail(inner: pytest.Pytester) -> None:
-    """With subject, code and text; the client's own frames are left out."""
+    """With subject, code and text, in JUnit's report too; the client's own frames are left out."""
     inner.makepyfile(
         _SENDS
         + """
@@ -81,7 +84,8 @@ def test_sign_up(inbox, smtp_server):
     inbox.wait("Reset", timeout=0.1)
 """
     )
-    result = _run(inner)
+    parallel = ("-n", "1") if inner._request.config.pluginmanager.hasplugin("xdist") else ()
+    result = _run(inner, "--junitxml=junit.xml", *parallel)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
@@ -94,6 +98,11 @@ def test_sign_up(inbox, smtp_server):
         ]
     )
     result.stdout.no_fnmatch_line("*_exchange.py*")
+    text = result.stdout.str()
+    assert text.count("Mail to ") == 1
+    report = ElementTree.parse(inner.path / "junit.xml").getroot()
+    (failure,) = [str(one.text) for one in report.iter("failure")]
+    assert re.search(r"Mail to \S+@relay\.localhost(.|\n)*code: 271828", failure)
 
 
 def test_a_fixture_that_fails_shows_the_mail_too(inner: pytest.Pytester) -> None:
@@ -160,6 +169,37 @@ def test_it(inbox, smtp_server):
     kept.close()
 
 
+def test_an_inbox_lives_for_an_hour_unless_it_is_kept(inner: pytest.Pytester) -> None:
+    """So a run that is killed leaves none for long; a marker may say otherwise."""
+    inner.makepyfile(
+        """
+from datetime import datetime, timezone
+import pytest
+
+def minutes(relay, inbox):
+    ends_at = relay._http.get(f"/api/v1/mailboxes/{inbox.address}").json()["expires_at"]
+    left = datetime.fromisoformat(ends_at.replace("Z", "+00:00")) - datetime.now(timezone.utc)
+    return left.total_seconds() / 60
+
+def test_hour(relay, inbox):
+    assert 59 < minutes(relay, inbox) < 61
+
+@pytest.mark.relay_inbox(ttl=3)
+def test_marker(relay, inbox):
+    assert 2 < minutes(relay, inbox) < 4
+
+@pytest.mark.relay_inbox(ttl=1)
+def test_left_by_marker(relay, inbox):
+    assert minutes(relay, inbox) < 2
+
+def test_left(relay, inbox):
+    assert minutes(relay, inbox) > 60
+"""
+    )
+    _run(inner, "-k", "not left").assert_outcomes(passed=2, deselected=2)
+    _run(inner, "-k", "left", "--relay-keep").assert_outcomes(passed=2, deselected=2)
+
+
 def test_without_a_token_it_says_what_is_needed(
     inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +234,15 @@ def test_sign_up(inbox, relay, smtp_server, number):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *_PLUGIN, *parallel]
     inner.run(*command).assert_outcomes(passed=4)
     (where,) = set((tmp_path / "seen").read_text().split())
+    base = tmp_path / "base"
+    kept = base / "relay" / "data"
+    inner.run(*command, "--basetemp", base, "-k", "0").assert_outcomes(passed=1)
+    assert (base / "relay" / "relay.log").exists()
+    assert not kept.exists(), "a relay that has ended leaves its data"
+    options = ("--basetemp", base, "-k", "0", "--relay-keep")
+    inner.run(*command, *options).assert_outcomes(passed=1)
+    assert (kept / "run").exists()
+    shutil.rmtree(kept)
     monkeypatch.setenv("RELAY_URL", where)
     monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.1)
     with Relay(where) as gone, pytest.raises(Exception, match="does not answer"):
@@ -216,8 +265,8 @@ def test_a_relay_ends_with_a_run_that_was_killed(tmp_path: Path) -> None:
     owner.kill()
     owner.wait()
     deadline = time.monotonic() + 20
-    while _runs(process):
-        assert time.monotonic() < deadline, f"process {process} is left"
+    while _runs(process) or (tmp_path / "data").exists():
+        assert time.monotonic() < deadline, f"process {process} is left, or its data"
         time.sleep(0.05)
 
 

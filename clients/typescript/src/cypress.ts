@@ -15,11 +15,21 @@
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
-import { DEFAULT_URL, refused } from "./exchange.js";
+import { DEFAULT_URL, refused } from "./call.js";
 import { AttachmentData, type EntryJson, MessageData, type MessageJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
-import { OTHERS, PART, TIMEOUT, type WaitOptions, asked, inVain, pathOf } from "./waiting.js";
+import {
+  FIXTURE_TTL,
+  OTHERS,
+  PART,
+  TIMEOUT,
+  type WaitOptions,
+  asked,
+  inVain,
+  pathOf,
+  waitable,
+} from "./waiting.js";
 
 /** An inbox, as Cypress hands it on. */
 export interface CypressInbox {
@@ -38,7 +48,7 @@ declare global {
     // What is not used here has to be there, or it is another interface than Cypress's.
     // eslint-disable-next-line @typescript-eslint/no-unused-vars
     interface Chainable<Subject = any> {
-      /** Make an inbox for this test. */
+      /** Make an inbox for this test; without a `ttl` it lives for an hour at most. */
       relayInbox(options?: InboxOptions): Chainable<CypressInbox>;
       /** Wait for the oldest message that matches. */
       waitForMail(options?: CypressWaitOptions): Chainable<MessageData>;
@@ -145,7 +155,7 @@ function ask<T>({ method, path, inbox, qs, body, waits = 0, deadline }: Ask): Ch
 
 function relayInbox({ ttl, localPart, domain }: InboxOptions = {}): Chain<CypressInbox> {
   const body: components["schemas"]["NewMailbox"] = {
-    ...(ttl !== undefined && { ttl_minutes: ttl }),
+    ttl_minutes: ttl ?? FIXTURE_TTL,
     ...(localPart !== undefined && { local_part: localPart }),
     ...(domain !== undefined && { domain }),
   };
@@ -167,7 +177,7 @@ function waitForMail({
 }: CypressWaitOptions = {}): Chain<MessageData> {
   if (!inbox) throw new Error("there is no inbox to wait at: call cy.relayInbox() first");
   const at = inbox;
-  const timeout = wanted.timeout ?? TIMEOUT;
+  const timeout = waitable(wanted.timeout ?? TIMEOUT);
   const deadline = Date.now() + timeout;
   const next = (): Chain<MessageData> => {
     const part = Math.min(PART, Math.max(0, deadline - Date.now()));

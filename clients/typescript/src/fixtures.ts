@@ -1,10 +1,19 @@
 /** What the fixtures of each test runner are made of. */
 
 import { Refused, RelayError } from "./errors.js";
-import type { Inbox, Message, Relay } from "./relay.js";
+import type { Inbox, InboxOptions, Message, Relay } from "./relay.js";
+import { FIXTURE_TTL } from "./waiting.js";
 
 const SHOWN = 20; // messages of a report
 const MOST = 4_000; // characters of a message's text there
+
+/** What inbox a test wants; with `keep` it is left, to be looked at on the relay's page. */
+export type FixtureInboxOptions = InboxOptions & { keep?: boolean };
+
+/** Make a test's inbox; what is not to be kept is gone in an hour, though the run is killed. */
+export function inboxOf(relay: Relay, { keep, ...wanted }: FixtureInboxOptions): Promise<Inbox> {
+  return relay.inbox(keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL });
+}
 
 /** Where an application hands over its mail. */
 export interface SmtpServer {

@@ -23,8 +23,14 @@ import {
   expect,
 } from "@playwright/test";
 import type { RelayOptions } from "./exchange.js";
-import { type SmtpServer, arrivedAt, smtpServerOf } from "./fixtures.js";
-import { type Inbox, type InboxOptions, Relay } from "./relay.js";
+import {
+  type FixtureInboxOptions,
+  type SmtpServer,
+  arrivedAt,
+  inboxOf,
+  smtpServerOf,
+} from "./fixtures.js";
+import { type Inbox, Relay } from "./relay.js";
 
 export { expect };
 export type { SmtpServer };
@@ -33,7 +39,7 @@ export type { SmtpServer };
 export interface RelayFixtures {
   inbox: Inbox;
   /** What inbox is wanted; with `keep` it is left, to be looked at on the relay's page. */
-  inboxOptions: InboxOptions & { keep?: boolean };
+  inboxOptions: FixtureInboxOptions;
   smtpServer: SmtpServer;
 }
 
@@ -64,7 +70,7 @@ export const fixtures: Fixtures<
   ],
 
   inbox: async ({ relay, inboxOptions }, use, test) => {
-    const inbox = await relay.inbox(inboxOptions);
+    const inbox = await inboxOf(relay, inboxOptions);
     await use(inbox);
     if (test.status !== test.expectedStatus) {
       const { text, messages } = await arrivedAt(inbox);

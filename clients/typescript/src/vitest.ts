@@ -15,8 +15,14 @@
 
 import { test as base } from "vitest";
 import type { RelayOptions } from "./exchange.js";
-import { type SmtpServer, arrivedAt, smtpServerOf } from "./fixtures.js";
-import { type Inbox, type InboxOptions, Relay } from "./relay.js";
+import {
+  type FixtureInboxOptions,
+  type SmtpServer,
+  arrivedAt,
+  inboxOf,
+  smtpServerOf,
+} from "./fixtures.js";
+import { type Inbox, Relay } from "./relay.js";
 
 export { expect } from "vitest";
 export type { SmtpServer };
@@ -28,7 +34,7 @@ export interface RelayFixtures {
   relayOptions: RelayOptions;
   inbox: Inbox;
   /** What inbox is wanted; with `keep` it is left, to be looked at on the relay's page. */
-  inboxOptions: InboxOptions & { keep?: boolean };
+  inboxOptions: FixtureInboxOptions;
   smtpServer: SmtpServer;
 }
 
@@ -57,7 +63,7 @@ export const fixtures = {
     { relay, inboxOptions, task }: Pick<RelayFixtures, "relay" | "inboxOptions"> & Context,
     use: Use<Inbox>,
   ): Promise<void> => {
-    const inbox = await relay.inbox(inboxOptions);
+    const inbox = await inboxOf(relay, inboxOptions);
     await use(inbox);
     if (task.result?.state === "fail") {
       console.error(`Mail to ${inbox.address}\n\n${(await arrivedAt(inbox)).text}`);

@@ -139,9 +139,19 @@ test("an inbox is made, mail is waited for, and the inbox ends with the test", a
 });
 
 test("a wait in vain says what came; it waits at the inbox that is named", async () => {
+  let minutes = 0;
   await assert.rejects(
     asATest(() => {
       cy.relayInbox().then((/** @type {any} */ inbox) => {
+        cy.request({
+          method: "GET",
+          url: `${process.env["RELAY_URL"]}/api/v1/mailboxes/${inbox.address}`,
+          headers: { Authorization: `Bearer ${process.env["RELAY_TOKEN"]}` },
+          timeout: 5_000,
+          failOnStatusCode: false,
+        }).then((/** @type {any} */ { body }) => {
+          minutes = (Date.parse(body.expires_at) - Date.now()) / 60_000;
+        });
         cy.wrap(
           relay.send({ from: "a@shop.example", to: inbox.address, subject: "Welcome", text: "x" }),
         );
@@ -153,6 +163,17 @@ test("a wait in vain says what came; it waits at the inbox that is named", async
     /^WaitTimeout: waited 0\.2 s for 'Reset'; 1 other came:\n {2}20\S+ from a@shop\.example: 'Welcome'$/,
   );
   assert.equal(requests.filter((one) => one.startsWith("DELETE")).length, 2);
+  assert.ok(minutes > 50 && minutes <= 60.1, `it would live for ${minutes} min if the run were killed`);
+});
+
+test("a wait that would never end is refused at once", async () => {
+  await assert.rejects(
+    asATest(() => {
+      cy.relayInbox();
+      cy.waitForMail({ timeout: NaN });
+    }),
+    /^RelayError: a time to wait is a number of milliseconds/,
+  );
 });
 
 test("a refusal is said, and so is that there is no inbox", async () => {

@@ -52,6 +52,10 @@ test("fails", async ({ inbox, relay, smtpServer }) => {
   const [from, to] = ["a@shop.example", inbox.address];
   await relay.send({ from, to, subject: "Hello", text: "code 271828" });
   await inbox.wait();
+  const headers = { Authorization: `Bearer ${process.env.RELAY_TOKEN}` };
+  const path = `${process.env.RELAY_URL}/api/v1/mailboxes/${inbox.address}`;
+  const { expires_at } = await (await fetch(path, { headers })).json();
+  console.error(`lives for ${Math.round((Date.parse(expires_at) - Date.now()) / 60_000)} minutes`);
   await inbox.wait({ subject: "Reset", timeout: 100 });
 });
 """
@@ -115,6 +119,7 @@ def test_vitest(run: Run, clean: Path) -> None:
     (message,) = results["fails.test.ts"]["failureMessages"]
     assert "waited 0.1 s for 'Reset'; 1 other came:" in message
     assert "from a@shop.example: Hello\ncode: 271828" in done.stderr
+    assert "lives for 60 minutes" in done.stderr, "or as long if the run is killed"
 
 
 @contextmanager

@@ -28,8 +28,15 @@ from relay_client.errors import RelayError
 _STARTS_WITHIN = 60.0  # s; the first start of all makes a database
 _STOPS_WITHIN = 20.0  # s
 _OURS: list[subprocess.Popen[bytes]] = []
-# Ends a relay ($2) whose owner ($1) has gone: one that was killed stops nothing.
-_WATCH = 'while kill -0 "$1" && kill -0 "$2"; do sleep 1; done 2>/dev/null; kill "$2" 2>/dev/null'
+# Ends a relay ($2) whose owner ($1) has gone: one that was killed stops nothing.  Then removes its
+# data ($3; empty: it stays), as `stop` does it where there is an owner.
+_WATCH = """exec 2>/dev/null
+while kill -0 "$1" && kill -0 "$2"; do sleep 1; done
+kill -0 "$1" && exit
+kill "$2"
+n=0; while kill -0 "$2" && [ $n -lt 20 ]; do sleep 1; n=$((n + 1)); done
+[ -z "$3" ] || rm -rf "$3"
+"""
 _FREE_PORTS = {
     "RELAY_HTTP__BIND": "127.0.0.1:0",
     "RELAY_SMTP__BIND": "127.0.0.1:0",
@@ -39,11 +46,12 @@ _FREE_PORTS = {
 }
 
 
-def started(folder: Path, command: str | None, owner: int) -> dict[str, Any]:
+def started(folder: Path, command: str | None, owner: int, *, keep: bool = False) -> dict[str, Any]:
     """Return what `run/relay.json` of the relay in `folder` says; start it if there is none.
 
-    It ends with the process `owner` at the latest.  `command` is what a shell would be given,
-    `relay up` if there is none; it finds `RELAY_DATA_DIR` and the ports to use in its environment.
+    It ends with the process `owner` at the latest, and its data with it unless that is to be kept.
+    `command` is what a shell would be given, `relay up` if there is none; it finds `RELAY_DATA_DIR`
+    and the ports to use in its environment.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
@@ -51,7 +59,7 @@ def started(folder: Path, command: str | None, owner: int) -> dict[str, Any]:
         if not process.exists():
             relay = _start(folder, command)
             process.write_text(str(relay))
-            _watch(owner, relay)
+            _watch(owner, relay, None if keep else folder / "data")
         return _ready(folder, int(process.read_text()))
 
 
@@ -63,8 +71,8 @@ def running(folder: Path) -> int | None:
         return None
 
 
-def stop(folder: Path, process: int) -> None:
-    """Stop what `running` has returned, and wait for its end."""
+def stop(folder: Path, process: int, *, keep: bool = False) -> None:
+    """Stop what `running` has returned, wait for its end, and remove its data or keep it."""
     (folder / "pid").unlink(missing_ok=True)
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGTERM)
@@ -72,8 +80,10 @@ def stop(folder: Path, process: int) -> None:
         while _runs(process):
             if time.monotonic() > deadline:
                 os.kill(process, signal.SIGKILL)
-                return
+                break
             time.sleep(0.02)
+    if not keep:
+        shutil.rmtree(folder / "data", ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -105,11 +115,11 @@ def _start(folder: Path, command: str | None) -> int:
     return process.pid
 
 
-def _watch(owner: int, relay: int) -> None:
+def _watch(owner: int, relay: int, data: Path | None) -> None:
     quiet = subprocess.DEVNULL
-    words = ["/bin/sh", "-c", _WATCH, "relay-client", str(owner), str(relay)]
+    words = ["/bin/sh", "-c", _WATCH, "relay-client", str(owner), str(relay), str(data or "")]
     _OURS.append(
-        subprocess.Popen(  # noqa: S603  # numbers alone are put into it
+        subprocess.Popen(  # noqa: S603  # numbers and a path of ours
             words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
         )
     )

@@ -6,8 +6,9 @@
 | `inbox` | an `Inbox` of this test alone, which ends with it |
 | `smtp_server` | where the application is to send: `host`, `port`, `user`, `password`, `tls` |
 
-When a test fails, what came to its inbox is in the report.  `--relay-keep` leaves inboxes as they
-are; `@pytest.mark.relay_inbox(ttl=…, local_part=…)` says what inbox a test wants.
+When a test fails, what came to its inbox is in the report.  `--relay-keep` leaves inboxes, and the
+data of a relay that was started, as they are; `@pytest.mark.relay_inbox(ttl=…, local_part=…)` says
+what inbox a test wants.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 20  # messages of a report
 _MOST = 4000  # characters of a message's text there
+_TTL = 60.0  # minutes for which an inbox lives, if the run is killed before it ends it
 
 
 class SmtpServer(NamedTuple):
@@ -74,6 +76,7 @@ class _Relays:
         self._config = config
         self._is_worker = hasattr(config, "workerinput")
         self._owner = os.getppid() if self._is_worker else os.getpid()
+        self._keeps: bool = config.getoption("relay_keep")
         self._ours: tuple[Path, int] | None = None
 
     def where(self, factory: pytest.TempPathFactory) -> tuple[str, str | None]:
@@ -82,7 +85,8 @@ class _Relays:
             return url, os.environ.get("RELAY_TOKEN")
         base = factory.getbasetemp()
         folder = (base.parent if self._is_worker else base) / "relay"
-        found = started(folder, self._config.getoption("relay_command"), self._owner)
+        command = self._config.getoption("relay_command")
+        found = started(folder, command, self._owner, keep=self._keeps)
         return found["http"], found["admin_token"]
 
     def look(self) -> None:
@@ -98,7 +102,8 @@ class _Relays:
         if not self._is_worker:
             self.look()
             if self._ours is not None:
-                stop(*self._ours)
+                folder, process = self._ours
+                stop(folder, process, keep=self._keeps)
                 self._ours = None
 
 
@@ -116,7 +121,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="starts the relay, unless RELAY_URL is set; 'relay up' by default",
     )
     group.addoption(
-        "--relay-keep", action="store_true", help="leave the inboxes, to be looked at afterwards"
+        "--relay-keep",
+        action="store_true",
+        help="leave the inboxes, and the data of a relay that was started, to be looked at",
     )
 
 
@@ -157,10 +164,14 @@ def relay(
 def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
     """Return an inbox of this test alone."""
     marker = request.node.get_closest_marker("relay_inbox")
-    made = relay.inbox(*(marker.args if marker else ()), **(marker.kwargs if marker else {}))
+    args, wanted = (marker.args, dict(marker.kwargs)) if marker else ((), {})
+    keeps = request.config.getoption("relay_keep")
+    if not keeps and not args:
+        wanted.setdefault("ttl", _TTL)
+    made = relay.inbox(*args, **wanted)
     request.node.stash[_INBOX] = made
     yield made
-    if not request.config.getoption("relay_keep"):
+    if not keeps:
         made.close()
 
 
@@ -196,7 +207,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     if report.when == "teardown" or not report.failed or inbox is None:
         return
     text = _arrived(inbox)
-    report.sections.append((f"Mail to {inbox.address}", text))
+    title = f"Mail to {inbox.address}"
+    if hasattr(report.longrepr, "addsection"):
+        report.longrepr.addsection(title, text)  # which is in JUnit's report, too
+    else:
+        report.sections.append((title, text))
     html = item.config.pluginmanager.getplugin("html")
     if html is not None:
         extra = {"name": "Mail", "format_type": "text", "content": text}
