@@ -6,13 +6,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.db.cluster import binaries
 from tests.docs.pages import README, ROOT, blocks
 from tests.relay_process import RelayProcess
+from tests.test_dist import APPLICATION
 
 DEADLINE = 120.0  # s for all of it
+PYTHON = ROOT / "clients" / "python"
 _SHAPES = (  # what is another one each time
     (r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID"),
     (r"\b[a-z]{5}(?:-[a-z]{5}){3}@", "BOX@"),
@@ -77,6 +80,33 @@ def test_the_five_minutes_are_as_they_are_told(tmp_path: Path) -> None:
         lines = [_shape(line) for line in output.splitlines()]
         for line in shown:
             assert _shape(line) in lines, f"{command}\nprints\n{output}"
+
+
+def test_the_test_in_five_lines_passes(tmp_path: Path, relay: RelayProcess) -> None:
+    """As it stands there, against an application that signs somebody up; it is what the client's
+    README begins with."""
+    (shown,) = (block.text for block in blocks(README.read_text()) if block.language == "python")
+    assert shown == next(blocks((PYTHON / "README.md").read_text())).text
+    assert len(shown.splitlines()) == 5
+    (tmp_path / "application.py").write_text(APPLICATION)
+    (tmp_path / "test_it.py").write_text(f"from application import sign_up\n\n\n{shown}")
+    plugins = ("-p", "relay_client.pytest_plugin", "-p", "no:schemathesis")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugins, "test_it.py"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PYTHON / "src"),
+            "RELAY_URL": relay.run["http"],
+            "RELAY_TOKEN": relay.run["admin_token"],
+        },
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
 
 
 def test_it_is_short() -> None:
