@@ -1,11 +1,10 @@
-"""What tests need from npm: installed from a lock file, once a version, outside the tree.
+"""What tests need from npm: installed from a lock file, outside the tree (`tests.cached`).
 
 `python -m tests.npm FOLDER PROGRAM [WORD…]` runs a program of such a folder, in it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -14,11 +13,7 @@ from pathlib import Path
 
 import pytest
 
-_TIMEOUT = 300.0
-
-
-class Missing(Exception):
-    """What is needed cannot be had; why, in a sentence."""
+from tests.cached import Missing, cached, run
 
 
 def node_modules(folder: Path) -> Path:
@@ -33,47 +28,28 @@ def linked(folder: Path) -> Path:
     """The same, to be found from the folder itself, unless somebody has installed it there."""
     place = folder / "node_modules"
     if place.is_symlink() or not place.is_dir():
-        cached = installed(folder)
-        if not place.is_symlink() or place.readlink() != cached:
-            place.unlink(missing_ok=True)
-            place.symlink_to(cached)
+        found = installed(folder)
+        if not place.is_symlink() or place.readlink() != found:
+            # Other processes may be about to do the same.
+            made = folder / f".node_modules-{os.getpid()}"
+            made.symlink_to(found)
+            made.replace(place)
     return place
 
 
 def installed(folder: Path) -> Path:
-    """Install what `package-lock.json` of a folder names; `Missing` if that cannot be.
+    """Install what `package-lock.json` of a folder names; `Missing` if that cannot be."""
 
-    The cache is named after the folder, and made anew when the lock file has changed.
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = cache / "relay-tests" / folder.name
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return _installed(folder, place)
+    def install(place: Path) -> None:
+        npm = shutil.which("npm")
+        if npm is None:
+            raise Missing("npm is not installed")
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(folder / name, place / name)
+        quiet = ("--ignore-scripts", "--no-audit", "--no-fund")
+        run([npm, "ci", "--prefix", str(place), *quiet], folder.name)
 
-
-def _installed(folder: Path, place: Path) -> Path:
-    lock = (folder / "package-lock.json").read_bytes()
-    done = place / "installed-lock.json"
-    if done.exists() and done.read_bytes() == lock:
-        return place / "node_modules"
-    npm = shutil.which("npm")
-    if npm is None:
-        raise Missing("npm is not installed")
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(folder / name, place / name)
-    ran = subprocess.run(
-        [npm, "ci", "--prefix", str(place), "--ignore-scripts", "--no-audit", "--no-fund"],
-        capture_output=True,
-        timeout=_TIMEOUT,
-        check=False,
-    )
-    if ran.returncode != 0:
-        said = ran.stderr.decode(errors="replace")[-300:]
-        raise Missing(f"npm cannot install what {folder.name} needs: {said}")
-    done.write_bytes(lock)
-    return place / "node_modules"
+    return cached(folder.name, folder / "package-lock.json", install) / "node_modules"
 
 
 def _main(where: str, program: str, *words: str) -> int:

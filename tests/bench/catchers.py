@@ -24,7 +24,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -33,20 +32,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import websocket
 
 from tests.bench.mail_kinds import number_of
-from tests.npm import node_modules
+from tests.cached import Missing, environment
+from tests.npm import installed
 
 _HERE = Path(__file__).parent
 _START = 30.0  # s
 _PAGE = 100  # messages; what Sendria lists at once
 _ANNOUNCED = '42["newMail",'  # Socket.IO: an event, its name, its data
-
-
-class Missing(Exception):
-    """A catcher cannot be run here, and why."""
 
 
 class Catcher(ABC):
@@ -258,39 +253,10 @@ def _free_ports() -> tuple[int, int]:
 def _modules() -> Path:
     if shutil.which("node") is None:
         raise Missing("node is not installed")
-    try:
-        return node_modules(_HERE / "maildev")
-    except pytest.skip.Exception as reason:
-        raise Missing(str(reason)) from None
+    return installed(_HERE / "maildev")
 
 
 @functools.cache
 def _environment() -> Path:
     """Where Sendria is installed, apart: it brings a web stack that nothing else here needs."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = cache / "relay-tests" / "sendria"
-    lock = (_HERE / "sendria/requirements.lock").read_bytes()
-    done = place / "installed.lock"
-    if done.exists() and done.read_bytes() == lock and (place / "bin/sendria").exists():
-        return place
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "venv", "--clear", str(place)], check=True, capture_output=True
-        )
-        subprocess.run(
-            [
-                *(str(place / "bin/python"), "-m", "pip", "install", "--quiet"),
-                *("--disable-pip-version-check", "--require-hashes"),
-                *("-r", str(_HERE / "sendria/requirements.lock")),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=300,
-        )
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace")[-300:]
-        raise Missing(f"Sendria cannot be installed: {said}") from None
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise Missing(f"Sendria cannot be installed: {error}") from None
-    done.write_bytes(lock)
-    return place
+    return environment(_HERE / "sendria")

@@ -61,10 +61,11 @@ from typing import Any, Protocol
 import psycopg
 import trio
 
-from tests.bench.catchers import Catcher, MailDev, Missing, Sendria
+from tests.bench.catchers import Catcher, MailDev, Sendria
 from tests.bench.ingest import asyncpg_pool, cpu_seconds
 from tests.bench.mail_kinds import KINDS, kind, number_of
 from tests.bench.open_loop import CONNECTIONS, Load, Sent, recipient, send
+from tests.cached import Missing
 from tests.db.cluster import Cluster, binaries
 from tests.relay_process import RelayProcess
 

@@ -11,13 +11,13 @@ import re
 import shutil
 import smtplib
 import subprocess
-import sys
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
 
+from tests.cached import Missing, environment
 from tests.npm import node_modules
 from tests.relay_process import RelayProcess
 
@@ -116,11 +116,15 @@ def test_cypress_mailhog(relay: RelayProcess) -> None:
 
 def test_pytest_mailpit(relay: RelayProcess, tmp_path: Path) -> None:
     """Its fixtures, in a suite of its own and in an environment of its own."""
+    try:
+        python = environment(HERE / "pytest_mailpit") / "bin" / "python"
+    except Missing as missing:
+        pytest.skip(str(missing))
     shutil.copy(HERE / "pytest_mailpit" / "suite.py", tmp_path / "test_suite.py")
     host, port = relay.smtp
     done = subprocess.run(
         [
-            *(environment() / "bin" / "python", "-W", "error", "-m", "pytest", "-rA", "-q"),
+            *(python, "-W", "error", "-m", "pytest", "-rA", "-q"),
             *("-p", "no:cacheprovider", "--mailpit-url", f"{relay.run['http']}/compat/mailpit/"),
         ],
         cwd=tmp_path,
@@ -138,27 +142,3 @@ def test_pytest_mailpit(relay: RelayProcess, tmp_path: Path) -> None:
     passed = re.findall(r"^PASSED test_suite\.py::test_(\w+)", done.stdout, re.MULTILINE)
     assert done.returncode == 0, done.stdout
     assert dict.fromkeys(passed, "passes") == table("pytest-mailpit")
-
-
-def environment() -> Path:
-    """Where pytest-mailpit is installed, apart: its fixtures are no part of these tests."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = cache / "relay-tests" / "pytest-mailpit"
-    lock = (HERE / "pytest_mailpit" / "requirements.lock").read_bytes()
-    done = place / "installed.lock"
-    if done.exists() and done.read_bytes() == lock:
-        return place
-    commands = (
-        [sys.executable, "-m", "venv", "--clear", str(place)],
-        [
-            *(str(place / "bin/python"), "-m", "pip", "install", "--quiet"),
-            *("--disable-pip-version-check", "--require-hashes"),
-            *("-r", str(HERE / "pytest_mailpit" / "requirements.lock")),
-        ],
-    )
-    for command in commands:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        if ran.returncode != 0:
-            pytest.skip(f"pytest-mailpit cannot be installed: {ran.stderr[-300:]}")
-    done.write_bytes(lock)
-    return place

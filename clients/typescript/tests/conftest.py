@@ -17,7 +17,8 @@ from typing import NoReturn
 
 import pytest
 from relay_client import Relay
-from tests.npm import Missing, linked
+from tests.cached import Missing
+from tests.npm import linked
 
 HERE = Path(__file__).parents[1]
 
