@@ -22,7 +22,7 @@ define install
 	END { if (live) printf "\r\033[K"; exit failed }'
 endef
 
-.PHONY: setup run test test-clients check bench demo docs soak lock clean
+.PHONY: setup run test test-clients check bench demo docs soak dist lock clean
 
 setup: $(READY)
 
@@ -95,7 +95,8 @@ LOCK := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url
 lock:
 	$(LOCK) --all-extras pyproject.toml -o requirements.lock
 	$(LOCK) --extra mcp --constraints requirements.lock pyproject.toml -o requirements.run.lock
-	$(LOCK) tests/bench/sendria/requirements.in -o tests/bench/sendria/requirements.lock
+	for folder in tests/bench/sendria tests/clients/pytest_mailpit; do \
+		$(LOCK) $$folder/requirements.in -o $$folder/requirements.lock || exit 1; done
 
 clean:
 	rm -rf clients/typescript/dist clients/typescript/node_modules

@@ -40,7 +40,7 @@ def build(out: Path, names: tuple[str, ...] = ("relay", "python", "typescript"))
             _python(tree, "build_sdist", out, epoch)
         if "python" in names:
             _python(tree / "clients" / "python", "build_wheel", out, epoch)
-        if "typescript" in names and (tree / "clients" / "typescript").exists():
+        if "typescript" in names:
             _npm(tree / "clients" / "typescript", out, epoch)
     return sorted(set(out.iterdir()) - before)
 
@@ -52,6 +52,12 @@ def _checked_out(tree: Path) -> int:
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         packed.extractall(tree, filter="data")
     return int(_run(["git", "log", "-1", "--format=%ct"], ROOT))
+
+
+def uncommitted(root: Path) -> list[str]:
+    """Return the files of a tree that are not as in its last commit, which is what is packed."""
+    said = _run(["git", "status", "--porcelain", "--no-renames", "-z"], root).decode()
+    return sorted(line[3:] for line in said.split("\0") if line)
 
 
 def _python(project: Path, hook: str, out: Path, epoch: int) -> None:
@@ -107,6 +113,9 @@ def _run(command: list[str], folder: Path, epoch: int = 0) -> bytes:
 
 def main() -> None:
     """Make all packages in `dist/`, anew, and say which."""
+    changed = uncommitted(ROOT)
+    if changed:
+        print("Not packed, because not committed:", *changed, sep="\n  ", file=sys.stderr)
     out = ROOT / "dist"
     shutil.rmtree(out, ignore_errors=True)
     for package in build(out):

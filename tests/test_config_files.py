@@ -220,6 +220,24 @@ def test_compose_runs_the_image_for_this_machine_alone() -> None:
     assert settings.http.public_url == ("http://localhost:8025", "http://relay:8025")
 
 
+def test_the_workflow_installs_what_is_the_projects() -> None:
+    """By a place of yours, never by a name that is somebody else's; browsers before they are used."""
+    found = yaml.safe_load((CONFIG / "github-actions.yaml").read_text())
+    installs = 0
+    for job in found["jobs"].values():
+        commands = [step["run"] for step in job["steps"] if "run" in step]
+        for command in commands:
+            if command.startswith("pip install"):
+                for name in re.findall(r"relay-(?:mail|client)", command):
+                    assert f'"{name} @ $RELAY' in command
+                    installs += 1
+        if "npx playwright test" in commands:
+            browsers = commands.index("npx playwright install --with-deps chromium")
+            assert commands.index("npm ci") < browsers < commands.index("npx playwright test")
+    assert installs == 3
+    assert found["env"]["RELAY"].startswith("git+https://")
+
+
 @pytest.mark.soak  # a shell that looks five times a second, and a command or two: seconds
 def test_the_workflow_starts_a_relay_that_tests_can_use(tmp_path: Path) -> None:
     """Its step, run as it stands but for the ports: URL and key are in the environment of the next

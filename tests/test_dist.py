@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist import ROOT, build
+from tests.dist import ROOT, build, uncommitted
 
 README = (ROOT / "clients" / "python" / "README.md").read_text()
 APPLICATION = """\
@@ -73,6 +73,31 @@ def test_a_wheel_has_every_file_that_the_program_reads() -> None:
 def digest(package: Path) -> tuple[str, str]:
     """Its name and what is in it."""
     return package.name, hashlib.sha256(package.read_bytes()).hexdigest()
+
+
+def test_what_is_not_committed_is_said(tmp_path: Path) -> None:
+    """It is not packed as it stands: changed, added or deleted."""
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@x.example"]
+    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
+    for name in ("changed", "deleted", "same"):
+        (tmp_path / name).write_text(name)
+    subprocess.run([*git, "add", "."], cwd=tmp_path, check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "x"], cwd=tmp_path, check=True)
+    assert uncommitted(tmp_path) == []
+    (tmp_path / "changed").write_text("again")
+    (tmp_path / "deleted").unlink()
+    (tmp_path / "a new one").touch()
+    assert uncommitted(tmp_path) == ["a new one", "changed", "deleted"]
+
+
+def test_every_lock_is_made_by_make_lock() -> None:
+    """What has a `requirements.in` has a lock beside it that `make lock` makes anew."""
+    rule = (ROOT / "Makefile").read_text().partition("\nlock:\n")[2].partition("\n\n")[0]
+    folders = [file.parent for file in (ROOT / "tests").rglob("requirements.in")]
+    assert folders
+    for folder in folders:
+        assert (folder / "requirements.lock").exists()
+        assert str(folder.relative_to(ROOT)) in re.split(r"[\s;]+", rule)
 
 
 @pytest.mark.soak  # everything is built twice, installed and started: minutes, and a network

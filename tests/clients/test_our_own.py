@@ -18,7 +18,10 @@ CLIENTS = HERE.parents[1] / "clients"
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("client", ["python", "typescript"])
 def test_a_client_passes_its_own_tests(client: str) -> None:
-    """In a process of their own, each with a relay: they use the plug-in that they test."""
+    """In a process of their own, each with a relay: they use the plug-in that they test.
+
+    Without npm nothing of the other client's can run: this is skipped as all of those are.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"],
         cwd=CLIENTS / client,
@@ -28,7 +31,10 @@ def test_a_client_passes_its_own_tests(client: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
-    assert " passed" in done.stdout
+    counts = done.stdout.splitlines()[-1]
+    if "skipped" in counts and "passed" not in counts:
+        pytest.skip(f"{counts}:\n{done.stdout[-2_000:]}")
+    assert " passed" in counts
 
 
 @pytest.mark.clients

@@ -134,7 +134,7 @@ def _installed() -> list[str]:
             return [found, "up"]
     raise RelayError(
         "there is no relay to test with: set RELAY_URL (and RELAY_TOKEN), give --relay-command,"
-        " or install relay-mail beside your tests"
+        " or install a relay beside your tests: its clone, or the wheel that `make dist` makes"
     )
 
 
