@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from cases import CASES
 
 from relay_client import (
     AsyncRelay,
@@ -26,6 +27,7 @@ from relay_client import (
     Unreachable,
     WaitTimeout,
 )
+from relay_client._records import MessageData
 
 Deliver = Callable[..., None]
 
@@ -112,7 +114,8 @@ def test_a_wait_in_vain_says_what_came(inbox: Inbox, deliver: Deliver) -> None:
         r"  20\S+Z from a@shop\.example: 'Welcome'",
         str(one.value),
     )
-    with pytest.raises(WaitTimeout, match=r"3 of any mail \(1 came\)"):
+    assert (one.value.timeout, len(one.value.others)) == (0.1, 1)
+    with pytest.raises(WaitTimeout, match=r"3 of any mail \(1 came\); nothing else came$"):
         inbox.wait_many(3, timeout=0.1)
     with pytest.raises(UnexpectedMail, match="'Welcome'"):
         inbox.wait_none(5)
@@ -147,6 +150,45 @@ def test_what_is_no_number_is_refused_at_once(relay: Relay) -> None:
             relay.inbox(ttl=number)
 
 
+def test_a_wait_in_vain_leaves_out_what_was_waited_for(inbox: Inbox, deliver: Deliver) -> None:
+    """Of more than twenty others the newest are listed, and that there are more is said."""
+    deliver(inbox.address, "Reset")
+    for number in range(20):
+        deliver(inbox.address, f"Other {number}")
+    inbox.wait_many(21)
+    with pytest.raises(WaitTimeout) as some:
+        inbox.wait_many(2, subject="Reset", timeout=0.1)
+    head, *lines = str(some.value).splitlines()
+    assert head == "waited 0.1 s for 2 of 'Reset' (1 came); 20 others came:"
+    assert [line.rpartition(": ")[2] for line in lines[:2]] == ["'Other 19'", "'Other 18'"]
+    assert len(lines) == 20
+    with pytest.raises(WaitTimeout) as many:
+        inbox.wait("Welcome", timeout=0.1)
+    head, *lines = str(many.value).splitlines()
+    assert head == "waited 0.1 s for 'Welcome'; others came, the newest 20:"
+    assert len(lines) == 20
+
+
+@pytest.mark.parametrize("case", CASES["links"], ids=lambda case: str(case["subject"]))
+def test_both_clients_find_the_same_links(case: dict[str, Any]) -> None:
+    """And say in the same words that there is none."""
+    found = dict.fromkeys(
+        ("id", "from_address", "to", "size", "body_text", "body_html", "otp"), None
+    ) | {
+        "subject": case["subject"],
+        "received_at": "2026-01-01T00:00:00Z",
+        "links": case["links"],
+        "headers": {},
+    }
+    message = MessageData(found)
+    for match in case["finds"]:
+        assert message.link(match) == case["links"][0]
+    for match, said in case["misses"].items():
+        with pytest.raises(NoSuchLink) as missed:
+            message.link(match)
+        assert str(missed.value) == said
+
+
 def test_a_list_and_a_search(inbox: Inbox, deliver: Deliver) -> None:
     """The newest first; an operator that there is none of is refused, in words."""
     for number in range(3):
@@ -154,6 +196,7 @@ def test_a_list_and_a_search(inbox: Inbox, deliver: Deliver) -> None:
     inbox.wait_many(3)
     assert [one.subject for one in inbox.messages()] == ["Number 2", "Number 1", "Number 0"]
     assert [one.subject for one in inbox.messages(limit=2)] == ["Number 2", "Number 1"]
+    assert inbox.messages(0) == inbox.search("number", 0) == []
     assert [one.subject for one in inbox.search("subject:1 -from:bank")] == ["Number 1"]
     with pytest.raises(Refused, match=r"422 invalid: .*no operator") as refused:
         inbox.search("form:shop")
@@ -162,26 +205,56 @@ def test_a_list_and_a_search(inbox: Inbox, deliver: Deliver) -> None:
 
 def test_an_inbox_ends_with_its_block(relay: Relay) -> None:
     """Afterwards it is not there; one that was opened stays."""
-    with relay.inbox(ttl=10, local_part="a/b c?".replace(" ", "")) as inbox:
+    local_part = f"a/b?{time.time_ns()}"
+    with relay.inbox(ttl=10, local_part=local_part) as inbox:
         address = inbox.address
-        assert address.startswith("a/bc?@")
+        assert address.startswith(f"{local_part}@")
         assert str(inbox) == address
         with relay.mailbox(address) as same:
             assert same.messages() == []
         assert inbox.messages() == []
     with pytest.raises(Refused, match="404 mailbox-not-found"):
         relay.mailbox(address).wait(timeout=5)
+    with pytest.raises(RelayError, match=r"^the inbox was closed while any mail was waited for$"):
+        inbox.wait(timeout=5)
+
+
+def test_a_wait_ends_when_its_inbox_is_closed(relay: Relay) -> None:
+    """By another thread, as a test's time limit does."""
+    inbox = relay.inbox()
+    timer = threading.Timer(0.2, inbox.close)
+    timer.start()
+    with pytest.raises(RelayError, match=r"^the inbox was closed while 'Reset' was waited for$"):
+        inbox.wait("Reset", timeout=20)
+    timer.join()
+
+
+def test_a_call_of_a_client_that_is_closed_fails(relay: Relay) -> None:
+    """With an error of this client's, as everything; ending an inbox of it does no harm."""
+    client = Relay(relay.url, relay.token)
+    inbox = client.inbox()
+    client.close()
+    for call in (client.info, client.inbox, inbox.wait):
+        with pytest.raises(RelayError, match=r"^the client is closed$"):
+            call()
+    inbox.close()
+    relay.mailbox(inbox.address).close()
 
 
 def test_without_a_token_an_inbox_has_its_own(
     relay: Relay, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It opens that inbox, and nothing else does.  An empty token is none, whatever the environment
-    has."""
+    """It opens that inbox, and nothing else does.  An empty token is none, and so is None, whatever
+    the environment has."""
     monkeypatch.setenv("RELAY_TOKEN", str(relay.token))
-    with Relay(str(relay.info().public_url), token="") as anonymous, anonymous.inbox() as inbox:
+    with Relay(relay.url) as known, Relay(relay.url, None) as unknown:
+        assert (known.token, unknown.token) == (relay.token, None)
+        with known.inbox() as inbox:
+            assert inbox.session_token is None
+    with Relay(relay.url, token="") as anonymous, anonymous.inbox() as inbox:
         deliver(inbox.address)
         assert inbox.wait().code == "271828"
+        assert len(anonymous.mailbox(inbox.address, inbox.session_token).messages()) == 1
         with pytest.raises(Refused, match="404"):
             anonymous.mailbox(inbox.address).messages()
         with pytest.raises(Refused, match="401"):
@@ -217,6 +290,16 @@ def test_what_is_sent_is_followed(relay: Relay, inbox: Inbox, tmp_path: Path) ->
         relay.outbound(lost.id).wait("sent")
 
 
+def test_what_is_not_sent_in_time_says_what_it_is(relay: Relay, inbox: Inbox) -> None:
+    """Not that something else came."""
+    later = {"from": "a@relay.localhost", "to": inbox.address, "text": "x"}
+    later["send_at"] = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+    (queued,) = relay._http.post("/api/v1/messages/send", json=later).json()["messages"]
+    with pytest.raises(WaitTimeout) as waited:
+        relay.outbound(queued["id"]).wait(timeout=0.1)
+    assert str(waited.value) == f"waited 0.1 s for {queued['id']} to be sent; it is queued"
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_async_client_has_the_same_surface(
     relay: Relay, deliver: Deliver, backend: str
@@ -244,7 +327,9 @@ def test_the_async_client_has_the_same_surface(
                 await inbox.wait(timeout=float("nan"))
             async with client.mailbox(inbox.address) as same:
                 assert len(await same.messages()) == 1
-            other = await client.inbox()
+            making = client.inbox()
+            other = await making
+            assert await making is other
             await other.close()
             with pytest.raises(WaitTimeout, match="1 other came"):
                 await inbox.wait("Reset", timeout=0.05)

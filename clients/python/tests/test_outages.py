@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
+from cases import CASES
 from restarting import restartable
 from untrusted import plain, untrusted
 
-from relay_client import AsyncRelay, Refused, Relay, Unreachable
+from relay_client import AsyncRelay, Refused, Relay, Unreachable, WaitTimeout
 
 
 def test_a_wait_outlives_a_relay_that_is_killed(tmp_path: Path) -> None:
@@ -34,32 +36,60 @@ def test_a_wait_outlives_a_relay_that_is_killed(tmp_path: Path) -> None:
                 inbox.wait("Other", timeout=0.5)
 
 
-def test_an_answer_of_something_else_is_shown() -> None:
-    """What stands in front and is no relay: its status and how it begins."""
-    with _answers(
-        b"HTTP/1.1 418 No\r\nContent-Length: 6\r\nConnection: close\r\n\r\nteapot"
-    ) as url:
-        with Relay(url) as relay, pytest.raises(Refused, match=r"418 unknown: .*teapot"):
-            relay.info()
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ("200 OK\r\nContent-Length: 6\r\n\r\n<html>", "200 unknown: no relay answered: '<html>'"),
-        ("200 OK\r\nContent-Length: 0\r\n\r\n", "200 unknown: no relay answered: ''"),
-        (
-            "301 Moved\r\nLocation: https://x.example/\r\nContent-Length: 0\r\n\r\n",
-            "301 unknown: no relay answered: it leads to https://x.example/",
-        ),
-    ],
-)
-def test_what_is_no_relay_is_refused(answer: str, said: str) -> None:
+@pytest.mark.parametrize("case", CASES["no_relay"], ids=lambda case: case["error"])
+def test_what_is_no_relay_is_refused(case: dict[str, Any]) -> None:
     """Though it answers well, or leads elsewhere: mostly a proxy, or a wrong URL."""
-    with _answers(f"HTTP/1.1 {answer}".encode()) as url, Relay(url) as relay:
+    headers = {**case["headers"], "Content-Length": str(len(case["body"])), "Connection": "close"}
+    lines = [f"HTTP/1.1 {case['status']} x", *(f"{name}: {headers[name]}" for name in headers)]
+    answer = "\r\n".join([*lines, "", case["body"]])
+    with _answers(answer.encode()) as url, Relay(url) as relay:
         with pytest.raises(Refused) as refused:
             relay.inbox()
-        assert str(refused.value) == said
+        assert str(refused.value) == case["error"]
+        assert refused.value.status == case["status"]
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.4])
+def test_what_was_sent_is_waited_for_as_long_as_is_said(timeout: float) -> None:
+    """Not as long as another call is repeated: while no relay is there, or none that answers."""
+    for silent in (False, True):
+        with _silent() if silent else _answers(b"") as url, Relay(url) as relay:
+            began = time.monotonic()
+            with pytest.raises(Unreachable, match=r"GET http.*/api/v1/outbound/x "):
+                relay.outbound("x").wait(timeout=timeout)
+            assert timeout <= time.monotonic() - began < timeout + 3.0
+
+
+def test_what_was_sent_is_waited_for_longer_than_another_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until the time is over, which was asked for."""
+    monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.1)
+    asked: list[bytes] = []
+    with _answers(b"", asked) as url, Relay(url) as relay:
+        began = time.monotonic()
+        with pytest.raises(Unreachable):
+            relay.outbound("x").wait(timeout=3.0)
+        assert time.monotonic() - began > 1.5
+        assert len(asked) > 3
+
+
+def test_an_inbox_is_closed_soon_where_nothing_answers() -> None:
+    """Its time ends it: a test's end waits for nobody."""
+    with _silent() as url, Relay(url) as relay:
+        began = time.monotonic()
+        relay.mailbox("a@b").close()
+        assert time.monotonic() - began < 4.0
+
+
+def test_what_came_is_listed_soon_or_left_out() -> None:
+    """A relay that stands still after a wait in vain does not hold it up."""
+    null = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nnull"
+    with _answers(null, only=b"/wait?") as url, Relay(url) as relay:
+        began = time.monotonic()
+        with pytest.raises(WaitTimeout, match=r"for any mail; what came cannot be listed: the rel"):
+            relay.mailbox("a@b").wait(timeout=0.1)
+        assert time.monotonic() - began < 4.0
 
 
 def test_a_wait_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +157,9 @@ def test_a_handshake_that_is_broken_off_is_tried_again(monkeypatch: pytest.Monke
 
 
 @contextmanager
-def _answers(answer: bytes, asked: list[bytes] | None = None) -> Iterator[str]:
-    """Serve one answer to everybody, whatever they ask."""
+def _answers(answer: bytes, asked: list[bytes] | None = None, only: bytes = b"") -> Iterator[str]:
+    """Serve one answer to everybody, whatever they ask; with `only` to calls that have it alone."""
+    kept: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -137,8 +168,11 @@ def _answers(answer: bytes, asked: list[bytes] | None = None) -> Iterator[str]:
                     peer, _ = listener.accept()
                 except OSError:
                     return
+                request = peer.recv(65536)
+                if only not in request:
+                    kept.append(peer)  # it is never answered
+                    continue
                 with peer:
-                    request = peer.recv(65536)
                     if asked is not None:
                         asked.append(request)
                     if answer:
@@ -149,3 +183,12 @@ def _answers(answer: bytes, asked: list[bytes] | None = None) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
     thread.join()
+    for peer in kept:
+        peer.close()
+
+
+@contextmanager
+def _silent() -> Iterator[str]:
+    """Take every connection, and answer nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"

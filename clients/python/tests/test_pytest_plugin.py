@@ -9,13 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from cases import CASES
 
 import relay_client
 from relay_client import Relay
+from relay_client._records import parsed_info
 from relay_client._started import _runs, running, started, stop
+from relay_client.pytest_plugin import smtp_server_of
 
 _SENDS = """
 import smtplib
@@ -152,19 +156,20 @@ def pytest_fixture_setup(fixturedef):
 
 def test_marker_and_keep(inner: pytest.Pytester, relay: Relay) -> None:
     """The marker chooses the inbox; what is kept is there afterwards."""
+    name = f"kept-{time.time_ns()}"  # a relay that goes on gives an address out once
     inner.makepyfile(
-        """
+        f"""
 import pytest
 
-@pytest.mark.relay_inbox(ttl=3, local_part="kept-for-looks")
+@pytest.mark.relay_inbox(ttl=3, local_part="{name}")
 def test_it(inbox, smtp_server):
-    assert inbox.address.startswith("kept-for-looks@")
+    assert inbox.address.startswith("{name}@")
     assert smtp_server.django()["EMAIL_HOST"] == smtp_server.flask_mail()["MAIL_SERVER"]
     assert smtp_server.user == "test_it"
 """
     )
     _run(inner, "--relay-keep", "--strict-markers").assert_outcomes(passed=1)
-    kept = relay.mailbox("kept-for-looks@relay.localhost")
+    kept = relay.mailbox(f"{name}@relay.localhost")
     assert kept.messages() == []
     kept.close()
 
@@ -198,6 +203,51 @@ def test_left(relay, inbox):
     )
     _run(inner, "-k", "not left").assert_outcomes(passed=2, deselected=2)
     _run(inner, "-k", "left", "--relay-keep").assert_outcomes(passed=2, deselected=2)
+
+
+@pytest.mark.parametrize("case", CASES["smtp_servers"], ids=lambda case: case["link"])
+def test_an_application_is_pointed_where_it_reaches_the_relay(case: dict[str, Any]) -> None:
+    """Where the tests reach it, in clear, and signed in only where that can be."""
+    more = {"version": "1", "submission": None, "domains": [], "public_url": case["url"]}
+    server = smtp_server_of(case["url"], parsed_info({**case["info"], **more}), "sign up")
+    assert (server.host, server.port, server.user) == (case["host"], 2525, case["user"])
+    assert server.password == ("secret" if case["user"] else "")
+    assert server.tls == case["info"]["starttls"]
+    django, flask = server.django(), server.flask_mail()
+    assert (django["EMAIL_USE_TLS"], flask["MAIL_USE_TLS"]) == (False, False)
+    assert (django["EMAIL_HOST_USER"], flask["MAIL_USERNAME"]) == (server.user, server.user)
+
+
+def test_it_works_where_no_relay_can_be_started(
+    inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, whose Python has no fcntl: with a relay elsewhere, or one clear error."""
+    inner.makepyfile(no_fcntl="import sys\nsys.modules['fcntl'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(inner.path), os.environ["PYTHONPATH"]]))
+    inner.makepyfile("def test_it(inbox): pass\n")
+    _run(inner, "-p", "no_fcntl").assert_outcomes(passed=1)
+    monkeypatch.delenv("RELAY_URL")
+    result = _run(inner, "-p", "no_fcntl")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*no relay can be started on this system: set RELAY_URL*"])
+
+
+def test_mail_without_a_subject_is_shown_as_such(inner: pytest.Pytester) -> None:
+    """And without a From."""
+    inner.makepyfile(
+        _SENDS
+        + """
+def test_it(inbox, smtp_server):
+    with smtplib.SMTP(smtp_server.host, smtp_server.port) as smtp:
+        smtp.sendmail("a@shop.example", [inbox.address], "To: x@y.example\\n\\nHello")
+    inbox.wait().link()
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*NoSuchLink: no link in a message without a subject; *", "*:* from <>: (no subject)"]
+    )
 
 
 def test_without_a_token_it_says_what_is_needed(

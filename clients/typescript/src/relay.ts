@@ -114,8 +114,8 @@ export class Relay implements AsyncDisposable {
   }
 
   /**
-   * An inbox that there is already: one made elsewhere, or captured mail's.  `await using` leaves
-   * it as it is.
+   * An inbox that there is already: one made elsewhere, or captured mail's, which opens to the
+   * administrator's token alone.  `await using` leaves it as it is.
    */
   mailbox(address: string, sessionToken: string | null = null): Inbox {
     return new Inbox(this.#exchange, address, sessionToken, false);

@@ -15,7 +15,9 @@ from relay_client._async import (
     AsyncMessage,
     AsyncOutbound,
     AsyncRelay,
+    Opening,
 )
+from relay_client._flows import NewAttachment
 from relay_client._records import Check, Checks, Finding, Headers, Info
 from relay_client._sync import Attachment, Inbox, Message, Outbound, Relay
 from relay_client.errors import (
@@ -42,8 +44,10 @@ __all__ = [
     "Inbox",
     "Info",
     "Message",
+    "NewAttachment",
     "NoSuchLink",
     "NotDelivered",
+    "Opening",
     "Outbound",
     "Refused",
     "Relay",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx
 
 from relay_client import _flows
-from relay_client._connect import connection
+from relay_client._connect import FROM_ENVIRONMENT, Token, connection
 from relay_client._exchange import Flow, drive_async, shielded
 from relay_client._flows import JSON, NewAttachment, Place
 from relay_client._records import (
@@ -31,11 +32,11 @@ class AsyncRelay:
     """A relay at a URL.
 
     `url` and `token` (an API key or the administrator's token) default to `RELAY_URL` and
-    `RELAY_TOKEN`; without a token, or with an empty one, inboxes are anonymous, each opened by a
-    token of its own, and nothing can be sent.  `Relay` has the same surface, without `await`.
+    `RELAY_TOKEN`; without a token, or with None, inboxes are anonymous, each opened by a token of
+    its own, and nothing can be sent.  `Relay` has the same surface, without `await`.
     """
 
-    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+    def __init__(self, url: str | None = None, token: Token = FROM_ENVIRONMENT) -> None:
         where = connection(url, token)
         self.url, self.token = where.url, where.token
         self._http = httpx.AsyncClient(**where.arguments)
@@ -67,12 +68,12 @@ class AsyncRelay:
         Without `ttl` it lives as long as the plan allows; `local_part` and `domain` are chosen by
         the relay unless given.
         """
-        return Opening(self, _flows.make_inbox(ttl, local_part, domain))
+        return Opening(self, partial(_flows.make_inbox, ttl, local_part, domain))
 
     def mailbox(self, address: str, session_token: str | None = None) -> AsyncInbox:
         """Return an inbox that there is already: one made elsewhere, or captured mail's.
 
-        It stays when its `with` block ends.
+        Captured mail opens to the administrator's token alone.  It stays when its block ends.
         """
         return AsyncInbox(self, Place(address, session_token), owned=False)
 
@@ -117,22 +118,24 @@ class AsyncRelay:
 
 
 class Opening:
-    """An inbox that is about to be made: to be awaited, or entered with `async with`."""
+    """An inbox that is about to be made, once: to be awaited, or entered with `async with`."""
 
-    def __init__(self, relay: AsyncRelay, making: Flow[JSON]) -> None:
-        self._relay, self._making = relay, making
+    def __init__(self, relay: AsyncRelay, make: Callable[[], Flow[JSON]]) -> None:
+        self._relay, self._making = relay, make
         self._inbox: AsyncInbox | None = None
 
     def __await__(self) -> Generator[Any, Any, AsyncInbox]:
         return self._make().__await__()
 
     async def _make(self) -> AsyncInbox:
-        made = await self._relay._do(self._making)
-        return AsyncInbox(self._relay, Place(made["address"], made["session_token"]), owned=True)
+        if self._inbox is None:
+            made = await self._relay._do(self._making())
+            place = Place(made["address"], made["session_token"])
+            self._inbox = AsyncInbox(self._relay, place, owned=True)
+        return self._inbox
 
     async def __aenter__(self) -> AsyncInbox:
-        self._inbox = await self._make()
-        return self._inbox
+        return await self._make()
 
     async def __aexit__(
         self,
@@ -150,6 +153,8 @@ class AsyncInbox:
     def __init__(self, relay: AsyncRelay, place: Place, *, owned: bool) -> None:
         self._relay, self._place, self._owned = relay, place, owned
         self.address: str = place.address
+        self.session_token = place.session_token
+        """What opens an anonymous inbox; None where the relay's token does."""
 
     async def __aenter__(self) -> AsyncInbox:
         return self

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from ipaddress import ip_address
+from typing import Any, NamedTuple, Union
 from urllib.parse import urlsplit
 
 import httpx
@@ -29,10 +31,22 @@ class Connection(NamedTuple):
     arguments: dict[str, Any]
 
 
-def connection(url: str | None, token: str | None) -> Connection:
+class FromEnvironment(Enum):
+    """That a token is not said, and the environment's is meant; None is no token at all."""
+
+    RELAY_TOKEN = "RELAY_TOKEN"  # noqa: S105  # the name of a variable
+
+
+FROM_ENVIRONMENT = FromEnvironment.RELAY_TOKEN
+Token = Union[str, None, FromEnvironment]
+
+
+def connection(url: str | None, token: Token) -> Connection:
     """Look for a relay where it is said to be, else where the environment says."""
     url = url or os.environ.get("RELAY_URL") or _DEFAULT
-    token = (os.environ.get("RELAY_TOKEN") if token is None else token) or None
+    if isinstance(token, FromEnvironment):
+        token = os.environ.get(token.value)
+    token = token or None
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in {"http", "https"} and bool(httpx.URL(url).host)
@@ -47,6 +61,14 @@ def connection(url: str | None, token: str | None) -> Connection:
             raise RelayError("the token has characters that no token has")
         headers["Authorization"] = f"Bearer {token}"
     # A proxy of the environment is not asked for what is on this machine.
-    local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
+    local = is_loopback(parts.hostname or "")
     arguments = {"base_url": url, "headers": headers, "trust_env": not local}
     return Connection(url.rstrip("/"), token, arguments)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine's own, whatever machine this is."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"

@@ -16,13 +16,13 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, Union
 
 import anyio
 import httpx
 
-from relay_client.errors import Refused, Unreachable
+from relay_client.errors import Refused, RelayError, Unreachable
 
 T = TypeVar("T")
 
@@ -35,6 +35,8 @@ LATE = 5.0
 """Seconds by which the answer to a wait may be late."""
 
 _REPLY = 30.0  # s until an answer begins
+_CONNECT = 5.0  # s until there is a connection
+_LEAST = 0.05  # s that a try gets, however late it is
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two tries
 _PASSING = frozenset({429, 502, 503, 504})
 
@@ -52,6 +54,8 @@ class Ask:
     """Seconds for which the relay may keep its answer back, if it is to."""
     again: bool = True
     """Whether it does no harm to ask twice."""
+    within: float | None = None
+    """Seconds that its caller can spare for it, where that is less than it may take by itself."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,12 @@ Flow = Generator[Union[Ask, Pause], Any, T]
 def asked(asks: Ask | Callable[[], Ask], deadline: float | None = None) -> Flow[httpx.Response]:
     """Ask until there is an answer; return it if it is a good one.
 
-    `deadline` is of `time.monotonic()`, `PATIENCE` from now unless it is given.  What differs from
-    try to try is made anew for each.
+    `deadline` is of `time.monotonic()`; no try outlasts it, but for one that may keep its answer
+    back; without one a call is repeated for `PATIENCE`.  What differs from try to try is made anew
+    for each.
     """
     began = time.monotonic()
+    bounded = deadline is not None
     if deadline is None:
         deadline = began + PATIENCE
     pause = _FIRST_PAUSE
@@ -78,6 +84,8 @@ def asked(asks: Ask | Callable[[], Ask], deadline: float | None = None) -> Flow[
         failure: Refused | Unreachable
         rest = pause
         ask = asks if isinstance(asks, Ask) else asks()
+        if bounded and ask.waits is None:
+            ask = replace(ask, within=max(_LEAST, deadline - time.monotonic()))
         try:
             answer: httpx.Response = yield ask
         except httpx.TransportError as error:
@@ -170,6 +178,7 @@ def _retry_after(answer: httpx.Response) -> float:
 
 
 def _request(http: httpx.Client | httpx.AsyncClient, ask: Ask) -> httpx.Request:
+    most = _REPLY if ask.within is None else min(_REPLY, ask.within)
     return http.build_request(
         ask.method,
         ask.path,
@@ -177,9 +186,18 @@ def _request(http: httpx.Client | httpx.AsyncClient, ask: Ask) -> httpx.Request:
         json=ask.body,
         headers=dict(ask.headers),
         timeout=httpx.Timeout(
-            _REPLY, connect=5.0, read=_REPLY if ask.waits is None else ask.waits + LATE
+            most,
+            connect=min(_CONNECT, most),
+            read=most if ask.waits is None else ask.waits + LATE,
         ),
     )
+
+
+def _failure(http: httpx.Client | httpx.AsyncClient, error: Exception) -> Exception:
+    """Return what a flow is thrown: httpx has no error of its own for a client that is closed."""
+    if isinstance(error, RuntimeError) and http.is_closed:
+        return RelayError("the client is closed")
+    return error
 
 
 def drive(http: httpx.Client, flow: Flow[T]) -> T:
@@ -193,8 +211,8 @@ def drive(http: httpx.Client, flow: Flow[T]) -> T:
                     came = None
                 else:
                     came = http.send(_request(http, step))
-            except httpx.TransportError as error:
-                step = flow.throw(error)
+            except (httpx.TransportError, RuntimeError) as error:
+                step = flow.throw(_failure(http, error))
             else:
                 step = flow.send(came)
     except StopIteration as end:
@@ -213,8 +231,8 @@ async def drive_async(http: httpx.AsyncClient, flow: Flow[T]) -> T:
                     came = None
                 else:
                     came = await http.send(_request(http, step))
-            except httpx.TransportError as error:
-                step = flow.throw(error)
+            except (httpx.TransportError, RuntimeError) as error:
+                step = flow.throw(_failure(http, error))
             else:
                 step = flow.send(came)
     except StopIteration as end:

@@ -38,6 +38,7 @@ CLOSES_WITHIN = 2.0
 
 _PART = 20.0  # s
 _OTHERS = 20  # lines of other mail in a failure
+_LISTS_WITHIN = 2.0  # s until they are there, or left out
 _PAGE = 200
 _LOOK, _LAST_LOOK = 0.02, 0.5  # s between two looks at what was sent
 _ENDS = frozenset({"sent", "failed", "bounced", "cancelled"})
@@ -49,7 +50,9 @@ class Place:
     def __init__(self, address: str, session_token: str | None) -> None:
         self.address = address
         self.path = f"{MAILBOXES}/{quote(address, safe='@')}"
+        self.session_token = session_token
         self.headers = {} if session_token is None else {"X-Session-Token": session_token}
+        self.closed = False
 
     def get(
         self, path: str, params: Params = MappingProxyType({}), waits: float | None = None
@@ -57,9 +60,9 @@ class Place:
         """Return a call that reads."""
         return Ask("GET", f"{self.path}{path}", params, headers=self.headers, waits=waits)
 
-    def delete(self, path: str = "", waits: float | None = None) -> Ask:
+    def delete(self, path: str = "") -> Ask:
         """Return a call that removes."""
-        return Ask("DELETE", f"{self.path}{path}", headers=self.headers, waits=waits)
+        return Ask("DELETE", f"{self.path}{path}", headers=self.headers)
 
 
 def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) -> Flow[JSON]:
@@ -74,8 +77,9 @@ def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) ->
 
 def remove_inbox(place: Place) -> Flow[None]:
     """End an inbox.  If that fails its life ends it."""
+    place.closed = True
     with suppress(RelayError):
-        yield from asked(place.delete(waits=0.0), time.monotonic() + CLOSES_WITHIN)
+        yield from asked(place.delete(), time.monotonic() + CLOSES_WITHIN)
 
 
 def wait(
@@ -89,7 +93,7 @@ def wait(
     """Wait for the oldest message that matches; `WaitTimeout` if none comes."""
     found = yield from _next(place, subject, sender, after, timeout)
     if found is None:
-        raise WaitTimeout(wanted(subject, sender, after), timeout, (yield from _lines(place)))
+        raise (yield from _in_vain(place, wanted(subject, sender, after), timeout))
     return found
 
 
@@ -127,7 +131,7 @@ def wait_many(
         one = yield from _next(place, subject, sender, last, left)
         if one is None:
             what = f"{count} of {wanted(subject, sender, after)} ({len(found)} came)"
-            raise WaitTimeout(what, timeout, (yield from _lines(place)))
+            raise (yield from _in_vain(place, what, timeout, [one["id"] for one in found]))
         found.append(one)
     return found
 
@@ -150,7 +154,14 @@ def _next(
         return place.get("/messages/wait", {**asks, "timeout": round(left, 3)}, left)
 
     while True:
-        found: JSON | None = yield from asked_json(part, max(deadline, time.monotonic() + 1.0))
+        try:
+            found: JSON | None = yield from asked_json(part, max(deadline, time.monotonic() + 1.0))
+        except RelayError as error:
+            # A test that takes too long is over while it waits.
+            if not place.closed:
+                raise
+            what = wanted(subject, sender, after)
+            raise RelayError(f"the inbox was closed while {what} was waited for") from error
         if found is not None or time.monotonic() >= deadline:
             return found
 
@@ -174,15 +185,28 @@ def wanted(subject: str | None, sender: str | None, after: str | None) -> str:
     return said if after is None else f"{said} after {after}"
 
 
-def _lines(place: Place) -> Flow[list[str]]:
-    """Return a line for each message that is there, the newest first."""
+def _in_vain(
+    place: Place, what: str, timeout: float, found: Sequence[str] = ()
+) -> Flow[WaitTimeout]:
+    """Return what a wait in vain ends with; `found` are the ids of what was waited for and came."""
+    limit = min(len(found) + _OTHERS + 1, _PAGE)
     try:
         entries: list[JSON] = yield from asked_json(
-            place.get("/messages", {"limit": _OTHERS}), time.monotonic() + 2.0
+            place.get("/messages", {"limit": limit}), time.monotonic() + _LISTS_WITHIN
         )
     except RelayError as error:
-        return [f"(what came cannot be listed: {error})"]
-    return [_line(entry) for entry in entries]
+        return WaitTimeout(what, timeout, f"what came cannot be listed: {error}")
+    others = [_line(entry) for entry in entries if entry["id"] not in found]
+    return WaitTimeout(what, timeout, _instead(len(others), bool(found)), others[:_OTHERS])
+
+
+def _instead(count: int, some_found: bool) -> str:
+    """Say in words how many came that were not waited for."""
+    if count > _OTHERS:
+        return f"others came, the newest {_OTHERS}"
+    if count == 0:
+        return "nothing else came" if some_found else "nothing came"
+    return f"{count} other{'s' if count > 1 else ''} came"
 
 
 def _line(entry: JSON) -> str:
@@ -197,11 +221,11 @@ def messages(place: Place, q: str | None, limit: int) -> Flow[list[JSON]]:
         asks["q"] = q
     ask = place.get("/messages", asks)
     ids: list[str] = []
-    while True:
+    while len(ids) < limit:
         answer = yield from asked(ask)
         ids += [entry["id"] for entry in decoded(answer)]
         following = answer.links.get("next", {}).get("url")
-        if following is None or len(ids) >= limit:
+        if following is None:
             break
         ask = Ask("GET", following, headers=place.headers)
     found: list[JSON] = []
@@ -279,25 +303,25 @@ def _encoded(given: NewAttachment) -> JSON:
     }
 
 
-def outbound(message_id: str) -> Flow[JSON]:
+def outbound(message_id: str, deadline: float | None = None) -> Flow[JSON]:
     """Look at a message that was sent."""
     ask = Ask("GET", f"/api/v1/outbound/{quote(message_id, safe='')}")
-    found: JSON = yield from asked_json(ask)
+    found: JSON = yield from asked_json(ask, deadline)
     return found
 
 
-def wait_outbound(message_id: str, status: str, timeout: float) -> Flow[JSON]:
+def wait_outbound(message_id: str, status: str, timeout: float) -> Flow[None]:
     """Wait until a message that was sent has a status; `NotDelivered` once it never will."""
     deadline = _deadline(timeout)
     pause = _LOOK
     while True:
-        found = yield from outbound(message_id)
+        found = yield from outbound(message_id, max(deadline, time.monotonic() + 1.0))
         if found["status"] == status:
-            return found
+            return
         if found["status"] in _ENDS:
             raise NotDelivered(found["status"], status, found["error"])
         if time.monotonic() >= deadline:
-            raise WaitTimeout(f"{message_id} to be {status}", timeout, [f"it is {found['status']}"])
+            raise WaitTimeout(f"{message_id} to be {status}", timeout, f"it is {found['status']}")
         yield Pause(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(2 * pause, _LAST_LOOK)
 

@@ -83,7 +83,8 @@ class MessageData:
                 return link
         listed = "".join(f"\n  {link}" for link in self.links) or " none"
         what = "" if match is None else f" like {getattr(match, 'pattern', match)!r}"
-        raise NoSuchLink(f"no link{what} in {self.subject!r}; its links:{listed}")
+        where = "a message without a subject" if self.subject is None else repr(self.subject)
+        raise NoSuchLink(f"no link{what} in {where}; its links:{listed}")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.subject!r} from {self.sender}>"
@@ -189,7 +190,7 @@ def parsed_info(found: JSON) -> Info:
         found["submission"],
         tuple(found["domains"]),
         found["capture"],
-        found.get("starttls", False),
+        found["starttls"],
         found["public_url"],
     )
 

@@ -10,7 +10,6 @@ Fails: `RelayError`, with the end of what the relay said.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -88,6 +87,12 @@ def stop(folder: Path, process: int, *, keep: bool = False) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
+    try:
+        import fcntl  # Windows has none; whoever names a relay there needs none
+    except ImportError:
+        raise RelayError(
+            "no relay can be started on this system: set RELAY_URL (and RELAY_TOKEN)"
+        ) from None
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

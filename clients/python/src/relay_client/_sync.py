@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import httpx
 
 from relay_client import _flows
-from relay_client._connect import connection
+from relay_client._connect import FROM_ENVIRONMENT, Token, connection
 from relay_client._exchange import Flow, drive
 from relay_client._flows import JSON, NewAttachment, Place
 from relay_client._records import (
@@ -31,11 +31,11 @@ class Relay:
     """A relay at a URL.
 
     `url` and `token` (an API key or the administrator's token) default to `RELAY_URL` and
-    `RELAY_TOKEN`; without a token, or with an empty one, inboxes are anonymous, each opened by a
-    token of its own, and nothing can be sent.  May be shared by threads.
+    `RELAY_TOKEN`; without a token, or with None, inboxes are anonymous, each opened by a token of
+    its own, and nothing can be sent.  May be shared by threads.
     """
 
-    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+    def __init__(self, url: str | None = None, token: Token = FROM_ENVIRONMENT) -> None:
         where = connection(url, token)
         self.url, self.token = where.url, where.token
         self._http = httpx.Client(**where.arguments)
@@ -71,7 +71,7 @@ class Relay:
     def mailbox(self, address: str, session_token: str | None = None) -> Inbox:
         """Return an inbox that there is already: one made elsewhere, or captured mail's.
 
-        It stays when its `with` block ends.
+        Captured mail opens to the administrator's token alone.  It stays when its block ends.
         """
         return Inbox(self, Place(address, session_token), owned=False)
 
@@ -121,6 +121,8 @@ class Inbox:
     def __init__(self, relay: Relay, place: Place, *, owned: bool) -> None:
         self._relay, self._place, self._owned = relay, place, owned
         self.address: str = place.address
+        self.session_token = place.session_token
+        """What opens an anonymous inbox; None where the relay's token does."""
 
     def __enter__(self) -> Inbox:
         return self

@@ -45,22 +45,26 @@ class Refused(RelayError):
 
 
 class WaitTimeout(RelayError, TimeoutError):
-    """Nothing that was waited for came in time; the text lists what did come."""
+    """Nothing that was waited for came in time; the text lists what did come.
 
-    def __init__(self, wanted: str, seconds: float, others: Sequence[str]) -> None:
-        super().__init__(wanted, seconds, others)
+    `wanted` is what was waited for, in words, `timeout` for how long, in seconds.
+    """
+
+    def __init__(
+        self, wanted: str, timeout: float, instead: str, others: Sequence[str] = ()
+    ) -> None:
+        super().__init__(wanted, timeout, instead, others)
         self.wanted = wanted
-        self.seconds = seconds
+        self.timeout = timeout
+        self.instead = instead
+        """What there is in its place, as a clause: `nothing came`, `2 others came`."""
         self.others = tuple(others)
-        """A line for each other message that is in the inbox."""
+        """A line for each message that came and was not waited for, the newest first."""
 
     def __str__(self) -> str:
-        waited = f"waited {self.seconds:g} s for {self.wanted}; "
-        if not self.others:
-            return f"{waited}nothing came"
-        count = len(self.others)
         listed = "".join(f"\n  {other}" for other in self.others)
-        return f"{waited}{count} other{'s' if count > 1 else ''} came:{listed}"
+        said = f"{self.instead}:{listed}" if listed else self.instead
+        return f"waited {self.timeout:g} s for {self.wanted}; {said}"
 
 
 class UnexpectedMail(RelayError, AssertionError):

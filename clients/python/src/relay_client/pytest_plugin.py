@@ -19,10 +19,12 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
 from relay_client import Inbox, Info, Refused, Relay, RelayError
+from relay_client._connect import is_loopback
 from relay_client._started import running, started, stop
 
 if TYPE_CHECKING:
@@ -34,15 +36,15 @@ _TTL = 60.0  # minutes for which an inbox lives, if the run is killed before it 
 
 
 class SmtpServer(NamedTuple):
-    """Where an application hands over its mail."""
+    """Where an application hands over its mail, in clear."""
 
     host: str
     port: int
     user: str
-    """Of this test; it becomes a tag of what is captured."""
+    """Of this test; it becomes a tag of what is captured.  Empty where nobody can sign in."""
     password: str
     tls: bool
-    """Whether STARTTLS is offered."""
+    """Whether STARTTLS is offered; the certificate may be one that only its own machine trusts."""
 
     def django(self) -> Mapping[str, Any]:
         """Return Django's settings."""
@@ -52,7 +54,7 @@ class SmtpServer(NamedTuple):
             "EMAIL_PORT": self.port,
             "EMAIL_HOST_USER": self.user,
             "EMAIL_HOST_PASSWORD": self.password,
-            "EMAIL_USE_TLS": self.tls,
+            "EMAIL_USE_TLS": False,
             "EMAIL_USE_SSL": False,
         }
 
@@ -63,7 +65,7 @@ class SmtpServer(NamedTuple):
             "MAIL_PORT": self.port,
             "MAIL_USERNAME": self.user,
             "MAIL_PASSWORD": self.password,
-            "MAIL_USE_TLS": self.tls,
+            "MAIL_USE_TLS": False,
             "MAIL_USE_SSL": False,
             "MAIL_SUPPRESS_SEND": False,
         }
@@ -189,13 +191,28 @@ def _relay_info(relay: Relay) -> Info:
 
 
 @pytest.fixture
-def smtp_server(request: pytest.FixtureRequest, _relay_info: Info) -> SmtpServer:
+def smtp_server(request: pytest.FixtureRequest, relay: Relay, _relay_info: Info) -> SmtpServer:
     """Return where the application is to send its mail."""
-    if _relay_info.smtp is None:
+    return smtp_server_of(relay.url, _relay_info, request.node.name)
+
+
+def smtp_server_of(url: str, info: Info, test: str) -> SmtpServer:
+    """Return where a relay at `url`, which says this of itself, takes the mail of a test."""
+    if info.smtp is None:
         raise RelayError("this relay takes no mail by SMTP")
-    host, _, port = _relay_info.smtp.rpartition(":")
-    user = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.name).strip("-")[:64] or "test"
-    return SmtpServer(host.strip("[]"), int(port), user, "secret", _relay_info.starttls)
+    host, _, port = info.smtp.rpartition(":")
+    host = host.strip("[]")
+    url_host = urlsplit(url).hostname or host
+    # A relay that listens at all addresses names one by which its own machine reaches it.
+    if is_loopback(host) and not is_loopback(url_host):
+        host = url_host
+    user, password = "", ""
+    # It takes any password while it captures, but from another machine none in clear where there
+    # could be TLS.
+    if info.capture and (is_loopback(host) or not info.starttls):
+        user = re.sub(r"[^A-Za-z0-9_.-]+", "-", test).strip("-")[:64] or "test"
+        password = "secret"  # noqa: S105  # it opens nothing
+    return SmtpServer(host, int(port), user, password, info.starttls)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -228,7 +245,8 @@ def _arrived(inbox: Inbox) -> str:
         return "nothing came"
     parts: list[str] = []
     for message in reversed(found):
-        head = f"{message.received_at:%H:%M:%S} from {message.sender}: {message.subject}"
+        subject = "(no subject)" if message.subject is None else message.subject
+        head = f"{message.received_at:%H:%M:%S} from {message.sender or '<>'}: {subject}"
         code = f"\ncode: {message.code}" if message.code else ""
         links = "".join(f"\nlink: {link}" for link in message.links[:10])
         body = (message.text or message.html or "").strip()[:_MOST]
