@@ -6,7 +6,7 @@
  * relay's own page makes its calls by this module, too (scripts/page.mjs).
  */
 
-import { Refused, RelayError, Unreachable } from "./errors.js";
+import { Refused, RelayError, Unreachable, quoted } from "./errors.js";
 import { VERSION } from "./version.js";
 
 /** Where a relay is, unless it is said. */
@@ -69,11 +69,10 @@ export class Caller {
   ): Promise<Response> {
     const values = Object.entries(query ?? {}).map(([name, value]) => [name, String(value)]);
     const asked = query ? `${path}?${new URLSearchParams(values)}` : path;
-    let status: number;
-    let retryAfter: number;
+    let answer: Response;
     let bytes: ArrayBuffer;
     try {
-      const answer = await this.#fetch(`${this.base}${asked}`, {
+      answer = await this.#fetch(`${this.base}${asked}`, {
         method,
         headers: {
           ...this.#headers,
@@ -83,23 +82,29 @@ export class Caller {
         body: body === undefined ? null : JSON.stringify(body),
         signal: signal ?? null,
         cache: "no-store",
+        redirect: "manual", // no relay sends elsewhere, and the token is for it alone
       });
       this.#heard?.(answer.headers);
       if (answer.ok) return answer;
-      ({ status } = answer);
-      retryAfter = Number(answer.headers.get("Retry-After")) || 0;
       bytes = await answer.arrayBuffer();
     } catch (error) {
       throw new Unreachable(`the relay does not answer ${method} ${this.base}${path}`, {
         cause: error,
       });
     }
-    throw refused(status, new Uint8Array(bytes), retryAfter);
+    const retryAfter = Number(answer.headers.get("Retry-After")) || 0;
+    const { status, headers: said } = answer;
+    throw refused(status, new Uint8Array(bytes), retryAfter, said.get("Location"));
   }
 }
 
-/** What a relay said, or whatever stands in front of it. */
-export function refused(status: number, bytes: Uint8Array, retryAfter = 0): Refused {
+/** What a relay said, or whatever stands in front of it and leads to `location`, perhaps. */
+export function refused(
+  status: number,
+  bytes: Uint8Array,
+  retryAfter = 0,
+  location: string | null = null,
+): Refused {
   try {
     const problem = JSON.parse(new TextDecoder().decode(bytes)) as Record<string, unknown>;
     const { type, detail, errors, title } = problem;
@@ -111,13 +116,11 @@ export function refused(status: number, bytes: Uint8Array, retryAfter = 0): Refu
   } catch {
     // No problem document: what there is has to do.
   }
-  const said = `no relay answered: ${beginning(bytes)}`;
-  return new Refused(status, "unknown", said, [], retryAfter);
-}
-
-/** How an answer begins, for an error. */
-export function beginning(bytes: Uint8Array): string {
-  return JSON.stringify(new TextDecoder().decode(bytes.subarray(0, 200)).trim());
+  const leads = location !== null && status >= 300 && status < 400;
+  const said = leads
+    ? `it leads to ${location}`
+    : quoted(new TextDecoder().decode(bytes.subarray(0, 200)).trim());
+  return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter);
 }
 
 function checkUrl(where: string): void {

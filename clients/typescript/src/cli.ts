@@ -3,21 +3,27 @@
  * `relay-client`: inboxes and mail for shells.
  *
  * Promises: standard output has the one thing that was asked for, or JSON; everything else goes to
- * standard error.  The exit code is 0 if it is there, 1 if what was waited for did not come (or
- * came, where nothing was to), 2 for a call that cannot be meant, 3 where the relay refused, 4 where
- * it does not answer.
+ * standard error.  JSON has the names of the relay's own calls where it has their values.  The exit
+ * code is 0 if it is there, 1 if what was waited for did not come (or came, where nothing was to), 2
+ * for a call that cannot be meant, 3 where the relay refused or what answers is none, 4 where nothing
+ * answers.
  */
 
 import { parseArgs } from "node:util";
 import {
   type Inbox,
   type Message,
+  NoSuchLink,
+  NotDelivered,
   Refused,
   Relay,
   RelayError,
+  UnexpectedMail,
   Unreachable,
   VERSION,
+  WaitTimeout,
 } from "./index.js";
+import { described } from "./records.js";
 
 const USAGE = `relay-client: real inboxes for tests, from a shell
 
@@ -41,7 +47,8 @@ INBOX is an address, or what 'inbox --json' printed (which opens an anonymous in
   --sender PART     of the sender's address              --after ID      only what came after this
   --url URL         RELAY_URL unless given               --token TOKEN   RELAY_TOKEN unless given
 
-Exit codes: 0 it is there, 1 it did not come, 2 a wrong call, 3 the relay refused, 4 no relay answers.
+Exit codes: 0 it is there, 1 it did not come, 2 a wrong call, 3 the relay refused (or what answers is
+no relay), 4 nothing answers.
 `;
 
 const TEXT = { type: "string" } as const;
@@ -105,10 +112,10 @@ async function run(words: string[]): Promise<number> {
       return print(made.address);
     }
     case "wait":
-      return print(JSON.stringify(await waited(relay, rest, values)));
+      return print(JSON.stringify(named(await waited(relay, rest, values))));
     case "code": {
       const { code, subject } = await waited(relay, rest, values);
-      return code === null ? missing(`no code in '${subject}'`) : print(code);
+      return code === null ? missing(`no code in ${described(subject)}`) : print(code);
     }
     case "link":
       return print((await waited(relay, rest, values)).link(rest[1]));
@@ -125,7 +132,7 @@ async function run(words: string[]): Promise<number> {
     case "messages": {
       const inbox = opened(relay, rest);
       const found = await (rest[1] === undefined ? inbox.messages() : inbox.search(rest[1]));
-      return print(JSON.stringify(found));
+      return print(JSON.stringify(found.map(named)));
     }
     case "send": {
       const { from, to, subject, text, html } = values;
@@ -136,7 +143,7 @@ async function run(words: string[]): Promise<number> {
       return print(sent.map((one) => one.id).join("\n"));
     }
     case "close":
-      await opened(relay, rest).close();
+      await opened(relay, rest).close({ strict: true });
       return 0;
     default:
       throw new Usage(`there is no '${command}'`);
@@ -173,6 +180,14 @@ function opened(relay: Relay, [inbox]: string[]): Inbox {
   throw new Usage(`this is neither an address nor what 'inbox --json' prints: ${inbox}`);
 }
 
+/** A message with names as the relay's calls have them: `received_at`. */
+function named({ receivedAt: received_at, attachments, ...others }: Message): object {
+  const files = attachments.map(({ index, filename, contentType, size, contentId }) => {
+    return { index, filename, content_type: contentType, size, content_id: contentId };
+  });
+  return { ...others, received_at, attachments: files };
+}
+
 function milliseconds(text: string): number {
   const [, amount = "", unit = "s"] = /^([0-9.]+)(ms|s|m|h)?$/.exec(text) ?? [];
   return (
@@ -202,10 +217,12 @@ try {
   if (!(error instanceof RelayError || error instanceof Usage)) throw error;
   console.error(`relay-client: ${error.message}`);
   if (error instanceof Usage) console.error("relay-client --help says what there is");
-  const codes = [
-    [Usage, 2],
-    [Refused, 3],
-    [Unreachable, 4],
-  ] as const;
-  process.exitCode = codes.find(([kind]) => error instanceof kind)?.[1] ?? 1;
+  const outcomes = [WaitTimeout, UnexpectedMail, NoSuchLink, NotDelivered];
+  process.exitCode = outcomes.some((kind) => error instanceof kind)
+    ? 1
+    : error instanceof Refused
+      ? 3
+      : error instanceof Unreachable
+        ? 4
+        : 2; // what no relay was asked, for it cannot be meant
 }

@@ -47,19 +47,19 @@ export class WaitTimeout extends RelayError {
   /**
    * @param wanted What was waited for, in words.
    * @param timeout For how long, in milliseconds.
-   * @param others A line for each other message that is in the inbox.
+   * @param instead What there is in its place, as a clause: `nothing came`, `2 others came`.
+   * @param others A line for each message that came and was not waited for, the newest first.
    */
   constructor(
     readonly wanted: string,
     readonly timeout: number,
-    readonly others: readonly string[],
+    readonly instead: string,
+    readonly others: readonly string[] = [],
   ) {
-    const count = others.length;
-    const came =
-      count === 0
-        ? "nothing came"
-        : `${count} other${count > 1 ? "s" : ""} came:${others.map((one) => `\n  ${one}`).join("")}`;
-    super(`waited ${inSeconds(timeout)} s for ${wanted}; ${came}`);
+    const listed = others.map((one) => `\n  ${one}`).join("");
+    super(
+      `waited ${inSeconds(timeout)} s for ${wanted}; ${instead}${listed && `:${listed}`}`,
+    );
   }
 }
 

@@ -3,10 +3,11 @@
  *
  * A call that may be repeated is repeated while its relay is away or overloaded, up to its
  * deadline, and then fails with `Unreachable` or `Refused`.  One that may not is sent again only
- * where it never reached the relay.  Times are milliseconds, deadlines those of `performance.now()`.
+ * where it never reached the relay.  What answers and is no relay is `Refused`, whatever it says.
+ * Times are milliseconds, deadlines those of `performance.now()`.
  */
 
-import { type Ask as Try, Caller, type RelayOptions, beginning } from "./call.js";
+import { type Ask as Try, Caller, type RelayOptions, refused } from "./call.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
 
 export type { RelayOptions } from "./call.js";
@@ -17,6 +18,7 @@ export const PATIENCE = 10_000;
 const REPLY = 30_000; // until an answer begins
 const LATE = 5_000; // by which the answer to a wait may be late
 const BODY = 120_000; // until it has been read
+const LEAST = 50; // that a try gets, however late it is
 const FIRST_PAUSE = 50; // between two tries
 const LAST_PAUSE = 1_000;
 const PASSING = new Set([429, 502, 503, 504]);
@@ -48,6 +50,7 @@ export interface Ask extends Try {
 
 /** A good answer. */
 export interface Answer {
+  status: number;
   headers: Headers;
   bytes: Uint8Array;
 }
@@ -62,6 +65,11 @@ export class Exchange {
     this.#caller = new Caller(options);
   }
 
+  /** Where the relay is, without a slash at its end. */
+  get url(): string {
+    return this.#caller.base;
+  }
+
   /** End what is under way, and refuse what is asked for later. */
   close(): void {
     this.#closed = true;
@@ -70,16 +78,17 @@ export class Exchange {
 
   /** Ask until there is an answer, and read what it says. */
   async json<T>(asks: Ask | (() => Ask), deadline?: number): Promise<T> {
-    const { bytes } = await this.ask(asks, deadline);
-    return decoded(bytes) as T;
+    return decoded(await this.ask(asks, deadline)) as T;
   }
 
   /**
-   * Ask until there is an answer; return it if it is a good one.  What differs from try to try is
-   * made anew for each.
+   * Ask until there is an answer; return it if it is a good one.  No try outlasts the deadline, but
+   * for one that may keep its answer back; without one a call is repeated for `PATIENCE`.  What
+   * differs from try to try is made anew for each.
    */
-  async ask(asks: Ask | (() => Ask), deadline = performance.now() + PATIENCE): Promise<Answer> {
+  async ask(asks: Ask | (() => Ask), deadline?: number): Promise<Answer> {
     const began = performance.now();
+    const last = deadline ?? began + PATIENCE;
     for (let pause = FIRST_PAUSE; ; pause = Math.min(2 * pause, LAST_PAUSE)) {
       const ask = typeof asks === "function" ? asks() : asks;
       const again = ask.again ?? true;
@@ -87,7 +96,7 @@ export class Exchange {
       let repeats: boolean;
       let rest = pause;
       try {
-        return await this.#once(ask);
+        return await this.#once(ask, deadline);
       } catch (error) {
         if (this.#closed) throw new RelayError("the client is closed", { cause: error });
         if (error instanceof Refused) {
@@ -106,22 +115,25 @@ export class Exchange {
           repeats = (again || UNHEARD.has(code)) && !HOPELESS.test(code);
         }
       }
-      if (!repeats || performance.now() + rest > deadline) throw failure;
+      if (!repeats || performance.now() + rest > last) throw failure;
       await paused(rest);
     }
   }
 
-  async #once(ask: Ask): Promise<Answer> {
+  async #once(ask: Ask, deadline = Infinity): Promise<Answer> {
     if (this.#closed) throw new RelayError("the client is closed");
     const ending = new AbortController();
     const late = () => ending.abort(new Error("it takes too long"));
-    let timer = setTimeout(late, ask.waits === undefined ? REPLY : ask.waits + LATE);
+    const left = Math.max(LEAST, deadline - performance.now());
+    const reply = ask.waits === undefined ? Math.min(REPLY, left) : ask.waits + LATE;
+    let timer = setTimeout(late, reply);
     this.#running.add(ending);
     try {
       const response = await this.#caller.once(ask, ending.signal);
       clearTimeout(timer);
-      timer = setTimeout(late, BODY);
-      return { headers: response.headers, bytes: new Uint8Array(await response.arrayBuffer()) };
+      timer = setTimeout(late, ask.waits === undefined ? Math.min(BODY, left) : BODY);
+      const { status, headers } = response;
+      return { status, headers, bytes: new Uint8Array(await response.arrayBuffer()) };
     } finally {
       clearTimeout(timer);
       this.#running.delete(ending);
@@ -129,12 +141,12 @@ export class Exchange {
   }
 }
 
-/** Read a JSON answer. */
-export function decoded(bytes: Uint8Array): unknown {
+/** Read what a good answer says; `Refused` if that is no JSON. */
+export function decoded({ status, bytes }: Answer): unknown {
   try {
     return JSON.parse(new TextDecoder().decode(bytes));
-  } catch (error) {
-    throw new RelayError(`no relay answered: ${beginning(bytes)}`, { cause: error });
+  } catch {
+    throw refused(status, bytes);
   }
 }
 

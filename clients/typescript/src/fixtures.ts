@@ -15,14 +15,14 @@ export function inboxOf(relay: Relay, { keep, ...wanted }: FixtureInboxOptions):
   return relay.inbox(keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL });
 }
 
-/** Where an application hands over its mail. */
+/** Where an application hands over its mail, in clear. */
 export interface SmtpServer {
   host: string;
   port: number;
-  /** Of this test; it becomes a tag of what is captured. */
+  /** Of this test; it becomes a tag of what is captured.  Empty where nobody can sign in. */
   user: string;
   password: string;
-  /** Whether STARTTLS is offered. */
+  /** Whether STARTTLS is offered; the certificate may be one that only its own machine trusts. */
   tls: boolean;
   /** All of it in one, as Nodemailer takes it. */
   url: string;
@@ -30,28 +30,45 @@ export interface SmtpServer {
 
 /** Where the application under this test is to send; asks the relay, which needs a token. */
 export async function smtpServerOf(relay: Relay, test: string): Promise<SmtpServer> {
-  const { smtp, starttls } = await relay.info().catch((error: unknown) => {
+  const { smtp, starttls, capture } = await relay.info().catch((error: unknown) => {
     if (!(error instanceof Refused && error.status === 401)) throw error;
     const needed = "smtpServer asks the relay where it takes mail: set RELAY_TOKEN";
     throw new RelayError(needed, { cause: error });
   });
   const found = /^\[?(.*?)\]?:(\d+)$/.exec(smtp ?? "");
   if (!found) throw new RelayError("this relay takes no mail by SMTP");
-  const [, host = "", port = ""] = found;
-  const user =
-    test
-      .replace(/[^A-Za-z0-9_.-]+/g, "-")
-      .replace(/^-+|-+$/g, "")
-      .slice(0, 64) || "test";
+  const [, told = "", port = ""] = found;
+  const reached = new URL(relay.url).hostname.replace(/^\[|\]$/g, "");
+  // A relay that listens at all addresses names one by which its own machine reaches it.
+  const host = isLoopback(told) && !isLoopback(reached) ? reached : told;
+  // It takes any password while it captures, but from another machine none in clear where there
+  // could be TLS.
+  const signsIn = capture && (isLoopback(host) || !starttls);
+  const user = signsIn ? slug(test) || "test" : "";
+  const password = signsIn ? "secret" : "";
   const place = host.includes(":") ? `[${host}]` : host;
+  const login = signsIn ? `${user}:${password}@` : "";
+  const inClear = starttls ? "?ignoreTLS=true" : "";
   return {
     host,
     port: Number(port),
     user,
-    password: "secret",
+    password,
     tls: starttls,
-    url: `smtp://${user}:secret@${place}:${port}`,
+    url: `smtp://${login}${place}:${port}${inClear}`,
   };
+}
+
+/** Whether a host is this machine's own, whatever machine this is. */
+function isLoopback(host: string): boolean {
+  return /^(127(\.\d+){3}|::1|localhost\.?)$/i.test(host);
+}
+
+function slug(test: string): string {
+  return test
+    .replace(/[^A-Za-z0-9_.-]+/g, "-")
+    .replace(/^-+|-+$/g, "")
+    .slice(0, 64);
 }
 
 /** What came to an inbox, the oldest first, and all of it as a text for a report. */

@@ -21,7 +21,16 @@ export {
   WaitTimeout,
 } from "./errors.js";
 export type { RelayOptions } from "./exchange.js";
-export type { Check, Checks, Finding, Info, MessageHeaders, OutboundEntry } from "./records.js";
+export type {
+  AttachmentData,
+  Check,
+  Checks,
+  Finding,
+  Info,
+  MessageData,
+  MessageHeaders,
+  OutboundEntry,
+} from "./records.js";
 export {
   Attachment,
   Inbox,

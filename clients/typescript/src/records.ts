@@ -126,9 +126,13 @@ export class MessageData<A extends AttachmentData = AttachmentData> {
       match === undefined
         ? ""
         : ` like ${quoted(typeof match === "string" ? match : match.source)}`;
-    const where = this.subject === null ? "a message without a subject" : quoted(this.subject);
-    throw new NoSuchLink(`no link${what} in ${where}; its links:${listed}`);
+    throw new NoSuchLink(`no link${what} in ${described(this.subject)}; its links:${listed}`);
   }
+}
+
+/** A message by its subject, as an error shows it. */
+export function described(subject: string | null): string {
+  return subject === null ? "a message without a subject" : quoted(subject);
 }
 
 function matches(link: string, match: string | RegExp): boolean {

@@ -7,7 +7,7 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 
 import { NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout } from "./errors.js";
-import { type Ask, Exchange, type RelayOptions, decoded, paused } from "./exchange.js";
+import { type Answer, type Ask, Exchange, type RelayOptions, decoded, paused } from "./exchange.js";
 import {
   AttachmentData,
   type AttachmentJson,
@@ -39,7 +39,8 @@ type Schemas = components["schemas"];
 type Query = NonNullable<Ask["query"]>;
 
 const PAGE = 200;
-const CLOSES_WITHIN = 2_000;
+const CLOSES_WITHIN = 2_000; // or is left to its time
+const LISTS_WITHIN = 2_000; // lines of other mail in a failure, or they are left out
 const FIRST_LOOK = 20; // between two looks at what was sent
 const LAST_LOOK = 500;
 const ENDS = new Set(["sent", "failed", "bounced", "cancelled"]);
@@ -88,10 +89,13 @@ export interface NewMessage {
  * Without a token inboxes are anonymous, each opened by a token of its own, and nothing is sent.
  */
 export class Relay implements AsyncDisposable {
+  /** Where it is, without a slash at its end. */
+  readonly url: string;
   readonly #exchange: Exchange;
 
   constructor(options: RelayOptions = {}) {
     this.#exchange = new Exchange(options);
+    this.url = this.#exchange.url;
   }
 
   /** Make an inbox, which ends when it is closed, by `await using` or by hand, or with its time. */
@@ -121,7 +125,10 @@ export class Relay implements AsyncDisposable {
     return new Inbox(this.#exchange, address, sessionToken, false);
   }
 
-  /** Queue a message; one is returned for each recipient, however often the call is repeated. */
+  /**
+   * Queue a message; one is returned for each recipient.  Where this client has to ask again it is
+   * queued once; two calls queue it twice, unless they have one `idempotencyKey`.
+   */
   async send({
     from,
     to,
@@ -179,7 +186,7 @@ export class Inbox implements AsyncDisposable {
   readonly #owned: boolean;
   #closed = false;
 
-  /** Use `relay.inbox()` or `relay.mailbox()`. */
+  /** Made by `relay.inbox()` or `relay.mailbox()`. */
   constructor(exchange: Exchange, address: string, sessionToken: string | null, owned: boolean) {
     this.#exchange = exchange;
     this.address = address;
@@ -191,14 +198,16 @@ export class Inbox implements AsyncDisposable {
     return this.address;
   }
 
-  /** End the inbox, and all that is in it; where that fails its time does. */
-  async close(): Promise<void> {
+  /**
+   * End the inbox, and all that is in it; where that fails its time does, and with `strict` that is
+   * an error.
+   */
+  async close({ strict = false }: { strict?: boolean } = {}): Promise<void> {
     this.#closed = true;
     try {
-      const ask = { ...this.#ask("DELETE", ""), waits: 0 };
-      await this.#exchange.ask(ask, performance.now() + CLOSES_WITHIN);
+      await this.#exchange.ask(this.#ask("DELETE", ""), performance.now() + CLOSES_WITHIN);
     } catch (error) {
-      if (!(error instanceof RelayError)) throw error;
+      if (strict || !(error instanceof RelayError)) throw error;
     }
   }
 
@@ -210,7 +219,7 @@ export class Inbox implements AsyncDisposable {
   async wait(wanted: WaitOptions = {}): Promise<Message> {
     const timeout = waitable(wanted.timeout ?? TIMEOUT);
     const found = await this.#next(wanted, performance.now() + timeout);
-    if (found === null) throw await this.#inVain(wanted, timeout);
+    if (found === null) throw await this.#inVain(inWords(wanted), timeout);
     return new Message(this.#reader, found);
   }
 
@@ -234,7 +243,8 @@ export class Inbox implements AsyncDisposable {
       const one = await this.#next({ ...wanted, after: found.at(-1) ?? wanted.after }, deadline);
       if (one === null) {
         const what = `${count} of ${inWords(wanted)} (${found.length} came)`;
-        throw new WaitTimeout(what, timeout, (await this.#inVain(wanted, timeout)).others);
+        const ids = found.map(({ id }) => id);
+        throw await this.#inVain(what, timeout, ids);
       }
       found.push(new Message(this.#reader, one));
     }
@@ -270,8 +280,8 @@ export class Inbox implements AsyncDisposable {
   }
 
   async #page(ask: Ask): Promise<{ headers: Headers; json: EntryJson[] }> {
-    const { headers, bytes } = await this.#exchange.ask(ask);
-    return { headers, json: decoded(bytes) as EntryJson[] };
+    const answer = await this.#exchange.ask(ask);
+    return { headers: answer.headers, json: decoded(answer) as EntryJson[] };
   }
 
   async #next(wanted: Wanted, deadline: number): Promise<MessageJson | null> {
@@ -283,7 +293,7 @@ export class Inbox implements AsyncDisposable {
       const found = await this.#exchange
         .json<MessageJson | null>(part, Math.max(deadline, performance.now() + 1_000))
         .catch((error: unknown) => {
-          // A test that takes too long is over while it waits.
+          // As a runner does that has given the test up.
           if (!this.#closed) throw error;
           const what = `the inbox was closed while ${inWords(wanted)} was waited for`;
           throw new RelayError(what, { cause: error });
@@ -292,15 +302,20 @@ export class Inbox implements AsyncDisposable {
     }
   }
 
-  async #inVain(wanted: Wanted, timeout: number): Promise<WaitTimeout> {
+  /** What a wait in vain ends with; `found` are the ids of what was waited for and came. */
+  async #inVain(
+    what: string,
+    timeout: number,
+    found: readonly string[] = [],
+  ): Promise<WaitTimeout> {
+    const limit = Math.min(found.length + OTHERS + 1, PAGE);
     try {
-      const ask = this.#ask("GET", "/messages", { limit: OTHERS });
-      const others = await this.#exchange.json<EntryJson[]>(ask, performance.now() + CLOSES_WITHIN);
-      return inVain(wanted, timeout, others);
+      const ask = this.#ask("GET", "/messages", { limit });
+      const entries = await this.#exchange.json<EntryJson[]>(ask, performance.now() + LISTS_WITHIN);
+      return inVain(what, timeout, entries, found);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
-      const line = `(what came cannot be listed: ${error.message})`;
-      return new WaitTimeout(inWords(wanted), timeout, [line]);
+      return new WaitTimeout(what, timeout, `what came cannot be listed: ${error.message}`);
     }
   }
 
@@ -317,14 +332,14 @@ export class Inbox implements AsyncDisposable {
 }
 
 /** Asks for something of an inbox. */
-type Reader = (method: "GET" | "DELETE", path: string) => Promise<{ bytes: Uint8Array }>;
+type Reader = (method: "GET" | "DELETE", path: string) => Promise<Answer>;
 
 /** A message of an inbox. */
 export class Message extends MessageData<Attachment> {
   readonly #read: Reader;
   #raw: Promise<Uint8Array> | undefined;
 
-  /** Use an inbox. */
+  /** Made by an inbox's calls. */
   constructor(read: Reader, found: MessageJson) {
     super(found, (one) => new Attachment(read, found.id, one));
     this.#read = read;
@@ -332,7 +347,7 @@ export class Message extends MessageData<Attachment> {
 
   /** The message byte for byte as it was accepted. */
   get raw(): Promise<Uint8Array> {
-    return (this.#raw ??= this.#get("/raw").catch((error: unknown) => {
+    return (this.#raw ??= this.#bytes().catch((error: unknown) => {
       this.#raw = undefined; // may be asked for again
       throw error;
     }));
@@ -340,7 +355,7 @@ export class Message extends MessageData<Attachment> {
 
   /** Ask whether the world would take it: SPF, DKIM, DMARC, and what readers miss. */
   async checks(): Promise<Checks> {
-    return decoded(await this.#get("/checks")) as Checks;
+    return decoded(await this.#read("GET", `/messages/${this.id}/checks`)) as Checks;
   }
 
   /** Delete it for good; one that is gone already is. */
@@ -352,8 +367,8 @@ export class Message extends MessageData<Attachment> {
     }
   }
 
-  async #get(path: string): Promise<Uint8Array> {
-    return (await this.#read("GET", `/messages/${this.id}${path}`)).bytes;
+  async #bytes(): Promise<Uint8Array> {
+    return (await this.#read("GET", `/messages/${this.id}/raw`)).bytes;
   }
 }
 
@@ -362,7 +377,7 @@ export class Attachment extends AttachmentData {
   readonly #read: () => Promise<Uint8Array>;
   #content: Promise<Uint8Array> | undefined;
 
-  /** Use a message. */
+  /** One of a message's `attachments`. */
   constructor(read: Reader, messageId: string, found: AttachmentJson) {
     super(found);
     const path = `/messages/${messageId}/attachments/${found.index}`;
@@ -382,7 +397,7 @@ export class Attachment extends AttachmentData {
 export class Outbound {
   readonly #exchange: Exchange;
 
-  /** Use `relay.send()` or `relay.outbound()`. */
+  /** Made by `relay.send()` or `relay.outbound()`. */
   constructor(
     exchange: Exchange,
     readonly id: string,
@@ -398,8 +413,12 @@ export class Outbound {
 
   /** Look at it: status, attempts, error, times. */
   entry(): Promise<OutboundEntry> {
+    return this.#entry();
+  }
+
+  #entry(deadline?: number): Promise<OutboundEntry> {
     const path = `/api/v1/outbound/${encodeURIComponent(this.id)}`;
-    return this.#exchange.json<OutboundEntry>({ method: "GET", path });
+    return this.#exchange.json<OutboundEntry>({ method: "GET", path }, deadline);
   }
 
   /** Wait until it has that status; `NotDelivered` once it never will, or `WaitTimeout`. */
@@ -409,12 +428,12 @@ export class Outbound {
   ): Promise<void> {
     const deadline = performance.now() + waitable(timeout);
     for (let pause = FIRST_LOOK; ; pause = Math.min(2 * pause, LAST_LOOK)) {
-      const found = await this.entry();
+      const found = await this.#entry(Math.max(deadline, performance.now() + 1_000));
       if (found.status === status) return;
       if (ENDS.has(found.status)) throw new NotDelivered(found.status, status, found.error);
       const left = deadline - performance.now();
       if (left <= 0) {
-        throw new WaitTimeout(`${this.id} to be ${status}`, timeout, [`it is ${found.status}`]);
+        throw new WaitTimeout(`${this.id} to be ${status}`, timeout, `it is ${found.status}`);
       }
       await paused(Math.min(pause, left));
     }

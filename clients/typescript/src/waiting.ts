@@ -80,9 +80,23 @@ export function inALine(
   return `${entry.received_at} from ${entry.from_address || "<>"}: ${subject}`;
 }
 
-/** What a wait in vain fails with. */
-export function inVain(wanted: Wanted, timeout: number, others: readonly EntryJson[]): WaitTimeout {
-  return new WaitTimeout(inWords(wanted), timeout, others.map(inALine));
+/**
+ * What a wait in vain for `what` fails with, which lists the newest entries, one more than it shows;
+ * `found` are the ids of those that were waited for.
+ */
+export function inVain(
+  what: string,
+  timeout: number,
+  entries: readonly EntryJson[],
+  found: readonly string[] = [],
+): WaitTimeout {
+  const others = entries.filter(({ id }) => !found.includes(id)).map(inALine);
+  const count = others.length;
+  const none = found.length > 0 ? "nothing else came" : "nothing came";
+  const some = `${count} other${count > 1 ? "s" : ""} came`;
+  const many = `others came, the newest ${OTHERS}`;
+  const instead = count === 0 ? none : count > OTHERS ? many : some;
+  return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS));
 }
 
 function idOf(message: MessageData | string): string {

@@ -2,6 +2,8 @@
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
+import { once } from "node:events";
+import { createServer } from "node:http";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
@@ -50,19 +52,28 @@ test("mail is sent, waited for and read", async () => {
   ]);
   const message = JSON.parse(waited.out);
   assert.deepEqual([message.subject, message.code], ["Reset", "271828"]);
+  assert.match(message.received_at, /^20/);
+  assert.equal(message.headers.Subject, "Reset");
   assert.equal(code.out, "271828\n");
   assert.equal(link.out, "https://shop.example/reset?token=1\n");
   assert.match(text.out, /^Your code is 271828/);
   assert.match(raw.out, /^(?=[^]*\r\n\r\n)[^]*Subject: Reset\r\n/);
-  assert.equal(JSON.parse(messages.out).length, 1);
+  const listed = JSON.parse(messages.out);
+  assert.deepEqual(
+    listed.map((/** @type {any} */ one) => [one.id, one.received_at]),
+    [[message.id, message.received_at]],
+  );
+  assert.ok(!/[a-z][A-Z]\w*":/.test(JSON.stringify({ ...message, headers: {} })), waited.out);
   assert.deepEqual([none.code, none.out], [1, ""]);
   assert.match(none.err, /mail came where none was to come/);
   assert.equal(wrong.code, 1);
   assert.match(wrong.err, /no link like '\/welcome' in 'Reset'/);
   assert.equal((await relayClient(["close", inbox])).code, 0);
-  const gone = await relayClient(["code", inbox, "--timeout", "1"]);
-  assert.equal(gone.code, 3);
-  assert.match(gone.err, /^relay-client: 404 mailbox-not-found: /);
+  for (const words of [["code", inbox, "--timeout", "1"], ["none", inbox], ["close", inbox]]) {
+    const gone = await relayClient(words);
+    assert.equal(gone.code, 3, words[0]);
+    assert.match(gone.err, /^relay-client: 404 mailbox-not-found: /);
+  }
 });
 
 test("an anonymous inbox is opened by what --json prints", async () => {
@@ -77,6 +88,17 @@ test("an anonymous inbox is opened by what --json prints", async () => {
   assert.equal((await relayClient(["close", inbox], anonymous)).code, 0);
 });
 
+test("what answers and is no relay is refused", async () => {
+  const page = createServer((_, response) => response.end("<html>")).listen(0, "127.0.0.1");
+  await once(page, "listening");
+  const { port } = /** @type {import("node:net").AddressInfo} */ (page.address());
+  const answer = await relayClient(["inbox", "--url", `http://127.0.0.1:${port}`]);
+  page.close();
+  page.closeAllConnections();
+  assert.equal(answer.code, 3);
+  assert.equal(answer.err, "relay-client: 200 unknown: no relay answered: '<html>'\n");
+});
+
 test("what cannot be meant says so", async () => {
   const calls = [
     [],
@@ -88,6 +110,8 @@ test("what cannot be meant says so", async () => {
     ["inbox", "--ttl", "long"],
     ["wait", "{}"],
     ["--none"],
+    ["wait", "a@b", "--timeout", "-1"],
+    ["inbox", "--token", "a\nb"],
     ["inbox", "--url", "localhost:8025"],
     ["wait", "a@b", "--url", "http://["],
   ];
@@ -95,15 +119,14 @@ test("what cannot be meant says so", async () => {
     assert.equal(answer.code, 2);
     assert.match(answer.err, /^relay-client: \S.*\n/);
   }
-  const away = await relayClient([
-    "wait",
-    "a@b",
-    "--timeout",
-    "0.1",
-    "--url",
-    "http://127.0.0.1:9",
-  ]);
-  assert.equal(away.code, 4);
+  const nowhere = ["--url", "http://127.0.0.1:9"];
+  for (const words of [
+    ["wait", "a@b", "--timeout", "0.1"],
+    ["none", "a@b", "--timeout", "0.1"],
+    ["close", "a@b"],
+  ]) {
+    assert.equal((await relayClient([...words, ...nowhere])).code, 4, words[0]);
+  }
   assert.match((await relayClient(["--help"])).out, /Exit codes: 0/);
   assert.match((await relayClient(["--version"])).out, /^\d+\.\d+\.\d+\n$/);
 });

@@ -18,7 +18,13 @@ import {
   WaitTimeout,
 } from "relay-client";
 
+/** @param {string} name */
+const inner = (name) => import(new URL(`../dist/esm/${name}.js`, import.meta.url).href);
+const { smtpServerOf } = await inner("fixtures");
+const { MessageData } = await inner("records");
+
 const relay = new Relay();
+const cases = JSON.parse(readFileSync(new URL("../../cases.json", import.meta.url), "utf-8"));
 const LINK = "https://id.shop.example/reset?token=1";
 
 /** @param {(inbox: import("relay-client").Inbox) => Promise<void>} body */
@@ -166,7 +172,7 @@ test(
     );
     await assert.rejects(
       inbox.waitMany(3, { timeout: 100 }),
-      /3 of any mail \(1 came\); 1 other came/,
+      /3 of any mail \(1 came\); nothing else came$/,
     );
     await assert.rejects(inbox.waitNone(5_000), (error) => {
       assert.ok(error instanceof UnexpectedMail);
@@ -206,6 +212,42 @@ test("a wait that would never end, or cannot be meant, is refused at once", asyn
 });
 
 test(
+  "a wait in vain leaves out what was waited for, and says that there are more than it lists",
+  withInbox(async (inbox) => {
+    const bulk = Array.from({ length: 20 }, (_, at) => `Other ${at}`);
+    for (const subject of ["Reset", ...bulk]) await deliver(inbox.address, { subject });
+    await assert.rejects(inbox.waitMany(2, { subject: "Reset", timeout: 100 }), (error) => {
+      assert.ok(error instanceof WaitTimeout);
+      const [head, ...lines] = error.message.split("\n");
+      assert.equal(head, "waited 0.1 s for 2 of 'Reset' (1 came); 20 others came:");
+      assert.match(lines[0] ?? "", /: 'Other 19'$/);
+      assert.equal(lines.length, 20);
+      return true;
+    });
+    await assert.rejects(inbox.wait({ subject: "Welcome", timeout: 100 }), (error) => {
+      assert.ok(error instanceof WaitTimeout);
+      const [head, ...lines] = error.message.split("\n");
+      assert.equal(head, "waited 0.1 s for 'Welcome'; others came, the newest 20:");
+      assert.equal(lines.length, 20);
+      return true;
+    });
+  }),
+);
+
+for (const { subject, links, finds, misses } of cases.links) {
+  test(`both clients find the same links in ${subject}`, () => {
+    const message = new MessageData(
+      /** @type {any} */ ({ subject, links, headers: {}, attachments: [] }),
+      () => /** @type {any} */ (null),
+    );
+    for (const match of finds) assert.equal(message.link(match), links[0]);
+    for (const [match, text] of Object.entries(misses)) {
+      assert.throws(() => message.link(match), { name: "NoSuchLink", message: text });
+    }
+  });
+}
+
+test(
   "a list and a search have the newest first",
   withInbox(async (inbox) => {
     for (const number of [0, 1, 2]) await deliver(inbox.address, { subject: `Number ${number}` });
@@ -213,6 +255,7 @@ test(
       found.map((one) => one.subject);
     assert.deepEqual(subjects(await inbox.messages()), ["Number 2", "Number 1", "Number 0"]);
     assert.deepEqual(subjects(await inbox.messages(2)), ["Number 2", "Number 1"]);
+    assert.deepEqual([await inbox.messages(0), await inbox.search("number", 0)], [[], []]);
     assert.deepEqual(subjects(await inbox.search("subject:1 -from:bank")), ["Number 1"]);
     await assert.rejects(inbox.search("form:shop"), (error) => {
       assert.ok(error instanceof Refused);
@@ -271,6 +314,7 @@ test("an inbox ends when it is disposed of; one that was opened stays", async ()
   await inbox[dispose]();
   await assert.rejects(same.wait({ timeout: 5_000 }), /^Refused: 404 mailbox-not-found/);
   await inbox.close(); // twice does no harm
+  await assert.rejects(inbox.close({ strict: true }), /^Refused: 404 mailbox-not-found/);
 });
 
 test("without a token an inbox has its own, which opens that inbox alone", async () => {
@@ -333,6 +377,24 @@ test(
       assert.ok(error instanceof NotDelivered);
       assert.match(error.message, /^the message is bounced, and will not be sent: .*550/);
       return true;
+    });
+    const response = await fetch(`${relay.url}/api/v1/messages/send`, {
+      method: "POST",
+      headers: {
+        Authorization: `Bearer ${process.env["RELAY_TOKEN"]}`,
+        "Content-Type": "application/json",
+      },
+      body: JSON.stringify({
+        from: "a@relay.localhost",
+        to: inbox.address,
+        text: "x",
+        send_at: new Date(Date.now() + 3_600_000).toISOString(),
+      }),
+    });
+    const [queued] = (await response.json()).messages;
+    await assert.rejects(relay.outbound(queued.id).wait("sent", { timeout: 100 }), {
+      name: "WaitTimeout",
+      message: `waited 0.1 s for ${queued.id} to be sent; it is queued`,
     });
     await assert.rejects(
       relay.outbound(id).wait("held"),
@@ -398,14 +460,87 @@ test("what no relay is says so", async () => {
     },
   );
   assert.ok(performance.now() - began >= 300, "it was asked again");
-  const teapot = createServer((_, response) => response.writeHead(418).end("teapot"));
-  teapot.listen(0, "127.0.0.1");
-  await once(teapot, "listening");
+});
+
+for (const { status, headers, body, error } of cases.no_relay) {
+  test(`no relay: ${error}`, async () => {
+    const server = createServer((_, response) => response.writeHead(status, headers).end(body));
+    server.listen(0, "127.0.0.1");
+    await once(server, "listening");
+    const client = new Relay({ url: `http://127.0.0.1:${portOf(server)}/` });
+    const expected = { name: "Refused", message: error, status, problem: "unknown" };
+    await assert.rejects(client.inbox(), expected);
+    await assert.rejects(client.mailbox("a@b").messages(), expected);
+    server.close();
+    server.closeAllConnections();
+  });
+}
+
+for (const { url, info, host, user, link } of cases.smtp_servers) {
+  test(`an application is pointed where it reaches the relay: ${link}`, async () => {
+    const client = new Relay({ url, token: "x", fetch: async () => Response.json(info) });
+    assert.deepEqual(await smtpServerOf(client, "sign up"), {
+      host,
+      port: 2525,
+      user,
+      password: user && "secret",
+      tls: info.starttls,
+      url: link,
+    });
+  });
+}
+
+test("what was sent is waited for as long as is said, whatever answers", async () => {
+  const silent = createSocketServer().listen(0, "127.0.0.1");
+  const hangsUp = createSocketServer((socket) => socket.destroy()).listen(0, "127.0.0.1");
+  await Promise.all([once(silent, "listening"), once(hangsUp, "listening")]);
+  for (const server of [silent, hangsUp]) {
+    const client = new Relay({ url: `http://127.0.0.1:${portOf(server)}` });
+    for (const timeout of [0, 400]) {
+      const began = performance.now();
+      await assert.rejects(
+        client.outbound("x").wait("sent", { timeout }),
+        /^Unreachable: .*GET http.*\/api\/v1\/outbound\/x /,
+      );
+      const took = performance.now() - began;
+      assert.ok(timeout <= took && took < timeout + 3_000, `${took} ms of ${timeout}`);
+    }
+    await client.close();
+    server.close();
+  }
+});
+
+test("what was sent is waited for longer than another call, if that is said", async () => {
+  let asked = 0;
+  const client = new Relay({
+    url: "http://relay.example",
+    fetch: async () => {
+      asked += 1;
+      throw new TypeError("fetch failed");
+    },
+  });
+  const began = performance.now();
+  await assert.rejects(client.outbound("x").wait("sent", { timeout: 14_000 }), /^Unreachable: /);
+  assert.ok(performance.now() - began > 12_000, "not as long as another call is repeated");
+  assert.ok(asked > 10);
+});
+
+test("an inbox is closed soon, and what came is listed soon, where nothing answers", async () => {
+  const server = createServer((asked, response) => {
+    if (asked.url?.includes("/wait?")) response.end("null");
+  });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const inbox = new Relay({ url: `http://127.0.0.1:${portOf(server)}` }).mailbox("a@b");
+  const began = performance.now();
   await assert.rejects(
-    new Relay({ url: `http://127.0.0.1:${portOf(teapot)}/` }).info(),
-    /^Refused: 418 unknown: .*"teapot"/,
+    inbox.wait({ timeout: 100 }),
+    /^WaitTimeout: .* for any mail; what came cannot be listed: the relay does not answer/,
   );
-  teapot.close();
+  await inbox.close();
+  assert.ok(performance.now() - began < 6_000);
+  server.close();
+  server.closeAllConnections();
 });
 
 test("a server that hangs up is asked again, unless that could make something twice", async () => {

@@ -1,12 +1,14 @@
 // The commands for Cypress, against a stand-in.
 //
 // Cypress itself is not run here: installing it fetches a program of several hundred megabytes from
-// elsewhere than npm.  The stand-in does what Cypress documents of `Cypress.Commands.add`, of `cy.env`,
-// `cy.request`, `cy.wait`, `cy.wrap` and `.then`: commands are queued, what a callback queues runs
+// elsewhere than npm.  The stand-in does what Cypress documents of `Cypress.Commands.add`, of `cy.env`
+// (and of `Cypress.env`, which older ones have instead), `cy.request`, `cy.wait`, `cy.wrap` and `.then`: commands are queued, what a callback queues runs
 // before what was queued after it, and the first that fails ends the test.
 
 import assert from "node:assert/strict";
+import { once } from "node:events";
 import { readFileSync } from "node:fs";
+import { createServer } from "node:http";
 import { beforeEach, test } from "node:test";
 import { Relay } from "relay-client";
 
@@ -65,35 +67,41 @@ cy.env = (/** @type {string[]} */ names) =>
 cy.wrap = (/** @type {unknown} */ value) => queued(() => Promise.resolve(value));
 cy.wait = (/** @type {number} */ time) =>
   queued(() => new Promise((done) => setTimeout(() => done(time), time)));
-cy.request = (/** @type {any} */ { method, url, headers, qs, body, timeout, failOnStatusCode }) =>
+cy.request = (/** @type {any} */ { method, url, headers, qs, body, ...options }) =>
   queued(async () => {
+    const { timeout, failOnStatusCode, followRedirect = true } = options;
     assert.equal(failOnStatusCode, false);
     requests.push(`${method} ${new URL(url).pathname}`);
     const answer = await fetch(`${url}${qs ? `?${new URLSearchParams(qs)}` : ""}`, {
       method,
       headers: { ...headers, ...(body && { "Content-Type": "application/json" }) },
       body: body ? JSON.stringify(body) : null,
+      redirect: followRedirect ? "follow" : "manual",
       signal: AbortSignal.timeout(timeout),
     });
     const said = await answer.text();
     const isJson = answer.headers.get("Content-Type")?.split(";")[0]?.endsWith("json");
-    return { status: answer.status, headers: {}, body: isJson ? JSON.parse(said) : said };
+    const read = isJson ? JSON.parse(said) : said;
+    return { status: answer.status, headers: Object.fromEntries(answer.headers), body: read };
   });
 
-Object.assign(globalThis, {
-  cy,
-  Cypress: {
-    Commands: {
-      add(/** @type {string} */ name, /** @type {(...given: any[]) => unknown} */ command) {
-        cy[name] = (/** @type {any[]} */ ...given) => queued(() => command(...given));
-      },
+/** @type {Record<string, any>} */
+const runner = {
+  Commands: {
+    add(/** @type {string} */ name, /** @type {(...given: any[]) => unknown} */ command) {
+      cy[name] = (/** @type {any[]} */ ...given) => queued(() => command(...given));
     },
   },
+};
+Object.assign(globalThis, {
+  cy,
+  Cypress: runner,
   afterEach: (/** @type {() => unknown} */ hook) => hooks.push(hook),
 });
 await import("relay-client/cypress");
 
 const relay = new Relay();
+const cases = JSON.parse(readFileSync(new URL("../../cases.json", import.meta.url), "utf-8"));
 
 /** @param {() => unknown} body */
 async function asATest(body) {
@@ -184,6 +192,85 @@ test("a refusal is said, and so is that there is no inbox", async () => {
   await assert.rejects(
     asATest(() => cy.waitForMail({ inbox: { address: "no@relay.localhost", sessionToken: null } })),
     /^Refused: 404 mailbox-not-found/,
+  );
+});
+
+test("an inbox that is gone already ends no other test", async () => {
+  await asATest(() => {
+    cy.relayInbox().then((/** @type {any} */ inbox) =>
+      cy.wrap(relay.mailbox(inbox.address).close({ strict: true })),
+    );
+  });
+  assert.equal(requests.filter((one) => one.startsWith("DELETE")).length, 1);
+  await asATest(() => cy.relayInbox());
+});
+
+test("without cy.env, which is new, settings are those of Cypress.env", async () => {
+  const { env } = cy;
+  delete cy["env"];
+  const asked = new Set();
+  runner["env"] = (/** @type {string} */ name) => {
+    asked.add(name);
+    return process.env[name];
+  };
+  try {
+    await asATest(() => cy.relayInbox());
+  } finally {
+    cy["env"] = env;
+    delete runner["env"];
+  }
+  assert.deepEqual([...asked], ["RELAY_URL", "RELAY_TOKEN"]);
+});
+
+/**
+ * @param {import("node:http").RequestListener} answer
+ * @param {() => Promise<void>} body
+ */
+async function at(answer, body) {
+  const server = createServer(answer).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { RELAY_URL: url } = process.env;
+  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
+  process.env["RELAY_URL"] = `http://127.0.0.1:${port}`;
+  try {
+    await body();
+  } finally {
+    process.env["RELAY_URL"] = url;
+    server.close();
+    server.closeAllConnections();
+  }
+}
+
+for (const { status, headers, body, error } of cases.no_relay) {
+  test(`no relay: ${error}`, async () => {
+    await at(
+      (_, response) => response.writeHead(status, headers).end(body),
+      () => assert.rejects(asATest(() => cy.relayInbox()), { message: error }),
+    );
+  });
+}
+
+test("a relay that is overloaded is asked again for what does no harm twice", async () => {
+  const json = { "Content-Type": "application/json" };
+  const statuses = [503, 502, 500];
+  await at(
+    (asked, response) => {
+      const status = asked.method === "GET" ? (statuses.shift() ?? 418) : 503;
+      response.writeHead(status, json).end("{}");
+    },
+    async () => {
+      const inbox = { address: "a@b.example", sessionToken: null };
+      await assert.rejects(
+        asATest(() => cy.waitForMail({ inbox, timeout: 5_000 })),
+        /^Refused: 500/,
+      );
+      assert.deepEqual(statuses, []);
+      await assert.rejects(
+        asATest(() => cy.relayInbox()),
+        /^Refused: 503/,
+      );
+      assert.equal(requests.length, 1);
+    },
   );
 });
 

@@ -91,8 +91,9 @@ class AsyncRelay:
     ) -> list[AsyncOutbound]:
         """Queue a message; one is returned for each recipient.
 
-        An attachment is a file's path, `(name, bytes)` or `(name, bytes, type)`.  It is queued
-        once, however often the call had to be repeated on the way.
+        An attachment is a file's path, `(name, bytes)` or `(name, bytes, type)`.  Where this client
+        has to ask again it is queued once; two calls queue it twice, unless they have one
+        `idempotency_key`.
         """
         queued = await self._do(
             _flows.send(
@@ -179,9 +180,12 @@ class AsyncInbox:
     def __repr__(self) -> str:
         return f"<AsyncInbox {self.address}>"
 
-    async def close(self) -> None:
-        """End the inbox, and all that is in it; where that fails its time does."""
-        await self._relay._do(_flows.remove_inbox(self._place))
+    async def close(self, *, strict: bool = False) -> None:
+        """End the inbox, and all that is in it.
+
+        Where that fails its time does, and with `strict` that is an error.
+        """
+        await self._relay._do(_flows.remove_inbox(self._place, strict=strict))
 
     async def wait(
         self,

@@ -89,8 +89,9 @@ class Relay:
     ) -> list[Outbound]:
         """Queue a message; one is returned for each recipient.
 
-        An attachment is a file's path, `(name, bytes)` or `(name, bytes, type)`.  It is queued
-        once, however often the call had to be repeated on the way.
+        An attachment is a file's path, `(name, bytes)` or `(name, bytes, type)`.  Where this client
+        has to ask again it is queued once; two calls queue it twice, unless they have one
+        `idempotency_key`.
         """
         queued = self._do(
             _flows.send(
@@ -142,9 +143,12 @@ class Inbox:
     def __repr__(self) -> str:
         return f"<Inbox {self.address}>"
 
-    def close(self) -> None:
-        """End the inbox, and all that is in it; where that fails its time does."""
-        self._relay._do(_flows.remove_inbox(self._place))
+    def close(self, *, strict: bool = False) -> None:
+        """End the inbox, and all that is in it.
+
+        Where that fails its time does, and with `strict` that is an error.
+        """
+        self._relay._do(_flows.remove_inbox(self._place, strict=strict))
 
     def wait(
         self,
