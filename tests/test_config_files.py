@@ -221,7 +221,7 @@ def test_compose_runs_the_image_for_this_machine_alone() -> None:
 
 
 def test_the_workflow_installs_what_is_the_projects() -> None:
-    """By a place of yours, never by a name that is somebody else's; browsers before they are used."""
+    """By a place of yours, never by a name of somebody else's; browsers before they are used."""
     found = yaml.safe_load((CONFIG / "github-actions.yaml").read_text())
     installs = 0
     for job in found["jobs"].values():
