@@ -26,7 +26,13 @@ _LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 def documents() -> list[Path]:
     """Return every page, the README first."""
     others = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")]
-    return [README, *(page for page in others if page.exists()), *sorted(DOCS.rglob("*.md"))]
+    clients = sorted(ROOT.glob("clients/*/README.md"))
+    return [
+        README,
+        *(page for page in others if page.exists()),
+        *clients,
+        *sorted(DOCS.rglob("*.md")),
+    ]
 
 
 class Block(NamedTuple):

@@ -79,7 +79,7 @@ def packed(run: Run, source: Path, folder: Path, *more: str) -> Path:
 
 
 def digest(file: Path) -> str:
-    """Return what two files have in common that are the same."""
+    """Return the SHA-256 of what is in a file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

@@ -118,7 +118,15 @@ def register(api: Api) -> None:
 
     @api.add("GET", f"{BASE}/v2/jim", compat("mailhogJim", "read"))
     async def jim(call: Call) -> Response:
-        raise from_status(404)  # as MailHog says that it is off
+        raise from_status(404)  # as MailHog says that he is off
+
+    @api.add("DELETE", f"{BASE}/v2/jim", compat("mailhogJimOff", "admin"))
+    async def jim_off(call: Call) -> Response:
+        raise from_status(404)  # as MailHog says that he was off
+
+    @api.add("POST", f"{BASE}/v2/jim", compat("mailhogJimOn", "admin"))
+    async def jim_on(call: Call) -> Response:
+        raise bad("There is no Jim here: RELAY_SMTP__CHAOS=true has faults on demand.")
 
 
 _LONG = 1 << 16  # bytes; a shorter one is taken apart in a millisecond

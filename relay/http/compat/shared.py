@@ -59,7 +59,9 @@ class Window(Query):
 
     @property
     def rows(self) -> int:
-        """How many there may be."""
+        """How many there may be; none, rather than others, where nobody looks."""
+        if _number(self.start, 0) > _FURTHEST:
+            return 0
         return min(_number(self.limit, 50), MOST_ROWS)
 
 

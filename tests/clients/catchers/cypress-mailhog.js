@@ -31,6 +31,7 @@ class Chain {
   }
 }
 
+const added = []; // every command that it has
 const settings = {
   mailHogUrl: process.env.CATCHER,
   mailHogAuth: { user: "any", pass: process.env.PASSWORD },
@@ -41,6 +42,7 @@ globalThis.Cypress = {
   config: () => undefined,
   Commands: {
     add(name, ...rest) {
+      added.push(name);
       const command = rest.pop();
       const child = rest.length > 0;
       if (child) {
@@ -99,7 +101,11 @@ const checks = {
   mhHasMailTo: () => cy.mhHasMailTo(to),
   mhWaitForMails: () => cy.mhWaitForMails(0),
   mhGetJimMode: async () => assert.equal(await cy.mhGetJimMode(), false),
-  mhSetJimMode: () => cy.mhSetJimMode(false),
+  mhSetJimMode: async () => {
+    const { status } = await cy.mhSetJimMode(true);
+    if (status >= 400) throw new Error(`it answers ${status}`);
+    assert.equal(await cy.mhGetJimMode(), true);
+  },
   mhDeleteAll: async () => {
     await cy.mhDeleteAll();
     await cy.mhGetAllMails().should("have.length", 0);
@@ -107,6 +113,7 @@ const checks = {
 };
 
 async function main() {
+  assert.deepEqual(Object.keys(checks).sort(), added.sort()); // or one of them was not tried
   const found = {};
   for (const [name, check] of Object.entries(checks)) {
     begun = [];

@@ -140,6 +140,11 @@ async function main() {
     assert.equal((await mailpit.listMessages()).total, 0);
     assert.equal(await mailpit.deleteMessages(), "ok");
   });
+  // What the client has and nobody tried is a fault of this file.
+  const all = Object.getOwnPropertyNames(MailpitClient.prototype)
+    .filter((name) => name !== "constructor" && name !== "request")
+    .map((name) => `${name}()`);
+  assert.deepEqual(Object.keys(found).sort(), all.sort());
   process.stdout.write(JSON.stringify(found));
 }
 

@@ -12,6 +12,7 @@ import trio
 
 from relay.db.pool import Pool
 from relay.http.app import COMPAT
+from relay.http.compat.shared import Window
 from relay.http.operations import Access
 from relay.http.routing import Api, Route
 from relay.ids import new_ids
@@ -321,6 +322,7 @@ async def test_a_page_begins_where_it_is_asked_to(house: House):
     assert [one["ID"] for one in found["items"]] == ids[3:]
     assert (found["start"], found["count"], found["total"]) == (3, 2, 5)
     assert (await page(f"{MAILPIT}/messages", start="99999999"))["messages"] == []
+    assert (Window(start="10000").rows, Window(start="10001", limit="7").rows) == (50, 0)
 
 
 async def test_a_mail_is_shown_where_it_can_do_nothing(house: House):

@@ -49,8 +49,8 @@ def started(folder: Path, command: str | None, owner: int, *, keep: bool = False
     """Return what `run/relay.json` of the relay in `folder` says; start it if there is none.
 
     It ends with the process `owner` at the latest, and its data with it unless that is to be kept.
-    `command` is what a shell would be given, `relay up` if there is none; it finds `RELAY_DATA_DIR`
-    and the ports to use in its environment.
+    `command` is what a shell would be given, the installed `relay-mail up` if there is none; it
+    finds `RELAY_DATA_DIR` and the ports to use in its environment, and no other setting of a relay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):

@@ -120,7 +120,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--relay-command",
         default=None,
         metavar="COMMAND",
-        help="starts the relay, unless RELAY_URL is set; 'relay up' by default",
+        help="starts the relay, unless RELAY_URL is set; the installed 'relay-mail up' by default",
     )
     group.addoption(
         "--relay-keep",
