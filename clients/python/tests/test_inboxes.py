@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from cases import CASES
+from conftest import Deliver
 
 from relay_client import (
     AsyncRelay,
@@ -28,8 +29,6 @@ from relay_client import (
     WaitTimeout,
 )
 from relay_client._records import MessageData
-
-Deliver = Callable[..., None]
 
 
 def test_a_message_has_its_parts(inbox: Inbox, deliver: Deliver) -> None:

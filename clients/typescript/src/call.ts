@@ -12,6 +12,12 @@ import { VERSION } from "./version.js";
 /** Where a relay is, unless it is said. */
 export const DEFAULT_URL = "http://127.0.0.1:8025";
 
+/** For how many milliseconds an answer is waited for that the relay does not keep back. */
+export const REPLY = 30_000;
+
+/** Statuses that pass: the same call may do better later. */
+export const PASSING = new Set([429, 502, 503, 504]);
+
 /** One request. */
 export interface Ask {
   method: "DELETE" | "GET" | "PATCH" | "POST" | "PUT";

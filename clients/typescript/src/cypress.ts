@@ -15,7 +15,7 @@
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
-import { DEFAULT_URL, refused } from "./call.js";
+import { DEFAULT_URL, PASSING, REPLY, refused } from "./call.js";
 import { AttachmentData, type EntryJson, MessageData, type MessageJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
@@ -99,9 +99,7 @@ const {
 };
 
 const QUIET = { log: false };
-const REPLY = 30_000;
 const PAUSE = 500; // between two tries
-const PASSING = new Set([429, 502, 503, 504]);
 
 let made: CypressInbox[] = [];
 

@@ -1,5 +1,5 @@
 /**
- * What a call fails with.
+ * The errors of this client.
  *
  * All of it is a `RelayError`; each text says what was asked for and what came instead.  An error's
  * `name` is its class's, for whoever has two copies of this package and so cannot ask `instanceof`.

@@ -7,7 +7,7 @@
  * Times are milliseconds, deadlines those of `performance.now()`.
  */
 
-import { type Ask as Try, Caller, type RelayOptions, refused } from "./call.js";
+import { type Ask as Try, Caller, PASSING, REPLY, type RelayOptions, refused } from "./call.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
 
 export type { RelayOptions } from "./call.js";
@@ -15,13 +15,11 @@ export type { RelayOptions } from "./call.js";
 /** For how long a call is repeated that has no deadline of its own. */
 export const PATIENCE = 10_000;
 
-const REPLY = 30_000; // until an answer begins
 const LATE = 5_000; // by which the answer to a wait may be late
 const BODY = 120_000; // until it has been read
 const LEAST = 50; // that a try gets, however late it is
 const FIRST_PAUSE = 50; // between two tries
 const LAST_PAUSE = 1_000;
-const PASSING = new Set([429, 502, 503, 504]);
 
 /** What says that nobody can have heard a call. */
 const UNHEARD = new Set([

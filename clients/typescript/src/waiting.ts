@@ -1,6 +1,6 @@
 /**
- * What is waited for, and how: the part of it that makes no call, which `relay.ts` and the commands
- * for Cypress share.
+ * Waits, but for their calls: which mail is meant, for how long, and what is said in vain.  Shared by
+ * `relay.ts` and the commands for Cypress.
  */
 
 import { RelayError, WaitTimeout, quoted } from "./errors.js";

@@ -1,4 +1,4 @@
-"""What other programs that catch mail answer, so that suites written for them run unchanged.
+"""The answers of other programs that catch mail, so that suites written for them run unchanged.
 
 A call here has the path, the values and the answers of the program it stands in for, behind
 `/compat/…`: its JSON, its statuses, its plain-text errors.  Who may call is this relay's own law

@@ -12,8 +12,9 @@ import httpx
 from relay_client import _flows
 from relay_client._connect import FROM_ENVIRONMENT, Token, connection
 from relay_client._exchange import Flow, drive_async, shielded
-from relay_client._flows import JSON, NewAttachment, Place
+from relay_client._flows import NewAttachment, Place
 from relay_client._records import (
+    JSON,
     AttachmentData,
     Checks,
     Info,

@@ -1,4 +1,4 @@
-"""What the clients do, each thing once: flows of calls (`relay_client._exchange`), and their JSON.
+"""Flows of calls (`relay_client._exchange`) and their JSON: all that both clients do, once.
 
 Times are seconds.  A wait is asked for in parts of `_PART` seconds, less than the time after which
 a proxy in between ends a connection on which nothing moves.
@@ -17,13 +17,12 @@ from contextlib import nullcontext, suppress
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Union
+from typing import Union
 from urllib.parse import quote
 
 from relay_client._exchange import Ask, Flow, Pause, asked, asked_json, decoded
+from relay_client._records import JSON
 from relay_client.errors import NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout
-
-JSON = dict[str, Any]
 
 __tracebackhide__ = True  # a test that fails shows the test
 NewAttachment = Union[str, "os.PathLike[str]", tuple[str, bytes], tuple[str, bytes, str]]

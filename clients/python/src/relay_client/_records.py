@@ -1,4 +1,4 @@
-"""What is read of a relay: messages, attachments, checks, as plain values.
+"""Messages, attachments, checks and the like, as plain values, as they are read of a relay.
 
 What needs another call (`raw`, an attachment's `content`, `checks()`) is added by the two clients.
 """

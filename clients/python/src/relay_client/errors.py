@@ -1,4 +1,4 @@
-"""What a call raises.
+"""The errors of this client.
 
 All of it is a `RelayError`; each text says what was asked for and what came instead.
 """
