@@ -2,12 +2,12 @@
 
 The pages are static, with their own scripts and styles, and nothing from elsewhere.
 
-The files are read once, at start; scripts and styles are served without indentation and comments, a
-sixth of them, which have no reader there.  Who takes gzip gets it, packed once; nothing in a page
-is secret, so its length gives nothing away.  Their policy forbids inline code and other origins, so
-a subject line that holds markup stays text even if a script of ours were to slip.  They may frame
-the relay's own answers (a message's HTML, in a sandbox), so that a link in a stranger's mail cannot
-lead the frame elsewhere.
+The files are read once, at start, and served as they are in the tree, so that browsers' tools show
+what a reader of the source sees.  Who takes gzip gets it, packed once; nothing in a page is secret,
+so its length gives nothing away.  Their policy forbids inline code and other origins, so a subject
+line that holds markup stays text even if a script of ours were to slip.  They may frame the relay's
+own answers (a message's HTML, in a sandbox), so that a link in a stranger's mail cannot lead the
+frame elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from quart import Response, request
@@ -95,27 +94,6 @@ _PROBLEM = """\
 </main>"""
 
 
-_IDLE = re.compile(
-    rb"^ *(?://.*)?|(?<=[][{}(),;]) // .*$"
-    rb"| (?=(?:=>|[!=]==|&&|\|\||\?\?) )|(?<= =>) |(?<= [!=]==) |(?<= (?:&&|\|\||\?\?)) "
-    rb"|(?<=[(]{) |(?<=, {) | (?=}\))|(?<=\bif) (?=\()|(?<=\)) (?={$)",
-    re.MULTILINE,
-)
-_IDLE_STYLE = re.compile(rb"/\*.*?\*/|;\s*(?=})|(?<=[{};:,>])\s+|\s+(?=[{}>])", re.DOTALL)
-"""Comments, and blanks and semicolons at which nothing ends: none stands so in our strings."""
-
-
-def served(path: Path) -> bytes:
-    """Return a file as browsers get it: a script without indentation, comments and
-    some blanks of its operators and brackets; a style without comments and most blanks.
-
-    The lines of a script keep their numbers, by which a browser tells of an error.
-    """
-    content = path.read_bytes()
-    idle = {".js": _IDLE, ".css": _IDLE_STYLE}.get(path.suffix)
-    return content if idle is None else idle.sub(b"", content)
-
-
 @dataclass(frozen=True)
 class Static:
     """What is served as it is, and packed to those who take that."""
@@ -161,7 +139,7 @@ class Document(View):
 def register(api: Api) -> None:
     """Declare the pages."""
     files = {
-        path.name: Static(served(path), _TYPES[path.suffix])
+        path.name: Static(path.read_bytes(), _TYPES[path.suffix])
         for path in api.deps.ui.iterdir()
         if path.suffix in _TYPES
     }
