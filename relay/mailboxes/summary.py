@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from relay.mailboxes.charsets import decode, gives_halves
 from relay.mailboxes.extract import find_code, find_links, in_ascii, unescape
@@ -75,7 +75,8 @@ class Summary:
     """What was found in a message.
 
     `headers`: [name, decoded value] in order; `attachments`: {index, filename, content_type,
-    size, content_id}, size in bytes once decoded; `otp`: a verification code; `links`: see
+    size, content_id}, size in bytes once decoded; `has_attachments`: whether there is one that the
+    HTML does not show; `otp`: a verification code; `links`: see
     `extract.find_links`; `error`: why the summary is partial, or None; `tags`: what X-Tags says,
     with commas between, as `summaries.store` takes it; `from_name`: what the sender is called
     beside the address.
@@ -136,13 +137,15 @@ def summarise(raw: bytes) -> Summary:
             summary.attachments.append(part.describe(len(summary.attachments)))
         else:
             reader.fault(f"more than {MAX_ATTACHMENTS} attachments")
-    summary.has_attachments = bool(summary.attachments)
     text, markup = "\n".join(texts["text/plain"]), "\n".join(texts["text/html"])
     if len(text) > MAX_TEXT or len(markup) > MAX_TEXT:
         reader.fault(f"the text was cut at {MAX_TEXT} characters")
         text, markup = text[:MAX_TEXT], markup[:MAX_TEXT]
     summary.body_text = text if texts["text/plain"] else None
     summary.body_html = markup if texts["text/html"] else None
+    if summary.attachments:  # pictures that the HTML shows are a part of it
+        shown = {unquote(content_id) for content_id in _SHOWN.findall(markup)}
+        summary.has_attachments = any(one["content_id"] not in shown for one in summary.attachments)
     readable = text or text_of(markup[:_MARKUP_LOOKED_AT])
     summary.otp = find_code(summary.subject or "", readable)
     summary.links = find_links(text, markup)
@@ -173,6 +176,7 @@ def extract_attachment(raw: bytes, index: int) -> tuple[str, str, bytes] | None:
     return None
 
 
+_SHOWN = re.compile(r"""\bcid:([^\s"'<>()]+)""", re.IGNORECASE)
 _SENDER = re.compile(r'"from"\s*,\s*("[^"\\]*(?:\\.[^"\\]*)*")', re.IGNORECASE)
 
 
@@ -581,7 +585,9 @@ def _sender(value: str) -> tuple[str | None, str | None]:
     name = None
     if match is not None and match[1].strip():
         found = value[match.start(1) : match.end(1)]
-        begin = masked.rfind(",", 0, match.start()) + 1
+        # Behind an address a comma ends it; else it belongs to a name, which forgot its quotes.
+        at = masked.rfind("@", 0, match.start())
+        begin = masked.find(",", at, match.start()) + 1 if at >= 0 else 0
         name = _display_name(value[begin : match.start()])
     else:
         found = _bare_address(value, masked)

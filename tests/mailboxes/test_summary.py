@@ -120,6 +120,28 @@ def test_takes_the_address_out_of_from(value, address):
 
 
 @pytest.mark.parametrize(
+    ("markup", "attached"),
+    [
+        ('<img src="cid:one@x">', False),
+        ("<img src=CID:one@x>", False),
+        ("<p style='background:url(cid:one%40x)'>", False),
+        ('<img src="cid:one@x.example">', True),
+        ("<p>one@x</p>", True),
+    ],
+)
+def test_a_picture_that_the_html_shows_is_no_attachment(markup, attached):
+    """It is listed as one, by its index; but nothing came along with the message."""
+    message = _message()
+    message.set_content(markup, subtype="html")
+    message.add_related(b"PNG", maintype="image", subtype="png", cid="<one@x>")
+    summary = summarise(message.as_bytes())
+    assert len(summary.attachments) == 1
+    assert summary.has_attachments is attached
+    message.add_attachment(b"%PDF", maintype="application", subtype="pdf")
+    assert summarise(message.as_bytes()).has_attachments
+
+
+@pytest.mark.parametrize(
     ("value", "name"),
     [
         ("Ann Example <a@b.example>", "Ann Example"),
@@ -128,6 +150,11 @@ def test_takes_the_address_out_of_from(value, address):
         ('"=?utf-8?b?w6TDtg==?=" <a@b.example>', "äö"),
         ("株式会社 <a@b.example>", "株式会社"),
         ("first@b.example, Second <a@b.example>", "Second"),
+        ("first@b.example, Second, Inc. <a@b.example>", "Second, Inc."),
+        ("Shop, Inc. <a@b.example>", "Shop, Inc."),
+        ("=?utf-8?q?M=C3=BCller,_Anna?= <a@b.example>", "Müller, Anna"),
+        ("Ann <a@b.example>, Bob <c@d.example>", "Ann"),
+        ("a@b.example <a@b.example>", "a@b.example"),
         ('"" <a@b.example>', None),
         ('"One\tTwo\x07" <a@b.example>', "One Two"),
         ("<a@b.example>", None),

@@ -476,7 +476,10 @@ export interface components {
             received_at: string;
             /** Is Read */
             is_read: boolean;
-            /** Has Attachments */
+            /**
+             * Has Attachments
+             * @description other than pictures that its HTML shows; null: not parsed
+             */
             has_attachments: boolean | null;
             /**
              * Size
@@ -550,7 +553,10 @@ export interface components {
             received_at: string;
             /** Is Read */
             is_read: boolean;
-            /** Has Attachments */
+            /**
+             * Has Attachments
+             * @description other than pictures that its HTML shows; null: not parsed
+             */
             has_attachments: boolean | null;
             /**
              * Size

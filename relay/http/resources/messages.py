@@ -63,7 +63,9 @@ class MessageEntry(View):
     subject: str | None
     received_at: Instant
     is_read: bool
-    has_attachments: bool | None
+    has_attachments: Annotated[
+        bool | None, Field(description="other than pictures that its HTML shows; null: not parsed")
+    ]
     size: Annotated[int, Field(description="bytes of the raw message")]
 
 
