@@ -6,7 +6,7 @@
 // have `strange(parts, who)`: whether an address of it is not for who is here.
 
 import { ask, get, Refused, send, session } from "/ui/calls.js";
-import { LOOK, look, titled } from "/ui/badge.js";
+import { feed, LOOK, look, titled } from "/ui/badge.js";
 import { button, h, say } from "/ui/dom.js";
 import { palette } from "/ui/palette.js";
 import { drop, forget, handed, hold, pageKey, tabs } from "/ui/secrets.js";
@@ -102,6 +102,7 @@ function showWho() {
       .filter(([, view]) => may(view.scope))
       .map(([name, view]) => h("a", { href: `#/${name}`, "data-view": name, text: view.title })),
   );
+  feed(may("read"));
   document.getElementById("who").replaceChildren(
     page.who === null
       ? h("a", { href: "#/signin", text: t("Sign in") })

@@ -1,7 +1,8 @@
 // How many messages are unread, where it is seen without the page: in its title and icon; and, for
 // who asks for it, a word when one comes while the page is not looked at.
 
-import { get, query } from "/ui/calls.js";
+import { ask, eventsIn, get, keepUp, query } from "/ui/calls.js";
+import { settled } from "/ui/dom.js";
 import { senderOf } from "/ui/list.js";
 
 const KEPT = "relay.notify";
@@ -34,7 +35,7 @@ export function unread(number) {
 let since = null;
 export async function look(options) {
   const found = await get(`/api/v1/messages${query({ q: "is:unread", limit: MOST })}`, options);
-  for (const one of found) if (since && one.received_at > since) came(one, `#/mail/all/${encodeURIComponent(one.mailbox)}/${one.id}`);
+  for (const one of found) if (since && one.received_at > since) came(one, hrefOf(one));
   since = [since ?? "0", found[0]?.received_at ?? "0"].sort().pop();
   unread(counted(found.length));
   return found;
@@ -49,11 +50,36 @@ export const notifies = () => "Notification" in self && Notification.permission 
 export async function notify(wanted) {
   if (wanted && (await Notification.requestPermission()) !== "granted") return false;
   localStorage.setItem(KEPT, wanted ? "yes" : "no");
+  feed();
   return wanted;
 }
 
+// Follow all mail, for who wants to be told of it, whichever view is open.  One tab does for all of
+// a browser's, since that has six connections to a host; `may`: whether who is here may read it.
+let [feeding, allowed] = [null, false];
+export function feed(may = allowed) {
+  allowed = may;
+  feeding?.abort();
+  if (!may || !notifies()) return;
+  const { signal } = (feeding = new AbortController());
+  navigator.locks.request("relay.feed", { signal }, () => keepUp(signal, () => follow(signal), () => {})).catch(() => {}); // it waits no more
+}
+
+async function follow(signal) {
+  for await (const { kind, data } of eventsIn(await ask("/api/v1/messages/events", { signal }))) {
+    if (kind !== "new_message") continue;
+    came(data, hrefOf(data));
+    recount();
+  }
+}
+
+const recount = settled(() => look().catch(() => {})); // at the next one, then
+const hrefOf = (item) => `#/mail/all/${encodeURIComponent(item.mailbox)}/${item.id}`;
+const told = new Set(); // what a list, the feed and a look all find
+
 export function came(item, href) {
-  if (!document.hidden || !notifies()) return;
+  if (!document.hidden || !notifies() || told.has(item.id)) return;
+  told.add(item.id);
   const made = new Notification(item.from_name || senderOf(item.from_address), { body: [item.otp, item.subject].filter(Boolean).join(" · "), tag: item.id });
   made.onclick = () => {
     window.focus();

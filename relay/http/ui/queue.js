@@ -242,6 +242,9 @@ function makeRail(page) {
     const turn = async () => show(await send("POST", `/api/v1/queue/${swap.dataset.verb}`));
     const swap = button(t("pause all"), doing(trouble, () => swap.dataset.verb === "resume" ? turn() : asking({ title: t("Pause all deliveries?"), says: t("On every node, until somebody resumes them; what is under way ends."), fields: [], does: t("Pause"), act: turn })), { hidden: true });
     const show = (queue) => {
+      const sum = (...counts) => counts.reduce((all, one) => all + one, 0);
+      count("all", sum(queue.queued, queue.processing, queue.held, ...Object.values(queue.last_hour)));
+      links.get("all").title = t("What is unfinished, and what ended in the last hour");
       for (const key of ["queued", "processing", "held"]) count(key, queue[key]);
       for (const key of ["sent", "failed", "bounced", "cancelled"]) count(key, queue.last_hour[key], t("{0} in 1 h", number(queue.last_hour[key])));
       say(paused, queue.paused ? t("Paused") : "");

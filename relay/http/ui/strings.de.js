@@ -420,6 +420,7 @@ export default {
   "States": "Zustände",
   "The whole queue": "Die ganze Warteschlange",
   "States of the queue": "Zustände der Warteschlange",
+  "What is unfinished, and what ended in the last hour": "Was offen ist und was in der letzten Stunde endete",
   "pause all": "alles anhalten",
   "{0} in 1 h": "{0} in 1 h",
   "Paused": "Angehalten",
