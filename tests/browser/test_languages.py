@@ -89,6 +89,9 @@ def test_a_german_browser_is_spoken_to_in_german(
             visit.to(view)
             expect(page.locator(shown).first).to_be_visible()
             no_english(page, view)
+        visit.to("mail/nobody@relay.localhost")
+        expect(page.get_by_text("Dieses Postfach gibt es nicht").first).to_be_visible()
+        no_english(page, "a refusal")
         visit.to(f"mail/{address}")
         page.get_by_role("link", name="Guten Tag").click()
         expect(page.locator("#message-code")).to_contain_text("482913")
@@ -99,6 +102,11 @@ def test_a_german_browser_is_spoken_to_in_german(
         no_english(page, "palette")
         page.goto(f"{relay.run['http']}/docs")
         expect(page.get_by_role("heading", level=1)).to_have_text("API-Referenz")
+        expect(page.get_by_role("heading", name="Ein Postfach anlegen")).to_be_visible()
+        no_english(page, "docs")
+        page.goto(f"{relay.run['http']}/problems/quota")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Kontingent ausgeschöpft")
+        no_english(page, "a problem")
         assert any(url.endswith("/ui/strings.de.js") for url in visit.requests)
         assert visit.errors == []
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 import relay
+from relay.http.openapi import SECTIONS, describe
+from relay.http.problem_types import TYPES
+from relay.http.problems import mailbox_not_found, message_not_found, no_space
 from relay.http.resources import overview
 from relay.http.resources.pages import Static
+from relay.smtp.chaos import Chaos, Rate
+from relay.storage import Space
 
 UI = Path(relay.__file__).parent / "http" / "ui"
 TABLES = sorted(UI.glob("strings.*.js"))
@@ -64,7 +69,7 @@ def concerns() -> set[str]:
             case ast.Constant():
                 return [str(node.value)]
             case ast.JoinedStr():
-                return ["".join(parts) for parts in product(*map(spelt, node.values))]
+                return ["".join(parts) for parts in itertools.product(*map(spelt, node.values))]
             case ast.FormattedValue(value=ast.Call(func=ast.Name("_count"), args=[_, *nouns])):
                 words = [ast.literal_eval(noun) for noun in nouns]
                 return [
@@ -87,6 +92,36 @@ def concerns() -> set[str]:
         "".join(f"{piece}{{{at}}}" for at, piece in enumerate(pieces[:-1])) + pieces[-1]
         for pieces in (text.split("#") for text in found - {"#."})
     }
+
+
+def numbered(text: str) -> str:
+    """A sentence of the relay's as the key of a table: its numbers are places."""
+    count = itertools.count()
+    return re.sub(r"\d+", lambda _: f"{{{next(count)}}}", text)
+
+
+def worded() -> set[str]:
+    """What else the relay words for people: problems' titles, the reference's sections, notices."""
+    space = Space()
+    space.tell((0, 1, True))
+    chaos = Chaos({"rcpt": Rate(451, 0.5)}).notice
+    assert space.notice
+    assert chaos
+    return {
+        *(kind.title for kind in TYPES.values()),
+        *(text for section in SECTIONS.values() for text in section),
+        numbered(describe((), "")["info"]["description"]),
+        numbered(f"{space.notice[0].upper()}{space.notice[1:]}."),
+        numbered(chaos.partition(": ")[0]),
+    }
+
+
+# Sentences of the most frequent problems, which are said in full.
+DETAILS = {
+    mailbox_not_found().detail, message_not_found().detail, no_space().detail,
+    *(TYPES[case].detail for case in ("outbound-not-found", "address-taken", "unauthenticated",
+                                      "unavailable")),
+}  # fmt: skip
 
 
 def literals(source: str) -> Iterator[tuple[str, str]]:
@@ -151,8 +186,10 @@ def test_the_page_weighs_little():
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
 def test_a_language_is_complete(path: Path):
-    """Its table has each text that a module says, with the same values in it, and no other."""
-    words, wanted = table(path), said() | dict.fromkeys(concerns(), "overview.py")
+    """Its table has each text that a module says, with the same values in it, and no other but
+    what the relay words."""
+    words = table(path)
+    wanted = said() | dict.fromkeys(concerns() | worded() | DETAILS, "the relay")
     assert {text: wanted[text] for text in wanted.keys() - words.keys()} == {}
     assert words.keys() - wanted.keys() == set()
     for text, other in words.items():

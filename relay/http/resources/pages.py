@@ -72,7 +72,7 @@ _SHELL = """\
 </html>
 """
 """Of the reference and of a problem; the script says what has `data-t`, a number of its
-list, in the reader's language."""
+list, and what has `data-said` in the reader's language."""
 
 _DOCS = """\
 <main><h1 data-t="0">API reference</h1>
@@ -81,16 +81,16 @@ _DOCS = """\
 
 _PROBLEM = """\
 <main class="explained">
-<h1>{title}</h1>
-<p><code>{type}</code> · {statuses}</p>
+<h1 data-said lang="en">{title}</h1>
+<p lang="en"><code>{type}</code> · {statuses}</p>
 <h2 data-t="3">What this means</h2>
-<p>{when}</p>
+<p lang="en">{when}</p>
 <h2 data-t="4">What to do</h2>
-<p>{remedy}</p>
+<p lang="en">{remedy}</p>
 <h2 data-t="5">An answer</h2>
-<pre tabindex="0">{answer}</pre>
+<pre tabindex="0" lang="en">{answer}</pre>
 <h2 data-t="6">Calls that may answer so</h2>
-<ul>{calls}</ul>
+<ul lang="en">{calls}</ul>
 </main>"""
 
 

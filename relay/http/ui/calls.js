@@ -3,7 +3,7 @@
 // No token is held here: a call carries the page's key, and the browser the cookie beside it.
 
 import { keysFor } from "/ui/secrets.js";
-import { t } from "/ui/strings.js";
+import { refusal, t } from "/ui/strings.js";
 
 // A refusal: trying again would give the same.  Anything else that fails is an outage.  `kind` is
 // the last part of the problem's type.
@@ -56,7 +56,7 @@ export async function ask(path, options = {}) {
   try {
     const problem = await response.json();
     kind = problem.type?.split("/").pop() ?? "";
-    detail = problem.errors?.join(" ") ?? problem.detail ?? detail;
+    detail = refusal(problem) ?? detail;
   } catch {
     // no problem document: the status has to do
   }

@@ -5,14 +5,14 @@ import { query } from "/ui/calls.js";
 import { asking } from "/ui/dialogs.js";
 import { button, copyButton, doing, h, problem } from "/ui/dom.js";
 import { handed, keysFor, pageKey } from "/ui/secrets.js";
-import { t } from "/ui/strings.js";
+import { language, spoken, t, told } from "/ui/strings.js";
 
 const place = document.getElementById("calls");
 const known = new Map(); // a path up to one of its parts, to what stands there on this relay
 let api;
 
 // Prose in which `names` stand between backticks.
-const prose = (tag, text = "") => h(tag, {}, ...text.split("`").map((part, at) => (at % 2 ? h("code", { text: part }) : part)));
+const prose = (tag, text = "", lang = null) => h(tag, { lang }, ...text.split("`").map((part, at) => (at % 2 ? h("code", { text: part }) : part)));
 const shown = (value) => h("pre", { tabindex: "0", text: typeof value === "string" ? value : JSON.stringify(value, null, 2) });
 const snippet = (text, what) => h("div", { class: "snippet-code" }, shown(text), copyButton(text, what));
 
@@ -29,7 +29,7 @@ const table = (heads, rows) =>
   h("table", { role: "table" },
     h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads.map((text) => h("th", { role: "columnheader", scope: "col", text })))),
     h("tbody", { role: "rowgroup" }, rows.map((row) => h("tr", { role: "row" }, row.map((cell, at) => {
-      const made = Array.isArray(cell) ? h("td", {}, cell) : prose("td", cell);
+      const made = Array.isArray(cell) ? h("td", {}, cell) : prose("td", cell, "en");
       made.role = "cell";
       made.dataset.head = heads[at];
       return made;
@@ -124,7 +124,7 @@ function trial(path, method, operation, values, changed) {
 
 async function inside(path, method, operation) {
   const values = await partsOf(path, operation.parameters.filter((one) => one.in === "path"));
-  const about = h("div", {}, prose("p", operation.description), h("p", { class: "small", text: t("Credential: {0}.", operation["x-credential"]) }));
+  const about = h("div", {}, prose("p", operation.description, "en"), h("p", { class: "small" }, told(t("Credential: {0}."), h("span", { lang: "en", text: operation["x-credential"] }))));
   const parts = [];
   if (operation.parameters.length) {
     parts.push(table([t("Parameter"), t("In"), t("Type"), t("Default"), t("Meaning")], operation.parameters.map((p) => [
@@ -152,7 +152,7 @@ function call(path, method, operation) {
     ontoggle: async () => {
       if (made.children.length === 1) made.append(await inside(path, method, operation));
     },
-  }, h("summary", {}, h("b", { class: method, text: method.toUpperCase() }), " ", h("code", { text: path }), " ", operation.summary));
+  }, h("summary", {}, h("b", { class: method, text: method.toUpperCase() }), " ", h("code", { text: path }), " ", h("span", { lang: "en", text: operation.summary })));
   return made;
 }
 
@@ -164,12 +164,12 @@ function arrive() {
 
 function show() {
   const section = (id, title, about, ...more) => h("section", { id }, h("h2", { text: title }), prose("p", about), ...more);
-  const sections = api.tags.map((tag) => section(tag.name, tag["x-displayName"], tag.description));
+  const sections = api.tags.map((tag) => section(tag.name, ...[tag["x-displayName"], tag.description].map((text) => spoken(text) ?? text)));
   for (const [path, methods] of Object.entries(api.paths)) {
     for (const [method, operation] of Object.entries(methods)) sections.find((one) => one.id === operation.tags[0]).append(call(path, method, operation));
   }
   sections.push(section("problems", t("Problems"), t("What `type` says of an answer of 400 and above."), h("ul", {}, Object.values(api.components.examples).map(({ summary, value }) =>
-    h("li", {}, h("a", { href: value.type, text: value.type }), ` ${value.status} ${summary}`)))));
+    h("li", {}, h("a", { href: value.type, text: value.type }), ` ${value.status} ${spoken(summary) ?? summary}`)))));
   const search = h("input", { type: "search", autocomplete: "off", oninput: () => {
     const wanted = search.value.trim().toLowerCase();
     for (const one of place.querySelectorAll("details, section li")) one.hidden = !`${one.id} ${one.firstChild.textContent}`.toLowerCase().includes(wanted);
@@ -177,7 +177,8 @@ function show() {
   } });
   place.replaceChildren(
     h("nav", { "aria-label": t("Sections") }, h("label", { text: `${t("Find a call")} ` }, search), sections.map((one) => h("a", { href: `#${one.id}`, text: one.firstChild.textContent }))),
-    h("div", {}, prose("p", api.info.description),
+    h("div", {}, prose("p", spoken(api.info.description) ?? api.info.description),
+      language === "en" ? "" : h("p", { text: t("What the calls do is said in English.") }),
       prose("p", t("The programs read `RELAY_TOKEN`, a key or the administrator's token. Where the relay runs:")),
       snippet(api.info["x-token"], t("the line")),
       pageKey() ? h("p", { text: t("Calls are tried as who is signed in here.") }) : h("p", {}, h("a", { href: "/#/signin", text: t("Sign in to try them here.") })),
@@ -190,6 +191,12 @@ function show() {
 // What stands in the markup that the relay made.
 const MARKUP = [t("API reference"), t("Problems"), t("Loading…"), t("What this means"), t("What to do"), t("An answer"), t("Calls that may answer so")];
 for (const one of document.querySelectorAll("[data-t]")) one.textContent = MARKUP[one.dataset.t];
+for (const one of document.querySelectorAll("[data-said]")) {
+  const said = spoken(one.textContent);
+  if (!said) continue;
+  document.title = one.textContent = said;
+  one.lang = language;
+}
 if (place) {
   try {
     const [response] = await Promise.all([fetch("/openapi.json"), pageKey() ?? handed(150)]);

@@ -748,7 +748,7 @@ class List {
         return;
       }
       // Rows of the search before would be no answer to this one.
-      this.wrong = error.message.replace(/^q: /, "");
+      this.wrong = error.message.replace(/(^|: )q: /, "$1");
       this.rows.start([], false);
       this.state();
     }

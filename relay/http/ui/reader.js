@@ -164,7 +164,7 @@ export class Reader {
           button(t("Download"), doing(trouble, () => download(`${path}/raw`, `${message.id}.eml`))),
           page.may("admin") ? h("a", { href: `#/logs?text=${message.id}`, text: t("Log lines") }) : "",
           this.tagged(message)),
-        message.error ? h("p", { class: "problem", text: message.error }) : "",
+        message.error ? h("p", { class: "problem", lang: "en", text: message.error }) : "",
         message.otp ? h("p", { id: "message-code" }, h("span", { text: t("Code ") }), h("output", { text: message.otp }), " ", copyButton(message.otp, t("the code"))) : "",
         linksOf(message.links),
         attached(path, message, trouble, signal)),

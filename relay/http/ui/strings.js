@@ -34,11 +34,26 @@ export const t = (text, ...values) => (table?.[text] ?? text).replace(/\{(\d)\}/
 export const told = (text, ...elements) => text.split(/\{(\d)\}/).map((piece, at) => (at % 2 ? elements[piece] : piece));
 
 // A sentence of the relay's, which it says in English: in the language of the page, where that knows
-// it, else null.  The numbers in it, and who is paused, are its values.
+// it, else null.  The numbers in it, and who is paused, are its values; what stands behind a colon is
+// kept as it is, where only what is before it is known.
 export function spoken(text) {
+  if (language === "en") return null;
+  const [, who, state, why] = /^(.+) is (starting|draining|backing_off|stopped)\b(.*)$/s.exec(text) ?? [];
+  if (state) return `${who}: ${named(state)}${why.replace(/^, after failures of/, `, ${t("after failures of")}`)}`;
   const values = [];
   const key = text.replace(/\d+|^\S+(?= is paused\.$)/g, (value) => `{${values.push(value) - 1}}`);
-  return table?.[key] ? t(key, ...values) : null;
+  if (table[key]) return t(key, ...values);
+  const [head, ...rest] = text.split(": ");
+  const said = rest.length ? spoken(head) : null;
+  return said && `${said}: ${rest.join(": ")}`;
+}
+
+// What a problem says: its sentence where the page's language knows it, else behind its title.
+export function refusal({ title = "", detail, errors }) {
+  const said = errors?.join(" ") ?? detail;
+  if (language === "en" || !said) return said;
+  const named = spoken(title);
+  return spoken(said) ?? (named ? `${named}: ${said}` : said);
 }
 
 // What the relay names by a word of its own: states, kinds, scopes.
