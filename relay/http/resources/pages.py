@@ -64,7 +64,7 @@ _SHELL = """\
 <body data-view="docs">
 <header>
 <a class="brand" href="/">Relay</a>
-<nav aria-label="Other"><a href="/docs" data-t="0">API reference</a> \
+<nav><a href="/docs" data-t="0">API reference</a> \
 <a href="/docs#problems" data-t="1">Problems</a> <a href="/openapi.json">openapi.json</a></nav>
 </header>
 {main}

@@ -25,8 +25,8 @@ export function senderOf(text) {
   // A stranger wrote it: it is cut, and looked through once.
   const said = (text ?? "").slice(0, 500).trim();
   const from = said.lastIndexOf("<");
-  if (from < 0 || !said.endsWith(">")) return said || "nobody";
-  return said.slice(0, from).trim().replace(/^"/, "").replace(/"$/, "").trim() || said.slice(from + 1, -1) || "nobody";
+  if (from < 0 || !said.endsWith(">")) return said || t("nobody");
+  return said.slice(0, from).trim().replace(/^"/, "").replace(/"$/, "").trim() || said.slice(from + 1, -1) || t("nobody");
 }
 
 export class MessageList {
