@@ -861,6 +861,18 @@ def test_what_strangers_wrote_neither_freezes_the_page_nor_runs_in_a_shell(
         expect(text).to_contain_text("the end")
         assert (text.text_content() or "").split() == [*both.split(), "the", "end"]
 
+        # In one paragraph, these stood still for seconds, with all the tab.
+        paragraph = "\u05d0b" * 25000
+        deliver(relay, address, mail("one paragraph", None, f"<p>{paragraph}the end"))
+        row(page, "messages", "one paragraph").get_by_role("link").click()
+        expect(page.locator("#remote-images")).to_contain_text("it is shown apart")
+        frame = page.locator("#message-html")
+        assert frame.evaluate("it => it.contentDocument") is None, "it may have its own process"
+        expect(frame).to_have_class("apart")
+        expect(page.frame_locator("#message-html").locator("p")).to_contain_text("the end")
+        row(page, "messages", "two directions").get_by_role("link").click()
+        expect(text).to_contain_text("the end")
+
         many = EmailMessage(policy.SMTP)
         many["Subject"] = "many pictures"
         many.set_content("http://bank.example@elsewhere.example/verify\u202emoc\r\n")

@@ -7,7 +7,9 @@ Promises
     once, without a referrer, without cookies, and none from this relay's own host.  Before that
     not so much as a connection is made to anywhere else.
   * It shares no origin with the relay's pages; only where the page frames it (`framed`) it does,
-    still without scripts, so that the page can see how tall it is and which link is pressed.
+    still without scripts, so that the page can see how tall it is and which link is pressed.  A
+    page that a browser may be long about (`relay.mailboxes.effort`) never does, so that it has a
+    process of its own where browsers have one for each origin: whoever reads goes on meanwhile.
   * A picture that the relay hands out is one by its bytes; each has an address of its own that
     works for two minutes (`relay.http.picture_links`).
   * A long message is made ready beside the loop, one at a time for each who looks: nobody else
@@ -28,7 +30,6 @@ import ipaddress
 import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -48,6 +49,7 @@ from relay.http.problems import from_status, message_not_found, unavailable
 from relay.http.resources.messages import BASE, GONE
 from relay.http.routing import Api
 from relay.http.tickets import PREVIEW
+from relay.mailboxes.effort import is_long
 from relay.mailboxes.pictures import placed
 from relay.mailboxes.records import ReceivedMessage
 
@@ -67,6 +69,7 @@ _BLOCKED = (
     "</style>"
 )
 _LONG = 1 << 16  # characters of a page; shorter ones are made ready in some milliseconds
+_Made = tuple[str, int, bool]
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(?::[0-9]{1,5})?", re.ASCII)
 
 
@@ -90,7 +93,7 @@ def register(api: Api) -> None:
     downloads = Downloads(limits.download_bytes)
     making = FairLimiter(2, 1, waiting=16)
 
-    async def apart(call: Call, work: Callable[[], tuple[str, int]]) -> tuple[str, int]:
+    async def beside(call: Call, work: Callable[[], _Made]) -> _Made:
         try:
             async with making.turn(owner_of(call.caller, request, deps.trusted_proxies)):
                 return await trio.to_thread.run_sync(work)
@@ -128,18 +131,23 @@ def register(api: Api) -> None:
         loaded = query.images == "loaded"
         hosts = own_hosts(deps.urls)
         own = Own(hosts, request.scope.get("server"))
-        work = partial(
-            pictures_placed, page, message, call.mailbox.id, own, keyring.signing, loaded=loaded
-        )
-        page, count = await apart(call, work) if len(page) > _LONG else work()
+
+        def work() -> _Made:
+            made, elsewhere = pictures_placed(
+                page, message, call.mailbox.id, own, keyring.signing, loaded=loaded
+            )
+            return made, elsewhere, query.framed and is_long(made)
+
+        shown, count, long = await beside(call, work) if len(page) > _LONG else work()
+        shares = query.framed and not long
         places = picture_places(hosts)
         blocked = "" if loaded else _BLOCKED.format(count=count)
         return Response(
-            _begun(page, _STAYS + (blocked if query.framed else "")).encode("utf-8", "replace"),
+            _begun(shown, _STAYS + (blocked if query.framed else "")).encode("utf-8", "replace"),
             content_type="text/html; charset=utf-8",
             headers={
                 "Content-Security-Policy": PREVIEW_POLICY.format(
-                    sandbox=" allow-same-origin" if query.framed else "",
+                    sandbox=" allow-same-origin" if shares else "",
                     pictures=" ".join((["http:", "https:"] if loaded else []) + places),
                 ),
                 # No cookie goes to another port of this host, nor where a picture leads back here.

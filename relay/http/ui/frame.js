@@ -1,5 +1,8 @@
 // A message's HTML in a frame as tall as it is, of this origin and without scripts.
 //
+// What a browser is long about the relay sends without an origin, so that the frame has a process of
+// its own where browsers have one for that: it scrolls by itself, and no link in it is heard of.
+//
 // What is in the frame a stranger wrote.  It runs nothing, but it may have named its elements after
 // what a document has: so whatever is asked of it is asked by the prototypes of this page.
 
@@ -61,9 +64,16 @@ export class MessageFrame {
   }
 
   loaded() {
-    const page = this.frame.contentDocument;
-    if (!page || !this.frame.src) return;
-    this.page = page;
+    if (!this.frame.src) return;
+    const page = (this.page = this.frame.contentDocument);
+    this.frame.classList.toggle("apart", !page);
+    if (!page) {
+      this.bar.hidden = false;
+      this.bar.replaceChildren(
+        h("span", { text: t("This message takes a browser long: it is shown apart, and its links are those above.") }), " ",
+        this.images === "blocked" ? button(t("Load remote images once"), () => this.show("loaded")) : "");
+      return;
+    }
     listen(page, "click", (pressed) => this.pressed(pressed), true);
     listen(page, "auxclick", (pressed) => this.pressed(pressed), true);
     listen(page, "keydown", (pressed) => this.key(pressed));

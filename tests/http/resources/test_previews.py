@@ -15,6 +15,7 @@ import pytest
 from relay.http import picture_links
 from relay.http.pictures import kind_of
 from relay.http.resources import previews
+from relay.mailboxes.effort import MOST_TURNS
 from relay.mailboxes.pictures import placed
 from tests.http.conftest import House
 from tests.http.resources.test_messages import BASE, MIXED
@@ -145,6 +146,19 @@ async def test_remote_pictures_are_the_browsers_once_asked_for(house: House):
     assert loaded.headers["Referrer-Policy"] == "no-referrer"
     assert '<meta name="referrer" content="no-referrer">' in loaded.text
     assert loaded.headers["Cross-Origin-Embedder-Policy"] == "credentialless"
+
+
+async def test_a_page_that_takes_a_browser_long_shares_no_origin(house: House):
+    """Framed, it is as it is alone: a browser may lay it out in a process of its own."""
+    address, token = await house.mailbox()
+    turned = "\u05d0b" * MOST_TURNS
+    for text, shares in ((turned, True), (f"{turned}\u05d0", False)):
+        markup = "<p>" + text.encode("ascii", "xmlcharrefreplace").decode()
+        wanted = await house.deliver(address, related(markup))
+        url = f"{BASE}/{address}/messages/{wanted}/html"
+        page = await house.client.get(url, params={"framed": "true"}, headers=token)
+        policy = page.headers["Content-Security-Policy"]
+        assert policy.startswith("sandbox allow-same-origin;" if shares else "sandbox;")
 
 
 @pytest.mark.parametrize(
