@@ -22,7 +22,11 @@ define install
 	END { if (live) printf "\r\033[K"; exit failed }'
 endef
 
+<<<<<<< HEAD
 .PHONY: setup run test test-clients check bench demo docs soak dist lock clean
+=======
+.PHONY: setup run test test-clients check bench demo docs simulate soak lock clean
+>>>>>>> e0c6ace (Simulate the whole relay: several nodes, a real PostgreSQL, faults by the seed, a judge)
 
 setup: $(READY)
 
@@ -39,7 +43,7 @@ $(RUNNABLE): requirements.run.lock pyproject.toml
 	@$(PIP) install --quiet --require-hashes -r .venv/build.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 	@# Or the first start would, a quarter of a second late.
-	@$(BIN)/python -m compileall -q relay actors supervisor.py
+	@$(BIN)/python -m compileall -q relay actors simulation supervisor.py
 	@touch $@
 
 # What is there already is left alone, so that after `run` only the rest is fetched.
@@ -74,6 +78,10 @@ check: setup
 
 bench: setup
 	$(BIN)/python -m tests.bench
+
+# A hundred seeds of a virtual hour, two at a time.
+simulate: $(RUNNABLE)
+	@$(BIN)/python -m simulation.many
 
 demo: $(RUNNABLE)
 	$(BIN)/relay demo

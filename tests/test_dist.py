@@ -47,7 +47,7 @@ def test_the_distribution_has_a_name_of_its_own() -> None:
     assert isinstance(scripts, dict)
     assert scripts.keys() == {"relay", "relay-mail"}
     assert len(set(scripts.values())) == 1
-    assert "relay, actors and supervisor" in str(found["description"])
+    assert "relay, actors, simulation and supervisor" in str(found["description"])
     version = re.search(r'__version__ = "(.+)"', (ROOT / "relay/__init__.py").read_text())
     assert version is not None
     assert found["version"] == version[1]
@@ -58,12 +58,13 @@ def test_a_wheel_has_every_file_that_the_program_reads() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     packed = {
         file
-        for pattern in settings["package-data"]["relay"]
-        for file in (ROOT / "relay").glob(pattern)
+        for folder in ("relay", "simulation")
+        for pattern in settings["package-data"][folder]
+        for file in (ROOT / folder).glob(pattern)
     }
     others = {
         file
-        for folder in ("relay", "actors")
+        for folder in ("relay", "actors", "simulation")
         for file in (ROOT / folder).rglob("*")
         if file.is_file() and file.suffix != ".py" and file.parent.name != "__pycache__"
     }

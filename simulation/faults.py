@@ -1,0 +1,174 @@
+"""Faults as data: when, which, whom, for how long.
+
+`plan` makes them of a seed, `Injector` does them.  A plan can be written down, cut down and played
+again (`simulation.shrink`).  What is not there yet: failover and disk.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import trio
+
+from simulation.database import HOST, Database
+from simulation.history import History, Trouble
+from simulation.network import Network
+from simulation.node import Node
+from simulation.workload import Around
+from simulation.world import World
+
+KINDS = ("kill", "freeze", "partition", "cut", "database", "clock", "peer")
+"""What can be asked for."""
+PLANNED = ("failover", "disk")
+"""What `relay simulate` has names for, and cannot do yet."""
+
+_EVERY = 90.0  # seconds between two faults on average
+_IDLE = 60.0  # seconds after which a node is killed though nobody speaks to it
+_LASTS = {
+    "kill": (0.5, 30.0),  # until the node is started again
+    "freeze": (0.5, 150.0),  # beyond a lease of a minute, at times
+    "partition": (0.2, 90.0),
+    "cut": (0.0, 0.0),
+    "database": (0.1, 20.0),  # until the server is started again
+    "clock": (5.0, 300.0),
+    "peer": (5.0, 120.0),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault; times in virtual seconds."""
+
+    at: float
+    kind: str
+    node: str = ""
+    other: str = ""
+    lasts: float = 0.0
+    size: float = 0.0
+    """Of a clock's step, in seconds; of a cut, the share of connections; of a kill, seconds after
+    somebody next speaks to the node (0: at once)."""
+
+
+def plan(
+    rng: random.Random, kinds: Sequence[str], nodes: Sequence[str], began: float, ends: float
+) -> list[Fault]:
+    """Return faults between two instants, in order."""
+    faults = []
+    at = began
+    while kinds:
+        at += rng.expovariate(1 / _EVERY)
+        if at >= ends:
+            break
+        kind, node = rng.choice(list(kinds)), rng.choice(list(nodes))
+        low, high = _LASTS[kind]
+        lasts = round(low + (high - low) * rng.random() ** 2, 3)
+        other, size = "", 0.0
+        if kind == "partition":
+            other = rng.choice([HOST, HOST, "upstream"])
+        elif kind == "kill" and rng.random() < 0.7:
+            size = round(rng.uniform(0.001, 0.03), 6)
+        elif kind == "clock":
+            size = round(rng.choice((-1, 1)) * 10 ** rng.uniform(-1, 4), 3)
+        elif kind == "cut":
+            size = rng.choice((0.2, 1.0))
+        if kind in {"database", "peer"}:
+            node = ""
+        faults.append(Fault(round(at, 3), kind, node, other, lasts, size))
+    return faults
+
+
+def written(faults: Sequence[Fault]) -> str:
+    """Return a plan as one line of JSON."""
+    return json.dumps([{k: v for k, v in asdict(each).items() if v} for each in faults])
+
+
+def read(text: str) -> list[Fault]:
+    """Read what `written` wrote."""
+    return [Fault(**each) for each in json.loads(text)]
+
+
+class Injector:
+    """Does what a plan says."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        database: Database,
+        nodes: dict[str, Node],
+        around: Around,
+        frozen: set[str],
+    ) -> None:
+        self._world = world
+        self._network = network
+        self._database = database
+        self._nodes = nodes
+        self._around = around
+        self._frozen = frozen
+        self._history: History = around.history
+
+    async def run(self, faults: Sequence[Fault]) -> None:
+        """Do all of them; returns when the last is over."""
+        async with trio.open_nursery() as nursery:
+            for fault in faults:
+                await trio.sleep(max(0.0, fault.at - self._world.now()))
+                nursery.start_soon(self._do, fault)
+
+    async def _do(self, fault: Fault) -> None:
+        if fault.kind == "database" and self._database.is_down:
+            return
+        began = self._world.now()
+        trouble = Trouble(fault.kind, began, began + fault.lasts)
+        self._history.troubles.append(trouble)
+        self._world.tell("fault.began", kind=fault.kind, of=fault.node, other=fault.other)
+        await getattr(self, f"_do_{fault.kind}")(fault)
+        trouble.ended = self._world.now()
+        self._world.tell("fault.ended", kind=fault.kind, of=fault.node, other=fault.other)
+
+    async def _do_kill(self, fault: Fault) -> None:
+        node = self._nodes[fault.node]
+        if fault.size:  # amid what it is doing, for most of the time it does nothing
+            with trio.move_on_after(_IDLE):
+                await self._around.wait_busy(fault.node)
+            await trio.sleep(fault.size)
+        name = node.name
+        if name in self._world.dead:
+            return
+        self._frozen.discard(name)
+        node.kill()
+        self._database.sever(name)
+        await trio.sleep(fault.lasts)
+        node.start()
+
+    async def _do_freeze(self, fault: Fault) -> None:
+        name = self._nodes[fault.node].name
+        self._frozen.add(name)
+        await trio.sleep(fault.lasts)
+        self._frozen.discard(name)
+
+    async def _do_partition(self, fault: Fault) -> None:
+        self._network.part(fault.node, fault.other)
+        await trio.sleep(fault.lasts)
+        self._network.heal(fault.node, fault.other)
+
+    async def _do_cut(self, fault: Fault) -> None:
+        self._network.cut([fault.node], fault.size)
+        await trio.lowlevel.checkpoint()
+
+    async def _do_database(self, fault: Fault) -> None:
+        self._database.crash()
+        await trio.sleep(fault.lasts)
+        self._database.recover()
+
+    async def _do_clock(self, fault: Fault) -> None:
+        self._world.skew[fault.node] = fault.size
+        await trio.sleep(fault.lasts)
+        self._world.skew[fault.node] = 0.0
+
+    async def _do_peer(self, fault: Fault) -> None:
+        self._around.peers_fail += 1
+        await trio.sleep(fault.lasts)
+        self._around.peers_fail -= 1

@@ -1,0 +1,94 @@
+"""What was promised, and what was seen: all that the judge goes by, besides the database itself.
+
+Whoever stands outside the relay writes here: a client that was told 250, a program that was told
+202, a sender of blobs that was told Ack; a server that got a message, a device that got a blob.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Answer(StrEnum):
+    """What somebody was told."""
+
+    KEPT = "kept"
+    """It was promised: 250, 201, 202, Ack."""
+    REFUSED = "refused"
+    """It was told that nothing came of it."""
+    DOUBT = "doubt"
+    """No answer came: it may have happened, or not."""
+
+
+@dataclass
+class Mailbox:
+    """A mailbox that somebody made."""
+
+    address: str
+    expires_at: float
+    """Virtual seconds."""
+
+
+@dataclass
+class Mail:
+    """One try to hand a message in."""
+
+    marker: str
+    address: str
+    raw: bytes
+    asked_at: float
+    answer: Answer = Answer.DOUBT
+    answered_at: float = 0.0
+
+
+@dataclass
+class Copy:
+    """A message that the server in front got whole; `told`: whether its answer went out."""
+
+    marker: str
+    recipient: str
+    at: float
+    told: bool = True
+
+
+@dataclass
+class Blob:
+    """One try to put a blob into a device's inbox."""
+
+    marker: str
+    device: int
+    answer: Answer = Answer.DOUBT
+    at: float = 0.0
+
+
+@dataclass
+class Trouble:
+    """A time in which a fault was at work."""
+
+    kind: str
+    began: float
+    ended: float
+
+
+@dataclass
+class History:
+    """Everything that was said and seen."""
+
+    mailboxes: list[Mailbox] = field(default_factory=list)
+    mail: dict[str, Mail] = field(default_factory=dict)
+    sends: dict[str, Answer] = field(default_factory=dict)
+    """Messages to be sent, by marker."""
+    accounts: dict[str, Answer] = field(default_factory=dict)
+    """By address."""
+    copies: list[Copy] = field(default_factory=list)
+    blobs: dict[str, Blob] = field(default_factory=dict)
+    received: dict[str, list[float]] = field(default_factory=dict)
+    """Blobs that their device got, by marker: when."""
+    shown_late: list[str] = field(default_factory=list)
+    """What was shown of a mailbox after its end."""
+    troubles: list[Trouble] = field(default_factory=list)
+
+    def troubled(self, began: float, ended: float) -> bool:
+        """Whether a fault was at work at any time between two instants."""
+        return any(each.began <= ended and began <= each.ended for each in self.troubles)

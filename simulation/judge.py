@@ -1,0 +1,162 @@
+"""The judge: whether every promise in the history was kept.
+
+It looks when the faults are over and the relay has had its time: first whether everything has come
+to rest (`unsettled`), then at the database, the mail that came out and what devices got
+(`violations`).  Each violation is a sentence with the marker of what it happened to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+from simulation.database import Database
+from simulation.history import Answer, History
+
+SETTLES_WITHIN = 3600.0
+"""Virtual seconds, without faults, after which everything has come to rest."""
+_EXCUSE = 75.0  # seconds after a copy in which trouble excuses another: a lease and its commit
+
+
+def unsettled(database: Database) -> dict[str, int]:
+    """Return what has not come to rest yet, and how much of it."""
+    (row,) = database.query(
+        """
+        SELECT (SELECT count(*) FROM relay.outbound_due WHERE isfinite(run_at)),
+               (SELECT count(*) FROM relay.unsummarised),
+               (SELECT count(*) FROM relay.token_queue q
+                WHERE q.ready AND q.expires_at > extract(epoch FROM sim.now())),
+               (SELECT count(*) FROM relay.device_inbox WHERE expires_at > sim.now())
+        """
+    )
+    names = ("outbound", "unsummarised", "tokens", "blobs")
+    return {name: count for name, count in zip(names, row, strict=True) if count}
+
+
+def violations(database: Database, history: History) -> list[str]:
+    """Return a sentence for every promise that was broken."""
+    return [
+        *_mail(database, history),
+        *_expiry(database, history),
+        *_outbound(database, history),
+        *_accounts(database, history),
+        *_blobs(history),
+    ]
+
+
+def _mail(database: Database, history: History) -> list[str]:
+    found: list[str] = []
+    stored: dict[str, list[tuple[str, bytes, bool]]] = defaultdict(list)
+    for address, marker, raw, summarised in database.query(
+        """
+        SELECT b.address, substring(encode(m.raw_email, 'escape') FROM 'Subject: (M-in-[0-9]+)'),
+               m.raw_email, EXISTS (SELECT FROM relay.summaries s WHERE s.message_id = m.id)
+        FROM relay.messages m
+        JOIN relay.mailboxes b ON b.id = m.mailbox_id
+        ORDER BY m.id
+        """
+    ):
+        stored[marker].append((address, bytes(raw), summarised))
+    gone = {row[0] for row in database.query("SELECT address FROM relay.mailboxes")}
+    for mail in history.mail.values():
+        copies = stored.pop(mail.marker, [])
+        if mail.answer is Answer.KEPT and not copies and mail.address in gone:
+            found.append(f"{mail.marker}: 250 was said, and it is not there")
+        if mail.answer is Answer.REFUSED and copies:
+            found.append(f"{mail.marker}: refused, and it is there")
+        if len(copies) > 1:
+            found.append(f"{mail.marker}: handed in once, and there {len(copies)} times")
+        for address, raw, summarised in copies:
+            if address != mail.address:
+                found.append(f"{mail.marker}: in the mailbox {address}")
+            if not raw.endswith(mail.raw):
+                found.append(f"{mail.marker}: stored are other bytes than were sent")
+            if not summarised:
+                found.append(f"{mail.marker}: never summarised")
+    found += [f"{marker}: nobody sent it, and it is there" for marker in stored]
+    return found
+
+
+def _expiry(database: Database, history: History) -> list[str]:
+    late = database.query(
+        """
+        SELECT b.address, extract(epoch FROM m.received_at - b.expires_at)::float8
+        FROM relay.messages m
+        JOIN relay.mailboxes b ON b.id = m.mailbox_id
+        WHERE m.received_at >= b.expires_at
+        ORDER BY 1
+        """
+    )
+    over = database.query(
+        "SELECT address FROM relay.mailboxes"
+        " WHERE is_active AND expires_at < sim.now() - interval '2 minutes' ORDER BY 1"
+    )
+    return [
+        *(f"{address}: took mail {by:.6f} s after its end" for address, by in late),
+        *(f"{address}: is over, and still active" for (address,) in over),
+        *(f"{address}: was over, and showed its mail" for address in history.shown_late),
+    ]
+
+
+def _outbound(database: Database, history: History) -> list[str]:
+    found: list[str] = []
+    rows = database.query(
+        "SELECT subject, recipient, status, id FROM relay.outbound_messages ORDER BY id"
+    )
+    states: dict[str, list[str]] = defaultdict(list)
+    ids: Counter[str] = Counter(str(row[3]) for row in rows)
+    for subject, _, status, _ in rows:
+        states[subject].append(status)
+    found += [f"{id_}: is in the queue {n} times" for id_, n in ids.items() if n > 1]
+    copies: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    for copy in history.copies:
+        copies[copy.marker or copy.recipient].append((copy.at, copy.told))
+    for marker, answer in history.sends.items():
+        seen = copies[marker]
+        status = states.get(marker, [])
+        if answer is Answer.KEPT and not status:
+            found.append(f"{marker}: 202 was said, and it is not in the queue")
+        if answer is Answer.REFUSED and status:
+            found.append(f"{marker}: refused, and it is in the queue")
+        if len(status) > 1:
+            found.append(f"{marker}: sent once, and queued {len(status)} times")
+        if status == ["sent"] and not seen:
+            found.append(f"{marker}: said to be sent, and nobody got it")
+        if answer is Answer.KEPT and status and status[0] not in {"sent", "held"}:
+            found.append(f"{marker}: accepted, and in the end {status[0]}")
+        if status == ["held"] and not history.troubles:
+            found.append(f"{marker}: held, and nothing was wrong")
+    for what, seen in copies.items():
+        for (at, told), (again, _) in pairwise(sorted(seen)):
+            if told and not history.troubled(at - 1.0, min(again, at + _EXCUSE)):
+                found.append(f"{what}: sent at {at:.3f} and again at {again:.3f}, without excuse")
+    return found
+
+
+def _accounts(database: Database, history: History) -> list[str]:
+    found: list[str] = []
+    letters: Counter[str] = Counter(
+        row[0] for row in database.query("SELECT recipient FROM relay.outbound_letters")
+    )
+    made = {row[0] for row in database.query("SELECT email FROM relay.accounts")}
+    for email, answer in history.accounts.items():
+        if answer is Answer.KEPT and email not in made:
+            found.append(f"{email}: 201 was said, and there is no account")
+        if letters[email] > 1:
+            found.append(f"{email}: one token, {letters[email]} letters")
+        if email in made and not letters[email]:
+            found.append(f"{email}: has an account and got no letter")
+    return found
+
+
+def _blobs(history: History) -> list[str]:
+    found = []
+    for blob in history.blobs.values():
+        seen = history.received.get(blob.marker, [])
+        if blob.answer is Answer.KEPT and not seen:
+            found.append(f"{blob.marker}: acknowledged, and its device never got it")
+        if blob.answer is Answer.REFUSED and seen:
+            found.append(f"{blob.marker}: refused, and its device got it")
+        if len(seen) > 1 and not history.troubled(seen[0] - 1.0, seen[-1]):
+            found.append(f"{blob.marker}: delivered {len(seen)} times, without excuse")
+    return found

@@ -1,0 +1,69 @@
+"""Many seeds, two at a time: `python -m simulation.many`, which is `make simulate`.
+
+Shows how far it is, and every seed that broke a promise with what to run to see it again.  Ends
+with 1 if there was one; the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+
+_BAR = 40
+
+
+def main() -> int:
+    """Run them, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m simulation.many")
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--days", default=str(1 / 24))
+    parser.add_argument("--nodes", default="3")
+    parser.add_argument("--at-once", type=int, default=2)
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.seeds)
+    more = ["--days", options.days, "--nodes", options.nodes]
+    began = time.monotonic()
+    broken: list[int] = []
+    with ThreadPoolExecutor(options.at_once) as places:
+        running: dict[Future[subprocess.CompletedProcess[str]], int] = {
+            places.submit(_run, seed, more): seed for seed in seeds
+        }
+        for number, done in enumerate(as_completed(running), 1):
+            result = done.result()
+            if result.returncode:
+                seed = running[done]
+                broken.append(seed)
+                command = f"relay simulate --seed {seed} {' '.join(more)}"
+                print(f"\r\033[Kseed {seed}: {command}\n{result.stdout}{result.stderr}")
+            _show(number, len(seeds), len(broken), time.monotonic() - began)
+    print()
+    seconds = round(time.monotonic() - began, 1)
+    print(json.dumps({"seeds": len(seeds), "broken": sorted(broken), "seconds": seconds}))
+    return 1 if broken else 0
+
+
+def _run(seed: int, more: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - ourselves
+        [sys.executable, "-m", "simulation", str(seed), *more],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def _show(done: int, of: int, broken: int, seconds: float) -> None:
+    if sys.stdout.isatty():
+        full = _BAR * done // of
+        print(
+            f"\r[{'#' * full}{' ' * (_BAR - full)}] {done} of {of}, {broken} broken, "
+            f"{seconds:.0f} s",
+            end="",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""The network between nodes and those around them: kernel sockets, joined by tasks that delay.
+
+A connection is two pairs of connected Unix sockets with a task between them in each direction,
+which takes what one side has written, holds it for as long as the link says, and writes it to the
+other side.  So descriptors, epoll, partial reads and full buffers are the kernel's own, and are the
+same each time: what is written to a Unix socket is there at once.
+
+A host listens on a real Unix socket, and whoever connects is in the kernel's queue there.
+
+Faults: `cut` ends connections, `part` keeps everything between two hosts until `heal`.  What is
+under way then is late, as after a retransmission; nothing is lost of a connection that lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+import trio
+
+from simulation.world import NODE, Dead, World, host_of
+
+Address = tuple[str, int]
+
+_CHUNK = 65_536
+_LOOPBACK = "127.0.0.1"
+
+
+class _Pipe:
+    """A connection between two hosts."""
+
+    def __init__(self, ends: frozenset[str], scope: trio.CancelScope) -> None:
+        self.ends = ends
+        self.scope = scope
+
+
+class Network:
+    """Who listens where, who is connected to whom, and which links are down."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rng("network")
+        self._listeners: dict[Address, str] = {}  # address: name of the Unix socket
+        self._own: dict[int, Address] = {}  # listener's descriptor: address
+        self._peers: dict[str, Address] = {}  # name of a connecting socket: its address
+        self._remote: dict[int, Address] = {}  # descriptor of a client's end: whom it reached
+        self._pipes: dict[_Pipe, None] = {}
+        self._parted: set[frozenset[str]] = set()
+        self._healed = trio.Event()
+        self._numbers = 0
+        self._nursery: trio.Nursery | None = None
+        self.latency = (0.0002, 0.002)
+        """Seconds that a chunk is under way, at least and at most."""
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connections going until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    # What `relay.net` has
+
+    def listen(self, host: str, port: int, *, share: bool = False) -> tuple[socket.socket, ...]:
+        """Return a socket that listens at an address of the simulated network."""
+        del share
+        name = self._name()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(name)
+        listener.listen(1024)
+        listener.setblocking(False)
+        self._listeners[host, port] = name
+        self._own[listener.fileno()] = (host, port)
+        return (listener,)
+
+    def forget(self, host: str) -> None:
+        """Let nobody listen on a host any more."""
+        for address in [each for each in self._listeners if each[0] == host]:
+            del self._listeners[address]
+
+    def accept(self, listener: socket.socket) -> tuple[socket.socket, Any]:
+        """Take the connection that waits longest, and its peer's address."""
+        sock, name = listener.accept()
+        sock.setblocking(False)
+        return sock, self._peers[name if isinstance(name, str) else name.decode()]
+
+    def own_address(self, sock: socket.socket) -> Any:
+        """Return the address that a socket listens at; of others none that says anything."""
+        return self._own.get(sock.fileno(), ("0.0.0.0", 0))  # noqa: S104 - nothing is bound
+
+    def peer_address(self, sock: socket.socket) -> Any:
+        """Return the address of who is at the other end."""
+        if sock.fileno() in self._remote:
+            return self._remote[sock.fileno()]
+        name = sock.getpeername()
+        return self._peers.get(name if isinstance(name, str) else name.decode(), ("0.0.0.0", 0))  # noqa: S104 - nothing is bound
+
+    def gethostname(self) -> str:
+        """Return the name of whoever's turn it is."""
+        return host_of(NODE.get())
+
+    async def getaddrinfo(self, host: str, port: Any, **_: Any) -> list[Any]:
+        """Resolve: every host's name is its address."""
+        self._world.check_alive()
+        await trio.lowlevel.checkpoint()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, int(port or 0)))]
+
+    async def open_udp_socket(self, host: str, port: int) -> Any:
+        """No datagram arrives anywhere."""
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    async def open_tcp_stream(self, host: str, port: int, **_: Any) -> trio.SocketStream:
+        """Connect to whoever listens there."""
+        self._world.check_alive()
+        here = host_of(NODE.get())
+        # What is on every machine's loopback is one host of its own: the upstream in front of it.
+        there = "upstream" if host == _LOOPBACK else host
+        link = frozenset({here, there})
+        await trio.sleep(self._delay())
+        while link in self._parted:
+            await self._healed.wait()
+        name = self._listeners.get((there, port))
+        if name is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        ours, inner = socket.socketpair()
+        outer = socket.socket(socket.AF_UNIX)
+        own = self._name()
+        outer.bind(own)
+        self._peers[own] = (here, 40_000 + self._numbers % 20_000)
+        for sock in (ours, inner, outer):
+            sock.setblocking(False)
+        try:
+            outer.connect(name)
+        except OSError:
+            for sock in (ours, inner, outer):
+                sock.close()
+            raise
+        reached = self._remote[ours.fileno()] = (host, port)
+        assert self._nursery is not None
+        # For nobody in particular: a node that is killed takes no part of the network along.
+        token = NODE.set("world")
+        try:
+            self._nursery.start_soon(self._join, inner, outer, link, ours.fileno(), reached)
+        finally:
+            NODE.reset(token)
+        return trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+
+    # Faults
+
+    def part(self, one: str, other: str) -> None:
+        """Keep everything between two hosts."""
+        self._parted.add(frozenset({one, other}))
+
+    def heal(self, one: str, other: str) -> None:
+        """Let everything between two hosts through again."""
+        self._parted.discard(frozenset({one, other}))
+        self._healed.set()
+        self._healed = trio.Event()
+
+    def is_parted(self, one: str, other: str) -> bool:
+        """Whether everything between two hosts is kept."""
+        return frozenset({one, other}) in self._parted
+
+    async def wait_healed(self) -> None:
+        """Wait until some two hosts reach each other again."""
+        await self._healed.wait()
+
+    def cut(self, hosts: Iterable[str], share: float = 1.0) -> int:
+        """End so great a share of the connections of these hosts; return how many."""
+        wanted = set(hosts)
+        count = 0
+        for pipe in list(self._pipes):
+            if pipe.ends & wanted and self._rng.random() < share:
+                pipe.scope.cancel()
+                count += 1
+        return count
+
+    # The connections
+
+    def _name(self) -> str:
+        self._numbers += 1
+        return f"\0relay-simulation/{os.getpid()}/{self._numbers}"
+
+    def _delay(self) -> float:
+        return self._rng.uniform(*self.latency)
+
+    async def _join(
+        self,
+        inner: socket.socket,
+        outer: socket.socket,
+        link: frozenset[str],
+        client: int,
+        reached: Address,
+    ) -> None:
+        scope = trio.CancelScope()
+        pipe = _Pipe(link, scope)
+        self._pipes[pipe] = None
+        try:
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._pass_on, inner, outer, link)
+                    nursery.start_soon(self._pass_on, outer, inner, link)
+        finally:
+            del self._pipes[pipe]
+            if self._remote.get(client) is reached:
+                del self._remote[client]
+            inner.close()
+            outer.close()
+
+    async def _pass_on(
+        self, source: socket.socket, target: socket.socket, link: frozenset[str]
+    ) -> None:
+        while True:
+            try:
+                data = source.recv(_CHUNK)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(source)
+                continue
+            except OSError:
+                data = b""
+            self._world.whisper("net.bytes", size=len(data), link=sorted(link))
+            await trio.sleep(self._delay())
+            while link in self._parted:
+                await self._healed.wait()
+            if not data:
+                with contextlib.suppress(OSError):
+                    target.shutdown(socket.SHUT_WR)
+                return
+            while data:
+                try:
+                    data = data[target.send(data) :]
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(target)
+                except OSError:
+                    # Nobody reads there any more; who writes here finds out.
+                    with contextlib.suppress(OSError):
+                        source.shutdown(socket.SHUT_RD)
+                    return
+
+
+__all__ = ["Address", "Dead", "Network"]

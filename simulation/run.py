@@ -1,0 +1,182 @@
+"""One simulation, from its seed to its verdict.
+
+The hours asked for are lived with faults and work; then both end, nodes are started again, links
+healed, and the relay has `judge.SETTLES_WITHIN` to come to rest.  Then the judge looks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from simulation import freezing, judge, workload
+from simulation.database import Database, Server
+from simulation.faults import Fault, Injector, plan
+from simulation.history import History
+from simulation.node import Node
+from simulation.seams import Seams
+from simulation.workload import Around
+from simulation.world import World
+
+_SETTLED = 3  # looks in a row at which everything was at rest
+_LOOK_EVERY = 10.0  # virtual seconds
+_WARM = 5.0  # virtual seconds before the first fault: mailboxes are made
+
+
+@dataclass
+class Outcome:
+    """What became of a run."""
+
+    seed: int
+    virtual_seconds: float = 0.0
+    events: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    statements: int = 0
+
+
+async def simulate(
+    seams: Seams,
+    server: Server,
+    directory: Path,
+    *,
+    seconds: float,
+    nodes: int,
+    kinds: Sequence[str],
+    faults: Sequence[Fault] | None,
+) -> Outcome:
+    """Live through one world.  `faults`: those, and not the seed's own."""
+    world, network = seams.world, seams.network
+    history, frozen = History(), set[str]()
+    freezing.install(frozen)
+    database = seams.database = Database(world, network, server, "relay")
+    database.make()
+    _log_into(world, str(directory))
+
+    from relay.db.migrate import migrate
+
+    hosts = [f"n{number}" for number in range(1, nodes + 1)]
+    around = Around(world, network, history, hosts)
+    outcome = Outcome(world.seed)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(network.run)
+        await migrate(database.dsn)
+        database.shadow_functions()
+        await nursery.start(workload.upstream, around)
+        living = {
+            host: Node(world, network, database.dsn, host, directory / host) for host in hosts
+        }
+        for node in living.values():
+            nursery.start_soon(node.serve)
+        await trio.sleep(_WARM)
+        _people(nursery, around, world)
+        began = world.now()
+        if faults is None:
+            rng = world.rng("faults")
+            outcome.faults = plan(rng, kinds, hosts, began, began + seconds)
+        else:
+            outcome.faults = list(faults)
+        injector = Injector(world, network, database, living, around, frozen)
+        async with trio.open_nursery() as faulty:
+            faulty.start_soon(injector.run, outcome.faults)
+            await trio.sleep(seconds)
+        around.stopped.set()
+        world.tell("faults.over")
+        left = await _settle(database)
+        outcome.virtual_seconds = round(world.now(), 3)
+        if left:
+            text = ", ".join(f"{count} {what}" for what, count in left.items())
+            outcome.violations.append(
+                f"after {judge.SETTLES_WITHIN:g} s without faults there are still: {text}"
+            )
+        database.tick()
+        outcome.violations += judge.violations(database, history)
+        for sentence in outcome.violations:
+            world.tell("promise.broken", "judge", said=sentence)
+        for node in living.values():
+            node.kill()
+        nursery.cancel_scope.cancel()
+    outcome.events = world.events
+    outcome.statements = database.statements
+    database.close()
+    return outcome
+
+
+def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
+    """Let those around the relay begin."""
+    from relay.devices.noise import KeyPair
+
+    rng = world.rng("devices")
+    devices = [KeyPair.from_private(rng.randbytes(32)) for _ in range(3)]
+    nursery.start_soon(workload.mailbox_maker, around, "maker", 60.0)
+    for number in range(1, 4):
+        nursery.start_soon(workload.mail_client, around, f"client{number}", 30.0)
+    for number in range(1, 3):
+        nursery.start_soon(workload.program, around, f"program{number}", 20.0)
+    nursery.start_soon(workload.pusher, around, "pusher", 60.0, devices)
+    for number, key in enumerate(devices, 1):
+        nursery.start_soon(workload.device, around, f"device{number}", key, 30.0)
+
+
+async def _settle(database: Database) -> dict[str, int]:
+    """Wait until everything is at rest; return what is not when the time is over."""
+    left: dict[str, int] = {}
+    rested = 0
+    with trio.move_on_after(judge.SETTLES_WITHIN):
+        while rested < _SETTLED:
+            await trio.sleep(_LOOK_EVERY)
+            database.tick()
+            left = judge.unsettled(database)
+            rested = 0 if left else rested + 1
+    return left
+
+
+_DROPPED = {"timestamp", "event", "level", "pid", "backend", "exc_info", "stack", "where"}
+"""Of a line of the log: what is told otherwise, or is of this process and not of the world."""
+
+
+def _log_into(world: World, directory: str) -> None:
+    from relay import log
+
+    def told(value: Any) -> Any:
+        return value.replace(directory, "") if isinstance(value, str) else value
+
+    def write(line: dict[str, Any]) -> None:
+        fields = {key: told(value) for key, value in line.items() if key not in _DROPPED}
+        world.tell(line["event"], **fields)
+
+    log.configure(os.environ.get("SIMULATION_LOG", "info"), write=write)
+
+
+def run(
+    seams: Seams,
+    directory: Path,
+    *,
+    seconds: float,
+    nodes: int,
+    kinds: Sequence[str],
+    faults: Sequence[Fault] | None = None,
+) -> Outcome:
+    """Run a simulation in this process, in which `seams` are installed."""
+    server = Server(directory / "postgres")
+    server.make()
+    server.start()
+    try:
+        return trio.run(
+            partial(
+                simulate, seams, server, directory,
+                seconds=seconds, nodes=nodes, kinds=kinds, faults=faults,
+            ),
+            clock=seams.world.clock,
+        )  # fmt: skip
+    finally:
+        server.stop()
+
+
+__all__ = ["Outcome", "run"]

@@ -1,0 +1,167 @@
+"""Puts the simulation's own into the product's seams, before anything of the product is loaded.
+
+What the product binds at import (`relay.chance`, `relay.net`, `relay.db.waits`) is replaced in
+these three modules first, so that whoever imports a name from there gets the simulation's.  What
+belongs to others is replaced where they look it up: Trio's threads and its throws (the order of
+tasks that may run), psycopg's clock, the connections of httpx.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import uuid
+from types import ModuleType
+from typing import Any
+
+import trio
+
+from simulation.database import Database, waiting
+from simulation.network import Network
+from simulation.world import World, inline
+
+_WRITE = 2  # of psycopg.waiting.Wait
+
+_MAY_BE_LOADED = {
+    "relay",
+    "relay.chance",
+    "relay.net",
+    "relay.db",
+    "relay.db.waits",
+    "relay.errors",
+}
+
+
+class Seams:
+    """What the product sees of the world; `database` is there once it was made."""
+
+    def __init__(self, world: World, network: Network) -> None:
+        self.world = world
+        self.network = network
+        self.database: Database | None = None
+
+    def there(self) -> Database:
+        """Return the database."""
+        assert self.database is not None
+        return self.database
+
+
+def install(seams: Seams) -> None:
+    """Replace everything.  Call once, in a process of its own."""
+    loaded = {name for name in sys.modules if name.partition(".")[0] in {"relay", "actors"}}
+    if too_early := loaded - _MAY_BE_LOADED:
+        raise RuntimeError(f"loaded before the simulation: {', '.join(sorted(too_early))}")
+    import relay.chance
+    import relay.db.waits
+    import relay.net
+
+    _replace(relay.chance, _chance(seams.world))
+    _replace(relay.net, _net(seams.network))
+    _replace(relay.db.waits, _waits(seams))
+    _others(seams)
+
+
+def _replace(module: ModuleType, names: dict[str, Any]) -> None:
+    if names.keys() != set(module.__all__):
+        raise RuntimeError(f"{module.__name__} hands out {sorted(module.__all__)}")
+    for name, stand_in in names.items():
+        setattr(module, name, stand_in)
+
+
+def _chance(world: World) -> dict[str, Any]:
+    def urandom(size: int) -> bytes:
+        return world.here.randbytes(size)
+
+    def token_hex(size: int = 32) -> str:
+        return urandom(size).hex()
+
+    def token_urlsafe(size: int = 32) -> str:
+        import base64
+
+        return base64.urlsafe_b64encode(urandom(size)).rstrip(b"=").decode()
+
+    return {
+        "monotonic": world.now,
+        "new_rng": lambda: random.Random(world.here.getrandbits(64)),  # noqa: S311 - a simulation
+        "randbelow": lambda below: world.here.randrange(below),
+        "randbits": lambda bits: world.here.getrandbits(bits),
+        "time": world.wall,
+        "time_ns": lambda: int(world.wall() * 1_000_000) * 1000,
+        "token_bytes": lambda size=32: urandom(size),
+        "token_hex": token_hex,
+        "token_urlsafe": token_urlsafe,
+        "urandom": urandom,
+        "utc_now": world.utc_now,
+        "uuid4": lambda: uuid.UUID(bytes=urandom(16), version=4),
+    }
+
+
+def _net(network: Network) -> dict[str, Any]:
+    from relay.net import UNIX
+
+    return {
+        "UNIX": UNIX,
+        "accept": network.accept,
+        "getaddrinfo": network.getaddrinfo,
+        "gethostname": network.gethostname,
+        "listen": network.listen,
+        "open_tcp_stream": network.open_tcp_stream,
+        "open_udp_socket": network.open_udp_socket,
+        "own_address": network.own_address,
+        "peer_address": network.peer_address,
+    }
+
+
+def _waits(seams: Seams) -> dict[str, Any]:
+    from psycopg.waiting import Wait
+
+    from relay.db.waits import ready_now
+
+    def ready(fileno: int, wanted: int) -> int:
+        # Writing first: whether something can be read in this very moment is the kernel's secret.
+        return int(ready_now(fileno, Wait(wanted & _WRITE or wanted)))
+
+    async def wait_readable(fileno: int) -> None:
+        await seams.there().wait_readable(fileno)
+
+    return {
+        "more_now": lambda fileno, wanted: seams.there().more_now(fileno, wanted),
+        "ready_now": ready,
+        "wait_readable": wait_readable,
+        "wait_writable": trio.lowlevel.wait_writable,
+    }
+
+
+def _others(seams: Seams) -> None:
+    import psycopg.connection_async
+    import psycopg.generators
+    from trio._core import _run
+
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    _run._r = random.Random(f"{seams.world.seed}/scheduler")  # noqa: S311 - a simulation
+    trio.to_thread.run_sync = inline  # type: ignore[assignment]
+    trio.open_tcp_stream = seams.network.open_tcp_stream  # type: ignore[assignment]
+    psycopg.connection_async.monotonic = seams.world.now  # type: ignore[attr-defined]
+
+    # Figures are of a process; here it has several nodes, and nobody scrapes.
+    from relay.metrics import registry
+
+    registry.register = lambda collector: None  # type: ignore[method-assign]
+    registry.unregister = lambda collector: None  # type: ignore[method-assign]
+
+    from relay.db.connection import Connection
+
+    Connection.wait = waiting(seams.there, Connection.wait)  # type: ignore[method-assign, assignment]
+
+    from relay.mailboxes import parser, worker
+
+    async def converse(self: Any, requests: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        replies = []
+        for head, payload in requests:
+            kind, argument, _ = worker.REQUEST.unpack(head)
+            status, answer = worker._answer(kind & ~worker.HOLD, argument, payload)
+            replies.append((status, 0.001, answer))
+        return replies, None
+
+    parser.Parser._converse = converse  # type: ignore[method-assign]

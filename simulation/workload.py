@@ -1,0 +1,513 @@
+"""Those around the relay: who sends mail in, who sends through it, signs up, leaves blobs, reads.
+
+Each is a task on a host of its own, which goes on as its own chance says until it is told to stop,
+and writes into the history what it was told and what it saw.  All speak to the nodes over the
+simulated network, in the protocols that the nodes speak.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from simulation.history import Answer, Blob, Copy, History, Mail, Mailbox
+from simulation.network import Network
+from simulation.node import ADMIN_TOKEN, DOMAIN, HTTP, PUSH, RECEIVE, SMTP, UPSTREAM
+from simulation.world import EPOCH, NODE, World
+
+_PATIENCE = 60.0  # seconds for an answer
+_BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
+_MARKER = re.compile(rb"^Subject: (M-[\w-]+)", re.MULTILINE)
+
+
+class Around:
+    """What all of them have in common."""
+
+    def __init__(
+        self, world: World, network: Network, history: History, hosts: Sequence[str]
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.history = history
+        self.hosts = hosts
+        self.stopped = trio.Event()
+        self.peers_fail = 0
+        """Faults for which the server in front misbehaves now."""
+        self._numbers = 0
+        self._busy: dict[str, trio.Event] = {}
+
+    def choose(self, rng: Any) -> str:
+        """Return the host to speak to now."""
+        host: str = rng.choice(self.hosts)
+        if host in self._busy:
+            self._busy.pop(host).set()
+        return host
+
+    async def wait_busy(self, host: str) -> None:
+        """Wait until somebody is about to speak to a host."""
+        await self._busy.setdefault(host, trio.Event()).wait()
+
+    def marker(self, kind: str) -> str:
+        """Return a word that stands in one message only."""
+        self._numbers += 1
+        return f"M-{kind}-{self._numbers}"
+
+    async def pause(self, rng: Any, mean: float) -> bool:
+        """Wait a while; whether to go on."""
+        with trio.move_on_after(rng.expovariate(1 / mean)):
+            await self.stopped.wait()
+        return not self.stopped.is_set()
+
+
+class _Talk:
+    """A connection that is read line by line."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def line(self) -> bytes:
+        while b"\n" not in self._buffer:
+            data = await self._stream.receive_some(65536)
+            if not data:
+                raise trio.BrokenResourceError("closed")
+            self._buffer += data
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
+        return line.rstrip(b"\r")
+
+    async def rest(self) -> bytes:
+        while data := await self._stream.receive_some(65536):
+            self._buffer += data
+        return bytes(self._buffer)
+
+    async def reply(self) -> int:
+        """Read one SMTP reply and return its code."""
+        while True:
+            line = await self.line()
+            if line[3:4] != b"-":
+                return int(line[:3])
+
+    async def say(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+
+class HttpFailed(Exception):
+    """No answer came."""
+
+
+async def call(
+    around: Around, host: str, method: str, path: str, body: Any = None, *, token: str = ADMIN_TOKEN
+) -> tuple[int, Any]:
+    """Make a call; `HttpFailed` when no whole answer came."""
+    raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: relay.example\r\nConnection: close\r\n"
+        f"Authorization: Bearer {token}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(raw)}\r\n\r\n"
+    )
+    try:
+        with trio.fail_after(_PATIENCE):
+            async with await around.network.open_tcp_stream(host, HTTP) as stream:
+                talk = _Talk(stream)
+                await talk.say(head.encode() + raw)
+                status = int((await talk.line()).split()[1])
+                length = None
+                while line := await talk.line():
+                    name, _, value = line.partition(b":")
+                    if name.lower() == b"content-length":
+                        length = int(value)
+                rest = await talk.rest()
+                if length is not None and len(rest) < length:
+                    raise HttpFailed("cut short")
+    except (*_BROKEN, ValueError, IndexError) as error:
+        raise HttpFailed(type(error).__name__) from error
+    try:
+        return status, json.loads(rest) if rest else None
+    except ValueError:
+        return status, rest
+
+
+# ------------------------------------------------------------------------------ mail that comes in
+
+
+async def mail_client(around: Around, name: str, mean: float) -> None:
+    """Send mail to mailboxes, one try after the other."""
+    NODE.set(name)
+    rng = around.world.rng(name)
+    while await around.pause(rng, mean):
+        if not around.history.mailboxes:
+            continue
+        mailbox = rng.choice(around.history.mailboxes)
+        if mailbox.expires_at < around.world.now() - 30:
+            mailbox = rng.choice(around.history.mailboxes)
+        for _ in range(rng.choice((1, 1, 3))):
+            marker = around.marker("in")
+            size = rng.choice((10, 200, 2000, 70_000))
+            raw = (
+                f"From: <{name}@sender.example>\r\nTo: <{mailbox.address}>\r\n"
+                f"Subject: {marker}\r\n\r\n" + "Hello, your code is 123456.\r\n" * (size // 29 + 1)
+            ).encode()
+            mail = Mail(marker, mailbox.address, raw, around.world.now())
+            around.history.mail[marker] = mail
+            mail.answer, said = await _hand_in(around, rng, mail)
+            mail.answered_at = around.world.now()
+            around.world.tell("mail.answered", marker=marker, answer=mail.answer, said=said)
+
+
+async def _hand_in(around: Around, rng: Any, mail: Mail) -> tuple[Answer, str]:
+    dot, host = False, around.choose(rng)
+    try:
+        with trio.fail_after(_PATIENCE):
+            async with await around.network.open_tcp_stream(host, SMTP) as stream:
+                talk = _Talk(stream)
+                if (code := await talk.reply()) != 220:
+                    return Answer.REFUSED, f"greeting {code}"
+                for command in (
+                    b"EHLO client.example",
+                    b"MAIL FROM:<client@sender.example>",
+                    b"RCPT TO:<%s>" % mail.address.encode(),
+                    b"DATA",
+                ):
+                    await talk.say(command + b"\r\n")
+                    code = await talk.reply()
+                    if code >= 400:
+                        return Answer.REFUSED, f"{command[:4].decode()} {code}"
+                body = mail.raw.replace(b"\r\n.", b"\r\n..")
+                await talk.say(body)
+                if rng.random() < 0.1:
+                    await trio.sleep(rng.uniform(0.0, 40.0))  # the mailbox may end meanwhile
+                dot = True
+                await talk.say(b".\r\n")
+                code = await talk.reply()
+                if code == 250:
+                    return Answer.KEPT, "dot 250"
+                # A commit whose answer was lost is 451, and may be there.
+                return (Answer.DOUBT if code < 500 else Answer.REFUSED), f"dot {code}"
+    except (*_BROKEN, ValueError) as error:
+        return (Answer.DOUBT if dot else Answer.REFUSED), type(error).__name__
+
+
+async def mailbox_maker(around: Around, name: str, mean: float) -> None:
+    """Make mailboxes, most of which end soon, and look into those that have ended."""
+    NODE.set(name)
+    rng = around.world.rng(name)
+    first = True
+    while first or await around.pause(rng, mean):
+        minutes = 10_000.0 if first else rng.choice((0.5, 2.0, 10.0, 10_000.0))
+        first = False
+        host = around.choose(rng)
+        try:
+            status, made = await call(
+                around, host, "POST", "/api/v1/mailboxes", {"ttl_minutes": minutes}
+            )
+        except HttpFailed:
+            first = not around.history.mailboxes and not around.stopped.is_set()
+            continue
+        around.world.tell("mailbox.answered", status=status)
+        if status != 201:
+            first = not around.history.mailboxes and not around.stopped.is_set()
+            await trio.sleep(1)
+            continue
+        expires_at = _virtual(made["expires_at"])
+        around.history.mailboxes.append(Mailbox(made["address"], expires_at))
+        await _look_back(around, rng)
+
+
+async def _look_back(around: Around, rng: Any) -> None:
+    """A mailbox whose time is over shows nothing."""
+    over = [m for m in around.history.mailboxes if m.expires_at < around.world.now()]
+    if not over:
+        return
+    mailbox = rng.choice(over)
+    try:
+        status, _ = await call(
+            around, around.choose(rng), "GET", f"/api/v1/mailboxes/{mailbox.address}/messages"
+        )
+    except HttpFailed:
+        return
+    if status == 200:
+        around.history.shown_late.append(mailbox.address)
+
+
+def _virtual(text: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(text).timestamp() - EPOCH
+
+
+# ------------------------------------------------------------------------------- mail that goes out
+
+
+async def program(around: Around, name: str, mean: float) -> None:
+    """Send mail through the relay over HTTP, and let people sign up."""
+    NODE.set(name)
+    rng = around.world.rng(name)
+    while await around.pause(rng, mean):
+        host = around.choose(rng)
+        if rng.random() < 0.25:
+            email = f"{around.marker('acc').lower()}@people.example"
+            answer = await _ask(
+                around, host, "/api/v1/accounts", {"email": email, "login": email}, 201
+            )
+            around.history.accounts[email] = answer
+            around.world.tell("account.answered", email=email, answer=answer)
+            continue
+        marker = around.marker("out")
+        around.history.sends[marker] = Answer.DOUBT
+        domain = rng.choice(("one.example", "two.example", "three.example"))
+        body = {
+            "from": f"shop@{DOMAIN}",
+            "to": [f"{marker.lower()}@{domain}"],
+            "subject": marker,
+            "text": "It is on its way.",
+            "priority": rng.choice(("high", "normal", "bulk")),
+        }
+        answer = await _ask(around, host, "/api/v1/messages/send", body, 202)
+        around.history.sends[marker] = answer
+        around.world.tell("send.answered", marker=marker, answer=answer)
+
+
+async def _ask(around: Around, host: str, path: str, body: Any, good: int) -> Answer:
+    try:
+        status, _ = await call(around, host, "POST", path, body)
+    except HttpFailed:
+        return Answer.DOUBT
+    if status == good:
+        return Answer.KEPT
+    # "Unavailable" may have been said of a commit whose answer was lost.
+    return Answer.DOUBT if status >= 500 else Answer.REFUSED
+
+
+async def upstream(
+    around: Around, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Be the server that the relay hands its mail to."""
+    NODE.set("upstream")
+    (listener,) = around.network.listen("upstream", UPSTREAM)
+    async with trio.open_nursery() as nursery:
+        task_status.started()
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            sock, _ = around.network.accept(listener)
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+            nursery.start_soon(_serve, around, stream)
+
+
+async def _serve(around: Around, stream: trio.SocketStream) -> None:
+    """One connection; what fails is chosen by chance, at any step."""
+    rng = around.world.rng("upstream")
+
+    async def misbehave(step: str) -> bytes | None:
+        """Return what is said instead of yes, or None; may stall, may hang up."""
+        if not around.peers_fail or rng.random() > 0.15:
+            return None
+        how = rng.choice(("defer", "hang up", "stall", "slow", "close"))
+        around.world.tell("upstream.misbehaves", step=step, how=how)
+        if how == "defer":
+            return b"451 4.3.0 later\r\n"
+        if how == "close":
+            return b"421 4.3.2 closing\r\n"
+        if how == "slow":
+            await trio.sleep(rng.uniform(0.1, 20.0))
+            return None
+        if how == "stall":
+            await trio.sleep(rng.uniform(60.0, 400.0))
+        raise trio.BrokenResourceError("hung up")
+
+    async with stream:
+        talk = _Talk(stream)
+        try:
+            await talk.say(await misbehave("greeting") or b"220 upstream.example ESMTP\r\n")
+            recipient = ""
+            while True:
+                line = await talk.line()
+                verb = line[:4].upper()
+                if verb == b"EHLO":
+                    await talk.say(b"250-upstream.example\r\n250-PIPELINING\r\n250 8BITMIME\r\n")
+                elif verb == b"QUIT":
+                    await talk.say(b"221 bye\r\n")
+                    return
+                elif verb == b"RCPT":
+                    answer = await misbehave("rcpt") or b"250 ok\r\n"
+                    recipient = line[9:-1].decode() if answer[:1] == b"2" else ""
+                    await talk.say(answer)
+                elif verb == b"DATA" and not recipient:
+                    await talk.say(b"503 no recipient\r\n")
+                elif verb == b"DATA":
+                    await talk.say(b"354 go on\r\n")
+                    lines = []
+                    while (line := await talk.line()) != b".":
+                        lines.append(line)
+                    await _took(around, talk, recipient, b"\n".join(lines), misbehave)
+                    recipient = ""
+                else:
+                    await talk.say(b"250 ok\r\n")
+        except _BROKEN:
+            return
+
+
+async def _took(
+    around: Around,
+    talk: _Talk,
+    recipient: str,
+    raw: bytes,
+    misbehave: Callable[[str], Any],
+) -> None:
+    found = _MARKER.search(raw)
+    marker = found.group(1).decode() if found else ""
+    copy = Copy(marker, recipient, around.world.now(), told=False)
+    refusal = None
+    lost = around.peers_fail > 0 and around.world.rng("upstream").random() < 0.03
+    if lost:
+        around.world.tell("upstream.misbehaves", step="dot", how="lose")
+        raise trio.BrokenResourceError("hung up, and has nothing")
+    try:
+        refusal = await misbehave("dot")
+    finally:
+        if refusal is None:  # it is kept, whether or not anybody is told
+            around.history.copies.append(copy)
+            around.world.tell("message.delivered", marker=marker, recipient=recipient)
+    await talk.say(refusal or b"250 ok\r\n")
+    copy.told = True
+
+
+# ------------------------------------------------------------------------------------------ devices
+
+
+async def pusher(around: Around, name: str, mean: float, devices: Sequence[Any]) -> None:
+    """Leave blobs for devices, in sessions of a few pushes, or over HTTP."""
+    from relay.devices import wire
+    from relay.devices.noise import NK, Handshake
+
+    NODE.set(name)
+    rng = around.world.rng(name)
+    while await around.pause(rng, mean):
+        host = around.choose(rng)
+        blobs = []
+        for _ in range(rng.choice((1, 3))):
+            blob = Blob(around.marker("blob"), rng.randrange(len(devices)), at=around.world.now())
+            around.history.blobs[blob.marker] = blob
+            blobs.append(blob)
+        if rng.random() < 0.3:
+            for blob in blobs:
+                path = f"/api/v1/devices/{devices[blob.device].public.hex()}/blobs"
+                try:
+                    status, _ = await call(around, host, "POST", path, blob.marker.encode())
+                except HttpFailed:
+                    continue
+                if status == 201:
+                    blob.answer = Answer.KEPT
+                elif status < 500:
+                    blob.answer = Answer.REFUSED
+        else:
+            try:
+                with trio.fail_after(_PATIENCE):
+                    stream = await around.network.open_tcp_stream(host, PUSH)
+                    async with stream:
+                        session = _Noise(stream)
+                        relay_key = around_key(around)
+                        await session.shake(Handshake(NK, initiator=True, remote_static=relay_key))
+                        for blob in blobs:
+                            to = devices[blob.device].public
+                            await session.send(wire.push(to, blob.marker.encode()))
+                        for blob in blobs:
+                            kind, _ = await session.frame()
+                            if kind == wire.ACK:
+                                blob.answer = Answer.KEPT
+                            elif kind == wire.ERROR:
+                                blob.answer = Answer.DOUBT
+            except _BROKEN:
+                pass
+        for blob in blobs:
+            around.world.tell("blob.answered", marker=blob.marker, answer=blob.answer)
+
+
+async def device(around: Around, name: str, key: Any, mean: float) -> None:
+    """Be a device: come now and then, take what there is, acknowledge most of it."""
+    from relay.devices import wire
+    from relay.devices.noise import XX, Handshake
+
+    NODE.set(name)
+    rng = around.world.rng(name)
+    while True:
+        await trio.sleep(rng.expovariate(1 / mean))
+        try:
+            stream = await around.network.open_tcp_stream(around.choose(rng), RECEIVE)
+            async with stream:
+                session = _Noise(stream)
+                with trio.fail_after(_PATIENCE):
+                    await session.shake(Handshake(XX, initiator=True, static=key))
+                with trio.move_on_after(rng.uniform(1.0, 120.0)):
+                    while True:
+                        kind, body = await session.frame()
+                        if kind == wire.DELIVER:
+                            marker = body[8:].decode()
+                            around.history.received.setdefault(marker, []).append(
+                                around.world.now()
+                            )
+                            around.world.tell("blob.delivered", marker=marker)
+                            await session.send(wire.deliver_ack(wire.number(body)))
+        except _BROKEN:
+            continue
+
+
+def around_key(around: Around) -> bytes:
+    """Return the public key of the relay's device ports."""
+    import hashlib
+
+    from relay.devices.noise import KeyPair
+
+    secret = hashlib.sha256(f"{around.world.seed}".encode()).digest()
+    return KeyPair.from_private(secret).public
+
+
+class _Noise:
+    """A Noise session as its initiator."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        from relay.devices.wire import Splitter
+
+        self._stream = stream
+        self._splitter = Splitter()
+        self._arrived: list[bytes] = []
+        self._transport: Any = None
+
+    async def _message(self) -> bytes:
+        while not self._arrived:
+            data = await self._stream.receive_some(65536)
+            if not data:
+                raise trio.BrokenResourceError("closed")
+            self._arrived = self._splitter.feed(data)
+        return self._arrived.pop(0)
+
+    async def shake(self, handshake: Any) -> None:
+        """Shake hands."""
+        from relay.devices.wire import prefixed
+
+        await self._stream.send_all(prefixed(handshake.write()))
+        handshake.read(await self._message())
+        if not handshake.finished:
+            await self._stream.send_all(prefixed(handshake.write()))
+        self._transport = handshake.transport()
+
+    async def send(self, frame: bytes) -> None:
+        """Send a frame."""
+        from relay.devices.wire import prefixed
+
+        await self._stream.send_all(prefixed(self._transport.encrypt(frame)))
+
+    async def frame(self) -> tuple[int, bytes]:
+        """Return the next frame that is no Heartbeat; those are answered."""
+        from relay.devices import wire
+
+        while True:
+            kind, body = wire.decode(self._transport.decrypt(await self._message()))
+            if kind != wire.HEARTBEAT:
+                return kind, body
+            await self.send(wire.HEARTBEAT_FRAME)

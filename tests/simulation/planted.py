@@ -1,0 +1,185 @@
+"""Bugs that are planted in a copy of the product, for the simulation to find.
+
+Each is one small change, of the kind that is made by mistake, and names the promise that it breaks.
+`seed` is one with which the simulation finds it: tests/simulation/test_planted.py runs that one;
+`python -m tests.simulation.planted` looks for each from seed 1 on and says how many it took.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import relay
+
+ROOT = Path(relay.__file__).parent.parent
+DAYS = "0.02"
+NODES = "2"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One bug: in `file`, `old` (which stands there `times` times) is replaced by `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    broken: str
+    """A part of what the judge says."""
+    seed: int = 1
+    times: int = 1
+
+
+BUGS = (
+    Planted(
+        "a commit whose answer was lost counts as done",
+        "actors/writer.py",
+        "stored = await self._look(batch, str(error))",
+        "stored = set(_ids(batch))",
+        "250 was said, and it is not there",
+    ),
+    Planted(
+        "the Ack goes out before the blob is stored",
+        "relay/devices/push.py",
+        "        await self._put(blobs, answers)\n        self._channel.post(*answers)\n",
+        "        self._channel.post(*answers)\n        await self._put(blobs, answers)\n",
+        "acknowledged, and its device never got it",
+    ),
+    Planted(
+        "a message is stored without a look at the mailbox's end",
+        "relay/mailboxes/accept.py",
+        "              AND b.is_active\n              AND b.expires_at > clock_timestamp()\n"
+        "            LIMIT 1",
+        "            LIMIT 1",
+        "s after its end",
+    ),
+    Planted(
+        "a message is not put down to be parsed",
+        "relay/mailboxes/accept.py",
+        "        SELECT id, mailbox_id, size FROM stored\n        {requeue}",
+        "        SELECT id, mailbox_id, size FROM stored WHERE size < 60000\n        {requeue}",
+        "never summarised",
+    ),
+    Planted(
+        "a deferral counts as a delivery",
+        "relay/outbound/states.py",
+        "    return Cause.EXHAUSTED if turn >= max_attempts else Cause.DEFERRED",
+        "    return Cause.EXHAUSTED if turn >= max_attempts else Cause.DELIVERED",
+        "said to be sent, and nobody got it",
+    ),
+    Planted(
+        "an attempt too few",
+        "relay/outbound/states.py",
+        "Cause.EXHAUSTED if turn >= max_attempts else",
+        "Cause.EXHAUSTED if turn >= 2 else",
+        "accepted, and in the end failed",
+    ),
+    Planted(
+        "no answer after the dot counts as a delivery",
+        "relay/smtp/client.py",
+        "_doubt = Ruling(Verdict.UNKNOWN, True, False)",
+        "_doubt = Ruling(Verdict.DELIVERED, True, False)",
+        "said to be sent, and nobody got it",
+    ),
+    Planted(
+        "a claim takes what another has leased",
+        "relay/db/migrations/0007_deadlines.sql",
+        "              AND d.run_at <= now()",
+        "              AND d.run_at <= now() + interval '10 minutes'",
+        "without excuse",
+    ),
+    Planted(
+        "a letter is queued after its token was taken, and not with it",
+        "relay/lifecycle/token_mailer.py",
+        "            async with self.pool.transaction(patience=_TIMEOUT) as connection:\n"
+        "                return await self._batch",
+        "            async with self.pool.connection(patience=_TIMEOUT) as connection:\n"
+        "                return await self._batch",
+        "has an account and got no letter",
+    ),
+    Planted(
+        "the outcome of a delivery is given up when the database is away",
+        "relay/outbound/finaliser.py",
+        "                await trio.sleep(outage.lost())\n                repeated = True\n",
+        "                return set()\n",
+        "without excuse",
+    ),
+    Planted(
+        "a session that ends with the node deletes what it has not acknowledged",
+        "relay/devices/receive.py",
+        "                await self._store.delete(self._key, sorted(ids))",
+        "                await self._store.delete(self._key, list(range(max(ids) + 2)))",
+        "acknowledged, and its device never got it",
+    ),
+    Planted(
+        "the relay does not listen again when the database is back",
+        "relay/db/listen.py",
+        "        await trio.sleep(pause)\n",
+        "        await trio.sleep(pause * 1e6)\n",
+        "there are still",
+    ),
+)
+
+
+def plant(bug: Planted, folder: Path) -> None:
+    """Make a copy of the product in `folder`, with the bug in it."""
+    for name in ("relay", "actors", "simulation"):
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
+        )
+    shutil.copy(ROOT / "supervisor.py", folder)
+    path = folder / bug.file
+    text = path.read_text()
+    assert text.count(bug.old) == bug.times, f"{bug.name}: no longer fits {bug.file}"
+    path.write_text(text.replace(bug.old, bug.new))
+
+
+def found(
+    bug: Planted, seed: int, folder: Path, timeout: float = 600.0
+) -> subprocess.CompletedProcess[str]:
+    """Run the simulation of a copy with the bug."""
+    return subprocess.run(
+        [sys.executable, "-m", "simulation", str(seed), "--days", DAYS, "--nodes", NODES],
+        cwd=folder,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def _look_for(bug: Planted, most: int) -> str:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "copy"
+        folder.mkdir()
+        plant(bug, folder)
+        for seed in range(1, most + 1):
+            result = found(bug, seed, folder)
+            if bug.broken in result.stdout:
+                return f"{bug.name}: found with seed {seed}"
+            if result.returncode not in {0, 1}:
+                return f"{bug.name}: seed {seed} failed: {result.stderr[-500:]}"
+    return f"{bug.name}: NOT found within {most} seeds"
+
+
+def main() -> None:
+    """Look for all of them, or those whose names have a word."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("word", nargs="?", default="")
+    parser.add_argument("--most", type=int, default=20)
+    options = parser.parse_args()
+    wanted = [bug for bug in BUGS if options.word in bug.name]
+    with ThreadPoolExecutor(2) as places:
+        for line in places.map(lambda bug: _look_for(bug, options.most), wanted):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

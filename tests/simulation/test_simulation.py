@@ -1,0 +1,112 @@
+"""`relay simulate`: the same seed is the same run, and promises are kept."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.cli import simulate as command
+from simulation import faults
+from simulation.faults import Fault
+from simulation.shrink import shrink
+
+SHORT = ("--days", "0.003", "--nodes", "2")
+
+
+def start(seed: int, *more: str, **env: str) -> subprocess.Popen[str]:
+    """Begin a simulation, as `relay simulate` does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "relay", "simulate", "--seed", str(seed), *more],
+        env=os.environ | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def verdict(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait for its end; what its last line says.  Every promise was kept."""
+    output, error = process.communicate(timeout=100)
+    assert process.returncode == 0, output + error
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def test_a_seed_is_the_same_run_each_time(tmp_path: Path) -> None:
+    """Two processes under different hash seeds write the same trace, byte for byte, with faults of
+    every kind at work."""
+    traces = [tmp_path / "one", tmp_path / "two"]
+    runs = [
+        start(7, *SHORT, "--trace", str(trace), PYTHONHASHSEED=str(number))
+        for number, trace in enumerate(traces)
+    ]
+    said = [verdict(run) for run in runs]
+    assert said[0] == said[1]
+    one, two = (trace.read_bytes() for trace in traces)
+    assert one == two
+    lines = [json.loads(line) for line in one.splitlines()]
+    assert said[0]["events"] == len(lines)
+    events = {line["event"] for line in lines}
+    assert {"mail.answered", "message.delivered", "fault.began"} <= events
+    assert [line["t"] for line in lines] == sorted(line["t"] for line in lines)
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    """Two seeds have different traces, and both keep every promise."""
+    traces = [tmp_path / "one", tmp_path / "two"]
+    for run in [
+        start(seed, *SHORT, "--trace", str(trace)) for seed, trace in enumerate(traces, 11)
+    ]:
+        verdict(run)
+    assert traces[0].read_bytes() != traces[1].read_bytes()
+
+
+def test_a_plan_is_what_happens(tmp_path: Path) -> None:
+    """Given faults are done at their times, and no others."""
+    plan = [Fault(40.0, "kill", "n1", lasts=2.0), Fault(60.0, "database", lasts=1.0)]
+    trace = tmp_path / "trace"
+    said = verdict(start(1, *SHORT, "--plan", faults.written(plan), "--trace", str(trace)))
+    assert said["faults"] == {"kill": 1, "database": 1}
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    began = [(line["t"], line["kind"]) for line in lines if line["event"] == "fault.began"]
+    assert began == [(40.0, "kill"), (60.0, "database")]
+    assert [line["node"] for line in lines if line["event"] == "node.started"] == [
+        "n1.1",
+        "n2.1",
+        "n1.2",
+    ]
+
+
+@pytest.mark.parametrize("names", ["disk", "kill,earthquake"])
+def test_a_fault_that_cannot_be_simulated_is_said(names: str) -> None:
+    """A name that is not there (yet) is refused, with those that are."""
+    process = start(1, "--faults", names)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "partition" in error
+
+
+def test_the_command_and_the_faults_agree() -> None:
+    """The command names the faults that there are; it may not load them."""
+    assert command.KINDS == faults.KINDS
+    assert command.PLANNED == faults.PLANNED
+
+
+def test_a_plan_is_read_as_it_was_written() -> None:
+    """A plan survives being printed and given again."""
+    plan = [
+        Fault(1.5, "partition", "n1", "db", 3.25),
+        Fault(2.0, "clock", "n2", lasts=1.0, size=-0.5),
+    ]
+    assert faults.read(faults.written(plan)) == plan
+
+
+def test_shrinking_leaves_what_matters() -> None:
+    """Of many faults those are left without which nothing breaks."""
+    plan = [Fault(float(at), "cut", "n1") for at in range(20)]
+    needed = {plan[3], plan[17]}
+    assert shrink(plan, lambda some: needed <= set(some)) == [plan[3], plan[17]]
