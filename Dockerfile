@@ -17,6 +17,7 @@ RUN /opt/relay/bin/pip install --no-cache-dir --disable-pip-version-check \
 COPY pyproject.toml README.md LICENSE supervisor.py ./
 COPY actors actors
 COPY relay relay
+COPY simulation simulation
 # The build tool comes from the same place as everything else: the full lock, by its hash.
 COPY requirements.lock ./
 RUN python -m venv /tmp/build \

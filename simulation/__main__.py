@@ -2,7 +2,7 @@
 
 The order in which Python walks over a set of texts is one of the throws: unless PYTHONHASHSEED is
 the seed's own, this starts itself again with it.  Ends with 0 if every promise was kept, with 1 if
-one was broken; the last line of its output is JSON.
+one was broken (the last line of its output is JSON), and with 70 if the simulation itself failed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -44,6 +45,9 @@ def main() -> int:
             kinds=options.faults,
             faults=options.plan,
         )
+    except Exception:
+        traceback.print_exc()
+        return 70
     finally:
         world.close()
         shutil.rmtree(directory, ignore_errors=True)

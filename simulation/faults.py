@@ -26,7 +26,7 @@ PLANNED = ("failover", "disk")
 """What `relay simulate` has names for, and cannot do yet."""
 
 _EVERY = 90.0  # seconds between two faults on average
-_IDLE = 60.0  # seconds after which a node is killed though nobody speaks to it
+_IDLE = 60.0  # seconds after which nobody is waited for to speak to a node
 _LASTS = {
     "kill": (0.5, 30.0),  # until the node is started again
     "freeze": (0.5, 150.0),  # beyond a lease of a minute, at times
@@ -48,8 +48,10 @@ class Fault:
     other: str = ""
     lasts: float = 0.0
     size: float = 0.0
-    """Of a clock's step, in seconds; of a cut, the share of connections; of a kill, seconds after
-    somebody next speaks to the node (0: at once)."""
+    """Of a clock's step, in seconds; of a cut, the share of connections."""
+    amid: float = 0.0
+    """Seconds after somebody next speaks to the node, or to any (0: at once): most of the time
+    there is nothing to break."""
 
 
 def plan(
@@ -68,15 +70,16 @@ def plan(
         other, size = "", 0.0
         if kind == "partition":
             other = rng.choice([HOST, HOST, "upstream"])
-        elif kind == "kill" and rng.random() < 0.7:
-            size = round(rng.uniform(0.001, 0.03), 6)
         elif kind == "clock":
             size = round(rng.choice((-1, 1)) * 10 ** rng.uniform(-1, 4), 3)
         elif kind == "cut":
             size = rng.choice((0.2, 1.0))
         if kind in {"database", "peer"}:
             node = ""
-        faults.append(Fault(round(at, 3), kind, node, other, lasts, size))
+        amid = 0.0
+        if kind in {"kill", "freeze", "partition", "cut", "database"} and rng.random() < 0.7:
+            amid = round(rng.uniform(0.001, 0.03), 6)
+        faults.append(Fault(round(at, 3), kind, node, other, lasts, size, amid))
     return faults
 
 
@@ -118,6 +121,10 @@ class Injector:
                 nursery.start_soon(self._do, fault)
 
     async def _do(self, fault: Fault) -> None:
+        if fault.amid:
+            with trio.move_on_after(_IDLE):
+                await self._around.wait_busy(fault.node)
+            await trio.sleep(fault.amid)
         if fault.kind == "database" and self._database.is_down:
             return
         began = self._world.now()
@@ -130,10 +137,6 @@ class Injector:
 
     async def _do_kill(self, fault: Fault) -> None:
         node = self._nodes[fault.node]
-        if fault.size:  # amid what it is doing, for most of the time it does nothing
-            with trio.move_on_after(_IDLE):
-                await self._around.wait_busy(fault.node)
-            await trio.sleep(fault.size)
         name = node.name
         if name in self._world.dead:
             return

@@ -57,10 +57,10 @@ def _mail(database: Database, history: History) -> list[str]:
         """
     ):
         stored[marker].append((address, bytes(raw), summarised))
-    gone = {row[0] for row in database.query("SELECT address FROM relay.mailboxes")}
+    there = {row[0] for row in database.query("SELECT address FROM relay.mailboxes")}
     for mail in history.mail.values():
         copies = stored.pop(mail.marker, [])
-        if mail.answer is Answer.KEPT and not copies and mail.address in gone:
+        if mail.answer is Answer.KEPT and not copies and mail.address in there:
             found.append(f"{mail.marker}: 250 was said, and it is not there")
         if mail.answer is Answer.REFUSED and copies:
             found.append(f"{mail.marker}: refused, and it is there")

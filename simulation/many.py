@@ -38,8 +38,7 @@ def main() -> int:
             if result.returncode:
                 seed = running[done]
                 broken.append(seed)
-                command = f"relay simulate --seed {seed} {' '.join(more)}"
-                print(f"\r\033[Kseed {seed}: {command}\n{result.stdout}{result.stderr}")
+                print(f"\r\033[Kseed {seed}:\n{result.stdout}{result.stderr}", flush=True)
             _show(number, len(seeds), len(broken), time.monotonic() - began)
     print()
     seconds = round(time.monotonic() - began, 1)

@@ -43,12 +43,13 @@ class Around:
     def choose(self, rng: Any) -> str:
         """Return the host to speak to now."""
         host: str = rng.choice(self.hosts)
-        if host in self._busy:
-            self._busy.pop(host).set()
+        for name in (host, ""):
+            if name in self._busy:
+                self._busy.pop(name).set()
         return host
 
     async def wait_busy(self, host: str) -> None:
-        """Wait until somebody is about to speak to a host."""
+        """Wait until somebody is about to speak to a host; "": to any."""
         await self._busy.setdefault(host, trio.Event()).wait()
 
     def marker(self, kind: str) -> str:

@@ -87,7 +87,7 @@ def test_the_code_names_no_file_that_is_not_here() -> None:
     path = re.compile(
         r"(?<![\w./{}-])(?:relay|actors|tests|config)/[\w/.-]+\.(?:py|sql|toml|json)\b"
     )
-    for folder in ("relay", "actors", "tests"):
+    for folder in ("relay", "actors", "simulation", "tests"):
         for file in (ROOT / folder).rglob("*.py"):
             if file == Path(__file__) or "node_modules" in file.parts:
                 continue
