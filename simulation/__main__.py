@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
@@ -35,6 +36,14 @@ def main() -> int:
     seams.install(place)
     from simulation.run import run
 
+    asked: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        asked.append(number)
+        raise KeyboardInterrupt  # so that the server and its directory do not outlive us
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     directory = Path(tempfile.mkdtemp(prefix="relay-simulation-"))
     try:
         outcome = run(
@@ -45,7 +54,9 @@ def main() -> int:
             kinds=options.faults,
             faults=options.plan,
         )
-    except Exception:
+    except BaseException:
+        if asked:
+            return 130
         traceback.print_exc()
         return 70
     finally:

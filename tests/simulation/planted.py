@@ -140,9 +140,7 @@ def plant(bug: Planted, folder: Path) -> None:
     path.write_text(text.replace(bug.old, bug.new))
 
 
-def found(
-    bug: Planted, seed: int, folder: Path, timeout: float = 600.0
-) -> subprocess.CompletedProcess[str]:
+def found(bug: Planted, seed: int, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the simulation of a copy with the bug."""
     return subprocess.run(
         [sys.executable, "-m", "simulation", str(seed), "--days", DAYS, "--nodes", NODES],
@@ -150,7 +148,6 @@ def found(
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         capture_output=True,
         text=True,
-        timeout=timeout,
         check=False,
     )
 
