@@ -18,13 +18,12 @@ from pathlib import Path
 import relay
 
 ROOT = Path(relay.__file__).parent.parent
-DAYS = "0.02"
 NODES = "2"
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One bug: in `file`, `old` (which stands there `times` times) is replaced by `new`."""
+    """One bug: in `file`, `old` (which stands there once) is replaced by `new`."""
 
     name: str
     file: str
@@ -33,10 +32,18 @@ class Planted:
     broken: str
     """A part of what the judge says."""
     seed: int = 1
-    times: int = 1
+    days: str = "0.02"
 
 
 BUGS = (
+    Planted(
+        "a message is not put down to be parsed",
+        "relay/mailboxes/accept.py",
+        "        SELECT id, mailbox_id, size FROM stored\n        {requeue}",
+        "        SELECT id, mailbox_id, size FROM stored WHERE size < 60000\n        {requeue}",
+        "never summarised",
+        days="0.003",
+    ),
     Planted(
         "a commit whose answer was lost counts as done",
         "actors/writer.py",
@@ -58,13 +65,6 @@ BUGS = (
         "            LIMIT 1",
         "            LIMIT 1",
         "s after its end",
-    ),
-    Planted(
-        "a message is not put down to be parsed",
-        "relay/mailboxes/accept.py",
-        "        SELECT id, mailbox_id, size FROM stored\n        {requeue}",
-        "        SELECT id, mailbox_id, size FROM stored WHERE size < 60000\n        {requeue}",
-        "never summarised",
     ),
     Planted(
         "a deferral counts as a delivery",
@@ -136,14 +136,14 @@ def plant(bug: Planted, folder: Path) -> None:
     shutil.copy(ROOT / "supervisor.py", folder)
     path = folder / bug.file
     text = path.read_text()
-    assert text.count(bug.old) == bug.times, f"{bug.name}: no longer fits {bug.file}"
+    assert text.count(bug.old) == 1, f"{bug.name}: no longer fits {bug.file}"
     path.write_text(text.replace(bug.old, bug.new))
 
 
 def found(bug: Planted, seed: int, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the simulation of a copy with the bug."""
     return subprocess.run(
-        [sys.executable, "-m", "simulation", str(seed), "--days", DAYS, "--nodes", NODES],
+        [sys.executable, "-m", "simulation", str(seed), "--days", bug.days, "--nodes", NODES],
         cwd=folder,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         capture_output=True,
