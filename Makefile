@@ -22,11 +22,7 @@ define install
 	END { if (live) printf "\r\033[K"; exit failed }'
 endef
 
-<<<<<<< HEAD
-.PHONY: setup run test test-clients check bench demo docs soak dist lock clean
-=======
-.PHONY: setup run test test-clients check bench demo docs simulate soak lock clean
->>>>>>> e0c6ace (Simulate the whole relay: several nodes, a real PostgreSQL, faults by the seed, a judge)
+.PHONY: setup run test test-clients check bench demo docs simulate soak dist lock clean
 
 setup: $(READY)
 
