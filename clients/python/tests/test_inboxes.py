@@ -376,7 +376,7 @@ def test_both_clients_have_the_same_names() -> None:
 
 def test_where_no_relay_is_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that may be repeated is, for a while; what is no URL is refused at once."""
-    monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.3)
+    monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.3)
     began = time.monotonic()
     with Relay("http://127.0.0.1:9") as relay, pytest.raises(Unreachable, match="POST http://127"):
         relay.inbox()

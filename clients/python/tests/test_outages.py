@@ -64,7 +64,7 @@ def test_what_was_sent_is_waited_for_longer_than_another_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Until the time is over, which was asked for."""
-    monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.1)
+    monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.1)
     asked: list[bytes] = []
     with _answers(b"", asked) as url, Relay(url) as relay:
         began = time.monotonic()
@@ -95,7 +95,7 @@ def test_what_came_is_listed_soon_or_left_out() -> None:
 def test_a_wait_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each try asks for what is left of the time; a relay that stands still is given up soon after
     it."""
-    monkeypatch.setattr("relay_client._exchange.LATE", 0.1)
+    monkeypatch.setattr("relay_client._exchange.GRACE", 0.1)
     asked: list[bytes] = []
     with _answers(b"", asked) as url, Relay(url) as relay:
         with pytest.raises(Unreachable, match=f"GET {url}/api/v1/mailboxes/a@b/messages/wait "):
@@ -112,7 +112,7 @@ def test_a_wait_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_server_that_hangs_up_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that reads is repeated until its deadline; one that makes something is not."""
-    monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.5)
+    monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.5)
     asked: list[bytes] = []
     with _answers(b"", asked) as url, Relay(url) as relay:
         with pytest.raises(Unreachable, match=r"GET http.*/api/v1/info"):
@@ -148,7 +148,7 @@ def test_who_cannot_be_trusted_is_asked_once(server: str, client: str, tmp_path:
 
 def test_a_handshake_that_is_broken_off_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be a relay's that is just started again."""
-    monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.5)
+    monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.5)
     asked: list[bytes] = []
     with _answers(b"", asked) as url, Relay(url.replace("http", "https"), "x") as relay:
         with pytest.raises(Unreachable, match="does not answer GET https"):

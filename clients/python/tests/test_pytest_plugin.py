@@ -137,7 +137,7 @@ def test_where_no_relay_is_that_is_said_once(
         """
 import relay_client._exchange
 
-relay_client._exchange.PATIENCE = 0.5
+relay_client._exchange.RETRY_TIMEOUT = 0.5
 
 def pytest_fixture_setup(fixturedef):
     if fixturedef.argname == "relay":
@@ -294,7 +294,7 @@ def test_sign_up(inbox, relay, smtp_server, number):
     assert (kept / "run").exists()
     shutil.rmtree(kept)
     monkeypatch.setenv("RELAY_URL", where)
-    monkeypatch.setattr("relay_client._exchange.PATIENCE", 0.1)
+    monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.1)
     with Relay(where) as gone, pytest.raises(Exception, match="does not answer"):
         gone.info()
     monkeypatch.delenv("RELAY_URL")

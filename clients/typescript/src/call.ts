@@ -16,10 +16,10 @@ export const DEFAULT_URL = "http://127.0.0.1:8025";
 export const REPLY = 30_000;
 
 /** Statuses that pass: the same call may do better later. */
-export const PASSING = new Set([429, 502, 503, 504]);
+export const RETRYABLE_STATUSES = new Set([429, 502, 503, 504]);
 
 /** One request. */
-export interface Ask {
+export interface ApiRequest {
   method: "DELETE" | "GET" | "PATCH" | "POST" | "PUT";
   /** From the relay's root on. */
   path: string;
@@ -70,7 +70,7 @@ export class Caller {
 
   /** Make one try.  The body of what is returned is still to be read, while `signal` lets it. */
   async once(
-    { method, path, query, body, headers }: Ask,
+    { method, path, query, body, headers }: ApiRequest,
     signal?: AbortSignal,
   ): Promise<Response> {
     const values = Object.entries(query ?? {}).map(([name, value]) => [name, String(value)]);

@@ -15,7 +15,7 @@
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
-import { DEFAULT_URL, PASSING, REPLY, refused } from "./call.js";
+import { DEFAULT_URL, REPLY, RETRYABLE_STATUSES, refused } from "./call.js";
 import { AttachmentData, type EntryJson, MessageData, type MessageJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
@@ -25,7 +25,7 @@ import {
   PART,
   TIMEOUT,
   type WaitOptions,
-  asked,
+  waitQuery,
   inVain,
   inWords,
   pathOf,
@@ -111,18 +111,26 @@ function settings(): Chain<Settings> {
   return cy.wrap(Object.fromEntries(found), QUIET);
 }
 
-interface Ask {
+interface CypressRequest {
   method: "GET" | "POST" | "DELETE";
   path: string;
   inbox?: CypressInbox;
   qs?: Record<string, string | number>;
   body?: object;
-  waits?: number;
+  longPoll?: number;
   /** When to give up, of `Date.now()`. */
   deadline: number;
 }
 
-function ask<T>({ method, path, inbox, qs, body, waits = 0, deadline }: Ask): Chain<T> {
+function call<T>({
+  method,
+  path,
+  inbox,
+  qs,
+  body,
+  longPoll = 0,
+  deadline,
+}: CypressRequest): Chain<T> {
   return settings().then(({ RELAY_URL: url, RELAY_TOKEN: token }) => {
     const once = (): Chain<T> =>
       cy
@@ -136,7 +144,7 @@ function ask<T>({ method, path, inbox, qs, body, waits = 0, deadline }: Ask): Ch
           },
           ...(qs && { qs }),
           ...(body && { body }),
-          timeout: REPLY + waits,
+          timeout: REPLY + longPoll,
           failOnStatusCode: false,
           followRedirect: false,
           log: false,
@@ -146,7 +154,8 @@ function ask<T>({ method, path, inbox, qs, body, waits = 0, deadline }: Ask): Ch
           if (method === "DELETE") return cy.wrap(undefined as T, QUIET);
           const isJson = typeof response.body !== "string";
           if (response.status < 300 && isJson) return cy.wrap(response.body as T, QUIET);
-          if (method !== "POST" && PASSING.has(response.status) && Date.now() + PAUSE < deadline) {
+          const retryable = method !== "POST" && RETRYABLE_STATUSES.has(response.status);
+          if (retryable && Date.now() + PAUSE < deadline) {
             return cy.wait(PAUSE, QUIET).then(once);
           }
           const said = isJson ? JSON.stringify(response.body) : String(response.body);
@@ -164,7 +173,7 @@ function relayInbox({ ttl, localPart, domain }: InboxOptions = {}): Chain<Cypres
     ...(localPart !== undefined && { local_part: localPart }),
     ...(domain !== undefined && { domain }),
   };
-  return ask<components["schemas"]["CreatedMailbox"]>({
+  return call<components["schemas"]["CreatedMailbox"]>({
     method: "POST",
     path: "/api/v1/mailboxes",
     body,
@@ -186,19 +195,19 @@ function waitForMail({
   const deadline = Date.now() + timeout;
   const next = (): Chain<MessageData> => {
     const part = Math.min(PART, Math.max(0, deadline - Date.now()));
-    return ask<MessageJson | null>({
+    return call<MessageJson | null>({
       method: "GET",
       path: `${pathOf(at.address)}/messages/wait`,
       inbox: at,
-      qs: asked(wanted, part),
-      waits: part,
+      qs: waitQuery(wanted, part),
+      longPoll: part,
       deadline,
     }).then((found) => {
       if (found) {
         return cy.wrap(new MessageData(found, (one) => new AttachmentData(one)), QUIET);
       }
       if (Date.now() < deadline) return next();
-      return ask<EntryJson[]>({
+      return call<EntryJson[]>({
         method: "GET",
         path: `${pathOf(at.address)}/messages`,
         inbox: at,
@@ -219,6 +228,6 @@ afterEach(() => {
   const ended = made;
   made = [];
   for (const inbox of ended) {
-    ask({ method: "DELETE", path: pathOf(inbox.address), inbox, deadline: 0 });
+    call({ method: "DELETE", path: pathOf(inbox.address), inbox, deadline: 0 });
   }
 });

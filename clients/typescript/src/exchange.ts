@@ -7,22 +7,29 @@
  * Times are milliseconds, deadlines those of `performance.now()`.
  */
 
-import { type Ask as Try, Caller, PASSING, REPLY, type RelayOptions, refused } from "./call.js";
+import {
+  type ApiRequest,
+  Caller,
+  REPLY,
+  RETRYABLE_STATUSES,
+  type RelayOptions,
+  refused,
+} from "./call.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
 
 export type { RelayOptions } from "./call.js";
 
 /** For how long a call is repeated that has no deadline of its own. */
-export const PATIENCE = 10_000;
+export const RETRY_TIMEOUT = 10_000;
 
-const LATE = 5_000; // by which the answer to a wait may be late
+const GRACE = 5_000; // by which the answer to a wait may be late
 const BODY = 120_000; // until it has been read
 const LEAST = 50; // that a try gets, however late it is
 const FIRST_PAUSE = 50; // between two tries
 const LAST_PAUSE = 1_000;
 
 /** What says that nobody can have heard a call. */
-const UNHEARD = new Set([
+const NOT_CONNECTED = new Set([
   "ECONNREFUSED",
   "EHOSTUNREACH",
   "ENETUNREACH",
@@ -38,12 +45,12 @@ const UNHEARD = new Set([
 const HOPELESS =
   /^(?!.*UNEXPECTED_EOF)(ERR_(TLS|SSL)_|EPROTO$|UNABLE_TO_|CRL_|(INVALID_(CA|PURPOSE)|PATH_LENGTH_EXCEEDED|HOSTNAME_MISMATCH)$)|CERT/;
 
-/** One request. */
-export interface Ask extends Try {
+/** A request, and when it may be made again. */
+export interface RepeatableRequest extends ApiRequest {
   /** For how long the relay may keep its answer back. */
-  waits?: number;
+  longPoll?: number;
   /** Whether it does no harm to ask twice; it does none unless said. */
-  again?: boolean;
+  idempotent?: boolean;
 }
 
 /** A good answer. */
@@ -75,31 +82,37 @@ export class Exchange {
   }
 
   /** Ask until there is an answer, and read what it says. */
-  async json<T>(asks: Ask | (() => Ask), deadline?: number): Promise<T> {
-    return decoded(await this.ask(asks, deadline)) as T;
+  async json<T>(
+    request: RepeatableRequest | (() => RepeatableRequest),
+    deadline?: number,
+  ): Promise<T> {
+    return decoded(await this.call(request, deadline)) as T;
   }
 
   /**
    * Ask until there is an answer; return it if it is a good one.  No try outlasts the deadline, but
-   * for one that may keep its answer back; without one a call is repeated for `PATIENCE`.  What
+   * for one that may keep its answer back; without one a call is repeated for `RETRY_TIMEOUT`.  What
    * differs from try to try is made anew for each.
    */
-  async ask(asks: Ask | (() => Ask), deadline?: number): Promise<Answer> {
+  async call(
+    request: RepeatableRequest | (() => RepeatableRequest),
+    deadline?: number,
+  ): Promise<Answer> {
     const began = performance.now();
-    const last = deadline ?? began + PATIENCE;
+    const last = deadline ?? began + RETRY_TIMEOUT;
     for (let pause = FIRST_PAUSE; ; pause = Math.min(2 * pause, LAST_PAUSE)) {
-      const ask = typeof asks === "function" ? asks() : asks;
-      const again = ask.again ?? true;
+      const one = typeof request === "function" ? request() : request;
+      const idempotent = one.idempotent ?? true;
       let failure: RelayError;
       let repeats: boolean;
       let rest = pause;
       try {
-        return await this.#once(ask, deadline);
+        return await this.#once(one, deadline);
       } catch (error) {
         if (this.#closed) throw new RelayError("the client is closed", { cause: error });
         if (error instanceof Refused) {
           failure = error;
-          repeats = PASSING.has(error.status) && (again || error.status === 429);
+          repeats = RETRYABLE_STATUSES.has(error.status) && (idempotent || error.status === 429);
           rest = Math.max(pause, 1000 * error.retryAfter);
         } else {
           const cause = error instanceof Unreachable ? error.cause : error;
@@ -108,9 +121,9 @@ export class Exchange {
           const seconds = ((performance.now() - began) / 1000).toFixed(1);
           const said = HOPELESS.test(code)
             ? `no TLS connection to ${base}: ${text} (${code})`
-            : `the relay does not answer ${ask.method} ${base}${ask.path} (for ${seconds} s: ${text})`;
+            : `the relay does not answer ${one.method} ${base}${one.path} (for ${seconds} s: ${text})`;
           failure = new Unreachable(said, { cause });
-          repeats = (again || UNHEARD.has(code)) && !HOPELESS.test(code);
+          repeats = (idempotent || NOT_CONNECTED.has(code)) && !HOPELESS.test(code);
         }
       }
       if (!repeats || performance.now() + rest > last) throw failure;
@@ -118,18 +131,18 @@ export class Exchange {
     }
   }
 
-  async #once(ask: Ask, deadline = Infinity): Promise<Answer> {
+  async #once(request: RepeatableRequest, deadline = Infinity): Promise<Answer> {
     if (this.#closed) throw new RelayError("the client is closed");
     const ending = new AbortController();
     const late = () => ending.abort(new Error("it takes too long"));
     const left = Math.max(LEAST, deadline - performance.now());
-    const reply = ask.waits === undefined ? Math.min(REPLY, left) : ask.waits + LATE;
+    const reply = request.longPoll === undefined ? Math.min(REPLY, left) : request.longPoll + GRACE;
     let timer = setTimeout(late, reply);
     this.#running.add(ending);
     try {
-      const response = await this.#caller.once(ask, ending.signal);
+      const response = await this.#caller.once(request, ending.signal);
       clearTimeout(timer);
-      timer = setTimeout(late, ask.waits === undefined ? Math.min(BODY, left) : BODY);
+      timer = setTimeout(late, request.longPoll === undefined ? Math.min(BODY, left) : BODY);
       const { status, headers } = response;
       return { status, headers, bytes: new Uint8Array(await response.arrayBuffer()) };
     } finally {

@@ -7,7 +7,14 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 
 import { NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout } from "./errors.js";
-import { type Answer, type Ask, Exchange, type RelayOptions, decoded, paused } from "./exchange.js";
+import {
+  type Answer,
+  Exchange,
+  type RelayOptions,
+  type RepeatableRequest,
+  decoded,
+  paused,
+} from "./exchange.js";
 import {
   AttachmentData,
   type AttachmentJson,
@@ -27,7 +34,7 @@ import {
   TIMEOUT,
   type WaitOptions,
   type Wanted,
-  asked,
+  waitQuery,
   inALine,
   inVain,
   inWords,
@@ -36,7 +43,7 @@ import {
 } from "./waiting.js";
 
 type Schemas = components["schemas"];
-type Query = NonNullable<Ask["query"]>;
+type Query = NonNullable<RepeatableRequest["query"]>;
 
 const PAGE = 200;
 const CLOSES_WITHIN = 2_000; // or is left to its time
@@ -112,7 +119,7 @@ export class Relay implements AsyncDisposable {
       method: "POST",
       path: "/api/v1/mailboxes",
       body,
-      again: false,
+      idempotent: false,
     });
     return new Inbox(this.#exchange, made.address, made.session_token, true);
   }
@@ -205,7 +212,7 @@ export class Inbox implements AsyncDisposable {
   async close({ strict = false }: { strict?: boolean } = {}): Promise<void> {
     this.#closed = true;
     try {
-      await this.#exchange.ask(this.#ask("DELETE", ""), performance.now() + CLOSES_WITHIN);
+      await this.#exchange.call(this.#request("DELETE", ""), performance.now() + CLOSES_WITHIN);
     } catch (error) {
       if (strict || !(error instanceof RelayError)) throw error;
     }
@@ -264,30 +271,31 @@ export class Inbox implements AsyncDisposable {
   async #listed(q: string | undefined, limit: number): Promise<Message[]> {
     const ids: string[] = [];
     const query = { limit: Math.min(limit, PAGE), ...(q !== undefined && { q }) };
-    let ask: Ask | null = this.#ask("GET", "/messages", query);
-    while (ask !== null && ids.length < limit) {
-      const { headers, json } = await this.#page(ask);
+    let request: RepeatableRequest | null = this.#request("GET", "/messages", query);
+    while (request !== null && ids.length < limit) {
+      const { headers, json } = await this.#page(request);
       ids.push(...json.map((entry) => entry.id));
       const next = /<([^>]*)>; *rel="next"/.exec(headers.get("Link") ?? "")?.[1];
-      ask = next ? { ...this.#ask("GET", ""), path: next.replace(/^https?:\/\/[^/]*/i, "") } : null;
+      const path = next?.replace(/^https?:\/\/[^/]*/i, "");
+      request = path ? { ...this.#request("GET", ""), path } : null;
     }
     const found: Message[] = [];
     for (const id of ids.slice(0, limit)) {
-      const one = await this.#exchange.json<MessageJson>(this.#ask("GET", `/messages/${id}`));
+      const one = await this.#exchange.json<MessageJson>(this.#request("GET", `/messages/${id}`));
       found.push(new Message(this.#reader, one));
     }
     return found;
   }
 
-  async #page(ask: Ask): Promise<{ headers: Headers; json: EntryJson[] }> {
-    const answer = await this.#exchange.ask(ask);
+  async #page(request: RepeatableRequest): Promise<{ headers: Headers; json: EntryJson[] }> {
+    const answer = await this.#exchange.call(request);
     return { headers: answer.headers, json: decoded(answer) as EntryJson[] };
   }
 
   async #next(wanted: Wanted, deadline: number): Promise<MessageJson | null> {
-    const part = (): Ask => {
+    const part = (): RepeatableRequest => {
       const left = Math.min(PART, Math.max(0, deadline - performance.now()));
-      return { ...this.#ask("GET", "/messages/wait", asked(wanted, left)), waits: left };
+      return { ...this.#request("GET", "/messages/wait", waitQuery(wanted, left)), longPoll: left };
     };
     for (;;) {
       const found = await this.#exchange
@@ -310,8 +318,8 @@ export class Inbox implements AsyncDisposable {
   ): Promise<WaitTimeout> {
     const limit = Math.min(found.length + OTHERS + 1, PAGE);
     try {
-      const ask = this.#ask("GET", "/messages", { limit });
-      const entries = await this.#exchange.json<EntryJson[]>(ask, performance.now() + LISTS_WITHIN);
+      const request = this.#request("GET", "/messages", { limit });
+      const entries = await this.#exchange.json<EntryJson[]>(request, performance.now() + LISTS_WITHIN);
       return inVain(what, timeout, entries, found);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
@@ -319,9 +327,9 @@ export class Inbox implements AsyncDisposable {
     }
   }
 
-  readonly #reader: Reader = (method, path) => this.#exchange.ask(this.#ask(method, path));
+  readonly #reader: Reader = (method, path) => this.#exchange.call(this.#request(method, path));
 
-  #ask(method: Ask["method"], path: string, query?: Query): Ask {
+  #request(method: RepeatableRequest["method"], path: string, query?: Query): RepeatableRequest {
     return {
       method,
       path: `${pathOf(this.address)}${path}`,

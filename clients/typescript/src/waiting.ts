@@ -37,7 +37,7 @@ export interface WaitOptions extends Wanted {
 }
 
 /** What `…/messages/wait` is asked for.  Another name is refused: any mail would do. */
-export function asked(wanted: WaitOptions, part: number): Record<string, string | number> {
+export function waitQuery(wanted: WaitOptions, part: number): Record<string, string | number> {
   const { subject, sender, after, timeout: _, ...others } = wanted;
   const [other] = Object.keys(others);
   if (typeof wanted !== "object" || other !== undefined) {

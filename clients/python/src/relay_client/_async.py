@@ -12,7 +12,7 @@ import httpx
 from relay_client import _flows
 from relay_client._connect import FROM_ENVIRONMENT, Token, connection
 from relay_client._exchange import Flow, drive_async, shielded
-from relay_client._flows import NewAttachment, Place
+from relay_client._flows import InboxHandle, NewAttachment
 from relay_client._records import (
     JSON,
     AttachmentData,
@@ -76,7 +76,7 @@ class AsyncRelay:
 
         Captured mail opens to the administrator's token alone.  It stays when its block ends.
         """
-        return AsyncInbox(self, Place(address, session_token), owned=False)
+        return AsyncInbox(self, InboxHandle(address, session_token), owned=False)
 
     async def send(
         self,
@@ -132,8 +132,8 @@ class Opening:
     async def _make(self) -> AsyncInbox:
         if self._inbox is None:
             made = await self._relay._do(self._making())
-            place = Place(made["address"], made["session_token"])
-            self._inbox = AsyncInbox(self._relay, place, owned=True)
+            handle = InboxHandle(made["address"], made["session_token"])
+            self._inbox = AsyncInbox(self._relay, handle, owned=True)
         return self._inbox
 
     async def __aenter__(self) -> AsyncInbox:
@@ -152,10 +152,10 @@ class Opening:
 class AsyncInbox:
     """An inbox: what comes to `address`."""
 
-    def __init__(self, relay: AsyncRelay, place: Place, *, owned: bool) -> None:
-        self._relay, self._place, self._owned = relay, place, owned
-        self.address: str = place.address
-        self.session_token = place.session_token
+    def __init__(self, relay: AsyncRelay, handle: InboxHandle, *, owned: bool) -> None:
+        self._relay, self._handle, self._owned = relay, handle, owned
+        self.address: str = handle.address
+        self.session_token = handle.session_token
         """What opens an anonymous inbox; None where the relay's token does."""
 
     async def __aenter__(self) -> AsyncInbox:
@@ -186,7 +186,7 @@ class AsyncInbox:
 
         Where that fails its time does, and with `strict` that is an error.
         """
-        await self._relay._do(_flows.remove_inbox(self._place, strict=strict))
+        await self._relay._do(_flows.remove_inbox(self._handle, strict=strict))
 
     async def wait(
         self,
@@ -202,7 +202,7 @@ class AsyncInbox:
         """
         found = await self._relay._do(
             _flows.wait(
-                self._place,
+                self._handle,
                 subject=subject,
                 sender=sender,
                 after=id_of(after),
@@ -222,7 +222,7 @@ class AsyncInbox:
         """See for so long that nothing matches; `UnexpectedMail` if something does."""
         await self._relay._do(
             _flows.wait_none(
-                self._place, seconds, subject=subject, sender=sender, after=id_of(after)
+                self._handle, seconds, subject=subject, sender=sender, after=id_of(after)
             )
         )
 
@@ -238,7 +238,7 @@ class AsyncInbox:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
         found = await self._relay._do(
             _flows.wait_many(
-                self._place,
+                self._handle,
                 count,
                 subject=subject,
                 sender=sender,
@@ -257,7 +257,7 @@ class AsyncInbox:
         return await self._listed(q, limit)
 
     async def _listed(self, q: str | None, limit: int) -> list[AsyncMessage]:
-        found = await self._relay._do(_flows.messages(self._place, q, limit))
+        found = await self._relay._do(_flows.messages(self._handle, q, limit))
         return [AsyncMessage(self, one) for one in found]
 
     async def _do(self, flow: Flow[T]) -> T:
@@ -280,16 +280,16 @@ class AsyncMessage(MessageData):
 
     async def _fetch(self) -> bytes:
         if self._raw is None:
-            self._raw = await self._inbox._do(_flows.raw(self._inbox._place, self.id))
+            self._raw = await self._inbox._do(_flows.raw(self._inbox._handle, self.id))
         return self._raw
 
     async def checks(self) -> Checks:
         """Ask whether the world would take it: SPF, DKIM, DMARC, and what readers miss."""
-        return parsed_checks(await self._inbox._do(_flows.checks(self._inbox._place, self.id)))
+        return parsed_checks(await self._inbox._do(_flows.checks(self._inbox._handle, self.id)))
 
     async def delete(self) -> None:
         """Delete it for good; one that is gone already is."""
-        await self._inbox._do(_flows.delete_message(self._inbox._place, self.id))
+        await self._inbox._do(_flows.delete_message(self._inbox._handle, self.id))
 
 
 class AsyncAttachment(AttachmentData):
@@ -309,7 +309,7 @@ class AsyncAttachment(AttachmentData):
         if self._content is None:
             inbox = self._message._inbox
             self._content = await inbox._do(
-                _flows.attachment(inbox._place, self._message.id, self.index)
+                _flows.attachment(inbox._handle, self._message.id, self.index)
             )
         return self._content
 

@@ -1,8 +1,8 @@
 """Calls without I/O: what a call is made of, and what is done when it fails.
 
-A flow is a generator.  It yields an `Ask`, and is given the answer or thrown the failure, or a
-`Pause`; what it returns is the result.  So each flow stands once (`relay_client._flows`), and the
-two clients only drive them: `drive` with a socket that blocks, `drive_async` with one that does
+A flow is a generator.  It yields an `ApiRequest`, and is given the answer or thrown the failure,
+or a `Pause`; what it returns is the result.  So each flow stands once (`relay_client._flows`), and
+the two clients only drive them: `drive` with a socket that blocks, `drive_async` with one that does
 not.
 
 Promises: a call that may be repeated is repeated while its relay is away or overloaded, up to its
@@ -28,21 +28,21 @@ T = TypeVar("T")
 
 __tracebackhide__ = True  # a test that fails shows the test
 
-PATIENCE = 10.0
+RETRY_TIMEOUT = 10.0
 """Seconds for which a call is repeated that has no deadline of its own."""
 
-LATE = 5.0
+GRACE = 5.0
 """Seconds by which the answer to a wait may be late."""
 
 _REPLY = 30.0  # s until an answer begins
 _CONNECT = 5.0  # s until there is a connection
 _LEAST = 0.05  # s that a try gets, however late it is
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two tries
-_PASSING = frozenset({429, 502, 503, 504})
+_RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 
 
 @dataclass(frozen=True)
-class Ask:
+class ApiRequest:
     """One request."""
 
     method: str
@@ -50,10 +50,10 @@ class Ask:
     params: Mapping[str, str | float] = field(default_factory=dict[str, str])
     body: object | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    waits: float | None = None
+    long_poll: float | None = None
     """Seconds for which the relay may keep its answer back, if it is to."""
-    again: bool = True
-    """Whether it does no harm to ask twice."""
+    idempotent: bool = True
+    """Whether it may be repeated though it may have been heard."""
     within: float | None = None
     """Seconds that its caller can spare for it, where that is less than it may take by itself."""
 
@@ -65,29 +65,31 @@ class Pause:
     seconds: float
 
 
-Flow = Generator[Union[Ask, Pause], Any, T]
+Flow = Generator[Union[ApiRequest, Pause], Any, T]
 
 
-def asked(asks: Ask | Callable[[], Ask], deadline: float | None = None) -> Flow[httpx.Response]:
-    """Ask until there is an answer; return it if it is a good one.
+def call(
+    request: ApiRequest | Callable[[], ApiRequest], deadline: float | None = None
+) -> Flow[httpx.Response]:
+    """Make a call until it is answered; return the answer if it is a good one.
 
     `deadline` is of `time.monotonic()`; no try outlasts it, but for one that may keep its answer
-    back; without one a call is repeated for `PATIENCE`.  What differs from try to try is made anew
-    for each.
+    back; without one a call is repeated for `RETRY_TIMEOUT`.  What differs from try to try is made
+    anew for each.
     """
     began = time.monotonic()
     bounded = deadline is not None
     if deadline is None:
-        deadline = began + PATIENCE
+        deadline = began + RETRY_TIMEOUT
     pause = _FIRST_PAUSE
     while True:
         failure: Refused | Unreachable
         rest = pause
-        ask = asks if isinstance(asks, Ask) else asks()
-        if bounded and ask.waits is None:
-            ask = replace(ask, within=max(_LEAST, deadline - time.monotonic()))
+        one = request if isinstance(request, ApiRequest) else request()
+        if bounded and one.long_poll is None:
+            one = replace(one, within=max(_LEAST, deadline - time.monotonic()))
         try:
-            answer: httpx.Response = yield ask
+            answer: httpx.Response = yield one
         except httpx.TransportError as error:
             seconds = time.monotonic() - began
             where = _where(error.request.url)
@@ -95,19 +97,21 @@ def asked(asks: Ask | Callable[[], Ask], deadline: float | None = None) -> Flow[
             failure = Unreachable(
                 f"no TLS connection to {where}: {hopeless}"
                 if hopeless
-                else f"the relay does not answer {ask.method} {where}"
+                else f"the relay does not answer {one.method} {where}"
                 f" (for {seconds:.1f} s: {error or type(error).__name__})"
             )
             failure.__cause__ = error
             # What could not connect was not heard.
             repeats = not hopeless and (
-                ask.again or isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+                one.idempotent or isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
             )
         else:
             if answer.is_success:
                 return answer
             failure = refused(answer)
-            repeats = answer.status_code in _PASSING and (ask.again or answer.status_code == 429)
+            repeats = answer.status_code in _RETRYABLE_STATUSES and (
+                one.idempotent or answer.status_code == 429
+            )
             rest = max(pause, failure.retry_after)
         if not repeats or time.monotonic() + rest > deadline:
             raise failure
@@ -130,9 +134,11 @@ def refused(answer: httpx.Response) -> Refused:
         return _no_relay(answer)
 
 
-def asked_json(asks: Ask | Callable[[], Ask], deadline: float | None = None) -> Flow[Any]:
-    """Ask, and return what the answer says."""
-    return decoded((yield from asked(asks, deadline)))
+def call_json(
+    request: ApiRequest | Callable[[], ApiRequest], deadline: float | None = None
+) -> Flow[Any]:
+    """Make a call, and return what its answer says."""
+    return decoded((yield from call(request, deadline)))
 
 
 def decoded(answer: httpx.Response) -> Any:
@@ -177,18 +183,18 @@ def _retry_after(answer: httpx.Response) -> float:
         return 0.0
 
 
-def _request(http: httpx.Client | httpx.AsyncClient, ask: Ask) -> httpx.Request:
-    most = _REPLY if ask.within is None else min(_REPLY, ask.within)
+def _request(http: httpx.Client | httpx.AsyncClient, request: ApiRequest) -> httpx.Request:
+    most = _REPLY if request.within is None else min(_REPLY, request.within)
     return http.build_request(
-        ask.method,
-        ask.path,
-        params=dict(ask.params) or None,
-        json=ask.body,
-        headers=dict(ask.headers),
+        request.method,
+        request.path,
+        params=dict(request.params) or None,
+        json=request.body,
+        headers=dict(request.headers),
         timeout=httpx.Timeout(
             most,
             connect=min(_CONNECT, most),
-            read=most if ask.waits is None else ask.waits + LATE,
+            read=most if request.long_poll is None else request.long_poll + GRACE,
         ),
     )
 

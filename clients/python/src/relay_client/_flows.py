@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Union
 from urllib.parse import quote
 
-from relay_client._exchange import Ask, Flow, Pause, asked, asked_json, decoded
+from relay_client._exchange import ApiRequest, Flow, Pause, call, call_json, decoded
 from relay_client._records import JSON
 from relay_client.errors import NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout
 
@@ -43,7 +43,7 @@ _LOOK, _LAST_LOOK = 0.02, 0.5  # s between two looks at what was sent
 _ENDS = frozenset({"sent", "failed", "bounced", "cancelled"})
 
 
-class Place:
+class InboxHandle:
     """An inbox as calls name it: its path, and the token that opens it, if it is anonymous."""
 
     def __init__(self, address: str, session_token: str | None) -> None:
@@ -54,14 +54,16 @@ class Place:
         self.closed = False
 
     def get(
-        self, path: str, params: Params = MappingProxyType({}), waits: float | None = None
-    ) -> Ask:
+        self, path: str, params: Params = MappingProxyType({}), long_poll: float | None = None
+    ) -> ApiRequest:
         """Return a call that reads."""
-        return Ask("GET", f"{self.path}{path}", params, headers=self.headers, waits=waits)
+        return ApiRequest(
+            "GET", f"{self.path}{path}", params, headers=self.headers, long_poll=long_poll
+        )
 
-    def delete(self, path: str = "") -> Ask:
+    def delete(self, path: str = "") -> ApiRequest:
         """Return a call that removes."""
-        return Ask("DELETE", f"{self.path}{path}", headers=self.headers)
+        return ApiRequest("DELETE", f"{self.path}{path}", headers=self.headers)
 
 
 def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) -> Flow[JSON]:
@@ -70,19 +72,19 @@ def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) ->
         raise RelayError(f"an inbox's ttl is a number of minutes, not {ttl!r}")
     body = {"ttl_minutes": ttl, "local_part": local_part, "domain": domain}
     body = {name: value for name, value in body.items() if value is not None}
-    made: JSON = yield from asked_json(Ask("POST", MAILBOXES, body=body, again=False))
+    made: JSON = yield from call_json(ApiRequest("POST", MAILBOXES, body=body, idempotent=False))
     return made
 
 
-def remove_inbox(place: Place, *, strict: bool) -> Flow[None]:
+def remove_inbox(handle: InboxHandle, *, strict: bool) -> Flow[None]:
     """End an inbox.  If that fails its life ends it, which is an error if `strict`."""
-    place.closed = True
+    handle.closed = True
     with nullcontext() if strict else suppress(RelayError):
-        yield from asked(place.delete(), time.monotonic() + CLOSES_WITHIN)
+        yield from call(handle.delete(), time.monotonic() + CLOSES_WITHIN)
 
 
 def wait(
-    place: Place,
+    handle: InboxHandle,
     *,
     subject: str | None,
     sender: str | None,
@@ -90,14 +92,14 @@ def wait(
     timeout: float,
 ) -> Flow[JSON]:
     """Wait for the oldest message that matches; `WaitTimeout` if none comes."""
-    found = yield from _next(place, subject, sender, after, timeout)
+    found = yield from _next(handle, subject, sender, after, timeout)
     if found is None:
-        raise (yield from _in_vain(place, wanted(subject, sender, after), timeout))
+        raise (yield from _in_vain(handle, wanted(subject, sender, after), timeout))
     return found
 
 
 def wait_none(
-    place: Place,
+    handle: InboxHandle,
     seconds: float,
     *,
     subject: str | None,
@@ -105,13 +107,13 @@ def wait_none(
     after: str | None,
 ) -> Flow[None]:
     """See that nothing comes that matches; `UnexpectedMail` as soon as something does."""
-    found = yield from _next(place, subject, sender, after, seconds)
+    found = yield from _next(handle, subject, sender, after, seconds)
     if found is not None:
         raise UnexpectedMail(f"mail came where none was to come:\n  {_line(found)}")
 
 
 def wait_many(
-    place: Place,
+    handle: InboxHandle,
     count: int,
     *,
     subject: str | None,
@@ -127,37 +129,37 @@ def wait_many(
     while len(found) < count:
         left = max(0.0, deadline - time.monotonic())
         last = found[-1]["id"] if found else after
-        one = yield from _next(place, subject, sender, last, left)
+        one = yield from _next(handle, subject, sender, last, left)
         if one is None:
             what = f"{count} of {wanted(subject, sender, after)} ({len(found)} came)"
-            raise (yield from _in_vain(place, what, timeout, [one["id"] for one in found]))
+            raise (yield from _in_vain(handle, what, timeout, [one["id"] for one in found]))
         found.append(one)
     return found
 
 
 def _next(
-    place: Place,
+    handle: InboxHandle,
     subject: str | None,
     sender: str | None,
     after: str | None,
     timeout: float,
 ) -> Flow[JSON | None]:
     deadline = _deadline(timeout)
-    asks: dict[str, str | float] = {"empty": "null"}
+    params: dict[str, str | float] = {"empty": "null"}
     for name, value in (("subject", subject), ("from", sender), ("after", after)):
         if value is not None:
-            asks[name] = value
+            params[name] = value
 
-    def part() -> Ask:
+    def part() -> ApiRequest:
         left = min(_PART, max(0.0, deadline - time.monotonic()))
-        return place.get("/messages/wait", {**asks, "timeout": round(left, 3)}, left)
+        return handle.get("/messages/wait", {**params, "timeout": round(left, 3)}, left)
 
     while True:
         try:
-            found: JSON | None = yield from asked_json(part, max(deadline, time.monotonic() + 1.0))
+            found: JSON | None = yield from call_json(part, max(deadline, time.monotonic() + 1.0))
         except RelayError as error:
             # As another thread or task does that has given the test up.
-            if not place.closed:
+            if not handle.closed:
                 raise
             what = wanted(subject, sender, after)
             raise RelayError(f"the inbox was closed while {what} was waited for") from error
@@ -185,13 +187,13 @@ def wanted(subject: str | None, sender: str | None, after: str | None) -> str:
 
 
 def _in_vain(
-    place: Place, what: str, timeout: float, found: Sequence[str] = ()
+    handle: InboxHandle, what: str, timeout: float, found: Sequence[str] = ()
 ) -> Flow[WaitTimeout]:
     """Return what a wait in vain ends with; `found` are the ids of what was waited for and came."""
     limit = min(len(found) + _OTHERS + 1, _PAGE)
     try:
-        entries: list[JSON] = yield from asked_json(
-            place.get("/messages", {"limit": limit}), time.monotonic() + _LISTS_WITHIN
+        entries: list[JSON] = yield from call_json(
+            handle.get("/messages", {"limit": limit}), time.monotonic() + _LISTS_WITHIN
         )
     except RelayError as error:
         return WaitTimeout(what, timeout, f"what came cannot be listed: {error}")
@@ -213,48 +215,48 @@ def _line(entry: JSON) -> str:
     return f"{entry['received_at']} from {entry['from_address'] or '<>'}: {subject}"
 
 
-def messages(place: Place, q: str | None, limit: int) -> Flow[list[JSON]]:
+def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]:
     """Read the messages of an inbox, all or those that match a search, the newest first."""
-    asks: dict[str, str | float] = {"limit": min(limit, _PAGE)}
+    params: dict[str, str | float] = {"limit": min(limit, _PAGE)}
     if q is not None:
-        asks["q"] = q
-    ask = place.get("/messages", asks)
+        params["q"] = q
+    request = handle.get("/messages", params)
     ids: list[str] = []
     while len(ids) < limit:
-        answer = yield from asked(ask)
+        answer = yield from call(request)
         ids += [entry["id"] for entry in decoded(answer)]
         following = answer.links.get("next", {}).get("url")
         if following is None:
             break
-        ask = Ask("GET", following, headers=place.headers)
+        request = ApiRequest("GET", following, headers=handle.headers)
     found: list[JSON] = []
     for message_id in ids[:limit]:
-        found.append((yield from asked_json(place.get(f"/messages/{message_id}"))))
+        found.append((yield from call_json(handle.get(f"/messages/{message_id}"))))
     return found
 
 
-def raw(place: Place, message_id: str) -> Flow[bytes]:
+def raw(handle: InboxHandle, message_id: str) -> Flow[bytes]:
     """Fetch a message byte for byte."""
-    answer = yield from asked(place.get(f"/messages/{message_id}/raw"))
+    answer = yield from call(handle.get(f"/messages/{message_id}/raw"))
     return answer.content
 
 
-def attachment(place: Place, message_id: str, index: int) -> Flow[bytes]:
+def attachment(handle: InboxHandle, message_id: str, index: int) -> Flow[bytes]:
     """Fetch an attachment."""
-    answer = yield from asked(place.get(f"/messages/{message_id}/attachments/{index}"))
+    answer = yield from call(handle.get(f"/messages/{message_id}/attachments/{index}"))
     return answer.content
 
 
-def checks(place: Place, message_id: str) -> Flow[JSON]:
+def checks(handle: InboxHandle, message_id: str) -> Flow[JSON]:
     """Fetch what the world would say of a message."""
-    found: JSON = yield from asked_json(place.get(f"/messages/{message_id}/checks"))
+    found: JSON = yield from call_json(handle.get(f"/messages/{message_id}/checks"))
     return found
 
 
-def delete_message(place: Place, message_id: str) -> Flow[None]:
+def delete_message(handle: InboxHandle, message_id: str) -> Flow[None]:
     """Delete a message for good; one that is gone already is."""
     try:
-        yield from asked(place.delete(f"/messages/{message_id}"))
+        yield from call(handle.delete(f"/messages/{message_id}"))
     except Refused as refused:
         if refused.problem != "message-not-found":
             raise
@@ -282,7 +284,7 @@ def send(
         "attachments": [_encoded(one) for one in attachments],
     }
     key = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-    sent = yield from asked_json(Ask("POST", "/api/v1/messages/send", body=body, headers=key))
+    sent = yield from call_json(ApiRequest("POST", "/api/v1/messages/send", body=body, headers=key))
     queued: list[JSON] = sent["messages"]
     return queued
 
@@ -304,8 +306,8 @@ def _encoded(given: NewAttachment) -> JSON:
 
 def outbound(message_id: str, deadline: float | None = None) -> Flow[JSON]:
     """Look at a message that was sent."""
-    ask = Ask("GET", f"/api/v1/outbound/{quote(message_id, safe='')}")
-    found: JSON = yield from asked_json(ask, deadline)
+    request = ApiRequest("GET", f"/api/v1/outbound/{quote(message_id, safe='')}")
+    found: JSON = yield from call_json(request, deadline)
     return found
 
 
@@ -327,5 +329,5 @@ def wait_outbound(message_id: str, status: str, timeout: float) -> Flow[None]:
 
 def info() -> Flow[JSON]:
     """Ask where the relay takes mail."""
-    found: JSON = yield from asked_json(Ask("GET", "/api/v1/info"))
+    found: JSON = yield from call_json(ApiRequest("GET", "/api/v1/info"))
     return found

@@ -11,7 +11,7 @@ import httpx
 from relay_client import _flows
 from relay_client._connect import FROM_ENVIRONMENT, Token, connection
 from relay_client._exchange import Flow, drive
-from relay_client._flows import NewAttachment, Place
+from relay_client._flows import InboxHandle, NewAttachment
 from relay_client._records import (
     JSON,
     AttachmentData,
@@ -67,14 +67,14 @@ class Relay:
         the relay unless given.
         """
         made = self._do(_flows.make_inbox(ttl, local_part, domain))
-        return Inbox(self, Place(made["address"], made["session_token"]), owned=True)
+        return Inbox(self, InboxHandle(made["address"], made["session_token"]), owned=True)
 
     def mailbox(self, address: str, session_token: str | None = None) -> Inbox:
         """Return an inbox that there is already: one made elsewhere, or captured mail's.
 
         Captured mail opens to the administrator's token alone.  It stays when its block ends.
         """
-        return Inbox(self, Place(address, session_token), owned=False)
+        return Inbox(self, InboxHandle(address, session_token), owned=False)
 
     def send(
         self,
@@ -120,10 +120,10 @@ class Relay:
 class Inbox:
     """An inbox: what comes to `address`."""
 
-    def __init__(self, relay: Relay, place: Place, *, owned: bool) -> None:
-        self._relay, self._place, self._owned = relay, place, owned
-        self.address: str = place.address
-        self.session_token = place.session_token
+    def __init__(self, relay: Relay, handle: InboxHandle, *, owned: bool) -> None:
+        self._relay, self._handle, self._owned = relay, handle, owned
+        self.address: str = handle.address
+        self.session_token = handle.session_token
         """What opens an anonymous inbox; None where the relay's token does."""
 
     def __enter__(self) -> Inbox:
@@ -149,7 +149,7 @@ class Inbox:
 
         Where that fails its time does, and with `strict` that is an error.
         """
-        self._relay._do(_flows.remove_inbox(self._place, strict=strict))
+        self._relay._do(_flows.remove_inbox(self._handle, strict=strict))
 
     def wait(
         self,
@@ -165,7 +165,7 @@ class Inbox:
         """
         found = self._relay._do(
             _flows.wait(
-                self._place,
+                self._handle,
                 subject=subject,
                 sender=sender,
                 after=id_of(after),
@@ -185,7 +185,7 @@ class Inbox:
         """See for so long that nothing matches; `UnexpectedMail` if something does."""
         self._relay._do(
             _flows.wait_none(
-                self._place, seconds, subject=subject, sender=sender, after=id_of(after)
+                self._handle, seconds, subject=subject, sender=sender, after=id_of(after)
             )
         )
 
@@ -201,7 +201,7 @@ class Inbox:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
         found = self._relay._do(
             _flows.wait_many(
-                self._place,
+                self._handle,
                 count,
                 subject=subject,
                 sender=sender,
@@ -220,7 +220,7 @@ class Inbox:
         return self._listed(q, limit)
 
     def _listed(self, q: str | None, limit: int) -> list[Message]:
-        found = self._relay._do(_flows.messages(self._place, q, limit))
+        found = self._relay._do(_flows.messages(self._handle, q, limit))
         return [Message(self, one) for one in found]
 
     def _do(self, flow: Flow[T]) -> T:
@@ -240,16 +240,16 @@ class Message(MessageData):
     def raw(self) -> bytes:
         """The message byte for byte as it was accepted."""
         if self._raw is None:
-            self._raw = self._inbox._do(_flows.raw(self._inbox._place, self.id))
+            self._raw = self._inbox._do(_flows.raw(self._inbox._handle, self.id))
         return self._raw
 
     def checks(self) -> Checks:
         """Ask whether the world would take it: SPF, DKIM, DMARC, and what readers miss."""
-        return parsed_checks(self._inbox._do(_flows.checks(self._inbox._place, self.id)))
+        return parsed_checks(self._inbox._do(_flows.checks(self._inbox._handle, self.id)))
 
     def delete(self) -> None:
         """Delete it for good; one that is gone already is."""
-        self._inbox._do(_flows.delete_message(self._inbox._place, self.id))
+        self._inbox._do(_flows.delete_message(self._inbox._handle, self.id))
 
 
 class Attachment(AttachmentData):
@@ -265,7 +265,9 @@ class Attachment(AttachmentData):
         """Its bytes, decoded."""
         if self._content is None:
             inbox = self._message._inbox
-            self._content = inbox._do(_flows.attachment(inbox._place, self._message.id, self.index))
+            self._content = inbox._do(
+                _flows.attachment(inbox._handle, self._message.id, self.index)
+            )
         return self._content
 
 
