@@ -262,7 +262,7 @@ def _check(hosts: AllowedHosts, connection: Any, *, any_host: bool) -> None:
 
 async def _answer_error(error: Exception) -> Response:
     problem = _problem_of(error)
-    if has_request_context() and request.path.startswith(answers.BASE):
+    if has_request_context() and request.path.startswith(answers.PREFIX):
         return answers.refusal(problem)
     return problem.response()
 

@@ -86,7 +86,7 @@ class Mail:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Criteria:
     """What is looked for: the mail that fulfils all terms of one of the `either`, and is kept.
 
     `keep` sees the newest `COUNTED` of what the terms find.
@@ -96,7 +96,7 @@ class Asked:
     keep: Callable[[Mail], bool] | None = None
 
 
-EVERYTHING = Asked()
+EVERYTHING = Criteria()
 """What finds all."""
 
 
@@ -127,13 +127,13 @@ class Mails:
         self._seconds = seconds
 
     async def search(
-        self, reach: Reach, asked: Asked = EVERYTHING, *, start: int = 0, limit: int = 50
+        self, reach: Reach, criteria: Criteria = EVERYTHING, *, start: int = 0, limit: int = 50
     ) -> Found:
         """So many of what is found, newest first, from the place `start` on."""
         most = max(COUNTED, start + limit) + 1
-        ids, _ = await self._ids(reach, asked.either, most)
-        if asked.keep is not None:
-            kept = await self._kept(reach, ids[:most], asked.keep)
+        ids, _ = await self._ids(reach, criteria.either, most)
+        if criteria.keep is not None:
+            kept = await self._kept(reach, ids[:most], criteria.keep)
             unread = sum(not mail.is_read for mail in kept)
             return Found(kept[start : start + limit], len(kept), unread)
         groups = _folded(await self._heads(reach, ids[:most]))
@@ -212,9 +212,9 @@ class Mails:
 
         return await self._in_steps(reach, _uuids(mail_ids), apply)
 
-    async def delete_found(self, reach: Reach, asked: Asked) -> int:
+    async def delete_found(self, reach: Reach, criteria: Criteria) -> int:
         """Delete for good what is found; return how many messages went."""
-        return await self.delete(reach, map(str, await self._all(reach, asked)))
+        return await self.delete(reach, map(str, await self._all(reach, criteria)))
 
     async def change(self, reach: Reach, mail_ids: Iterable[str], change: Change) -> int:
         """Mark or tag these; return how many messages became others.  `NotParsed` as elsewhere."""
@@ -224,9 +224,9 @@ class Mails:
 
         return await self._in_steps(reach, _uuids(mail_ids), apply)
 
-    async def change_found(self, reach: Reach, asked: Asked, change: Change) -> int:
+    async def change_found(self, reach: Reach, criteria: Criteria, change: Change) -> int:
         """Mark or tag what is found; return how many messages became others."""
-        return await self.change(reach, map(str, await self._all(reach, asked)), change)
+        return await self.change(reach, map(str, await self._all(reach, criteria)), change)
 
     async def _ids(
         self,
@@ -254,15 +254,15 @@ class Mails:
                     break
         return sorted(found, reverse=True), short
 
-    async def _all(self, reach: Reach, asked: Asked) -> list[UUID]:
+    async def _all(self, reach: Reach, criteria: Criteria) -> list[UUID]:
         """Ids of everything that is found."""
-        if asked.keep is None:
-            ids, short = await self._ids(reach, asked.either, None)
+        if criteria.keep is None:
+            ids, short = await self._ids(reach, criteria.either, None)
             if short:
                 raise CutShort(0, f"not done in {BULK_SECONDS:g} s")
             return ids
-        ids, _ = await self._ids(reach, asked.either, COUNTED)
-        return [mail.id for mail in await self._kept(reach, ids, asked.keep)]
+        ids, _ = await self._ids(reach, criteria.either, COUNTED)
+        return [mail.id for mail in await self._kept(reach, ids, criteria.keep)]
 
     async def _kept(
         self, reach: Reach, ids: Sequence[UUID], keep: Callable[[Mail], bool]

@@ -14,7 +14,7 @@ from relay.ids import new_id, new_ids
 from relay.mailboxes.accept import insert_one
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.changes import Change
-from relay.mailboxes.mails import COUNTED, Asked, Mails
+from relay.mailboxes.mails import COUNTED, Criteria, Mails
 from relay.mailboxes.query import Term
 from relay.mailboxes.store import Store
 from relay.mailboxes.visibility import Reach
@@ -92,7 +92,7 @@ async def test_a_mail_is_one_whatever_its_recipients(world: World) -> None:
         mail = await world.mails.find(ALL, str(message))
         assert mail is not None
         assert (mail.id, mail.ids) == (one[0], one)
-    to_b = Asked(((Term("to", "b@x"),),))
+    to_b = Criteria(((Term("to", "b@x"),),))
     assert [mail.ids for mail in (await world.mails.search(ALL, to_b)).mails] == [two, one]
     page = await world.mails.search(ALL, start=1, limit=5)
     assert ([mail.id for mail in page.mails], page.count) == ([one[0]], 2)
@@ -133,12 +133,12 @@ async def test_a_change_is_of_the_whole_mail(world: World) -> None:
     ids, other = await world.send("ab"), await world.send("c")
     assert await world.mails.change(ALL, [str(ids[1])], Change(is_read=True)) == 2
     assert (await world.mails.search(ALL)).unread == 1
-    to_b = Asked(((Term("to", "b@x"),),))
+    to_b = Criteria(((Term("to", "b@x"),),))
     assert await world.mails.change_found(ALL, to_b, Change(tags=["Shop"])) == 2
     assert await world.mails.tags(ALL) == {"Shop": 2}
     assert await world.mails.delete_found(ALL, to_b) == 2
     assert await world.left() == [other]
-    kept = Asked(keep=lambda mail: mail.id != other[0])
+    kept = Criteria(keep=lambda mail: mail.id != other[0])
     assert await world.mails.delete_found(ALL, kept) == 0
     assert await world.mails.delete(ALL, ["no id", str(new_id())]) == 0
 

@@ -4,9 +4,9 @@
  *
  * Promises: standard output has the one thing that was asked for, or JSON; everything else goes to
  * standard error.  JSON has the names of the relay's own calls where it has their values.  The exit
- * code is 0 if it is there, 1 if what was waited for did not come (or came, where nothing was to), 2
- * for a call that cannot be meant, 3 where the relay refused or what answers is none, 4 where nothing
- * answers.
+ * code is 0 if it is there, 1 if what was waited for did not come (or came, where nothing was to),
+ * 2 for a call that cannot be meant, 3 where the relay refused or what answers is none, 4 where
+ * nothing answers.
  */
 
 import { parseArgs } from "node:util";
@@ -47,8 +47,8 @@ INBOX is an address, or what 'inbox --json' printed (which opens an anonymous in
   --sender PART     of the sender's address              --after ID      only what came after this
   --url URL         RELAY_URL unless given               --token TOKEN   RELAY_TOKEN unless given
 
-Exit codes: 0 it is there, 1 it did not come, 2 a wrong call, 3 the relay refused (or what answers is
-no relay), 4 nothing answers.
+Exit codes: 0 it is there, 1 it did not come, 2 a wrong call, 3 the relay refused (or what answers
+is no relay), 4 nothing answers.
 `;
 
 const TEXT = { type: "string" } as const;

@@ -90,9 +90,9 @@ export class Exchange {
   }
 
   /**
-   * Ask until there is an answer; return it if it is a good one.  No try outlasts the deadline, but
-   * for one that may keep its answer back; without one a call is repeated for `RETRY_TIMEOUT`.  What
-   * differs from try to try is made anew for each.
+   * Make a call until it is answered; return the answer if it is a good one.  No try outlasts the
+   * deadline, but for one that may keep its answer back; without one a call is repeated for
+   * `RETRY_TIMEOUT`.  What differs from try to try is made anew for each.
    */
   async call(
     request: RepeatableRequest | (() => RepeatableRequest),

@@ -319,7 +319,8 @@ export class Inbox implements AsyncDisposable {
     const limit = Math.min(found.length + OTHERS + 1, PAGE);
     try {
       const request = this.#request("GET", "/messages", { limit });
-      const entries = await this.#exchange.json<EntryJson[]>(request, performance.now() + LISTS_WITHIN);
+      const deadline = performance.now() + LISTS_WITHIN;
+      const entries = await this.#exchange.json<EntryJson[]>(request, deadline);
       return inVain(what, timeout, entries, found);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;

@@ -1,6 +1,6 @@
 /**
- * Waits, but for their calls: which mail is meant, for how long, and what is said in vain.  Shared by
- * `relay.ts` and the commands for Cypress.
+ * Waits, but for their calls: which mail is meant, for how long, and what is said in vain.  Both
+ * `relay.ts` and the commands for Cypress wait so.
  */
 
 import { RelayError, WaitTimeout, quoted } from "./errors.js";
@@ -81,8 +81,8 @@ export function inALine(
 }
 
 /**
- * What a wait in vain for `what` fails with, which lists the newest entries, one more than it shows;
- * `found` are the ids of those that were waited for.
+ * What a wait in vain for `what` fails with.  `entries` are the newest, one more than it shows where
+ * there are as many; `found` are the ids of those that were waited for.
  */
 export function inVain(
   what: string,

@@ -2,7 +2,8 @@
 //
 // Cypress itself is not run here: installing it fetches a program of several hundred megabytes from
 // elsewhere than npm.  The stand-in does what Cypress documents of `Cypress.Commands.add`, of `cy.env`
-// (and of `Cypress.env`, which older ones have instead), `cy.request`, `cy.wait`, `cy.wrap` and `.then`: commands are queued, what a callback queues runs
+// (and of `Cypress.env`, which older ones have instead), of `cy.request`, `cy.wait`, `cy.wrap` and
+// `.then`: commands are queued, what a callback queues runs
 // before what was queued after it, and the first that fails ends the test.
 
 import assert from "node:assert/strict";

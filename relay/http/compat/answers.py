@@ -6,8 +6,8 @@ from quart import Response
 
 from relay.http.problems import Problem
 
-BASE = "/compat/"
-"""What the paths of all calls here begin with."""
+PREFIX = "/compat/"
+"""The beginning of the paths of all calls here."""
 
 _AS_OTHERS_SAY = {415: 400, 422: 400}  # of statuses that their clients do not know
 

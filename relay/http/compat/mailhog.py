@@ -19,15 +19,15 @@ from quart import Response
 
 from relay.http.compat.answers import bad
 from relay.http.compat.mailhog_json import message
-from relay.http.compat.shared import MOST_ROWS, Catcher, Window, compat
+from relay.http.compat.shared import MOST_ROWS, CallersMail, Window, compat
 from relay.http.operations import Call, json_response
 from relay.http.problems import from_status
 from relay.http.resources.all_messages import reach_of
 from relay.http.routing import Api
-from relay.mailboxes.mails import EVERYTHING, Asked, Found
+from relay.mailboxes.mails import EVERYTHING, Criteria, Found
 from relay.mailboxes.query import Field, Term
 
-BASE = "/compat/mailhog/api"
+API = "/compat/mailhog/api"
 SHOWN = 1 << 20
 """Bytes of a message that are shown."""
 AT_ONCE = 4 << 20
@@ -45,8 +45,8 @@ class SearchQuery(Window):
 
 def register(api: Api) -> None:
     """Declare the calls."""
-    catcher = Catcher(api)
-    deps, mails = catcher.deps, catcher.mails
+    callers = CallersMail(api)
+    deps, mails = callers.deps, callers.mails
 
     async def shown(call: Call, found: Found) -> list[dict[str, Any]]:
         """As much of what was found as one answer holds."""
@@ -57,74 +57,74 @@ def register(api: Api) -> None:
             left -= size
             if made and left < 0:
                 break
-            held = catcher.downloads.hold(catcher.owner(call), 4 * size)
+            held = callers.downloads.hold(callers.owner(call), 4 * size)
             try:
-                raw = await catcher.beginning(mail, SHOWN)
+                raw = await callers.beginning(mail, SHOWN)
                 # Beside the loop: of a large one it takes a while.
                 work = partial(message, mail, raw, deps.store.domains[0])
-                made.append(await catcher.apart(call, work) if size > _LONG else work())
+                made.append(await callers.apart(call, work) if size > _LONG else work())
             finally:
                 held.release()
         return made
 
-    async def listed(call: Call, asked: Asked) -> Response:
+    async def listed(call: Call, criteria: Criteria) -> Response:
         window: Window = call.query
-        found = await catcher.search(call, asked, window.at, window.rows)
+        found = await callers.search(call, criteria, window.at, window.rows)
         items = await shown(call, found)
         return _json(
             {"total": found.count, "count": len(items), "start": window.at, "items": items}
         )
 
-    @api.add("GET", f"{BASE}/v2/messages", compat("mailhogMessages", "read", query=Window))
+    @api.add("GET", f"{API}/v2/messages", compat("mailhogMessages", "read", query=Window))
     async def list_(call: Call) -> Response:
         return await listed(call, EVERYTHING)
 
-    @api.add("GET", f"{BASE}/v2/search", compat("mailhogSearch", "read", query=SearchQuery))
+    @api.add("GET", f"{API}/v2/search", compat("mailhogSearch", "read", query=SearchQuery))
     async def search(call: Call) -> Response:
         query: SearchQuery = call.query
         if query.kind not in _KINDS:
             raise bad("kind: from, to or containing.")
         if not query.query:
             raise bad("query: it says what to look for.")
-        return await listed(call, Asked(((Term(_KINDS[query.kind], query.query[:1000]),),)))
+        return await listed(call, Criteria(((Term(_KINDS[query.kind], query.query[:1000]),),)))
 
-    @api.add("GET", f"{BASE}/v1/messages", compat("mailhogAll", "read"))
+    @api.add("GET", f"{API}/v1/messages", compat("mailhogAll", "read"))
     async def all_(call: Call) -> Response:
-        found = await catcher.search(call, EVERYTHING, 0, MOST_ROWS)
+        found = await callers.search(call, EVERYTHING, 0, MOST_ROWS)
         return _json(await shown(call, found))
 
-    @api.add("DELETE", f"{BASE}/v1/messages", compat("mailhogDeleteAll", "send"))
+    @api.add("DELETE", f"{API}/v1/messages", compat("mailhogDeleteAll", "send"))
     async def delete_all(call: Call) -> Response:
         reach = reach_of(call)
-        await catcher.change_found(call, lambda: deps.all_messages.delete(reach, ()))
+        await callers.change_found(call, lambda: deps.all_messages.delete(reach, ()))
         return _nothing()
 
-    @api.add("GET", f"{BASE}/v1/messages/<message_id>", compat("mailhogMessage", "read"))
+    @api.add("GET", f"{API}/v1/messages/<message_id>", compat("mailhogMessage", "read"))
     async def show(call: Call, message_id: str) -> Response:
-        mail = await catcher.find(call, message_id)
+        mail = await callers.find(call, message_id)
         return _json((await shown(call, Found([mail], 1, 0)))[0])
 
-    @api.add("DELETE", f"{BASE}/v1/messages/<message_id>", compat("mailhogDelete", "send"))
+    @api.add("DELETE", f"{API}/v1/messages/<message_id>", compat("mailhogDelete", "send"))
     async def delete(call: Call, message_id: str) -> Response:
-        mail, reach = await catcher.find(call, message_id), reach_of(call)
-        await catcher.change(call, lambda: mails.delete(reach, [str(mail.id)]))
+        mail, reach = await callers.find(call, message_id), reach_of(call)
+        await callers.change(call, lambda: mails.delete(reach, [str(mail.id)]))
         return _nothing()
 
-    @api.add("GET", f"{BASE}/v1/messages/<message_id>/download", compat("mailhogRaw", "read"))
+    @api.add("GET", f"{API}/v1/messages/<message_id>/download", compat("mailhogRaw", "read"))
     async def download(call: Call, message_id: str) -> Response:
-        mail = await catcher.find(call, message_id)
+        mail = await callers.find(call, message_id)
         kept = {"Content-Disposition": f'attachment; filename="{mail.id}.eml"'}
-        return await catcher.raw(call, mail, "message/rfc822", kept)
+        return await callers.raw(call, mail, "message/rfc822", kept)
 
-    @api.add("GET", f"{BASE}/v2/jim", compat("mailhogJim", "read"))
+    @api.add("GET", f"{API}/v2/jim", compat("mailhogJim", "read"))
     async def jim(call: Call) -> Response:
         raise from_status(404)  # as MailHog says that he is off
 
-    @api.add("DELETE", f"{BASE}/v2/jim", compat("mailhogJimOff", "admin"))
+    @api.add("DELETE", f"{API}/v2/jim", compat("mailhogJimOff", "admin"))
     async def jim_off(call: Call) -> Response:
         raise from_status(404)  # as MailHog says that he was off
 
-    @api.add("POST", f"{BASE}/v2/jim", compat("mailhogJimOn", "admin"))
+    @api.add("POST", f"{API}/v2/jim", compat("mailhogJimOn", "admin"))
     async def jim_on(call: Call) -> Response:
         raise bad("There is no Jim here: RELAY_SMTP__CHAOS=true has faults on demand.")
 

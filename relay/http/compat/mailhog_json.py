@@ -9,7 +9,7 @@ from __future__ import annotations
 from email.utils import formatdate
 from typing import Any
 
-from relay.http.compat.wire import Content, content_of, text_of
+from relay.http.compat.mime_text import Content, content_of, text_of
 from relay.mailboxes.mails import Mail
 from relay.times import rfc3339
 

@@ -24,15 +24,15 @@ from relay.db.text import storable
 from relay.http.compat import mailpit_json as shapes
 from relay.http.compat.answers import bad, text
 from relay.http.compat.mailpit_query import parse
+from relay.http.compat.mime_text import fields_of, text_of
 from relay.http.compat.shared import (
-    Catcher,
+    CallersMail,
     Window,
     compat,
     members_of,
     no_such_message,
     texts_of,
 )
-from relay.http.compat.wire import fields_of, text_of
 from relay.http.operations import Access, Call, Query, json_response
 from relay.http.problems import from_status
 from relay.http.resources.all_messages import reach_of
@@ -46,14 +46,14 @@ from relay.http.resources.previews import (
 from relay.http.resources.release import LONGEST, MOST_RECIPIENTS, Releasing
 from relay.http.routing import Api
 from relay.mailboxes.changes import Change
-from relay.mailboxes.mails import EVERYTHING, Asked, Mail
+from relay.mailboxes.mails import EVERYTHING, Criteria, Mail
 from relay.mailboxes.query import Term
 from relay.mailboxes.records import ReceivedMessage
 from relay.outbound.senders import LOOP
 from relay.smtp.chaos import Chaos, Rate
 
-BASE = "/compat/mailpit"
-API = f"{BASE}/api/v1"
+ROOT = "/compat/mailpit"
+API = f"{ROOT}/api/v1"
 OK = "ok"
 
 _HEAD = 64 * 1024  # bytes of a message in which its header is looked for
@@ -69,18 +69,15 @@ _CHECKS = (
 _THUMB = "There are no thumbnails here: fetch the part itself."
 
 
-class SearchQuery(Window):
-    """What is looked for; `tz`: of times in it."""
-
-    query: str = ""
-    tz: str = ""
-
-
 class OfSearch(Query):
-    """What is looked for."""
+    """A search; `tz`: of times in it."""
 
     query: str = ""
     tz: str = ""
+
+
+class SearchQuery(Window, OfSearch):
+    """A part of what a search finds."""
 
 
 class RawQuery(OfSearch):
@@ -90,29 +87,29 @@ class RawQuery(OfSearch):
 
 
 class FollowQuery(OfSearch):
-    """As a link check has it."""
+    """Whether redirects of links are to be followed."""
 
     follow: str = ""
 
 
 class ViewQuery(OfSearch):
-    """As a view has it."""
+    """Whether a page is to be shown inside of another."""
 
     embed: str = ""
 
 
 def register(api: Api) -> None:
     """Declare the calls."""
-    catcher = Catcher(api)
-    deps, mails = catcher.deps, catcher.mails
+    callers = CallersMail(api)
+    deps, mails = callers.deps, callers.mails
     releasing = Releasing(api)
 
-    async def listed(call: Call, asked: Asked | None) -> Response:
+    async def listed(call: Call, criteria: Criteria | None) -> Response:
         window: Window = call.query
-        found = await catcher.search(call, asked or EVERYTHING, window.at, window.rows)
+        found = await callers.search(call, criteria or EVERYTHING, window.at, window.rows)
         total = found
-        if asked is not None:
-            total = await catcher.search(call, EVERYTHING, 0, 0, again=True)
+        if criteria is not None:
+            total = await callers.search(call, EVERYTHING, 0, 0, again=True)
         tags = await deps.all_messages.tags(reach_of(call))
 
         def made() -> Response:
@@ -123,15 +120,15 @@ def register(api: Api) -> None:
     async def beside(call: Call, shown: Sequence[Mail], make: Callable[[], Response]) -> Response:
         """An answer, made beside the loop where senders had so much to say that it takes long."""
         long = sum(mail.length for mail in shown) > _LONG
-        return await catcher.apart(call, make) if long else make()
+        return await callers.apart(call, make) if long else make()
 
     async def one(call: Call, mail_id: str) -> Mail:
         """The mail that a path names: by its id, or the latest, of a search too."""
         if mail_id != "latest":
-            return await catcher.find(call, mail_id)
+            return await callers.find(call, mail_id)
         query: OfSearch = call.query
-        asked = parse(query.query, query.tz) if query.query.strip() else EVERYTHING
-        found = await catcher.search(call, asked, 0, 1)
+        criteria = parse(query.query, query.tz) if query.query.strip() else EVERYTHING
+        found = await callers.search(call, criteria, 0, 1)
         if not found.mails:
             raise no_such_message()
         return found.mails[0]
@@ -146,7 +143,7 @@ def register(api: Api) -> None:
     async def mark_read(call: Call, mail: Mail) -> None:
         if not mail.is_read:
             read = partial(mails.change, reach_of(call), [str(mail.id)], Change(is_read=True))
-            await catcher.change(call, read)
+            await callers.change(call, read)
 
     @api.add("GET", f"{API}/messages", compat("mailpitMessages", "read", query=Window))
     async def list_(call: Call) -> Response:
@@ -154,7 +151,7 @@ def register(api: Api) -> None:
 
     @api.add("GET", f"{API}/search", compat("mailpitSearch", "read", query=SearchQuery))
     async def search(call: Call) -> Response:
-        return await listed(call, _asked(call.query))
+        return await listed(call, _criteria(call.query))
 
     deleting = compat("mailpitDelete", "send", body=True)
 
@@ -163,15 +160,15 @@ def register(api: Api) -> None:
         ids = texts_of(await members_of(deleting), "IDs")
         reach = reach_of(call)
         if ids:
-            await catcher.change(call, lambda: mails.delete(reach, ids))
+            await callers.change(call, lambda: mails.delete(reach, ids))
         else:
-            await catcher.change_found(call, lambda: deps.all_messages.delete(reach, ()))
+            await callers.change_found(call, lambda: deps.all_messages.delete(reach, ()))
         return text(OK)
 
     @api.add("DELETE", f"{API}/search", compat("mailpitDeleteFound", "send", query=OfSearch))
     async def delete_found(call: Call) -> Response:
-        asked, reach = _asked(call.query), reach_of(call)
-        await catcher.change_found(call, lambda: mails.delete_found(reach, asked))
+        criteria, reach = _criteria(call.query), reach_of(call)
+        await callers.change_found(call, lambda: mails.delete_found(reach, criteria))
         return text(OK)
 
     marking = compat("mailpitMark", "read", query=OfSearch, body=True)
@@ -187,12 +184,12 @@ def register(api: Api) -> None:
             raise bad("You may specify either IDs or a search query, not both.")
         change = Change(is_read=read)
         if ids:
-            await catcher.change(call, lambda: mails.change(reach, ids, change))
+            await callers.change(call, lambda: mails.change(reach, ids, change))
         elif searched.strip():
-            asked = parse(searched, call.query.tz)
-            await catcher.change_found(call, lambda: mails.change_found(reach, asked, change))
+            criteria = parse(searched, call.query.tz)
+            await callers.change_found(call, lambda: mails.change_found(reach, criteria, change))
         else:
-            await catcher.change_found(call, lambda: deps.all_messages.change(reach, (), change))
+            await callers.change_found(call, lambda: deps.all_messages.change(reach, (), change))
         return text(OK)
 
     @api.add("GET", f"{API}/message/<message_id>", compat("mailpitMessage", "read", query=OfSearch))
@@ -201,7 +198,7 @@ def register(api: Api) -> None:
         indexes = [part["index"] for part in mail.attachments[:_SUMMED]]
         sums: dict[int, Mapping[str, str]] = {}
         if indexes:
-            parts = await catcher.parts(call, mail, indexes, shapes.checksums_of)
+            parts = await callers.parts(call, mail, indexes, shapes.checksums_of)
             sums = {index: part[2] for index, part in parts.items()}
         await mark_read(call, mail)
         return await beside(call, [mail], lambda: json_response(shapes.message(mail, found, sums)))
@@ -213,7 +210,7 @@ def register(api: Api) -> None:
     )
     async def headers(call: Call, message_id: str) -> Response:
         mail = await one(call, message_id)
-        raw = text_of(await catcher.beginning(mail, _HEAD))
+        raw = text_of(await callers.beginning(mail, _HEAD))
         head = re.split(r"\r?\n\r?\n", raw, maxsplit=1)[0]
         return json_response(shapes.headers(fields_of(head, " ")))
 
@@ -223,7 +220,7 @@ def register(api: Api) -> None:
         kept = {}
         if call.query.dl == "1":
             kept = {"Content-Disposition": f'attachment; filename="{mail.id}.eml"'}
-        return await catcher.raw(call, mail, "text/plain; charset=utf-8", kept)
+        return await callers.raw(call, mail, "text/plain; charset=utf-8", kept)
 
     @api.add(
         "GET",
@@ -238,7 +235,7 @@ def register(api: Api) -> None:
             raise from_status(404)
         kind = known.get("content_type") or ""
         kind = kind if _TYPE.fullmatch(kind) else "application/octet-stream"
-        return await catcher.download(call, mail, wanted, kind)
+        return await callers.download(call, mail, wanted, kind)
 
     relaying = compat("mailpitRelease", "send", body=True, stores=True)
 
@@ -247,13 +244,13 @@ def register(api: Api) -> None:
         to = texts_of(await members_of(relaying), "To")
         if not 1 <= len(to) <= MOST_RECIPIENTS or any(len(one) > LONGEST for one in to):
             raise bad(f"To: 1 to {MOST_RECIPIENTS} addresses are wanted.")
-        mail = await catcher.find(call, message_id)
+        mail = await callers.find(call, message_id)
         await releasing.queue(call.caller, mail.mailbox_id, str(mail.id), to)
         return text(OK)
 
     @api.add("GET", f"{API}/tags", compat("mailpitTags", "read"))
     async def tags(call: Call) -> Response:
-        await catcher.caught_up(call)
+        await callers.caught_up(call)
         return json_response(await deps.all_messages.tags(reach_of(call)))
 
     tagging = compat("mailpitTag", "read", body=True)
@@ -263,7 +260,7 @@ def register(api: Api) -> None:
         members = await members_of(tagging)
         ids, reach = texts_of(members, "IDs"), reach_of(call)
         change = Change(tags=[_tag(each) for each in texts_of(members, "Tags") if _tag(each)])
-        await catcher.change(call, lambda: mails.change(reach, ids, change))
+        await callers.change(call, lambda: mails.change(reach, ids, change))
         return text(OK)
 
     renaming = compat("mailpitRenameTag", "read", body=True)
@@ -282,12 +279,12 @@ def register(api: Api) -> None:
     async def retagged(call: Call, name: str, change: Change) -> Response:
         reach = reach_of(call)
         terms = (Term("tag", name),)
-        await catcher.change_found(call, lambda: deps.all_messages.change(reach, terms, change))
+        await callers.change_found(call, lambda: deps.all_messages.change(reach, terms, change))
         return text(OK)
 
     @api.add("GET", f"{API}/info", compat("mailpitInfo", "read"))
     async def info(call: Call) -> Response:
-        found = await catcher.search(call, EVERYTHING, 0, 0)
+        found = await callers.search(call, EVERYTHING, 0, 0)
         return json_response(
             {
                 "Version": f"relay {deps.version}",
@@ -296,7 +293,7 @@ def register(api: Api) -> None:
                 "DatabaseSize": 0,
                 "Messages": found.count,
                 "Unread": found.unread,
-                "Tags": await catcher.tags(call),
+                "Tags": await callers.tags(call),
                 "RuntimeStats": dict.fromkeys(
                     (
                         "Uptime", "Memory", "MessagesDeleted", "SMTPAccepted", "SMTPAcceptedSize",
@@ -341,7 +338,7 @@ def register(api: Api) -> None:
         now.rates = {phase: rate for phase, rate in rates.items() if rate is not None}
         return json_response(_triggers(now))
 
-    @api.add("GET", f"{BASE}/view/<name>", compat("mailpitView", "read", query=ViewQuery))
+    @api.add("GET", f"{ROOT}/view/<name>", compat("mailpitView", "read", query=ViewQuery))
     async def view(call: Call, name: str) -> Response:
         mail_id, _, kind = name.rpartition(".")
         if kind not in {"html", "txt"}:
@@ -355,7 +352,7 @@ def register(api: Api) -> None:
             page = f"<!doctype html><pre>{html.escape(found.body_text or '')}</pre>"
         hosts = own_hosts(deps.urls)
         own = Own(hosts, request.scope.get("server"))
-        made, _ = await catcher.apart(
+        made, _ = await callers.apart(
             call,
             partial(
                 pictures_placed, page, found, mail.mailbox_id, own, deps.keyring.signing,
@@ -388,11 +385,11 @@ def register(api: Api) -> None:
         async def answer(call: Call) -> Response:
             return text(OK)
 
-    alive(f"{BASE}/livez", "mailpitLive")
-    alive(f"{BASE}/readyz", "mailpitReady")
+    alive(f"{ROOT}/livez", "mailpitLive")
+    alive(f"{ROOT}/readyz", "mailpitReady")
 
 
-def _asked(query: OfSearch | SearchQuery) -> Asked:
+def _criteria(query: OfSearch | SearchQuery) -> Criteria:
     if not query.query.strip():
         raise bad("Error: no search query")
     return parse(query.query, query.tz)

@@ -24,7 +24,7 @@ from typing import cast
 from zoneinfo import ZoneInfo
 
 from relay.errors import Invalid
-from relay.mailboxes.mails import Asked, Mail
+from relay.mailboxes.mails import Criteria, Mail
 from relay.mailboxes.query import LONGEST, MOST_TERMS, Field, Term
 from relay.times import parse_instant
 
@@ -39,7 +39,7 @@ _MOST_EITHER = 8  # two of `addressed:` are four searches, three of them eight
 Test = Callable[[Mail], bool]
 
 
-def parse(text: str, zone: str = "") -> Asked:
+def parse(text: str, zone: str = "") -> Criteria:
     """Return what a search asks for; `zone`: a name such as Europe/Berlin, for times."""
     if len(text) > LONGEST:
         raise Invalid(f"query: at most {LONGEST} characters")
@@ -71,7 +71,7 @@ def parse(text: str, zone: str = "") -> Asked:
         either = [terms if term in terms else (*terms, term) for terms in either]
     if len(either) > _MOST_EITHER:
         raise Invalid("query: too many terms")
-    return Asked(tuple(either), _all_of(tests) if tests else None)
+    return Criteria(tuple(either), _all_of(tests) if tests else None)
 
 
 def _test(name: str, value: str) -> Test | None:

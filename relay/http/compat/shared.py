@@ -32,7 +32,7 @@ from relay.http.routing import Api
 from relay.http.waiting import Watch
 from relay.mailboxes.all_messages import CutShort
 from relay.mailboxes.changes import NotParsed
-from relay.mailboxes.mails import Asked, Found, Mail
+from relay.mailboxes.mails import Criteria, Found, Mail
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ def compat(
     )
 
 
-class Catcher:
+class CallersMail:
     """All mail of whoever calls, mail by mail."""
 
     def __init__(self, api: Api) -> None:
@@ -128,13 +128,13 @@ class Catcher:
                 await watch.wait(min(left, _LOOK))
 
     async def search(
-        self, call: Call, asked: Asked, start: int, limit: int, *, again: bool = False
+        self, call: Call, criteria: Criteria, start: int, limit: int, *, again: bool = False
     ) -> Found:
         """A part of what a caller finds; `again`: another part, for the same call."""
         if not again:
             await self.caught_up(call)
         async with self.api.searches.turn(call):
-            return await self.mails.search(reach_of(call), asked, start=start, limit=limit)
+            return await self.mails.search(reach_of(call), criteria, start=start, limit=limit)
 
     async def tags(self, call: Call) -> dict[str, int]:
         """The tags of what a caller sees, each with the messages that have it."""

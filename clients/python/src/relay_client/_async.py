@@ -186,7 +186,7 @@ class AsyncInbox:
 
         Where that fails its time does, and with `strict` that is an error.
         """
-        await self._relay._do(_flows.remove_inbox(self._handle, strict=strict))
+        await self._do(_flows.remove_inbox(self._handle, strict=strict))
 
     async def wait(
         self,
@@ -200,7 +200,7 @@ class AsyncInbox:
         `subject` and `sender` are parts of the subject and the From address, in any case; `after`
         a message: only what came later.  `timeout` in seconds.
         """
-        found = await self._relay._do(
+        found = await self._do(
             _flows.wait(
                 self._handle,
                 subject=subject,
@@ -220,7 +220,7 @@ class AsyncInbox:
         after: AsyncMessage | str | None = None,
     ) -> None:
         """See for so long that nothing matches; `UnexpectedMail` if something does."""
-        await self._relay._do(
+        await self._do(
             _flows.wait_none(
                 self._handle, seconds, subject=subject, sender=sender, after=id_of(after)
             )
@@ -236,7 +236,7 @@ class AsyncInbox:
         timeout: float = 10.0,
     ) -> list[AsyncMessage]:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
-        found = await self._relay._do(
+        found = await self._do(
             _flows.wait_many(
                 self._handle,
                 count,
@@ -257,7 +257,7 @@ class AsyncInbox:
         return await self._listed(q, limit)
 
     async def _listed(self, q: str | None, limit: int) -> list[AsyncMessage]:
-        found = await self._relay._do(_flows.messages(self._handle, q, limit))
+        found = await self._do(_flows.messages(self._handle, q, limit))
         return [AsyncMessage(self, one) for one in found]
 
     async def _do(self, flow: Flow[T]) -> T:

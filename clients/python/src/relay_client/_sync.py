@@ -149,7 +149,7 @@ class Inbox:
 
         Where that fails its time does, and with `strict` that is an error.
         """
-        self._relay._do(_flows.remove_inbox(self._handle, strict=strict))
+        self._do(_flows.remove_inbox(self._handle, strict=strict))
 
     def wait(
         self,
@@ -163,7 +163,7 @@ class Inbox:
         `subject` and `sender` are parts of the subject and the From address, in any case; `after`
         a message: only what came later.  `timeout` in seconds.
         """
-        found = self._relay._do(
+        found = self._do(
             _flows.wait(
                 self._handle,
                 subject=subject,
@@ -183,7 +183,7 @@ class Inbox:
         after: Message | str | None = None,
     ) -> None:
         """See for so long that nothing matches; `UnexpectedMail` if something does."""
-        self._relay._do(
+        self._do(
             _flows.wait_none(
                 self._handle, seconds, subject=subject, sender=sender, after=id_of(after)
             )
@@ -199,7 +199,7 @@ class Inbox:
         timeout: float = 10.0,
     ) -> list[Message]:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
-        found = self._relay._do(
+        found = self._do(
             _flows.wait_many(
                 self._handle,
                 count,
@@ -220,7 +220,7 @@ class Inbox:
         return self._listed(q, limit)
 
     def _listed(self, q: str | None, limit: int) -> list[Message]:
-        found = self._relay._do(_flows.messages(self._handle, q, limit))
+        found = self._do(_flows.messages(self._handle, q, limit))
         return [Message(self, one) for one in found]
 
     def _do(self, flow: Flow[T]) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.http.compat.wire import DEEPEST, MOST_PARTS, content_of, fields_of
+from relay.http.compat.mime_text import DEEPEST, MOST_PARTS, content_of, fields_of
 
 MIXED = (
     "Subject: hello\r\nX-Tags: a\r\nX-Tags: b\r\n"
