@@ -216,6 +216,9 @@ def test_an_inbox_ends_with_its_block(relay: Relay) -> None:
         relay.mailbox(address).wait(timeout=5)
     with pytest.raises(RelayError, match=r"^the inbox was closed while any mail was waited for$"):
         inbox.wait(timeout=5)
+    inbox.close()  # twice does no harm, unless one wants to know
+    with pytest.raises(Refused, match="404 mailbox-not-found"):
+        inbox.close(strict=True)
 
 
 def test_a_wait_ends_when_its_inbox_is_closed(relay: Relay) -> None:
