@@ -34,7 +34,6 @@ class _Relay(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # an answer goes out at once, and none waits for another's acknowledgement
-    server: _Server
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -45,6 +44,7 @@ class _Relay(BaseHTTPRequestHandler):
         if url.path != _PATH:
             self.send_error(404)
             return
+        assert isinstance(self.server, _Server)
         self.server.pages += 1
         query = parse_qs(url.query)
         start, limit = int(query.get("cursor", ["0"])[0]), int(query["limit"][0])
@@ -63,7 +63,7 @@ class _Relay(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 

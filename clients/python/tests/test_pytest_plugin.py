@@ -208,7 +208,12 @@ def test_left(relay, inbox):
 @pytest.mark.parametrize("case", CASES["smtp_servers"], ids=lambda case: case["link"])
 def test_an_application_is_pointed_where_it_reaches_the_relay(case: dict[str, Any]) -> None:
     """Where the tests reach it, in clear, and signed in only where that can be."""
-    more = {"version": "1", "submission": None, "domains": [], "public_url": case["url"]}
+    more: dict[str, Any] = {
+        "version": "1",
+        "submission": None,
+        "domains": [],
+        "public_url": case["url"],
+    }
     server = smtp_server_of(case["url"], parsed_info({**case["info"], **more}), "sign up")
     assert (server.host, server.port, server.user) == (case["host"], 2525, case["user"])
     assert server.password == ("secret" if case["user"] else "")

@@ -47,13 +47,13 @@ def connection(url: str | None, token: Token) -> Connection:
     if isinstance(token, FromEnvironment):
         token = os.environ.get(token.value)
     token = token or None
+    host = ""
     try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in {"http", "https"} and bool(httpx.URL(url).host)
-        is_url = is_url and len(url.split()) == 1
+        if urlsplit(url).scheme in {"http", "https"} and len(url.split()) == 1:
+            host = httpx.URL(url).host
     except (ValueError, httpx.InvalidURL):
-        is_url = False
-    if not is_url:
+        pass  # said below
+    if not host:
         raise RelayError(f"a relay's URL begins with http:// or https:// and a host: {url!r}")
     headers = {"User-Agent": f"relay-client/{_version()}", "Accept": "application/json"}
     if token:
@@ -61,8 +61,7 @@ def connection(url: str | None, token: Token) -> Connection:
             raise RelayError("the token has characters that no token has")
         headers["Authorization"] = f"Bearer {token}"
     # A proxy of the environment is not asked for what is on this machine.
-    local = is_loopback(parts.hostname or "")
-    arguments = {"base_url": url, "headers": headers, "trust_env": not local}
+    arguments = {"base_url": url, "headers": headers, "trust_env": not is_loopback(host)}
     return Connection(url.rstrip("/"), token, arguments)
 
 

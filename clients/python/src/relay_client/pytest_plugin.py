@@ -78,7 +78,7 @@ class _Relays:
         self._config = config
         self._is_worker = hasattr(config, "workerinput")
         self._owner = os.getppid() if self._is_worker else os.getpid()
-        self._keeps: bool = config.getoption("relay_keep")
+        self._keeps = bool(config.getoption("relay_keep"))
         self._ours: tuple[Path, int] | None = None
 
     def where(self, factory: pytest.TempPathFactory) -> tuple[str, str | None]:
