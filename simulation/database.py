@@ -88,6 +88,7 @@ class Server:
             "full_page_writes": "off",
             "autovacuum": "off",
             "shared_buffers": "64MB",
+            "max_wal_size": "256MB",
             # By the simulation's clock or not at all.
             "deadlock_timeout": "1h",
         }
