@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -111,6 +112,7 @@ class Injector:
         self._nodes = nodes
         self._around = around
         self._frozen = frozen
+        self._freezes: Counter[str] = Counter()
         self._history: History = around.history
 
     async def run(self, faults: Sequence[Fault]) -> None:
@@ -149,8 +151,11 @@ class Injector:
     async def _do_freeze(self, fault: Fault) -> None:
         name = self._nodes[fault.node].name
         self._frozen.add(name)
+        self._freezes[name] += 1
         await trio.sleep(fault.lasts)
-        self._frozen.discard(name)
+        self._freezes[name] -= 1
+        if not self._freezes[name]:
+            self._frozen.discard(name)
 
     async def _do_partition(self, fault: Fault) -> None:
         self._network.part(fault.node, fault.other)

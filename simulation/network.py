@@ -17,6 +17,7 @@ import contextlib
 import errno
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,7 +50,7 @@ class Network:
         self._peers: dict[str, Address] = {}  # name of a connecting socket: its address
         self._remote: dict[int, Address] = {}  # descriptor of a client's end: whom it reached
         self._pipes: dict[_Pipe, None] = {}
-        self._parted: set[frozenset[str]] = set()
+        self._parted: Counter[frozenset[str]] = Counter()
         self._healed = trio.Event()
         self._numbers = 0
         self._nursery: trio.Nursery | None = None
@@ -151,12 +152,12 @@ class Network:
     # Faults
 
     def part(self, one: str, other: str) -> None:
-        """Keep everything between two hosts."""
-        self._parted.add(frozenset({one, other}))
+        """Keep everything between two hosts; twice, and it takes two to heal it."""
+        self._parted[frozenset({one, other})] += 1
 
     def heal(self, one: str, other: str) -> None:
         """Let everything between two hosts through again."""
-        self._parted.discard(frozenset({one, other}))
+        self._parted -= Counter([frozenset({one, other})])
         self._healed.set()
         self._healed = trio.Event()
 

@@ -124,11 +124,15 @@ def _waits(seams: Seams) -> dict[str, Any]:
     async def wait_readable(fileno: int) -> None:
         await seams.there().wait_readable(fileno)
 
+    async def wait_writable(fileno: int) -> None:
+        seams.world.check_alive()
+        await trio.lowlevel.wait_writable(fileno)
+
     return {
         "more_now": lambda fileno, wanted: seams.there().more_now(fileno, wanted),
         "ready_now": ready,
         "wait_readable": wait_readable,
-        "wait_writable": trio.lowlevel.wait_writable,
+        "wait_writable": wait_writable,
     }
 
 
