@@ -28,6 +28,8 @@ class Mailbox:
     address: str
     expires_at: float
     """Virtual seconds."""
+    tells: bool = False
+    """Whether somebody is told of what arrives."""
 
 
 @dataclass
@@ -85,6 +87,8 @@ class History:
     blobs: dict[str, Blob] = field(default_factory=dict)
     received: dict[str, list[float]] = field(default_factory=dict)
     """Blobs that their device got, by marker: when."""
+    told: list[str] = field(default_factory=list)
+    """Messages that somebody was told of, and said so."""
     shown_late: list[str] = field(default_factory=list)
     """What was shown of a mailbox after its end."""
     troubles: list[Trouble] = field(default_factory=list)

@@ -26,14 +26,15 @@ def unsettled(database: Database) -> dict[str, int]:
                (SELECT count(*) FROM relay.unsummarised),
                (SELECT count(*) FROM relay.token_queue q
                 WHERE q.ready AND q.expires_at > extract(epoch FROM sim.now())),
-               (SELECT count(*) FROM relay.device_inbox WHERE expires_at > sim.now())
+               (SELECT count(*) FROM relay.device_inbox WHERE expires_at > sim.now()),
+               (SELECT count(*) FROM relay.webhook_events WHERE given_up_at IS NULL)
         """
     )
-    names = ("outbound", "unsummarised", "tokens", "blobs")
+    names = ("outbound", "unsummarised", "tokens", "blobs", "webhooks")
     return {name: count for name, count in zip(names, row, strict=True) if count}
 
 
-def violations(database: Database, history: History) -> list[str]:
+def violations(database: Database, history: History, now: float) -> list[str]:
     """Return a sentence for every promise that was broken."""
     return [
         *_mail(database, history),
@@ -41,6 +42,7 @@ def violations(database: Database, history: History) -> list[str]:
         *_outbound(database, history),
         *_accounts(database, history),
         *_blobs(history),
+        *_told(history, now),
     ]
 
 
@@ -160,3 +162,12 @@ def _blobs(history: History) -> list[str]:
         if len(seen) > 1 and not history.troubled(seen[0] - 1.0, seen[-1]):
             found.append(f"{blob.marker}: delivered {len(seen)} times, without excuse")
     return found
+
+
+def _told(history: History, now: float) -> list[str]:
+    tells = {box.address for box in history.mailboxes if box.tells and box.expires_at > now}
+    return [
+        f"{mail.marker}: arrived, and nobody was told"
+        for mail in history.mail.values()
+        if mail.answer is Answer.KEPT and mail.address in tells and mail.marker not in history.told
+    ]

@@ -69,6 +69,7 @@ async def simulate(
         await migrate(database.dsn)
         database.shadow_functions()
         await nursery.start(workload.upstream, around)
+        await nursery.start(workload.hooks, around)
         living = {
             host: Node(world, network, database.dsn, host, directory / host) for host in hosts
         }
@@ -96,7 +97,7 @@ async def simulate(
                 f"after {judge.SETTLES_WITHIN:g} s without faults there are still: {text}"
             )
         database.tick()
-        outcome.violations += judge.violations(database, history)
+        outcome.violations += judge.violations(database, history, world.now())
         for sentence in outcome.violations:
             world.tell("promise.broken", "judge", said=sentence)
         for node in living.values():

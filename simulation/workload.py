@@ -19,6 +19,9 @@ from simulation.network import Network
 from simulation.node import ADMIN_TOKEN, DOMAIN, HTTP, PUSH, RECEIVE, SMTP, UPSTREAM
 from simulation.world import EPOCH, NODE, World
 
+HOOKS = "hooks.example"
+"""The host of whoever is told of mail."""
+
 _PATIENCE = 60.0  # seconds for an answer
 _BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 _MARKER = re.compile(rb"^Subject: (M-[\w-]+)", re.MULTILINE)
@@ -80,6 +83,16 @@ class _Talk:
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer = bytearray(rest)
         return line.rstrip(b"\r")
+
+    async def exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            data = await self._stream.receive_some(65536)
+            if not data:
+                raise trio.BrokenResourceError("closed")
+            self._buffer += data
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
 
     async def rest(self) -> bytes:
         while data := await self._stream.receive_some(65536):
@@ -203,10 +216,11 @@ async def mailbox_maker(around: Around, name: str, mean: float) -> None:
         minutes = 10_000.0 if first else rng.choice((0.5, 2.0, 10.0, 10_000.0))
         first = False
         host = around.choose(rng)
+        wanted: dict[str, Any] = {"ttl_minutes": minutes}
+        if tells := rng.random() < 0.5:
+            wanted["webhook_url"] = f"http://{HOOKS}/arrived"
         try:
-            status, made = await call(
-                around, host, "POST", "/api/v1/mailboxes", {"ttl_minutes": minutes}
-            )
+            status, made = await call(around, host, "POST", "/api/v1/mailboxes", wanted)
         except HttpFailed:
             first = not around.history.mailboxes and not around.stopped.is_set()
             continue
@@ -216,7 +230,7 @@ async def mailbox_maker(around: Around, name: str, mean: float) -> None:
             await trio.sleep(1)
             continue
         expires_at = _virtual(made["expires_at"])
-        around.history.mailboxes.append(Mailbox(made["address"], expires_at))
+        around.history.mailboxes.append(Mailbox(made["address"], expires_at, tells))
         await _look_back(around, rng)
 
 
@@ -376,6 +390,50 @@ async def _took(
             around.world.tell("message.delivered", marker=marker, recipient=recipient)
     await talk.say(refusal or b"250 ok\r\n")
     copy.told = True
+
+
+async def hooks(
+    around: Around, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Be the program that is told of mail that arrived."""
+    NODE.set("hooks")
+    (listener,) = around.network.listen(HOOKS, 80)
+    async with trio.open_nursery() as nursery:
+        task_status.started()
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            sock, _ = around.network.accept(listener)
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+            nursery.start_soon(_be_told, around, stream)
+
+
+async def _be_told(around: Around, stream: trio.SocketStream) -> None:
+    rng = around.world.rng("hooks")
+    async with stream:
+        talk = _Talk(stream)
+        try:
+            length = 0
+            while line := await talk.line():
+                name, _, value = line.partition(b":")
+                if name.lower() == b"content-length":
+                    length = int(value)
+            told = json.loads(await talk.exactly(length))
+            status = b"200 OK"
+            if around.peers_fail and rng.random() < 0.3:
+                how = rng.choice(("refuse", "hang up", "stall"))
+                around.world.tell("hook.misbehaves", how=how)
+                if how == "hang up":
+                    return
+                if how == "stall":
+                    await trio.sleep(rng.uniform(10.0, 60.0))
+                status = b"503 Later"
+            await talk.say(b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % status)
+            if status[:1] == b"2":
+                marker = told["data"]["subject"]
+                around.history.told.append(marker)
+                around.world.tell("hook.told", marker=marker)
+        except (*_BROKEN, ValueError):
+            return
 
 
 # ------------------------------------------------------------------------------------------ devices
