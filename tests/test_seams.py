@@ -8,11 +8,20 @@ part of a simulation.
 """
 
 import ast
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
+import psycopg
 import pytest
+import trio
 
 import relay
+from relay import ids
+from relay.db import connection
+from relay.smtp import connection as smtp
 
 ROOT = Path(relay.__file__).parent.parent
 
@@ -161,6 +170,27 @@ def test_every_excuse_is_used() -> None:
 def test_a_connection_to_the_database_waits_by_its_door() -> None:
     """relay/db/connection.py has its waits, its polls and its clock from the seams alone."""
     assert taken((ROOT / "relay/db/connection.py").read_text(), DATABASE) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "systems"),
+    [
+        (ids, "urandom", os.urandom),
+        (ids, "time_ns", time.time_ns),
+        (connection, "monotonic", time.monotonic),
+        (connection, "wait_readable", trio.lowlevel.wait_readable),
+        (connection, "wait_writable", trio.lowlevel.wait_writable),
+        (connection, "ready_now", psycopg.waiting._ready),
+        (connection, "more_now", psycopg.waiting._ready),
+        (smtp, "open_tcp_stream", trio.open_tcp_stream),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_door_leads_to_the_system_itself(
+    module: ModuleType, name: str, systems: Callable[..., object]
+) -> None:
+    """What is handed out is the system's own, bound where it is used: nothing is dispatched."""
+    assert getattr(module, name) is systems
 
 
 @pytest.mark.parametrize(
