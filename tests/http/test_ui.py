@@ -40,6 +40,7 @@ CODE = re.compile(
 PASTED = re.compile(r"^const SNIPPETS = \{\n.*?^\};\n|\"relay open\"", re.MULTILINE | re.DOTALL)
 """What is to be pasted elsewhere."""
 NOT_SAID = {
+    "client.js": "what it says is said to programs; calls.js says it to people",
     "secrets.js": "it shows nothing",
 }
 

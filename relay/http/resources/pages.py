@@ -55,6 +55,7 @@ _SHELL = """\
 <link rel="stylesheet" href="/ui/style.css">
 <link rel="stylesheet" href="/ui/docs.css">
 <link rel="modulepreload" href="/ui/calls.js">
+<link rel="modulepreload" href="/ui/client.js">
 <link rel="modulepreload" href="/ui/dialogs.js">
 <link rel="modulepreload" href="/ui/dom.js">
 <link rel="modulepreload" href="/ui/secrets.js">

@@ -1,19 +1,15 @@
 // Calls to the relay: JSON, pages of lists, event streams and lines.
 //
-// No token is held here: a call carries the page's key, and the browser the cookie beside it.
+// Each is one try of relay-client's (client.js); what fails is worded here.  No token is held: a call
+// carries the page's key, and the browser the cookie beside it.
 
+import { Caller, Refused } from "/ui/client.js";
 import { keysFor } from "/ui/secrets.js";
 import { refusal, t } from "/ui/strings.js";
 
-// A refusal: trying again would give the same.  Anything else that fails is an outage.  `kind` is
+// A refusal: trying again would give the same.  Anything else that fails is an outage.  `problem` is
 // the last part of the problem's type.
-export class Refused extends Error {
-  constructor(status, detail, kind) {
-    super(detail);
-    this.status = status;
-    this.kind = kind;
-  }
-}
+export { Refused };
 
 export const pause = (milliseconds, signal) =>
   new Promise((done) => {
@@ -29,47 +25,34 @@ export const pause = (milliseconds, signal) =>
 // The relay's clock, by which things expire: a browser's may be hours off.
 export const clock = { ahead: 0, now: () => Date.now() + clock.ahead };
 
-function setClock(response) {
-  const ahead = Date.parse(response.headers.get("Date")) - Date.now();
+function setClock(headers) {
+  const ahead = Date.parse(headers.get("Date")) - Date.now();
   if (Math.abs(ahead - clock.ahead) > 2000) clock.ahead = ahead; // the header has whole seconds
 }
+
+const relay = new Caller({ url: location.origin, token: null }, setClock);
 
 // What to do when the session is over; the page sets it.
 export const session = { over: () => {} };
 
-export async function ask(path, options = {}) {
-  let response;
+// An answer, as soon as it begins.  `free`: it may be refused for want of a session.
+export async function ask(path, { method = "GET", body, headers, signal, free } = {}) {
   try {
-    response = await fetch(path, {
-      cache: "no-store",
-      ...options,
-      headers: { ...keysFor(path), ...options.headers },
-    });
+    return await relay.once({ method, path, body, headers: { ...keysFor(path), ...headers } }, signal);
   } catch (error) {
-    if (options.signal?.aborted) throw error;
-    throw new Error(t("The relay does not answer."));
+    if (signal?.aborted) throw error;
+    if (!(error instanceof Refused)) throw new Error(t("The relay does not answer."));
+    const { status, problem, title, detail, errors } = error;
+    error.message = problem === "unknown" ? t("The relay answered {0}.", status) : refusal({ title, detail, errors: errors.length ? errors : null });
+    if (status === 401 && !free) session.over();
+    throw status === 429 || status >= 500 ? new Error(error.message) : error;
   }
-  setClock(response);
-  if (response.ok) return response;
-  let detail = t("The relay answered {0}.", response.status);
-  let kind = "";
-  try {
-    const problem = await response.json();
-    kind = problem.type?.split("/").pop() ?? "";
-    detail = refusal(problem) ?? detail;
-  } catch {
-    // no problem document: the status has to do
-  }
-  if (response.status === 401 && !options.free) session.over();
-  const passes = response.status === 429 || response.status >= 500;
-  throw passes ? new Error(detail) : new Refused(response.status, detail, kind);
 }
 
 export const get = async (path, options) => (await ask(path, options)).json();
 
-export async function send(method, path, value, options = {}) {
-  const body = value === undefined ? {} : { body: JSON.stringify(value), headers: { "Content-Type": "application/json", ...options.headers } };
-  const response = await ask(path, { method, ...options, ...body });
+export async function send(method, path, body, options) {
+  const response = await ask(path, { ...options, method, body });
   return response.status === 204 ? null : response.json();
 }
 

@@ -39,7 +39,7 @@ export function open(place, page) {
       show(key, true);
       made.replaceChildren(h("span", { text: `${t("The key of {0}, shown this once:", key.owner)} ` }), h("output", { text: key.token }), copyButton(key.token, t("the key")));
     } catch (error) {
-      if (!(error instanceof Refused) || error.kind !== "token-needed") throw error;
+      if (!(error instanceof Refused) || error.problem !== "token-needed") throw error;
       token.focus();
       throw error;
     }

@@ -172,7 +172,7 @@ class Mail {
             queued += 1;
           } catch (error) {
             // An outage, or recipients whom no message may go to: the next press goes on from here.
-            if (!(error instanceof Refused) || (!queued && (error.status === 422 || error.kind === "release-not-allowed"))) {
+            if (!(error instanceof Refused) || (!queued && (error.status === 422 || error.problem === "release-not-allowed"))) {
               stopped = error;
               break;
             }
