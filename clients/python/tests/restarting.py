@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import smtplib
 import socket
 import subprocess
@@ -10,15 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from relay_client._started import _FREE_PORTS, _installed, _ready
+from relay_client._started import _environment, _installed, _ready
 
 
 @contextmanager
 def restartable(folder: Path) -> Iterator[tuple[str, Callable[[], None], Callable[[str], None]]]:
     """Run a relay at fixed ports: its URL, what kills it, and what starts it and mails somebody."""
     http, smtp = _free_port(), _free_port()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
-    env.update(_FREE_PORTS, RELAY_DATA_DIR=str(folder / "data"))
+    env = _environment(folder)
     env.update({"RELAY_HTTP__BIND": f"127.0.0.1:{http}", "RELAY_SMTP__BIND": f"127.0.0.1:{smtp}"})
     running: list[subprocess.Popen[bytes]] = []
 

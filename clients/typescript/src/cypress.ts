@@ -28,6 +28,7 @@ import {
   waitQuery,
   inVain,
   inWords,
+  newMailbox,
   pathOf,
   waitable,
 } from "./waiting.js";
@@ -167,16 +168,11 @@ function call<T>({
   });
 }
 
-function relayInbox({ ttl, localPart, domain }: InboxOptions = {}): Chain<CypressInbox> {
-  const body: components["schemas"]["NewMailbox"] = {
-    ttl_minutes: ttl ?? FIXTURE_TTL,
-    ...(localPart !== undefined && { local_part: localPart }),
-    ...(domain !== undefined && { domain }),
-  };
+function relayInbox({ ttl = FIXTURE_TTL, ...wanted }: InboxOptions = {}): Chain<CypressInbox> {
   return call<components["schemas"]["CreatedMailbox"]>({
     method: "POST",
     path: "/api/v1/mailboxes",
-    body,
+    body: newMailbox({ ttl, ...wanted }),
     deadline: Date.now() + REPLY,
   }).then(({ address, session_token: sessionToken }) => {
     const inbox = { address, sessionToken };

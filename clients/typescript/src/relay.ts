@@ -38,6 +38,7 @@ import {
   inALine,
   inVain,
   inWords,
+  newMailbox,
   pathOf,
   waitable,
 } from "./waiting.js";
@@ -106,19 +107,15 @@ export class Relay implements AsyncDisposable {
   }
 
   /** Make an inbox, which ends when it is closed, by `await using` or by hand, or with its time. */
-  async inbox({ ttl, localPart, domain }: InboxOptions = {}): Promise<Inbox> {
+  async inbox(wanted: InboxOptions = {}): Promise<Inbox> {
+    const { ttl } = wanted;
     if (ttl !== undefined && !Number.isFinite(ttl)) {
       throw new RelayError(`an inbox's ttl is a number of minutes, not ${String(ttl)}`);
     }
-    const body: Schemas["NewMailbox"] = {
-      ...(ttl !== undefined && { ttl_minutes: ttl }),
-      ...(localPart !== undefined && { local_part: localPart }),
-      ...(domain !== undefined && { domain }),
-    };
     const made = await this.#exchange.json<Schemas["CreatedMailbox"]>({
       method: "POST",
       path: "/api/v1/mailboxes",
-      body,
+      body: newMailbox(wanted),
       idempotent: false,
     });
     return new Inbox(this.#exchange, made.address, made.session_token, true);

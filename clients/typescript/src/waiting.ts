@@ -1,10 +1,14 @@
 /**
  * Waits, but for their calls: which mail is meant, for how long, and what is said in vain.  Both
- * `relay.ts` and the commands for Cypress wait so.
+ * `relay.ts` and the commands for Cypress make inboxes and wait so.
  */
 
 import { RelayError, WaitTimeout, quoted } from "./errors.js";
 import type { EntryJson, MessageData, MessageJson } from "./records.js";
+import type { InboxOptions } from "./relay.js";
+import type { components } from "./schema.js";
+
+type Schemas = components["schemas"];
 
 /**
  * A wait is asked for in parts of so many milliseconds, less than the time after which a proxy in
@@ -101,6 +105,15 @@ export function inVain(
 
 function idOf(message: MessageData | string): string {
   return typeof message === "string" ? message : message.id;
+}
+
+/** What the call says that makes an inbox. */
+export function newMailbox({ ttl, localPart, domain }: InboxOptions): Schemas["NewMailbox"] {
+  return {
+    ...(ttl !== undefined && { ttl_minutes: ttl }),
+    ...(localPart !== undefined && { local_part: localPart }),
+    ...(domain !== undefined && { domain }),
+  };
 }
 
 /** An inbox's path. */

@@ -100,13 +100,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _start(folder: Path, command: str | None) -> int:
     words = shlex.split(command) if command else _installed()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
-    env.update(_FREE_PORTS, RELAY_DATA_DIR=str(folder / "data"))
     with (folder / "relay.log").open("wb") as log:
         try:
             process = subprocess.Popen(  # noqa: S603  # whoever runs the tests chose it
                 words,
-                env=env,
+                env=_environment(folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -118,6 +116,11 @@ def _start(folder: Path, command: str | None) -> int:
             ) from None
     _OURS.append(process)  # or its object would warn that it still runs, which is meant
     return process.pid
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    others = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
+    return {**others, **_FREE_PORTS, "RELAY_DATA_DIR": str(folder / "data")}
 
 
 def _watch(owner: int, relay: int, data: Path | None) -> None:
