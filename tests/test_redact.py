@@ -210,3 +210,25 @@ def test_a_megabyte_is_no_work():
     """Only the bounded beginning of an endless text is looked at."""
     assert len(redact("a@" * 500_000, KEY)) <= 2000
     assert len(redact('"' * 500_000, KEY)) <= 2000
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(
+    st.lists(
+        st.sampled_from(
+            ["Ok:", "queued", "as", "4bXq3Z", "rose", "Rose.", "user", "1234567", "10042",
+             "A1b" * 8, "2", "2.0.0", "1.2.3.4", "::1", "id=1tX", "12-34-56", "ſ", "a", "<",
+             "(rose)", "K"]
+        ),
+        max_size=8,
+    ),
+    st.lists(st.sampled_from(["rose@y.example", "Rose", "10042@y", "a@y", "K", "queued as", ""])),
+    st.lists(st.sampled_from(["4bXq3Z", "user", "", "hunter2"])),
+)  # fmt: skip
+def test_what_reads_as_an_ordinary_reply_is_redacted_as_all_else_is(
+    words: list[str], known: list[str], secrets: list[str]
+):
+    """With an address behind it, which no short way takes, its words become what they become."""
+    text = " ".join(words)
+    long = redact(f"{text} | x@y.z", KEY, known, secrets=secrets)
+    assert redact(text, KEY, known, secrets=secrets) == long.rpartition(" | ")[0].strip()

@@ -132,11 +132,15 @@ def show(message_id: str, raw: bool, token: str | None, data_dir: Path, as_json:
                     _code(event, events),
                     output.moment(event["at"]),
                     "" if event["duration"] is None else output.span(event["duration"]),
-                    output.line(event["error"] or event["enhanced"]),
+                    output.line(event["error"] or event["reply"] or event["enhanced"]),
                 )
                 for event in events
             ],
         )
+    peers = {event["attempt"]: _peer(event) for event in events}
+    if len(set(peers.values())) > 1:  # else what is said of the last is said of all
+        output.say()
+        output.table(("attempt", "with"), [(str(n), peer) for n, peer in peers.items()])
 
 
 def _by_hand(verb: str, help_text: str) -> None:
@@ -243,6 +247,7 @@ def _show(item: dict[str, Any]) -> None:
         [
             ("id", output.line(item["id"])),
             ("status", _status(item)),
+            ("sender", _theirs(item["sender"])),
             ("recipient", _theirs(item["recipient"])),
             ("subject", _theirs(item["subject"])),
             ("priority", output.line(item["priority"])),
@@ -251,9 +256,16 @@ def _show(item: dict[str, Any]) -> None:
             ("next", output.moment(item["next_retry_at"])),
             ("not after", output.moment(item["not_after"])),
             ("sent", output.moment(item["sent_at"])),
+            ("peer", _peer(item)),
+            ("reply", output.line(item["reply"])),
             ("error", (output.line(item["error"]), "red")),
         ]
     )
+
+
+def _peer(of: dict[str, Any]) -> str:
+    """Whom an attempt spoke to, and how that was secured."""
+    return " ".join(output.line(part) for part in (of["peer"], of["tls"]) if part)
 
 
 def _show_stats(now: dict[str, Any], as_json: bool) -> None:

@@ -588,15 +588,16 @@ class QueueAdmin:
         self, message_id: UUID, owner: UUID | None = None
     ) -> list[dict[str, Any]] | None:
         """What happened in each delivery, oldest first: `{attempt, phase, code, at, duration,
-        enhanced, error}`.
+        enhanced, error, reply, peer, tls}`.
 
-        What decided an attempt has its enhanced status code and its redacted error; where no reply
-        decided it, it stands behind those that came, without a code.  None when there is no such
-        message (or it is not `owner`'s).
+        What decided an attempt has its enhanced status code and its error or reply, redacted; where
+        no reply decided it, it stands behind those that came, without a code.  None when there is
+        no such message (or it is not `owner`'s).
         """
         rows = await self._pool.fetch(
             """
-            SELECT a.attempt, a.phase, a.code, a.at, a.duration, a.events, a.enhanced, a.error
+            SELECT a.attempt, a.phase, a.code, a.at, a.duration, a.events, a.enhanced, a.error,
+                   a.reply, a.peer, a.tls
             FROM relay.outbound_letters l
             LEFT JOIN relay.outbound_attempts a ON a.message_id = l.id AND a.phase IS NOT NULL
             WHERE l.id = %(id)s
@@ -608,11 +609,11 @@ class QueueAdmin:
         if not rows:
             return None
         found: list[dict[str, Any]] = []
-        for attempt, phase, code, at, duration, events, enhanced, error in rows:
+        for attempt, phase, code, at, duration, events, enhanced, error, reply, peer, tls in rows:
             if phase is None:
                 continue
             steps: list[dict[str, Any]] = [
-                {"enhanced": None, "error": None} | e for e in events or ()
+                {"enhanced": None, "error": None, "reply": None} | e for e in events or ()
             ]
             decided = next((one for one in reversed(steps) if one["phase"] == phase), None)
             if decided is None:
@@ -621,8 +622,8 @@ class QueueAdmin:
                     decided["at"] = at + timedelta(seconds=duration or 0)
                     decided["duration"] = None
                 steps.append(decided)
-            decided |= {"enhanced": enhanced, "error": error}
-            found += [{"attempt": attempt, **one} for one in steps]
+            decided |= {"enhanced": enhanced, "error": error, "reply": reply}
+            found += [{"attempt": attempt, **one, "peer": peer, "tls": tls} for one in steps]
         return found
 
 
@@ -655,6 +656,9 @@ _NAMES = (
     "owner",
     "not_after",
     "tag",
+    "peer",
+    "tls",
+    "reply",
 )
 _COLUMNS = ", ".join(_NAMES)
 
@@ -731,9 +735,9 @@ _RETRY_FINISHED = """
         RETURNING *
     ), noted AS (
         INSERT INTO relay.outbound_tries (message_id, at, attempt, code, duration, outcome,
-                                          phase, enhanced, error, steps)
+                                          phase, enhanced, error, steps, peer, tls, reply)
         SELECT id, COALESCE(claimed_at, finished_at), attempt, code, duration, status, phase,
-               enhanced, error, steps
+               enhanced, error, steps, peer, tls, reply
         FROM gone
     )
     INSERT INTO relay.outbound_due (id, lane, token, run_at, priority, attempt, base, not_after)

@@ -35,7 +35,7 @@ from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.settled import Settled
 from relay.outbound.settler import Settler
 from relay.outbound.states import Cause
-from relay.smtp.client import Outcome, Step, Verdict
+from relay.smtp.client import Outcome, Peer, Step, Verdict
 
 log = get_logger()
 
@@ -195,10 +195,11 @@ class Custody:
         now: float,
         opening: Sequence[Step] = (),
         secrets: Collection[str] = (),
+        peer: Peer | None = None,
     ) -> None:
         """Report what became of a job whose delivery has ended; see `Settler.settle`."""
         self.drop(job, now)
-        settled = self._settler.settle(job.message, outcome, began_at, now, opening, secrets)
+        settled = self._settler.settle(job.message, outcome, began_at, now, opening, secrets, peer)
         self.ended += 1
         _DELIVERY.observe(now - began_at)
         self._recorder.put(settled)

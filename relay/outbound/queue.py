@@ -407,11 +407,12 @@ _CLAIM = """
     """
 _RECORD = """
     SELECT id
-    FROM relay.outbound_finalise($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+    FROM relay.outbound_finalise($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
     """
 _COLUMNS = (
     *(arrays.UUIDS, arrays.BIGINTS, arrays.TEXTS, arrays.DOUBLES, arrays.BOOLEANS, arrays.DOUBLES),
     *(arrays.REALS, arrays.TEXTS, arrays.SMALLINTS, arrays.TEXTS, arrays.TEXTS, arrays.BYTEAS),
+    *(arrays.TEXTS, arrays.TEXTS, arrays.TEXTS),
 )
 _FINALISE = Statement(_RECORD, _COLUMNS)
 # What the first try recorded is only found: this commit must be one of its own, though it may have
@@ -429,7 +430,7 @@ _FINALISE_AGAIN = Statement(
 
 def _columns(settled: Sequence[Settled]) -> list[bytes]:
     """What `_FINALISE` takes of reports."""
-    ids, fences, causes, delays, began, ended, phases, codes, enhanced, errors, steps = (
+    ids, fences, causes, delays, began, ended, phases, codes, enhanced, errors, steps, *said = (
         zip(*settled, strict=True) if settled else ((),) * len(Settled._fields)
     )
     now = trio.current_time()
@@ -451,6 +452,7 @@ def _columns(settled: Sequence[Settled]) -> list[bytes]:
         arrays.texts(enhanced),
         arrays.texts(errors),
         arrays.byteas(steps),
+        *map(arrays.texts, said),  # peers, versions of TLS, replies
     )
     return [column.data for column in columns]
 

@@ -118,6 +118,8 @@ class Connections:
     ) -> None:
         """`deadlines` of each delivery; `context`: from `client_tls`, where the route needs one."""
         self.route = route
+        self.secrets = route.spellings
+        """What must be taken out of anything that is said here."""
         self.deadlines = deadlines
         self._context = context
         self._idle: deque[tuple[float, Connection]] = deque()  # oldest first

@@ -17,8 +17,10 @@ class Settled(NamedTuple):
 
     `cause` is one of `states.REPORTS`; `delay` the seconds until the next attempt (DEFERRED,
     RELEASED).  `began_at` and `ended_at` are instants of Trio's clock, None where no delivery was
-    begun.  `phase`, `code` and `enhanced` are of what decided it; `error` is redacted.  `steps`
-    are those of `relay.outbound.steps.pack`; None where the deciding phase says it all.
+    begun.  `phase`, `code` and `enhanced` are of what decided it; `error` is redacted, and so is
+    `reply`, the words of a reply that took the message.  `steps` are those of
+    `relay.outbound.steps.pack`; None where the deciding phase says it all.  `peer` and `tls` are
+    those of a `relay.smtp.client.Peer`, None where no server was spoken to.
     """
 
     id: UUID
@@ -32,3 +34,6 @@ class Settled(NamedTuple):
     enhanced: str | None = None
     error: str | None = None
     steps: bytes | None = None
+    peer: str | None = None
+    tls: str | None = None
+    reply: str | None = None

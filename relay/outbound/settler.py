@@ -3,7 +3,8 @@
 `settle` asks the law (`states.cause_of`) what an outcome means for its message, when the next
 attempt is, and writes down what was said: redacted, step by step.
 
-Promises: nothing of the message, of its addresses or of a password is in what is recorded.
+Promises: nothing of the message, of its addresses or of a password is in what is recorded, be it
+said by who refuses or by who takes.
 Pure; the random source is given.
 """
 
@@ -17,8 +18,11 @@ from relay.outbound.claimed import Claimed
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause, cause_of
 from relay.outbound.steps import pack
-from relay.redact import redact
-from relay.smtp.client import Outcome, Phase, Step, Verdict
+from relay.redact import LIMIT, redact
+from relay.smtp.client import Outcome, Peer, Phase, Step, Verdict
+
+REPLY = 500
+"""Characters of a reply that are kept where it took the message."""
 
 
 class Settler:
@@ -41,15 +45,18 @@ class Settler:
         now: float,
         opening: Sequence[Step] = (),
         secrets: Collection[str] = (),
+        peer: Peer | None = None,
     ) -> Settled:
         """Return what is to be recorded of a delivery that ended now.
 
         `opening`: the steps of its connection, where it was the first on it; `secrets`: the
-        spellings of the password that it was opened with.
+        spellings of the password that it was opened with; `peer`: who was spoken to.
         """
         cause = Cause.DELIVERED
-        delay, error = 0.0, None
-        if outcome.verdict is not Verdict.DELIVERED:
+        delay, error, reply = 0.0, None, None
+        if outcome.verdict is Verdict.DELIVERED:
+            reply = self._redacted(message, outcome.text, secrets, REPLY) or None
+        else:
             cause = cause_of(
                 outcome.verdict,
                 turn=message.turn,
@@ -58,7 +65,8 @@ class Settler:
             )
             if cause is Cause.DEFERRED:
                 delay = retry_delay(message.turn, self._unit, self._rng)
-            error = self._redacted(message, outcome, secrets)
+            words = (str(outcome.code) if outcome.code else "", outcome.enhanced or "")
+            error = self._redacted(message, " ".join(filter(None, (*words, outcome.text))), secrets)
         steps: Sequence[Step] = (*opening, *outcome.trace) if opening else outcome.trace
         if not steps:
             steps = ((outcome.phase, outcome.code or 0, now, 0.0),)
@@ -74,14 +82,17 @@ class Settler:
             outcome.enhanced,
             error,
             pack(steps, began_at),
+            *(peer or (None, None)),
+            reply,
         )
 
-    def _redacted(self, message: Claimed, outcome: Outcome, secrets: Collection[str]) -> str:
-        """An outcome as it may be stored."""
-        words = [str(outcome.code) if outcome.code else "", outcome.enhanced or "", outcome.text]
+    def _redacted(
+        self, message: Claimed, text: str, secrets: Collection[str], limit: int = LIMIT
+    ) -> str:
+        """What was said, as it may be stored."""
         known = [message.recipient, message.sender, message.subject]
         known += [message.recipient_name or "", message.sender_name or ""]
-        return redact(" ".join(filter(None, words)), self._key, known, secrets=secrets)
+        return redact(text, self._key, known, secrets=secrets, limit=limit)
 
 
 def ours(verdict: Verdict, phase: Phase, text: str) -> Outcome:

@@ -40,7 +40,7 @@ from relay.outbound.render import mail_of
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.routes import MOST_MAILS, Connections, Routes
 from relay.outbound.settler import ours
-from relay.smtp.client import Following, Mail, Outcome, Phase, Step, Verdict
+from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, Step, Verdict
 from relay.smtp.connection import Connection, OpenFailed
 
 log = get_logger()
@@ -321,8 +321,7 @@ class Workers:
             outcomes = connection.outcomes  # broken off: its lease is lost
         except trio.Cancelled:
             if connection.outcomes is not None:
-                assert hand.job is not None
-                self._cut_short(hand.job, connection.outcomes[0], hand.first)
+                self._cut_short(hand, connection.outcomes[0], connections.secrets)
             raise
         except Exception:
             connection.abort()
@@ -349,7 +348,7 @@ class Workers:
             # Whoever has its lease now delivers it; no peer is to blame.
             custody.drop(job, trio.current_time())
         else:
-            self._settle(job, outcome, job.began_at, hand.first, line)
+            self._settle(job, outcome, job.began_at, hand.first, line, peer=connection.peer)
         if following is not None:
             return following
         if connection.delivered >= MOST_MAILS:
@@ -397,7 +396,7 @@ class Workers:
             or not self._custody.ready(following, now)
         ):
             return None
-        self._settle(job, outcome, job.began_at, hand.first, place.line, now)
+        self._settle(job, outcome, job.began_at, hand.first, place.line, now, connection.peer)
         job.following = job.connection = None
         hand.job, hand.first = following, ()
         return self._begin(place, following, following.mail, connection, announce, now)
@@ -432,10 +431,11 @@ class Workers:
                 _OPENED.inc()
                 return connection
         except OpenFailed as error:
-            self._settle(job, error.outcome, began_at, (), line)
+            self._settle(job, error.outcome, began_at, (), line, peer=error.peer)
             return None
         text = "opening a connection took too long"
-        self._settle(job, ours(Verdict.DEFERRED, Phase.CONNECT, text), began_at, (), line)
+        late = ours(Verdict.DEFERRED, Phase.CONNECT, text)
+        self._settle(job, late, began_at, (), line, peer=connections.route.peer)
         return None
 
     def _composed(self, job: Job) -> Mail | None:
@@ -501,24 +501,29 @@ class Workers:
         opening: Sequence[Step] = (),
         line: Line[Job, Way] | None = None,
         now: float | None = None,
+        peer: Peer | None = None,
+        secrets: Sequence[str] = (),
     ) -> None:
         """Report what became of a job; where it was sent by a line, learn from it about the way."""
         if now is None:
             now = trio.current_time()
-        secrets: Sequence[str] = ()
         if line is not None:
             if self._gatekeeper.learn(line, job, outcome, began_at, now):
                 self.spread()
-            if line.way is not None and outcome.verdict is not Verdict.DELIVERED:
-                secrets = line.way.route.spellings
-        self._custody.settle(job, outcome, began_at, now, opening, secrets)
+            if line.way is not None:
+                secrets = line.way.secrets
+        self._custody.settle(job, outcome, began_at, now, opening, secrets, peer)
 
-    def _cut_short(self, job: Job, outcome: Outcome, opening: Sequence[Step]) -> None:
+    def _cut_short(self, hand: _Hand, outcome: Outcome, secrets: Sequence[str]) -> None:
         """The sender itself was cancelled in the middle of a delivery."""
+        job, connection = hand.job, hand.connection
+        assert job is not None
+        assert connection is not None
         if outcome.verdict is Verdict.DEFERRED:
             self._give_back(job)  # nothing was delivered, and nobody is to blame
         else:
-            self._settle(job, outcome, job.began_at, opening)
+            peer = connection.peer
+            self._settle(job, outcome, job.began_at, hand.first, peer=peer, secrets=secrets)
 
     def _give_back(self, job: Job, delay: float = 0.0) -> None:
         self._custody.give_back(job, trio.current_time(), delay)

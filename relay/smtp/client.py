@@ -125,6 +125,15 @@ Step = tuple[Phase, int, float, float]
 """One reply of a conversation: phase, code, instant of the reply, seconds since its command."""
 
 
+class Peer(NamedTuple):
+    """The server at the other end."""
+
+    name: str
+    """`host[address]:port`, as mail servers log it; `host:port` where no address was reached."""
+    tls: str | None = None
+    """The version of TLS that was agreed on (`TLSv1.3`); None: none."""
+
+
 class Outcome(NamedTuple):
     """What became of a mail for one recipient, or of an attempt to open a connection."""
 

@@ -41,7 +41,7 @@ from relay.ip import is_loopback
 from relay.log import get_logger
 from relay.net import open_tcp_stream, peer_address
 from relay.smtp.auth import Credentials
-from relay.smtp.client import Following, Mail, Outcome, Phase, SmtpClient, Step, Verdict
+from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, SmtpClient, Step, Verdict
 from relay.smtp.replies import ReplyLimits
 from relay.smtp.streams import PlainStream, TlsStream
 from relay.ssrf_guard import NotPublic, addresses_of
@@ -81,6 +81,12 @@ class Route:
         """Refuse a port that is none."""
         if not 0 < self.port < 65_536:
             raise ValueError("a port is a number from 1 to 65535")
+
+    @property
+    def peer(self) -> Peer:
+        """The server, as long as none of its addresses was reached."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return Peer(f"{host}:{self.port}")
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -124,11 +130,12 @@ class Deadlines:
 
 
 class OpenFailed(TemporaryFailure):
-    """A route could not be opened; `outcome` says at which phase and why."""
+    """A route could not be opened; `outcome` says at which phase and why, `peer` by whom."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome, peer: Peer) -> None:
         super().__init__(f"{outcome.phase}: {outcome.text}")
         self.outcome = outcome
+        self.peer = peer
 
 
 def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
@@ -196,12 +203,14 @@ class Connection:
     """An open connection to a route.  Used by one task at a time."""
 
     def __init__(
-        self, route: Route, deadlines: Deadlines, wire: PlainStream | TlsStream, core: SmtpClient
+        self, route: Route, deadlines: Deadlines, wire: PlainStream, core: SmtpClient
     ) -> None:
         """For `open` only."""
         self.route = route
+        self.peer = _peer(route, wire)
+        """The server that is spoken to, and how that is secured."""
         self._deadlines = deadlines
-        self._wire = wire
+        self._wire: PlainStream | TlsStream = wire
         self._core = core
         self._closed = False
         self._expired = False
@@ -278,8 +287,9 @@ class Connection:
             text = f"the TLS handshake failed: {_reason(error)}"
         else:
             self._wire = tls
+            self.peer = self.peer._replace(tls=tls.version)
             return trio.current_time() - began
-        raise OpenFailed(_trouble(Phase.TLS, text, tuple(self._core.trace)))
+        raise OpenFailed(_trouble(Phase.TLS, text, tuple(self._core.trace)), self.peer)
 
     async def _exchange(self, ends: float) -> None:
         """One step of the opening: send what is to be sent, take one reply."""
@@ -302,7 +312,7 @@ class Connection:
         except OSError as error:
             core.ended(trio.current_time(), f"the connection broke: {_reason(error)}")
         if core.failure is not None:
-            raise OpenFailed(core.failure)
+            raise OpenFailed(core.failure, self.peer)
 
     def _allowed(self) -> float:
         """Seconds for the reply that is awaited."""
@@ -496,20 +506,29 @@ async def _connect(route: Route, deadlines: Deadlines, began: float) -> PlainStr
         with trio.fail_after(min(deadlines.connect, deadlines.total)):
             stream = await _reach(route)
     except trio.TooSlowError:
-        raise OpenFailed(_trouble(Phase.CONNECT, "connecting took too long")) from None
+        raise OpenFailed(_trouble(Phase.CONNECT, "connecting took too long"), route.peer) from None
     except NotPublic as error:
-        raise OpenFailed(_trouble(Phase.CONNECT, str(error))) from error
+        raise OpenFailed(_trouble(Phase.CONNECT, str(error)), route.peer) from error
     except (OSError, ValueError) as error:  # ValueError: what is no host name
         text = f"connecting failed: {_reason(error)}"
-        raise OpenFailed(_trouble(Phase.CONNECT, text)) from error
+        raise OpenFailed(_trouble(Phase.CONNECT, text), route.peer) from error
     sock = socket.socket(fileno=stream.socket.detach())
     sock.setblocking(False)
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     if route.tls is TlsMode.NONE and not _is_local(sock):
         sock.close()
-        raise OpenFailed(_trouble(Phase.TLS, "without TLS, only loopback is spoken to"))
+        text = "without TLS, only loopback is spoken to"
+        raise OpenFailed(_trouble(Phase.TLS, text), route.peer)
     return PlainStream(sock)
+
+
+def _peer(route: Route, wire: PlainStream) -> Peer:
+    """The server that was reached."""
+    try:
+        return Peer(f"{route.host}[{wire.address()}]:{route.port}")
+    except OSError:  # it has hung up
+        return route.peer
 
 
 async def _reach(route: Route) -> trio.SocketStream:

@@ -91,6 +91,10 @@ class PlainStream:
             except BlockingIOError:
                 continue
 
+    def address(self) -> str:
+        """Return the IP address that was reached; raises OSError once the peer has gone."""
+        return str(self._sock.getpeername()[0])
+
     def quiet(self) -> bool:
         """Whether the peer has neither spoken nor hung up."""
         try:
@@ -141,6 +145,11 @@ class TlsStream:
             self._in.write(data)
         else:
             self._in.write_eof()
+
+    @property
+    def version(self) -> str | None:
+        """The version of TLS that the handshake agreed on, as `TLSv1.3`."""
+        return self._tls.version()
 
     async def handshake(self) -> None:
         """Shake hands and verify; raises ssl.SSLError (an OSError)."""

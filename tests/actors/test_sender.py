@@ -61,6 +61,35 @@ async def test_delivers_and_records(pool):
         ("dot", 250),
     ]
     assert sink.sessions[0].said[-1] == "QUIT"
+    told = await QueueAdmin(pool).events(one)
+    assert told is not None
+    assert {(event["peer"], event["tls"]) for event in told} == {(peer_of(sink), None)}
+    assert [event["reply"] for event in told] == [None] * 5 + ["250 2.0.0 taken"]
+
+
+async def test_whom_it_spoke_to_is_recorded_of_each_mail_of_a_connection(pool):
+    """Of those that go on without leaving it too, and of what is refused there."""
+
+    async def script(session: Session, said: str, line: str) -> bytes | None:
+        if said == "RCPT" and "odd" in line:
+            return b"550 5.1.1 no such user\r\n"
+        return b"250 2.0.0 Ok: queued as 4bX\r\n" if said == "dot" else None
+
+    async with running_sink(script) as sink, running_outbound(pool, sink.url) as outbound:
+        to = [f"u{number}@example.net" for number in range(6)]
+        sent = await ids(pool, *to, "odd@example.net")
+        outbound.wake()
+        for one in sent[:-1]:
+            await outbound.becomes(one, "sent")
+        await outbound.becomes(sent[-1], "bounced")
+        assert len(sink.sessions) < len(sent)
+    found = await pool.fetch("SELECT DISTINCT peer, tls, reply FROM relay.outbound_log")
+    assert set(found) == {(peer_of(sink), None, "Ok: queued as 4bX"), (peer_of(sink), None, None)}
+
+
+def peer_of(sink: Sink) -> str:
+    """How the peer that a sink is, is named."""
+    return f"127.0.0.1[127.0.0.1]:{sink.port}"
 
 
 @pytest.mark.parametrize("size", [0, 1 << 20], ids=["small", "fetched by itself"])

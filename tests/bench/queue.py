@@ -156,6 +156,9 @@ async def drain(dsn: str, jobs: int, throttled: str | None) -> float:
                         phase="dot",
                         code=250,
                         enhanced="2.0.0",
+                        peer="mx.example.org[192.0.2.25]:25",
+                        tls="TLSv1.3",
+                        reply=f"Ok: queued as {message.fence:X}{message.id.int:X}"[:30],
                     )
                     for message in batch
                 ]

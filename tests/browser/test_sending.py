@@ -60,6 +60,30 @@ def test_a_captured_message_is_released_to_whom_the_setting_allows(
         visit.to("mail/sent")
         expect(page.locator("#messages li")).to_have_count(2)
         visit.check("sent", axe)
+        # What was sent is told of beside its list: whom it went to, what was said, and its bytes.
+        page.locator("#messages li a").first.click()
+        expect(page).to_have_url(re.compile("#/mail/sent/[0-9a-f-]{36}$"))
+        story = page.locator("#message")
+        expect(story.locator("#story-title")).to_be_focused()
+        host, port = relay.smtp
+        expect(story.locator(".attempts")).to_contain_text(f"{host}[{host}]:{port} · without TLS")
+        phases = story.locator(".phases li")
+        expect(phases.filter(has_text="MAIL FROM:<")).to_contain_text("250")
+        expect(phases.filter(has_text="RCPT TO:<")).to_contain_text("@allowed.example>")
+        expect(phases.last).to_contain_text(re.compile(r"250 2\.\d+\.\d+ "))
+        visit.check("sent-story", axe)
+        if not story.locator("#story-raw").count():
+            story.get_by_text("As it is sent").click()
+        expect(story.locator("#story-raw")).to_contain_text("Subject: The offer")
+        first = page.url
+        page.keyboard.press("j")
+        expect(page).not_to_have_url(first)
+        expect(story.locator("#story-title")).to_be_focused()
+        page.reload()
+        expect(story.locator("#story-title")).to_be_visible()
+        story.get_by_role("link", name="Close").click()
+        expect(page).to_have_url(re.compile("#/mail/sent$"))
+        expect(story).to_be_hidden()
         assert visit.errors == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import cli
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 MISSING = "00000000-0000-7000-8000-000000000000"
@@ -273,3 +275,27 @@ def test_a_message_is_given_a_deadline_held_and_the_queue_flushed(relay: RelayPr
     )  # fmt: skip
     assert (late.returncode, late.stdout) == (2, b"")
     assert b"has passed already" in late.stderr
+
+
+def test_show_says_whom_each_attempt_spoke_to(relay: RelayProcess, tmp_path: Path) -> None:
+    """A relay that sends to another: the peer, how it is secured, and what was said."""
+    host, port = relay.smtp
+    address = document(relay, "mailbox", "create")["address"]
+    env = {"RELAY_OUTBOUND__UPSTREAM": f"smtp://{host}:{port}"}
+    with RelayProcess(tmp_path / "data", env=env) as other:
+        letter = ["--from", "me@example.org", "--to", address, "--subject", "Hi", "--text", "x"]
+        sent = text(other, "send", *letter).strip()
+        document(relay, "messages", "wait", address)
+        shown = eventually_sync(
+            lambda: document(other, "queue", "show", sent),
+            "it is recorded",
+            until=lambda it: it["status"] == "sent",
+        )
+        peer = f"{host}[{host}]:{port}"
+        assert (shown["sender"], shown["peer"], shown["tls"]) == ("me@example.org", peer, None)
+        assert shown["reply"].startswith("250 2.")
+        assert {event["peer"] for event in shown["events"]} == {peer}
+        said = text(other, "queue", "show", sent)
+        assert re.search(rf"(?m)^peer: +{re.escape(peer)}$", said)
+        assert said.rstrip().endswith(shown["reply"])
+        assert other.stop() == 0, other.log_tail()

@@ -413,6 +413,29 @@ HERITAGE = (
         """,
         (2,),
     ),
+    Heritage(
+        33,
+        """
+        INSERT INTO relay.outbound_tries (message_id, at, attempt, outcome, phase, peer, tls)
+        VALUES (relay.uuidv7(), '2098-12-31T00:00:00Z', 1, 'queued', 'rcpt',
+                'mx.example[192.0.2.1]:25', 'TLSv1.3');
+        INSERT INTO relay.outbound_log (id, finished_at, token, attempt, code, status, phase, peer,
+                                        reply)
+        VALUES (relay.uuidv7(), '2098-12-31T00:00:00Z', 1, 1, 250, 'sent', 'dot', 'mx.example:25',
+                'Ok: queued as 4bX')
+        """,
+        """
+        SELECT array_agg(ARRAY[peer, tls, reply] ORDER BY peer)
+        FROM relay.outbound_attempts
+        WHERE peer IS NOT NULL
+        """,
+        (
+            [
+                ["mx.example:25", None, "250 Ok: queued as 4bX"],
+                ["mx.example[192.0.2.1]:25", "TLSv1.3", None],
+            ],
+        ),
+    ),
 )
 
 

@@ -1,26 +1,28 @@
 """The settler: what is recorded of a delivery, and what never is."""
 
 import random
+import re
 
 import pytest
 
 from relay.outbound.settler import Settler, ours
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
-from relay.smtp.client import Outcome, Phase, Verdict
+from relay.smtp.client import Outcome, Peer, Phase, Verdict
 from tests.outbound.claims import ID, claimed
 
 SETTLER = Settler(max_attempts=3, retry_unit=60.0, redact_key=b"k" * 32, rng=random.Random(1))
 
 
 def test_a_delivery_is_recorded_step_by_step():
-    """The opening's steps first, and no word of what the peer said."""
+    """The opening's steps first, who was spoken to, and what was said, redacted."""
     opening = ((Phase.CONNECT, 220, 1.0, 0.5),)
     trace = ((Phase.MAIL, 250, 2.0, 0.25), (Phase.DOT, 250, 3.0, 0.125))
     outcome = Outcome(
         Verdict.DELIVERED, Phase.DOT, 250, "2.0.0", "taken, b@y.example", False, True, trace=trace
     )
-    settled = SETTLER.settle(claimed(fence=4), outcome, 1.0, 3.0, opening)
+    peer = Peer("mx.y.example[192.0.2.1]:25", "TLSv1.3")
+    settled = SETTLER.settle(claimed(fence=4), outcome, 1.0, 3.0, opening, peer=peer)
     assert settled.steps == pack((*opening, *trace), 1.0)
     assert (settled.id, settled.fence, settled.cause, settled.delay) == (
         ID, 4, Cause.DELIVERED, 0.0,
@@ -29,6 +31,33 @@ def test_a_delivery_is_recorded_step_by_step():
         "dot", 250, "2.0.0", None,
     )  # fmt: skip
     assert (settled.began_at, settled.ended_at) == (1.0, 3.0)
+    assert (settled.peer, settled.tls) == peer
+    assert settled.reply is not None
+    assert re.fullmatch(r"taken, <redacted:[0-9a-f]{10}>", settled.reply)
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [("Ok: queued as 4dKq3Z1xWb", "Ok: queued as 4dKq3Z1xWb"), ("", None), ("so " * 333, 500)],
+)
+def test_what_was_said_to_a_message_that_was_taken_is_kept(said: str, kept: str | int | None):
+    """As long as it is short; nothing said is no reply."""
+    outcome = Outcome(Verdict.DELIVERED, Phase.DOT, 250, None, said, False, True)
+    reply = SETTLER.settle(claimed(), outcome, 1.0, 2.0).reply
+    if isinstance(kept, int):
+        assert reply is not None
+        assert kept - 5 < len(reply) <= kept
+    else:
+        assert reply == kept
+
+
+@pytest.mark.parametrize("verdict", [Verdict.DELIVERED, Verdict.FAILED])
+def test_a_password_is_not_kept_by_who_repeats_it(verdict: Verdict):
+    """Whether they take the message or not."""
+    outcome = Outcome(verdict, Phase.DOT, 250, "2.0.0", "Hello user hunter2", False, True)
+    settled = SETTLER.settle(claimed(), outcome, 1.0, 2.0, secrets=("hunter2",))
+    assert "hunter2" not in f"{settled.reply} {settled.error}"
+    assert "Hello user" in f"{settled.reply} {settled.error}"
 
 
 def test_what_no_peer_said_is_one_step():
@@ -36,6 +65,7 @@ def test_what_no_peer_said_is_one_step():
     settled = SETTLER.settle(claimed(), ours(Verdict.DEFERRED, Phase.CONNECT, "no route"), 1.0, 2.0)
     assert settled.steps == pack([(Phase.CONNECT, 0, 2.0, 0.0)], 1.0)
     assert (settled.code, settled.error) == (None, "no route")
+    assert (settled.peer, settled.tls, settled.reply) == (None, None, None)
 
 
 @pytest.mark.parametrize(("turn", "cause"), [(1, Cause.DEFERRED), (3, Cause.EXHAUSTED)])

@@ -594,6 +594,38 @@ async def test_tls_carries_credentials_and_mail(tmp_path: Path, implicit: bool):
     assert [len(one) for one in heard[1:]] == [MAIL.size + 4, large.size + 3, MAIL.size + 4]
 
 
+@pytest.mark.parametrize(("mode", "version"), [
+    (TlsMode.NONE, None), (TlsMode.IMPLICIT, "TLSv1.3"), (TlsMode.STARTTLS, "TLSv1.2"),
+])  # fmt: skip
+async def test_it_says_who_was_reached_and_how_that_is_secured(
+    tmp_path: Path, mode: TlsMode, version: str | None
+):
+    """Host, address and port, and the version of TLS that both agreed on."""
+    server, authority = certificate(tmp_path / "ca", "localhost")
+    if version == "TLSv1.2":
+        server.maximum_version = ssl.TLSVersion.TLSv1_2
+    script = tls_script(server, [], implicit=mode is TlsMode.IMPLICIT)
+    async with peer(stall_at_mail if mode is TlsMode.NONE else script) as (port, _):
+        credentials = None if mode is TlsMode.NONE else SECRET
+        route = Route("localhost", port, mode, credentials)
+        connection = await Connection.open(route, QUICK, context=client_tls(authority))
+        assert connection.peer == (f"localhost[127.0.0.1]:{port}", version)
+        connection.abort()
+
+
+async def test_it_says_who_would_not_be_reached(tmp_path: Path):
+    """With the address if there was one; a literal of IPv6 in brackets, so that its port shows."""
+    server, _ = certificate(tmp_path / "ca", "localhost")
+    async with peer(tls_script(server, [], implicit=True)) as (port, _):
+        route = Route("localhost", port, TlsMode.IMPLICIT)
+        with pytest.raises(OpenFailed) as caught:
+            await Connection.open(route, QUICK, context=client_tls())
+        assert caught.value.peer == (f"localhost[127.0.0.1]:{port}", None)
+    with pytest.raises(OpenFailed) as caught:
+        await Connection.open(Route("::1", port, TlsMode.NONE), QUICK)
+    assert caught.value.peer == (f"[::1]:{port}", None)
+
+
 @pytest.mark.parametrize("case", ["stranger", "name"])
 @pytest.mark.parametrize("implicit", [False, True])
 async def test_a_wrong_certificate_defers(tmp_path: Path, case: str, implicit: bool):

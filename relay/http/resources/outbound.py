@@ -1,8 +1,8 @@
 """`/api/v1/outbound`: what became of a message, and what is done by hand with one or with many.
 
 A message is its owner's: the holder of the key that sent it, and nobody else but the
-administrator, finds it.  The administrator sees the state of every message, but recipient and
-subject only of their own (those sent with their token, and by `relay.send` in SQL); only `raw`
+administrator, finds it.  The administrator sees the state of every message, but sender, recipient
+and subject only of their own (those sent with their token, and by `relay.send` in SQL); only `raw`
 shows them any.
 
 Promises
@@ -79,9 +79,12 @@ class Matching(View):
 
 
 class OutboundMessage(View):
-    """One message to one recipient; recipient, subject and tag are null to all but its owner."""
+    """One message to one recipient; sender, recipient, subject and tag are null to all but its
+    owner.
+    """
 
     id: str
+    sender: Annotated[str | None, Field(description="its reverse-path")]
     recipient: str | None
     subject: str | None
     status: State
@@ -93,6 +96,11 @@ class OutboundMessage(View):
     created_at: Instant
     not_after: Instant | None
     tag: str | None
+    peer: Annotated[str | None, Field(description="that of the last attempt, as in its events")]
+    tls: Annotated[str | None, Field(description="that of the last attempt, as in its events")]
+    reply: Annotated[
+        str | None, Field(description="what the server said that took it, redacted as `error` is")
+    ]
 
 
 class DeliveryEvent(View):
@@ -105,6 +113,19 @@ class DeliveryEvent(View):
     ]
     error: Annotated[
         str | None, Field(description="what was said where it failed, redacted as in the message")
+    ]
+    reply: Annotated[
+        str | None, Field(description="what was said where it was taken, redacted likewise")
+    ]
+    peer: Annotated[
+        str | None,
+        Field(
+            description="the server of this attempt, as `host[address]:port`, or `host:port` where "
+            "no address was reached; null where there was none, as in the loop"
+        ),
+    ]
+    tls: Annotated[
+        str | None, Field(description="the version of TLS that was agreed on; null: none")
     ]
     at: Instant
     duration: float | None
@@ -160,8 +181,8 @@ def register(api: Api) -> None:
             scope="send",
             query=OutboundQuery,
             details="The holder of a key sees their own. The administrator sees everybody's, "
-            "recipient and subject of their own only. Asked for by priority, domain or tag, a page "
-            "may hold less than its limit, or nothing, and still have a next one.",
+            "sender, recipient and subject of their own only. Asked for by priority, domain or "
+            "tag, a page may hold less than its limit, or nothing, and still have a next one.",
         ),
     )
     async def list_(call: Call) -> Response:
@@ -440,6 +461,7 @@ def _shown(row: dict[str, Any], caller: Caller) -> dict[str, Any]:
     own = row["owner"] == caller.owner_id
     return {
         "id": str(row["id"]),
+        "sender": row["sender"] if own else None,
         "recipient": row["recipient"] if own else None,
         "subject": row["subject"] if own else None,
         "status": row["status"],
@@ -451,6 +473,9 @@ def _shown(row: dict[str, Any], caller: Caller) -> dict[str, Any]:
         "created_at": _instant(row["created_at"]),
         "not_after": _instant(row["not_after"]),
         "tag": row["tag"] if own else None,
+        "peer": row["peer"],
+        "tls": row["tls"],
+        "reply": row["reply"],
     }
 
 

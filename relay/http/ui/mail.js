@@ -3,7 +3,7 @@
 // Each state has an address, so that reload, back and a shared link lead to it:
 //   #/mail                        everything (a phone: the inboxes)
 //   #/mail/all[/MAILBOX/ID]       all mail            #/mail/tag:NAME[/MAILBOX/ID]  what has a tag
-//   #/mail/ADDRESS[/ID]           one inbox           #/mail/sent                   what was sent
+//   #/mail/ADDRESS[/ID]           one inbox           #/mail/sent[/ID]              what was sent
 // with ?q= for a search.  An anonymous inbox is this browser's: its token became a cookie of that
 // inbox alone and a key, which the page remembers with the address.
 
@@ -101,7 +101,7 @@ class Mail {
       this.reader.close();
       if (!at) this.middle.append(howToSignIn());
     } else if (this.list && q !== this.list.q) this.list.search(q);
-    const [mailbox, id] = at?.address ? [at.address, rest[0]] : rest;
+    const [mailbox, id] = at?.address || key === "sent" ? [at.address, rest[0]] : rest;
     this.element.dataset.pane = id ? "reader" : !this.list ? "home" : name ? "list" : "rail";
     if (this.list) this.list.rows.mark(id ?? null);
     if (id) {
@@ -621,8 +621,7 @@ class List {
   }
 
   hrefOf(item) {
-    if (this.at.key === "sent") return `#/queue/${item.id}`;
-    return this.href(this.at.address ? `/${item.id}` : `/${part(item.mailbox)}/${item.id}`);
+    return this.href(this.at.address || this.at.key === "sent" ? `/${item.id}` : `/${part(item.mailbox)}/${item.id}`);
   }
 
   get path() {

@@ -9,6 +9,7 @@ import { asking, field } from "/ui/dialogs.js";
 import { away, MessageFrame, outside, spelt } from "/ui/frame.js";
 import { senderOf } from "/ui/list.js";
 import { blocks, coloured, headersOf, rawOf, valuesOf } from "/ui/source.js";
+import { showStory } from "/ui/story.js";
 import { named, t } from "/ui/strings.js";
 
 export const base = (address) => `/api/v1/mailboxes/${encodeURIComponent(address)}`;
@@ -38,7 +39,7 @@ export class Reader {
   }
 
   close() {
-    this.reading = this.message = null;
+    this.reading = this.message = this.story = null;
     this.element.hidden = true;
     this.element.replaceChildren();
     this.none.hidden = false;
@@ -48,10 +49,13 @@ export class Reader {
   async read(mailbox, id) {
     if (this.reading === id) return;
     this.reading = id;
+    this.story = null;
     this.element.replaceChildren();
+    this.element.setAttribute("aria-labelledby", mailbox ? "message-subject" : "story-title");
     this.none.hidden = true;
     say(this.trouble, "");
     try {
+      if (!mailbox) return await this.tell(id);
       const message = await get(`${base(mailbox)}/messages/${encodeURIComponent(id)}`, { signal: this.signal });
       if (this.reading !== id) return;
       message.mailbox = mailbox;
@@ -68,8 +72,20 @@ export class Reader {
     }
   }
 
+  // What was sent has a story, which goes on while it is shown.
+  async tell(id) {
+    const { list, page } = this.mail;
+    const story = () => showStory(this.element, page, id, { wanted: () => this.reading === id, refresh: () => list.refresh(), back: list.href() });
+    await story();
+    if (this.reading !== id) return;
+    this.element.hidden = false;
+    this.element.querySelector("h2").focus({ preventScroll: true });
+    this.story = story;
+  }
+
   // Lead to what is next to the message, as the list has it now.
   around() {
+    if (this.story) this.story().catch(() => {}); // the next look tells
     const { newer, older, back } = this.mail.near();
     this.back.href = back;
     [newer, older].forEach((href, at) => {

@@ -1,5 +1,5 @@
 // The story of one outbound message: what it is, what may be done with it, each attempt on a time
-// line, and beside that what was sent, byte for byte.
+// line (whom it spoke to, what was said and answered), and beside that what was sent, byte for byte.
 
 import { clock, get, send } from "/ui/calls.js";
 import { button, doing, h, keepFocus, lasting, problem, when } from "/ui/dom.js";
@@ -20,7 +20,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
   place.dataset.shown = shown;
   const trouble = problem();
   const facts = [
-    [t("Status"), named(message.status), `status ${message.status}`], [t("To"), message.recipient ?? t("another's")], [t("Priority"), named(message.priority)], [t("Attempts"), message.attempts],
+    [t("Status"), named(message.status), `status ${message.status}`], [t("From"), message.sender], [t("To"), message.recipient ?? t("another's")], [t("Priority"), named(message.priority)], [t("Attempts"), message.attempts],
     [t("Queued"), when(message.created_at)], [t("Next attempt"), message.status === "queued" ? dueAt(message.next_retry_at) : null], [t("Held back"), gate], [t("Sent"), when(message.sent_at)], [t("Error"), message.error], [t("Id"), message.id],
   ];
   // Its bytes are the same at every attempt: what was opened stays open while the story goes on.
@@ -41,7 +41,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
       title, trouble,
       h("dl", {}, facts.filter(([, value]) => value !== null && value !== "").map(([name, value, kind]) => [h("dt", { text: name }), h("dd", { class: kind ?? "", text: String(value) })]).flat())),
     h("div", { class: "told" },
-      h("section", { "aria-label": t("Attempts") }, h("h3", { text: t("Attempts") }), events.length ? timeLine(events) : h("p", { class: "small", text: t("None yet.") })),
+      h("section", { "aria-label": t("Attempts") }, h("h3", { text: t("Attempts") }), events.length ? timeLine(events, message) : h("p", { class: "small", text: t("None yet.") })),
       kept ?? sentOf(path, id, page)),
   ];
   keepFocus(place, () => place.replaceChildren(...parts), () => title);
@@ -58,7 +58,8 @@ async function gateOf({ recipient }, page) {
 }
 
 // Each attempt with its phases: how long each took is a bar, all of one scale.
-function timeLine(events) {
+function timeLine(events, { sender, recipient }) {
+  const says = { tls: "TLS", ehlo: "EHLO", auth: "AUTH", mail: `MAIL FROM:<${sender ?? "…"}>`, rcpt: `RCPT TO:<${recipient ?? "…"}>`, data: "DATA", dot: "." };
   const attempts = new Map();
   for (const one of events) attempts.set(one.attempt, [...(attempts.get(one.attempt) ?? []), one]);
   const most = Math.max(...events.map((one) => one.duration ?? 0), 0.001);
@@ -66,15 +67,16 @@ function timeLine(events) {
     const bad = phases.some(failed);
     const took = phases.reduce((sum, one) => sum + (one.duration ?? 0), 0);
     return h("li", { class: bad ? "bad" : "good" },
-      h("p", {}, h("strong", { text: t("Attempt {0}", attempt) }), ` ${when(phases[0].at)} `, h("span", { class: "small", text: lasting(took) })),
+      h("p", {}, h("strong", { text: t("Attempt {0}", attempt) }), ` ${when(phases[0].at)} `, h("span", { class: "small", text: lasting(took) }),)
+      phases[0].peer ? h("p", { class: "small", text: `${phases[0].peer} · ${phases[0].tls ?? t("without TLS")}` }) : "",
       h("ol", { class: "phases" }, phases.map((one) => {
         // After each recipient was refused, DATA is refused as a matter of course.
         const echo = one.phase === "data" && failed(one) && phases.some((other) => other.phase === "rcpt" && failed(other));
         const bar = h("span", { class: "took", "aria-hidden": "true" });
         bar.style.width = `${Math.max(2, (100 * (one.duration ?? 0)) / most)}%`;
         return h("li", { class: echo ? "echo" : failed(one) ? "bad" : "good" },
-          h("span", { class: "phase", text: one.phase }), h("b", { text: [one.code ?? t("no reply"), one.enhanced].filter(Boolean).join(" ") }), h("span", { class: "track" }, bar), h("small", { text: lasting(one.duration) }),
-          one.error ? h("span", { class: "said", dir: "auto", text: one.error }) : "");
+          h("span", { class: "phase", dir: "ltr", text: says[one.phase] ?? one.phase }), h("b", { text: [one.code ?? t("no reply"), one.enhanced].filter(Boolean).join(" ") }), h("span", { class: "track" }, bar), h("small", { text: lasting(one.duration) }),
+          one.error ?? one.reply ? h("span", { class: "said", dir: "auto", text: one.error ?? one.reply }) : "");
       })));
   }));
 }

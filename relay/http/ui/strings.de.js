@@ -244,6 +244,8 @@ export default {
   "Release this message": "Diese Nachricht weiterleiten",
   "Release {0} messages": "{0} Nachrichten weiterleiten",
   "To": "An",
+  "From": "Von",
+  "without TLS": "ohne TLS",
   "ann@example.com": "anna@example.com",
   "Release": "Weiterleiten",
   "Queued.": "In der Warteschlange.",

@@ -232,6 +232,9 @@ async def test_a_message_is_its_owners(house: House):
     assert (own["recipient"], own["subject"], own["status"], own["attempts"]) == (
         CANARY, "canary subject", "queued", 0,
     )  # fmt: skip
+    assert (own["sender"], own["peer"], own["tls"], own["reply"]) == (
+        "shop@example.org", None, None, None,
+    )  # fmt: skip
     for path in (f"outbound/{sent}", f"outbound/{sent}/events"):
         assert (await get(house, path, other)).status_code == 404
     for path in (f"outbound/{sent}/cancel", f"outbound/{sent}/retry"):
@@ -239,6 +242,7 @@ async def test_a_message_is_its_owners(house: House):
     assert (await get(house, "outbound", other)).json() == []
     (seen,) = (await get(house, "outbound")).json()
     assert (seen["id"], seen["recipient"], seen["subject"]) == (sent, None, None)
+    assert seen["sender"] is None
     assert "canary" not in (await get(house, f"outbound/{sent}")).text
     assert (await post(house, f"outbound/{sent}/cancel")).json()["status"] == "cancelled"
 
@@ -274,8 +278,9 @@ async def test_the_law_decides_what_may_be_done_by_hand(house: House):
     assert (await post(house, f"outbound/{sent}/cancel")).status_code == 409
     steps = pack([("rcpt", 550, 0.25, 0.01)], 0.0)
     await node.finish(
-        claimed, Cause.REFUSED, phase="rcpt", code=550, error="no such <redacted:0>", steps=steps
-    )
+        claimed, Cause.REFUSED, phase="rcpt", code=550, error="no such <redacted:0>", steps=steps,
+        peer="mx.example[192.0.2.1]:25", tls="TLSv1.3",
+    )  # fmt: skip
     shown = (await get(house, f"outbound/{sent}")).json()
     assert (shown["status"], shown["attempts"], shown["error"]) == (
         "bounced", 1, "no such <redacted:0>",
@@ -284,13 +289,24 @@ async def test_the_law_decides_what_may_be_done_by_hand(house: House):
     assert datetime.fromisoformat(event.pop("at")).tzinfo is not None
     assert event == {
         "attempt": 1, "phase": "rcpt", "code": 550, "duration": 0.01,
-        "enhanced": None, "error": "no such <redacted:0>",
+        "enhanced": None, "error": "no such <redacted:0>", "reply": None,
+        "peer": "mx.example[192.0.2.1]:25", "tls": "TLSv1.3",
     }  # fmt: skip
     again = await post(house, f"outbound/{sent}/retry")
     assert (again.status_code, again.json()["status"]) == (200, "queued")
-    await node.finish(await node.claim(), Cause.DELIVERED, phase="dot", code=250)
+    await node.finish(
+        await node.claim(), Cause.DELIVERED, phase="dot", code=250, reply="Ok: queued as 4bX",
+        peer="mx.example[192.0.2.2]:25",
+    )  # fmt: skip
     shown = (await get(house, f"outbound/{sent}")).json()
-    assert (shown["status"], shown["attempts"]) == ("sent", 2)
+    assert (shown["status"], shown["attempts"], shown["peer"], shown["tls"], shown["reply"]) == (
+        "sent", 2, "mx.example[192.0.2.2]:25", None, "250 Ok: queued as 4bX",
+    )  # fmt: skip
+    events = (await get(house, f"outbound/{sent}/events")).json()
+    assert [(one["peer"], one["tls"], one["reply"]) for one in events] == [
+        ("mx.example[192.0.2.1]:25", "TLSv1.3", None),
+        ("mx.example[192.0.2.2]:25", None, "250 Ok: queued as 4bX"),
+    ]
     assert shown["sent_at"] is not None
     for act in ("retry", "cancel"):
         assert (await post(house, f"outbound/{MISSING}/{act}")).status_code == 404
