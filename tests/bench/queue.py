@@ -158,7 +158,7 @@ async def drain(dsn: str, jobs: int, throttled: str | None) -> float:
                         enhanced="2.0.0",
                         peer="mx.example.org[192.0.2.25]:25",
                         tls="TLSv1.3",
-                        reply=f"Ok: queued as {message.fence:X}{message.id.int:X}"[:30],
+                        reply=f"Ok: queued as {message.id.hex[-12:]}",
                     )
                     for message in batch
                 ]
