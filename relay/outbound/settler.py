@@ -82,7 +82,8 @@ class Settler:
             outcome.enhanced,
             error,
             pack(steps, began_at),
-            *(peer or (None, None)),
+            None if peer is None else peer.name,
+            None if peer is None else peer.tls,
             reply,
         )
 

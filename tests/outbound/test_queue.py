@@ -2,6 +2,7 @@
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import trio
@@ -113,14 +114,14 @@ async def test_sent_is_final_and_leaves_the_hot_table(node: Node):
 async def test_whom_each_attempt_spoke_to_is_recorded(node: Node):
     """Of an attempt that is followed by another, and of the last, which the message shows."""
     (queued,) = await put(node.pool, "a@x.example")
-    late = {"phase": "connect", "error": "no answer", "peer": "mx.example:25"}
+    late: dict[str, Any] = {"phase": "connect", "error": "no answer", "peer": "mx.example:25"}
     await node.finish(await node.claim(), Cause.DEFERRED, **late)
     shown = await QueueAdmin(node.pool).show(queued.id)
     assert shown is not None
     assert (shown["peer"], shown["tls"], shown["reply"]) == ("mx.example:25", None, None)
     await node.pool.execute("UPDATE relay.outbound_due SET run_at = now()")
-    taken = {"phase": "dot", "code": 250, "enhanced": "2.0.0", "reply": "Ok: queued as 4bX"}
-    taken |= {"peer": "mx.example[192.0.2.1]:25", "tls": "TLSv1.3"}
+    taken: dict[str, Any] = {"phase": "dot", "code": 250, "enhanced": "2.0.0"}
+    taken |= {"peer": "mx.example[192.0.2.1]:25", "tls": "TLSv1.3", "reply": "Ok: queued as 4bX"}
     await node.finish(await node.claim(), **taken)
     shown = await QueueAdmin(node.pool).show(queued.id)
     assert shown is not None
@@ -137,11 +138,14 @@ async def test_whom_each_attempt_spoke_to_is_recorded(node: Node):
 async def test_whom_it_spoke_to_is_kept_of_what_failed_and_is_queued_again(node: Node):
     """It becomes an attempt before others."""
     (queued,) = await put(node.pool, "a@x.example")
-    said = {"phase": "rcpt", "code": 550, "error": "no", "peer": "mx.example[192.0.2.1]:25"}
-    await node.finish(await node.claim(), Cause.REFUSED, **said, tls="TLSv1.2")
+    peer = "mx.example[192.0.2.1]:25"
+    await node.finish(
+        await node.claim(), Cause.REFUSED, phase="rcpt", code=550, error="no", peer=peer,
+        tls="TLSv1.2",
+    )  # fmt: skip
     await QueueAdmin(node.pool).retry(queued.id)
     assert await node.pool.fetch("SELECT peer, tls, reply FROM relay.outbound_tries") == [
-        (said["peer"], "TLSv1.2", None)
+        (peer, "TLSv1.2", None)
     ]
 
 
