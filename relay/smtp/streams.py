@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from relay.net import peer_address
 from relay.smtp.trampoline import Trampoline, TrampolineWaits
 from relay.system_tasks import OfThisRun
 
@@ -93,7 +94,7 @@ class PlainStream:
 
     def address(self) -> str:
         """Return the IP address that was reached; raises OSError once the peer has gone."""
-        return str(self._sock.getpeername()[0])
+        return str(peer_address(self._sock)[0])
 
     def quiet(self) -> bool:
         """Whether the peer has neither spoken nor hung up."""
