@@ -428,11 +428,17 @@ export interface components {
         };
         /**
          * OutboundMessage
-         * @description One message to one recipient; recipient, subject and tag are null to all but its owner.
+         * @description One message to one recipient; sender, recipient, subject and tag are null to all but its
+         *     owner.
          */
         OutboundMessage: {
             /** Id */
             id: string;
+            /**
+             * Sender
+             * @description its reverse-path
+             */
+            sender: string | null;
             /** Recipient */
             recipient: string | null;
             /** Subject */
@@ -457,6 +463,21 @@ export interface components {
             not_after: string | null;
             /** Tag */
             tag: string | null;
+            /**
+             * Peer
+             * @description that of the last attempt, as in its events
+             */
+            peer: string | null;
+            /**
+             * Tls
+             * @description that of the last attempt, as in its events
+             */
+            tls: string | null;
+            /**
+             * Reply
+             * @description what the server said that took it, redacted as `error` is
+             */
+            reply: string | null;
         };
         /**
          * PlacedEntry
