@@ -34,9 +34,9 @@ SEEN = re.compile(
 PROSE = re.compile(r"[A-Za-z]{2,}[,.:;]? [A-Za-z]{2,}")
 CODE = re.compile(
     r"(?:class(?:Name)?(?:: | = )|rel: |import |from |querySelector(?:All)?\(|closest\(|matches\("
-    r"|setAttribute\(\"\w+\", )$"
+    r"|setAttribute\(\"\w+\", |\b(?:mail|rcpt): )$"
 )
-"""What stands before a literal of several words that is for the browser."""
+"""What stands before a literal of several words that is for the browser, or SMTP's."""
 PASTED = re.compile(r"^const SNIPPETS = \{\n.*?^\};\n|\"relay open\"", re.MULTILINE | re.DOTALL)
 """What is to be pasted elsewhere."""
 NOT_SAID = {

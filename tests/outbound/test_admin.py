@@ -180,22 +180,25 @@ async def test_events_show_each_phase_of_each_attempt(node: Node, admin: QueueAd
     steps = pack([("mail", 250, 10.5, 0.125), ("rcpt", 450, 3000.25, 2990.5)], 10.0)
     await node.finish(
         await node.claim(), Cause.DEFERRED, age=3000.0, phase="rcpt", code=450, enhanced="4.2.2",
-        error="450 4.2.2 full", steps=steps,
+        error="450 4.2.2 full", steps=steps, peer="mx.example[192.0.2.1]:25", tls="TLSv1.3",
     )  # fmt: skip
-    await node.finish(await node.claim(), phase="dot", code=250, enhanced="2.0.0", duration=0.5)
+    await node.finish(
+        await node.claim(), phase="dot", code=250, enhanced="2.0.0", duration=0.5, reply="Ok"
+    )
     events = await admin.events(queued.id)
     assert events is not None
     first, second = (datetime.fromisoformat(event.pop("at")) for event in events[:2])
     assert second - first == timedelta(seconds=2989.75)
     assert abs(datetime.now(UTC) - first - timedelta(seconds=2999.5)) < timedelta(seconds=60)
+    of = {"attempt": 1, "peer": "mx.example[192.0.2.1]:25", "tls": "TLSv1.3", "reply": None}
     assert events[:2] == [
-        {"attempt": 1, "phase": "mail", "code": 250, "duration": 0.125,
-         "enhanced": None, "error": None},
-        {"attempt": 1, "phase": "rcpt", "code": 450, "duration": 2990.5,
-         "enhanced": "4.2.2", "error": "450 4.2.2 full"},
+        {"phase": "mail", "code": 250, "duration": 0.125, "enhanced": None, "error": None} | of,
+        {"phase": "rcpt", "code": 450, "duration": 2990.5, "enhanced": "4.2.2",
+         "error": "450 4.2.2 full"} | of,
     ]  # fmt: skip
     assert (events[2]["phase"], events[2]["code"], events[2]["duration"]) == ("dot", 250, 0.5)
     assert (events[2]["enhanced"], events[2]["error"]) == ("2.0.0", None)
+    assert (events[2]["reply"], events[2]["peer"]) == ("250 2.0.0 Ok", None)
 
 
 async def test_events_show_what_no_reply_came_to(node: Node, admin: QueueAdmin):
