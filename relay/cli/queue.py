@@ -257,7 +257,6 @@ def _show(item: dict[str, Any]) -> None:
             ("not after", output.moment(item["not_after"])),
             ("sent", output.moment(item["sent_at"])),
             ("peer", _peer(item)),
-            ("reply", output.line(item["reply"])),
             ("error", (output.line(item["error"]), "red")),
         ]
     )

@@ -1,10 +1,11 @@
 """What is personal or secret, marked and followed through the whole relay at debug level.
 
 A canary address, subject, name, user, password and tokens go in by SMTP, HTTP and SQL; mail goes
-out to upstreams that repeat all of it in every refusal there is, into the loop, and to webhooks.
-None of it may come out in a log line, a metric, an error, an event or an answer, but for what an
-owner reads of their own messages: recipient and subject.  The canary's local part is no plain word,
-as one is a word wherever it does not stand as an address would (tests/test_redact.py).
+out to upstreams that repeat all of it in every refusal there is and as they take it, into the loop,
+and to webhooks.  None of it may come out in a log line, a metric, an error, an event or an answer,
+but for what an owner reads of their own messages: sender, recipient and subject.  The canary's
+local part is no plain word, as one is a word wherever it does not stand as an address would
+(tests/test_redact.py).
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ TOKEN = "canaryTokenOfAllThings0123456789"
 CODED = [base64.b64encode(each.encode()).decode() for each in (USER, PASSWORD)]
 CODED.append(base64.b64encode(f"\0{USER}\0{PASSWORD}".encode()).decode())
 
-# Where each recipient meets a refusal.
-REFUSALS = {
+# Where each recipient's domain is answered with all that is known, and how.
+ANSWERS = {
+    ("dot", "good.example"): "250 2.0.0",
     ("RCPT", "rcpt5.example"): "550 5.1.1",
     ("RCPT", "rcpt4.example"): "450 4.2.1",
     ("DATA", "data5.example"): "554 5.6.0",
@@ -47,7 +49,7 @@ REFUSALS = {
     ("RCPT", "closing.example"): "421 4.7.0",
     ("DATA", "garbage.example"): "what is",
 }
-DOMAINS = [domain for _, domain in REFUSALS] + ["good.example", "unknown.example"]
+DOMAINS = [domain for _, domain in ANSWERS] + ["unknown.example"]
 
 
 def quote(recipient: str) -> str:
@@ -60,7 +62,7 @@ def quote(recipient: str) -> str:
 
 
 async def talkative(session: Session, verb: str, line: str) -> bytes | None:
-    """Take the password that is right, then refuse as the recipient's domain says."""
+    """Take the password that is right, then answer as the recipient's domain says."""
     if verb == "EHLO":
         return b"250-sink\r\n250-PIPELINING\r\n250 AUTH PLAIN\r\n"
     if verb == "AUTH":
@@ -69,13 +71,13 @@ async def talkative(session: Session, verb: str, line: str) -> bytes | None:
         return f"{code} {line} {user} / {given} {line.split()[-1]}\r\n".encode()
     recipient = line.partition("<")[2].partition(">")[0] if verb == "RCPT" else ""
     recipient = recipient or (session.recipients[-1] if session.recipients else "")
-    refusal = REFUSALS.get((verb, recipient.rpartition("@")[2]))
+    said = ANSWERS.get((verb, recipient.rpartition("@")[2]))
     if verb == "dot" and recipient.endswith("unknown.example"):
         raise HangUp
-    if refusal is None:
+    if said is None:
         return None
-    answer = f"{refusal} {quote(recipient)}\r\n".encode()
-    if refusal.startswith("421"):
+    answer = f"{said} {quote(recipient)}\r\n".encode()
+    if said.startswith("421"):
         raise HangUp(answer)
     return answer
 
@@ -234,7 +236,7 @@ def answers(relay: RelayProcess, client: httpx.Client, own: dict[str, str]) -> d
     theirs = {message["id"] for message in mine}
     own_of_administrator = [message for message in shown if message["id"] not in theirs]
     for message in (*own_of_administrator, *mine):
-        del message["recipient"], message["subject"]
+        del message["sender"], message["recipient"], message["subject"]
     for message in (*shown, *mine):
         found["everyone's messages"] += json.dumps(message)
         found["everyone's messages"] += client.get(f"/outbound/{message['id']}/events").text
@@ -284,6 +286,8 @@ def drive(relay: RelayProcess, port: int) -> tuple[dict[str, str], list[str]]:
                 ).fetchall()
             )
             phases = sql.execute("SELECT DISTINCT phase FROM relay.outbound_attempts").fetchall()
+            replies = "SELECT FROM relay.outbound_log WHERE reply LIKE '%<redacted:%'"
+            assert sql.execute(replies).fetchall()
         secrets.append(relay.run["admin_token"])
     assert {"auth", "rcpt", "data", "dot"} <= {phase for (phase,) in phases}
     found["log"] = relay.log_file.read_text()

@@ -67,7 +67,7 @@ function timeLine(events, { sender, recipient }) {
     const bad = phases.some(failed);
     const took = phases.reduce((sum, one) => sum + (one.duration ?? 0), 0);
     return h("li", { class: bad ? "bad" : "good" },
-      h("p", {}, h("strong", { text: t("Attempt {0}", attempt) }), ` ${when(phases[0].at)} `, h("span", { class: "small", text: lasting(took) }),)
+      h("p", {}, h("strong", { text: t("Attempt {0}", attempt) }), ` ${when(phases[0].at)} `, h("span", { class: "small", text: lasting(took) })),
       phases[0].peer ? h("p", { class: "small", text: `${phases[0].peer} · ${phases[0].tls ?? t("without TLS")}` }) : "",
       h("ol", { class: "phases" }, phases.map((one) => {
         // After each recipient was refused, DATA is refused as a matter of course.
