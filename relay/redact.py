@@ -33,7 +33,7 @@ import hmac
 import ipaddress
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 LIMIT = 2000
 """Characters kept, unless told otherwise."""
@@ -114,9 +114,8 @@ _AFTER_START = rf"\s?(?::|\.\.\.|,|-){_NEXT}"
 _NUMBER = re.compile(r"[0-9]{1,6}")
 _CODE = re.compile(r"[245][0-9]{2}|[245](?:\.[0-9]{1,3}){2}")
 _JOINS = re.compile(r"[\s.+_\-]+")
-# Words of letters, and one with digits at most: nothing that `_PATTERN` could find.  So reads what
-# servers say to mail that they take (`Ok: queued as 4bXq3Z`), and each delivery asks: held to the
-# long way by tests/test_redact.py, pays in `python -m tests.bench outbound`.
+# Words of letters, and one with digits at most (`Ok: queued as 4bXq3Z`): nothing that `_PATTERN`
+# could find.
 _WORD = r"[A-Za-z]{1,23}[.,:;!]?"
 _QUIET = re.compile(
     rf"(?:{_WORD} )*+(?:{_WORD}(?![^ ])|(?![A-Za-z0-9]{{0,23}}[0-9]{{7}})[A-Za-z0-9]{{1,23}})"
@@ -141,9 +140,9 @@ def correlation(value: str, key: bytes) -> str:
 def redact(
     text: str,
     key: bytes,
-    known: Iterable[str] = (),
+    known: Collection[str] = (),
     *,
-    secrets: Iterable[str] = (),
+    secrets: Collection[str] = (),
     limit: int = LIMIT,
 ) -> str:
     """Return `text` without personal data, in one line of at most `limit` characters.
@@ -153,6 +152,8 @@ def redact(
     plain word only where it stands as an address would.
     `secrets` (a password): taken out wherever they stand, whatever they look like.
     """
+    if len(text) <= limit and _untouched(text, known, secrets):
+        return text
     text = _cut(_one_line(text[: 4 * limit]), limit)
 
     def mark(value: str) -> str:
@@ -179,8 +180,6 @@ def redact(
         return found[0][:start] + mark(word) + found[0][end:]
 
     anywhere, words = _known(known, secrets, text)
-    if not (anywhere or words) and _QUIET.fullmatch(text):
-        return text
     if anywhere:
         pattern = "|".join(re.escape(value) for value in anywhere)
         text = re.sub(rf"(?P<done>{_MARK})|(?:{pattern})", replace, text, flags=re.IGNORECASE)
@@ -191,6 +190,26 @@ def redact(
     while (fewer := _cut(_PATTERN.sub(replace, text), limit)) != text:
         text = fewer
     return text
+
+
+def _untouched(text: str, known: Iterable[str], secrets: Collection[str]) -> bool:
+    """Whether a text is so plain that nothing of it is to be taken out; False says nothing.
+
+    The short way, for what servers say to mail that they take: each delivery has such a text.  Held
+    to the long way by tests/test_redact.py; pays in `python -m tests.bench outbound`.
+    """
+    if _QUIET.fullmatch(text) is None:
+        return False
+    whole = "|".join(known)
+    # What is found with other spaces, quotes or letters than it is written in is left to that.
+    if not whole.isascii() or not whole.isprintable() or "  " in whole or '"' in whole:
+        return False
+    lowered = text.lower()
+    for value in whole.lower().split("|"):
+        part = value.rpartition("@")[0] or value
+        if len(part) >= 3 and part.strip() in lowered:
+            return False
+    return not secrets or all(value.isascii() and value.lower() not in lowered for value in secrets)
 
 
 def _one_line(text: str) -> str:

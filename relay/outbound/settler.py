@@ -92,7 +92,10 @@ class Settler:
     ) -> str:
         """What was said, as it may be stored."""
         known = [message.recipient, message.sender, message.subject]
-        known += [message.recipient_name or "", message.sender_name or ""]
+        if message.recipient_name:
+            known.append(message.recipient_name)
+        if message.sender_name:
+            known.append(message.sender_name)
         return redact(text, self._key, known, secrets=secrets, limit=limit)
 
 
