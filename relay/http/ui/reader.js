@@ -15,6 +15,7 @@ import { named, t } from "/ui/strings.js";
 export const base = (address) => `/api/v1/mailboxes/${encodeURIComponent(address)}`;
 
 const WIDTHS = { 375: t("As wide as a phone"), 768: t("As wide as a tablet"), full: t("As wide as there is room") };
+const FORMS = { HTML: "HTML", Text: t("Text"), Source: t("Source"), Headers: t("Headers"), Raw: t("Raw"), Checks: t("Checks") };
 const LIKELY = /verif|confirm|activat|reset|password|log-?in|sign-?in|magic|invit|token|code/i;
 const THUMBNAIL = 400_000; // bytes of a picture that is shown beside its name
 const THUMBNAILS = 12; // of a message: for each the relay takes it apart anew
@@ -118,7 +119,7 @@ export class Reader {
       for (const other of group.children) other.ariaPressed = String(other === one);
     };
     const showAs = (name, make) => {
-      const one = button(name, () => {
+      const one = button(FORMS[name], () => {
         press(forms, one);
         widths.hidden = shades.hidden = name !== "HTML";
         body.className = name.toLowerCase();
@@ -184,7 +185,7 @@ export class Reader {
         message.otp ? h("p", { id: "message-code" }, h("span", { text: t("Code ") }), h("output", { text: message.otp }), " ", copyButton(message.otp, t("the code"))) : "",
         linksOf(message.links),
         attached(path, message, trouble, signal)),
-      h("div", { class: "bar" }, forms, h("span", { class: "space" }), shades, widths),
+      h("div", { class: "bar" }, forms, h("span", { class: "space" }), h("span", { class: "looks" }, shades, widths)),
       body,
     );
     this.element.hidden = false;
