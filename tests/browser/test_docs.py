@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
+import relay as product
+from relay.http.resources.pages import served
 from tests.browser.conftest import TIMEOUT, Browse
 from tests.browser.test_pages import signed_in
 from tests.relay_process import RelayProcess
@@ -83,3 +86,19 @@ def test_a_refusal_links_to_what_it_means(relay: RelayProcess, browse: Browse) -
         expect(page.get_by_role("heading", level=1)).to_have_text("Mailbox not found")
         page.get_by_role("link", name="End a mailbox").click()
         expect(page.locator("#deleteMailbox .call")).to_be_visible()
+
+
+def test_styles_say_the_same_as_in_the_tree(relay: RelayProcess, browse: Browse) -> None:
+    """A browser reads the same rules from what is served as from the files that people read."""
+    read = """text => {
+        const sheet = new CSSStyleSheet();
+        sheet.replaceSync(text);
+        return [...sheet.cssRules].map(rule => rule.cssText);
+    }"""
+    with browse() as visit:
+        page = visit.page
+        page.goto(f"{relay.run['http']}/docs")
+        for path in (Path(product.__file__).parent / "http" / "ui").glob("*.css"):
+            rules = page.evaluate(read, path.read_text("utf-8"))
+            assert len(rules) > 10
+            assert page.evaluate(read, served(path).decode()) == rules

@@ -12,8 +12,11 @@ const ENVELOPE = "M2 5.5h12v7H2zM2 5.5l6 4.5 6-4.5";
 
 let [shown, count] = ["Relay", null];
 
-const icon = (unread) =>
-  `data:image/svg+xml,${encodeURIComponent(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4" fill="#1a5fd0"/><path d="${ENVELOPE}" fill="none" stroke="#fff" stroke-width="1.3"/>${unread ? '<circle cx="12.5" cy="3.5" r="3.5" fill="#e5342b"/>' : ""}</svg>`)}`;
+function icon(unread) {
+  const dot = unread ? '<circle cx="12.5" cy="3.5" r="3.5" fill="#e5342b"/>' : "";
+  const drawn = encodeURIComponent(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4" fill="#1a5fd0"/><path d="${ENVELOPE}" fill="none" stroke="#fff" stroke-width="1.3"/>${dot}</svg>`);
+  return `data:image/svg+xml,${drawn}`;
+}
 
 function show() {
   document.title = count ? `(${count}) ${shown}` : shown;

@@ -77,7 +77,7 @@ export const copyButton = (text, what, properties) => copying(t("copy"), text, w
 export const copied = (text, what, properties) => copying(text, text, what, properties);
 
 function copying(shown, text, what, properties = {}) {
-  const label = `${t("Copy {0}", what)}${shown === text ? ` ${text}` : ""}`;
+  const label = [t("Copy {0}", what), ...(shown === text ? [text] : [])].join(" ");
   const told = (word) => {
     made.textContent = word;
     made.ariaLabel = word === shown ? label : `${label}: ${word}`; // what is seen is in the name

@@ -39,7 +39,7 @@ export const told = (text, ...elements) => text.split(/\{(\d)\}/).map((piece, at
 export function spoken(text) {
   if (language === "en") return null;
   const [, who, state, why] = /^(.+) is (starting|draining|backing_off|stopped)\b(.*)$/s.exec(text) ?? [];
-  if (state) return `${who}: ${named(state)}${why.replace(/^, after failures of/, `, ${t("after failures of")}`)}`;
+  if (state) return `${who}: ${named(state)}${why.replace(/^(, )after failures of/, (_, comma) => comma + t("after failures of"))}`;
   const values = [];
   const key = text.replace(/\d+|^\S+(?= is paused\.$)/g, (value) => `{${values.push(value) - 1}}`);
   if (table[key]) return t(key, ...values);
