@@ -573,6 +573,9 @@ def test_the_log_is_live_and_filtered(relay: RelayProcess, browse: Browse) -> No
         left = "at => at.scrollHeight - at.scrollTop - at.clientHeight"
         assert page.locator("#lines").evaluate(left) < 40  # at its end, where it follows
         page.get_by_label("Text or message id").fill("supervision.pause")
+        # Asked for anew a moment after the last key: until then the old lines stand.
+        others = page.locator("#lines li").filter(has_not_text="supervision.pause")
+        expect(others).to_have_count(0)
         api.post("/api/v1/supervision/webhooks/pause").raise_for_status()
         api.post("/api/v1/supervision/webhooks/resume").raise_for_status()
         # Other tests may have paused others before: the line to wait for is that of the webhooks.
