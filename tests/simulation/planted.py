@@ -1,8 +1,9 @@
 """Bugs that are planted in a copy of the product, for the simulation to find.
 
 Each is one small change, of the kind that is made by mistake, and names the promise that it breaks.
-`seed` is one with which the simulation finds it: tests/simulation/test_planted.py runs that one;
-`python -m tests.simulation.planted` looks for each from seed 1 on and says how many it took.
+`seed` is the first with which the simulation finds it: tests/simulation/test_planted.py runs that
+one.  `python -m tests.simulation.planted` looks for each from seed 1 on.  Those that it has not
+found so far have none: the simulation is to learn it.
 """
 
 import argparse
@@ -31,7 +32,7 @@ class Planted:
     new: str
     broken: str
     """A part of what the judge says."""
-    seed: int = 1
+    seed: int | None = 1
     days: str = "0.02"
 
 
@@ -57,6 +58,7 @@ BUGS = (
         "        await self._put(blobs, answers)\n        self._channel.post(*answers)\n",
         "        self._channel.post(*answers)\n        await self._put(blobs, answers)\n",
         "acknowledged, and its device never got it",
+        seed=None,
     ),
     Planted(
         "a message is stored without a look at the mailbox's end",
@@ -65,6 +67,7 @@ BUGS = (
         "            LIMIT 1",
         "            LIMIT 1",
         "s after its end",
+        seed=2,
     ),
     Planted(
         "a deferral counts as a delivery",
@@ -102,6 +105,7 @@ BUGS = (
         "            async with self.pool.connection(patience=_TIMEOUT) as connection:\n"
         "                return await self._batch",
         "has an account and got no letter",
+        seed=None,
     ),
     Planted(
         "the outcome of a delivery is given up when the database is away",
@@ -109,6 +113,7 @@ BUGS = (
         "                await trio.sleep(outage.lost())\n                repeated = True\n",
         "                return set()\n",
         "without excuse",
+        seed=None,
     ),
     Planted(
         "a session that ends with the node deletes what it has not acknowledged",
@@ -116,6 +121,7 @@ BUGS = (
         "                await self._store.delete(self._key, sorted(ids))",
         "                await self._store.delete(self._key, list(range(max(ids) + 2)))",
         "acknowledged, and its device never got it",
+        seed=None,
     ),
     Planted(
         "the relay does not listen again when the database is back",
@@ -123,6 +129,7 @@ BUGS = (
         "        await trio.sleep(pause)\n",
         "        await trio.sleep(pause * 1e6)\n",
         "there are still",
+        seed=None,
     ),
 )
 

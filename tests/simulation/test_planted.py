@@ -18,11 +18,12 @@ IN_EVERY_RUN = 1
             id=bug.name.replace(" ", "-"),
             marks=() if number < IN_EVERY_RUN else (pytest.mark.soak, pytest.mark.timeout(600)),
         )
-        for number, bug in enumerate(BUGS)
+        for number, bug in enumerate(bug for bug in BUGS if bug.seed is not None)
     ],
 )
 def test_a_planted_bug_is_found(bug: Planted, tmp_path: Path) -> None:
     """With its seed, the judge says that the promise is broken which the bug breaks."""
+    assert bug.seed is not None
     plant(bug, tmp_path)
     result = found(bug, bug.seed, tmp_path)
     assert result.returncode == 1, result.stdout + result.stderr
