@@ -27,6 +27,7 @@ SILENT = {
     "up",  # runs; its log is the output
     "collect",  # writes lines of a format of its own
     "mcp",  # speaks a protocol
+    "simulate",  # its last line is JSON
     "messages raw",  # bytes
     "messages attachment",  # bytes
     "messages delete",
