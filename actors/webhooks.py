@@ -148,7 +148,8 @@ class _Posting:
                 events = await self._webhooks.claim(room, _LEASE, self._under_way)
                 if len(events) < room:
                     soon = await self._webhooks.next_due()
-                    wait = min(SWEEP_EVERY, SWEEP_EVERY if soon is None else soon + 0.001)
+                    # Below 0: what was not due when the statement began was so when it ended.
+                    wait = min(SWEEP_EVERY, SWEEP_EVERY if soon is None else max(0.0, soon) + 0.001)
                     await self._forget()
             except DatabaseUnavailable as error:
                 wait = self._lost(error)

@@ -204,7 +204,10 @@ class Webhooks:
         return [Event(*row) for row in rows]
 
     async def next_due(self) -> float | None:
-        """Seconds until the next event that is not due yet becomes so; None: there is none."""
+        """Seconds until the next event that was not due yet becomes so; None: there is none.
+
+        Below 0 when it became so meanwhile.
+        """
         seconds: float | None = await self._pool.fetch_value(
             """
             WITH RECURSIVE origins AS (

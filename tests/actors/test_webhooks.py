@@ -411,6 +411,28 @@ async def test_a_host_that_no_resolver_takes_ends_its_own_event_only(
             assert child.restarts == 0
 
 
+async def test_what_became_due_while_the_database_was_asked_is_posted(pool: Pool, keyring: Keyring):
+    """A busy server takes longer over the question than the event had left."""
+
+    class Busy(Webhooks):
+        async def next_due(self) -> float | None:
+            soon = await super().next_due()
+            asked.set()
+            return -0.05 if soon is None else soon
+
+    asked = trio.Event()
+    async with (
+        receiving() as receiver,
+        at_work(pool, keyring, webhooks=Busy(pool)) as supervisor,
+    ):
+        await Webhooks(pool).put(ADMINISTRATOR_ID, receiver.url, KINDS)
+        await asked.wait()
+        await finish(pool, Cause.DELIVERED, "ada@example.org")
+        await receiver.wait_for(1)
+        (child,) = supervisor.tree().children
+        assert child.restarts == 0
+
+
 async def test_what_nobody_foresaw_costs_one_event_its_attempts(pool: Pool, keyring: Keyring):
     """The actor goes on, and the event ends like one whose receiver is away."""
 

@@ -141,7 +141,9 @@ class World:
     def recovers(self, seconds: float) -> float:
         """Wait until /readyz is content, without a hand; return the seconds."""
         began = time.monotonic()
-        eventually_sync(lambda: not self.trouble(), "it is ready again", within=seconds)
+        eventually_sync(
+            self.trouble, "it is ready again", until=lambda trouble: not trouble, within=seconds
+        )
         return time.monotonic() - began
 
     def put_is_refused(self) -> None:
