@@ -1320,7 +1320,7 @@ class _Branch(_Child):
                     break
             else:
                 self.start_next(now)
-            looked_at, planned = trio.current_time(), self.next_deadline()
+            looked_at, planned = trio.current_time(), self.next_deadline(now)
             with trio.move_on_at(planned):
                 await self.attention.wait()
             now = trio.current_time()
@@ -1398,11 +1398,14 @@ class _Branch(_Child):
             if self.parent is not None:
                 self.parent.wake()
 
-    def next_deadline(self) -> float:
+    def next_deadline(self, now: float) -> float:
+        """When it must look again; `now`: the time of the look that is just over.
+
+        Not the time of this moment: what fell due in between has not been started.
+        """
         alive = (child.deadline for child in self.children if child.alive)
         if self.stopping:
             return min(alive, default=math.inf)
-        now = trio.current_time()
         absent = (
             child.due
             for child in self.children

@@ -183,7 +183,11 @@ def world(tmp_path: Path, pace: float) -> Iterator[World]:
         module="tests.faults.crashing_relay",
     )
     with relay, relay.http() as api:
-        yield World(relay, api, crashes)
+        try:
+            yield World(relay, api, crashes)
+        except AssertionError as error:
+            error.add_note(relay.log_tail())
+            raise
         assert relay.stop() == 0
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 
 import pytest
 import trio
@@ -526,3 +527,46 @@ async def test_the_last_error_is_shown_until_it_is_ready_again(autojump_clock):
         await house.settle(10)
         assert house.node("y").last_error is None
         assert house.node("inner").last_error is None
+
+
+class Slow(trio.abc.Clock):
+    """A machine so busy that every look at the clock takes a millisecond."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def start_clock(self) -> None:
+        """Nothing is to be started."""
+
+    def current_time(self) -> float:
+        """Return the time, a millisecond later than it would be."""
+        self._looks += 1
+        return time.perf_counter() + self._looks / 1000
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Return the real seconds until then."""
+        return deadline - self.current_time()
+
+
+@pytest.mark.parametrize("looks", range(1, 13))
+def test_what_falls_due_while_the_supervisor_looks_is_started(looks: int):
+    """Between its look at who is due and its plan for the next look, time goes on."""
+    failures = 20
+
+    async def dies_often(ctx: Context) -> None:
+        if ctx.incarnation <= failures:
+            raise OSError
+        ctx.ready()
+        await ctx.draining.wait()
+
+    async def main() -> None:
+        backoff = Backoff(base=looks / 1000, cap=looks / 1000)
+        child = ChildSpec("a", dies_often, backoff=backoff)
+        async with running(SupervisorSpec("root", (child,), max_restarts=math.inf)) as house:
+            for _ in range(100):  # unlike a wait for its readiness, this does not wake it
+                if house.node("a").state is State.RUNNING:
+                    break
+                await trio.sleep(0.1)
+            assert house.node("a").restarts == failures
+
+    trio.run(main, clock=Slow())
