@@ -803,7 +803,7 @@ def test_where_nothing_is_to_be_seen_the_page_says_why(
         visit.to("mail/all?q=nothing")
         expect(page.get_by_text("No message matches.")).to_be_visible()
         visit.check("no-match", axe)
-        page.set_viewport_size({"width": 1280, "height": 900})
+        page.set_viewport_size({"width": 1400, "height": 900})
         expect(lead).to_be_hidden()
         assert visit.errors == []
 
