@@ -273,6 +273,35 @@ def test_a_message_is_read_in_every_form(relay: RelayProcess, browse: Browse, ax
         assert visit.errors == []
 
 
+def test_raw_is_shown_as_utf_8_where_it_is_that(relay: RelayProcess, browse: Browse) -> None:
+    """Also where what is shown ends within a character; and octets that are no UTF-8 as Latin-1."""
+    head = b"Subject: %s\r\nContent-Type: text/plain; charset=%s\r\n\r\n"
+    with browse() as visit:
+        page = visit.page
+        page.goto(relay.run["http"])
+        address = create_inbox(page)
+        deliver(
+            relay,
+            address,
+            head % (b"one", b"utf-8") + "Grüße aus 東京\r\n".encode(),
+            head % (b"two", b"iso-8859-1") + "Grüße aus Köln\r\n".encode("latin-1"),
+        )
+        raw = page.locator("#message-raw")
+        for subject, text in (("one", "Grüße aus 東京"), ("two", "Grüße aus Köln")):
+            page.get_by_role("link", name=subject).click()
+            expect(page.locator("#message-subject")).to_have_text(subject)
+            page.get_by_role("button", name="Raw").click()
+            expect(raw).to_contain_text(text)
+        long = b"x" + "é".encode() * 500_001  # of which 1,000,000 octets are shown
+        page.route("**/raw", lambda route: route.fulfill(body=long))
+        page.get_by_role("link", name="one").click()
+        expect(page.locator("#message-subject")).to_have_text("one")
+        page.get_by_role("button", name="Raw").click()
+        expect(raw).to_contain_text("the rest is in the download")
+        assert raw.evaluate("it => it.textContent.split('\\n')[0]") == "x" + "é" * 499_999
+        assert visit.errors == []
+
+
 def test_an_anonymous_inbox_outlives_a_reload(relay: RelayProcess, browse: Browse) -> None:
     """Cookie and key open it again, no script can read the one, and no address holds a token."""
     with browse() as visit:

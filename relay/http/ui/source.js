@@ -57,12 +57,22 @@ export function coloured(source) {
 
 const marked = (kind, text) => (kind ? h("span", { class: `is-${kind}`, text }) : text);
 
-// The message at `path`, byte for byte; the element fills when it has come.
+// Bytes of a message as a text: UTF-8 where they are that, else Latin-1; `cut`: they may end within
+// a character, which is left out.
+function textOf(raw, cut) {
+  try {
+    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(raw, { stream: cut });
+  } catch {
+    return new TextDecoder("latin1").decode(raw);
+  }
+}
+
+// The message at `path`, as it came; the element fills when it has come.
 export function rawOf(path, id, signal) {
   const place = h("pre", { id, tabindex: "0", dir: "auto", "aria-label": t("The message as text"), text: t("Loading…") });
   ask(path, { signal })
     .then((response) => response.arrayBuffer())
-    .then((raw) => place.replaceChildren(...blocks(new TextDecoder("latin1").decode(raw.slice(0, RAW)) + (raw.byteLength > RAW ? `\n${t("… the rest is in the download")}` : ""))))
+    .then((raw) => place.replaceChildren(...blocks(textOf(raw.slice(0, RAW), raw.byteLength > RAW) + (raw.byteLength > RAW ? `\n${t("… the rest is in the download")}` : ""))))
     .catch((error) => say(place, error.message));
   return place;
 }
