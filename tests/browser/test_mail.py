@@ -540,6 +540,31 @@ SCROLL = """async () => {
 }"""
 
 
+def test_every_tag_is_reached_in_the_rail(relay: RelayProcess, browse: Browse, axe: str) -> None:
+    """The first twenty stand there, and the others when they are asked for."""
+    tags = [f"zz-tag-{n}" for n in range(10, 35)]
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        for some in (tags[:20], tags[20:]):  # a message has twenty at most
+            said = f"X-Tags: {', '.join(some)}\r\n".encode()
+            deliver(relay, address, said + mail(f"up to {some[-1]}", "t"))
+        page = signed_in(visit, relay, "mail")
+        link = page.locator("#folders").get_by_role("link", name=f"# {tags[-1]}")
+        more = page.locator("#folders summary")
+        expect(more).to_have_text("More tags")
+        expect(link).to_be_hidden()
+        more.click()
+        expect(link).to_be_visible()
+        visit.check("more-tags", axe)
+        link.click()
+        expect(page.get_by_role("heading", name=f"# {tags[-1]}")).to_be_visible()
+        expect(link).to_have_attribute("aria-current", "page")
+        expect(row(page, "messages", f"up to {tags[-1]}")).to_be_visible()
+        expect(page.locator("#messages li")).to_have_count(1)
+        api.delete(f"/api/v1/mailboxes/{address}?purge=true").raise_for_status()
+        assert visit.errors == []
+
+
 def test_a_list_without_end_has_few_rows_and_stays_where_it_is_read(
     relay: RelayProcess, browse: Browse
 ) -> None:

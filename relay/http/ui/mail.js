@@ -26,7 +26,7 @@ const EVERY = 5000; // ms between two looks at the list of inboxes
 const PAGE = 50; // inboxes
 const ROWS = 200; // messages of a page
 const UNDO = 6000; // ms in which a deletion can be taken back
-const FOLDERS = 20; // tags
+const FOLDERS = 20; // tags that are shown unasked
 const TOLD = 5; // messages that could not be released
 const PLACES = "relay.places";
 const TERMS = ["from:", "to:", "subject:", "tag:", "is:unread", "is:read", "has:attachment", "before:", "after:", "larger:", "smaller:"];
@@ -409,13 +409,16 @@ function makeRail(mail) {
   let [marked, unread, counting] = [null, new Map(), false];
 
   const folder = (key, href, text) => h("li", {}, h("a", { href, "data-key": key }, h("span", { text, dir: "auto" }), h("b", { class: "badge", hidden: true })));
+  const others = h("ul");
+  const further = h("li", {}, h("details", {}, h("summary", { text: t("More tags") }), others));
   function showFolders() {
-    const wanted = [];
-    const made = new Map([...folders.children].map((one) => [one.firstChild.dataset.key, one]));
-    const want = (key, href, text) => wanted.push(made.get(key) ?? folder(key, href, text));
-    if (all) want("all", "#/mail/all", t("All mail"));
-    if (all) for (const tag of [...mail.tags].sort((a, b) => a.localeCompare(b)).slice(0, FOLDERS)) want(`tag:${tag}`, `#/mail/${part(`tag:${tag}`)}`, `# ${tag}`);
-    if (page.may("send")) want("sent", "#/mail/sent", t("Sent"));
+    const made = new Map([...folders.querySelectorAll("a")].map((link) => [link.dataset.key, link.parentElement]));
+    const want = (key, href, text) => made.get(key) ?? folder(key, href, text);
+    const tags = all ? [...mail.tags].sort((a, b) => a.localeCompare(b)).map((tag) => want(`tag:${tag}`, `#/mail/${part(`tag:${tag}`)}`, `# ${tag}`)) : [];
+    const wanted = all ? [want("all", "#/mail/all", t("All mail")), ...tags.slice(0, FOLDERS)] : [];
+    if (tags.length > FOLDERS) wanted.push(further);
+    if (page.may("send")) wanted.push(want("sent", "#/mail/sent", t("Sent")));
+    arrange(others, tags.slice(FOLDERS));
     arrange(folders, wanted);
     folders.hidden = !wanted.length;
     mark(marked);

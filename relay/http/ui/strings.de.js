@@ -252,6 +252,7 @@ export default {
   "Queued: {0} of {1}.": "In der Warteschlange: {0} von {1}.",
   "Stop": "Anhalten",
   "Nothing can be released here: RELAY_OUTBOUND__UPSTREAM has to name a server that takes mail, and RELAY_OUTBOUND__RELEASE_TO who may get it.": "Hier lässt sich nichts weiterleiten: RELAY_OUTBOUND__UPSTREAM muss einen Server nennen, der Mail annimmt, und RELAY_OUTBOUND__RELEASE_TO, wer sie bekommen darf.",
+  "More tags": "Weitere Kennzeichen",
   "Tag all that match": "Alle Treffer kennzeichnen",
   "Tag this message": "Diese Nachricht kennzeichnen",
   "Tag {0} messages": "{0} Nachrichten kennzeichnen",
