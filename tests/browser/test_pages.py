@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import TIMEOUT, Browse, Visit
+from tests.browser.conftest import SIZES, TIMEOUT, Browse, Visit
 from tests.browser.hostile import (
     CLICKS,
     CONNECTS,
@@ -666,7 +666,18 @@ def test_settings_are_found_and_say_where_they_come_from(
         expect(rows).to_have_count(1)
         expect(rows).to_contain_text("Faults on demand")
         expect(page).to_have_url(re.compile("#/settings/smtp.chaos$"))
+        width, height = SIZES["phone"]
+        page.set_viewport_size({"width": width, "height": height})
+        page.keyboard.press("Control+k")
+        page.get_by_role("dialog").get_by_role("combobox").fill("smtp__chaos")
+        name = page.get_by_role("option", name="RELAY_SMTP__CHAOS").locator(".name")
+        expect(name).to_have_text("RELAY_SMTP__CHAOS")
+        assert name.evaluate(_WHOLE)  # what it means gives way to its name
+        visit.screenshot("palette-phone")
         assert visit.errors == []
+
+
+_WHOLE = "it => it.scrollWidth <= it.clientWidth && it.scrollHeight <= it.clientHeight"
 
 
 def test_domains_say_what_they_do(relay: RelayProcess, browse: Browse) -> None:
