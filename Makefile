@@ -67,7 +67,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	cd clients/python && ../../$(BIN)/mypy
+	cd clients/python && ../../$(BIN)/mypy && ../../$(BIN)/mypy --python-version 3.14
 	cd clients/typescript && ../../$(BIN)/mypy
 	$(BIN)/python -m tests.npm clients/typescript tsc --project tsconfig.check.json
 	$(BIN)/lint-imports

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,15 +39,26 @@ def test_a_client_passes_its_own_tests(client: str) -> None:
     assert " passed" in counts
 
 
+def supported() -> list[str]:
+    """The versions of Python that the client's wheel names, the oldest first."""
+    of_client = tomllib.loads((CLIENTS / "python" / "pyproject.toml").read_text())
+    classifiers = "\n".join(of_client["project"]["classifiers"])
+    return re.findall(r"^Programming Language :: Python :: (3\.\d+)$", classifiers, re.MULTILINE)
+
+
 @pytest.mark.clients
-def test_pyright_finds_nothing_in_the_python_client() -> None:
-    """As strict as it gets, for Python 3.9; mypy looks at it in `make check`."""
+@pytest.mark.parametrize("version", [supported()[0], supported()[-1]])
+def test_pyright_finds_nothing_in_the_python_client(version: str) -> None:
+    """As strict as it gets, for the oldest Python and the newest; so does mypy in `make check`."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
     pyright = node_modules(HERE / "pyright") / "pyright" / "index.js"
     done = subprocess.run(
-        [node, pyright, "--project", CLIENTS / "python", "--pythonpath", sys.executable],
+        [
+            *(node, pyright, "--project", CLIENTS / "python", "--pythonpath", sys.executable),
+            *("--pythonversion", version),
+        ],
         capture_output=True,
         text=True,
         timeout=100,

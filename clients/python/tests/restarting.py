@@ -2,45 +2,73 @@
 
 from __future__ import annotations
 
+import re
 import smtplib
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import httpx
 
 from relay_client._started import _environment, _installed, _ready
 
 
-@contextmanager
-def restartable(folder: Path) -> Iterator[tuple[str, Callable[[], None], Callable[[str], None]]]:
-    """Run a relay at fixed ports: its URL, what kills it, and what starts it and mails somebody."""
-    http, smtp = _free_port(), _free_port()
-    env = _environment(folder)
-    env.update({"RELAY_HTTP__BIND": f"127.0.0.1:{http}", "RELAY_SMTP__BIND": f"127.0.0.1:{smtp}"})
-    running: list[subprocess.Popen[bytes]] = []
+class Restartable:
+    """A relay that runs at `url`, and stays there when it is killed and started again."""
 
-    def start(address: str = "") -> None:
-        description = folder / "data" / "run" / "relay.json"
-        description.unlink(missing_ok=True)
-        with (folder / "relay.log").open("ab") as log:
-            running.append(subprocess.Popen(_installed(), env=env, stdout=log, stderr=log))
-        _ready(folder, running[-1].pid)
-        if address:
-            with smtplib.SMTP("127.0.0.1", smtp) as client:
+    def __init__(self, folder: Path) -> None:
+        http, self._smtp = _free_port(), _free_port()
+        self.url = f"http://127.0.0.1:{http}"
+        self._folder = folder
+        self._env = _environment(folder)
+        self._env["RELAY_HTTP__BIND"] = f"127.0.0.1:{http}"
+        self._env["RELAY_SMTP__BIND"] = f"127.0.0.1:{self._smtp}"
+        self.start()
+
+    def start(self, *addresses: str) -> None:
+        """Start it, and send to each address what is waited for, under `Reset`."""
+        (self._folder / "data" / "run" / "relay.json").unlink(missing_ok=True)
+        with (self._folder / "relay.log").open("ab") as log:
+            self._process = subprocess.Popen(_installed(), env=self._env, stdout=log, stderr=log)
+        _ready(self._folder, self._process.pid)
+        for address in addresses:
+            with smtplib.SMTP("127.0.0.1", self._smtp) as client:
                 client.sendmail("a@shop.example", [address], b"Subject: Reset\r\n\r\n1")
 
-    def kill() -> None:
-        running[-1].kill()
-        running[-1].wait()
+    def until_waiting(self, count: int = 1) -> None:
+        """Return when so many calls wait for mail in it."""
+        deadline = time.monotonic() + 20.0
+        while True:
+            metrics = httpx.get(f"{self.url}/metrics", trust_env=False).raise_for_status().text
+            found = re.search(r'^relay_http_streams\{kind="wait"\} (\S+)$', metrics, re.MULTILINE)
+            waiting = 0 if found is None else int(float(found[1]))
+            if waiting == count:
+                return
+            assert time.monotonic() < deadline, f"{waiting} calls wait, not {count}"
+            time.sleep(0.01)
 
-    start()
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it, if it runs."""
+        self._process.terminate()
+        self._process.wait()
+
+
+@contextmanager
+def restartable(folder: Path) -> Iterator[Restartable]:
+    """Run a relay at ports that stay the same."""
+    relay = Restartable(folder)
     try:
-        yield f"http://127.0.0.1:{http}", kill, start
+        yield relay
     finally:
-        if running[-1].poll() is None:
-            running[-1].terminate()
-            running[-1].wait()
+        relay.close()
 
 
 def _free_port() -> int:

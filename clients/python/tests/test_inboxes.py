@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from cases import CASES
 from conftest import Deliver
@@ -121,6 +122,31 @@ def test_a_wait_in_vain_says_what_came(inbox: Inbox, deliver: Deliver) -> None:
     inbox.wait_none(0.1, subject="Reset")
     with pytest.raises(TimeoutError):
         inbox.wait("Reset", timeout=0)
+
+
+def test_a_long_wait_is_asked_for_in_parts(
+    relay: Relay, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mail of a later part ends it, though it came between two; in vain it ends as another does."""
+    monkeypatch.setattr("relay_client._flows._PART", 0.3)
+    parts: list[float] = []
+
+    def asked(request: httpx.Request) -> None:
+        if request.url.path.endswith("/wait"):
+            parts.append(float(request.url.params["timeout"]))
+            if len(parts) == 3:
+                deliver(inbox.address)
+
+    with Relay(relay.url, relay.token) as other, other.inbox() as inbox:
+        other._http.event_hooks = {"request": [asked]}
+        assert inbox.wait("Reset", timeout=30.0).code == "271828"
+        assert parts == [0.3, 0.3, 0.3]
+        with pytest.raises(
+            WaitTimeout, match=r"^waited 2 s for 'Other'; 1 other came:\n.*'Reset'$"
+        ):
+            inbox.wait("Other", timeout=2.0)
+        assert parts[3] == 0.3
+        assert 4 < len(parts) < 20
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), -1, float("inf"), "10", None, 1j])

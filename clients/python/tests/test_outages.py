@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import anyio
@@ -18,22 +20,51 @@ from untrusted import plain, untrusted
 
 from relay_client import AsyncRelay, Refused, Relay, Unreachable, WaitTimeout
 
+Tell = Callable[[str], None]
+"""Hands on what a client says: its address, then what came."""
+
+
+def _waits(url: str, tell: Tell) -> None:
+    with Relay(url, token="") as relay, relay.inbox() as inbox:
+        tell(inbox.address)
+        tell(str(inbox.wait("Reset", timeout=60.0).subject))
+        inbox.wait("Other", timeout=8.0)
+
+
+async def _waits_async(url: str, tell: Tell) -> None:
+    async with AsyncRelay(url, token="") as relay, relay.inbox() as inbox:
+        tell(inbox.address)
+        tell(str((await inbox.wait("Reset", timeout=60.0)).subject))
+        await inbox.wait("Other", timeout=8.0)
+
+
+_WAITERS: list[Callable[[str, Tell], None]] = [
+    _waits,
+    lambda url, tell: anyio.run(_waits_async, url, tell, backend="asyncio"),
+    lambda url, tell: anyio.run(_waits_async, url, tell, backend="trio"),
+]
+
 
 def test_a_wait_outlives_a_relay_that_is_killed(tmp_path: Path) -> None:
-    """Killed in the middle of a wait and started again, at the same place: the message comes."""
-    with restartable(tmp_path) as (where, kill, start):
-        with Relay(where, token="") as relay, relay.inbox() as inbox:
-            kill_it = threading.Timer(0.3, kill)
-            kill_it.start()
-            started_again = threading.Timer(0.6, lambda: start(inbox.address))
-            started_again.start()
-            message = inbox.wait("Reset", timeout=60)
-            assert message.subject == "Reset"
-            kill_it.join()
-            started_again.join()
-            kill()
-            with pytest.raises(Unreachable, match=r"does not answer GET .*wait"):
-                inbox.wait("Other", timeout=0.5)
+    """Killed in the middle of a wait and started again, at the same place: the message comes.
+
+    From one that is not started again comes one clear error.  Three wait at once: the client whose
+    calls block, and the other on asyncio and on Trio.
+    """
+    said: Queue[str] = Queue()
+    count = len(_WAITERS)
+    with ThreadPoolExecutor(count) as threads, restartable(tmp_path) as relay:
+        waiters = [threads.submit(one, relay.url, said.put) for one in _WAITERS]
+        addresses = [said.get(timeout=20.0) for _ in range(count)]
+        relay.until_waiting(count)
+        relay.kill()
+        relay.start(*addresses)
+        assert [said.get(timeout=20.0) for _ in range(count)] == ["Reset"] * count
+        relay.until_waiting(count)
+        relay.kill()
+        for one in waiters:
+            with pytest.raises(Unreachable, match=rf"does not answer GET {relay.url}/.*/wait "):
+                one.result(timeout=30.0)
 
 
 @pytest.mark.parametrize("case", CASES["no_relay"], ids=lambda case: case["error"])

@@ -51,11 +51,11 @@ def _run(inner: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 def _is_installed() -> bool:
     from importlib.metadata import entry_points
 
-    points = entry_points()
-    chosen = (
-        points.select(group="pytest11") if hasattr(points, "select") else points.get("pytest11", ())
-    )
-    return any(point.value == "relay_client.pytest_plugin" for point in chosen)
+    if sys.version_info >= (3, 10):
+        points = entry_points(group="pytest11")
+    else:
+        points = entry_points().get("pytest11", ())
+    return any(point.value == "relay_client.pytest_plugin" for point in points)
 
 
 _PLUGIN = () if _is_installed() else ("-p", "relay_client.pytest_plugin")

@@ -191,6 +191,32 @@ test(
   }),
 );
 
+test("a long wait is asked for in parts: mail that comes between two of them ends it", async () => {
+  const parts = /** @type {number[]} */ ([]);
+  let mailed = "";
+  const hasty = new Relay({
+    fetch: async (input, init) => {
+      const url = new URL(String(input));
+      if (url.pathname.endsWith("/wait")) {
+        parts.push(Number(url.searchParams.get("timeout")));
+        if (parts.length === 3) await deliver(mailed);
+        url.searchParams.set("timeout", "0.3"); // as if each part were over
+      }
+      return fetch(url, init);
+    },
+  });
+  const inbox = await hasty.inbox({ ttl: 10 });
+  mailed = inbox.address;
+  assert.equal((await inbox.wait({ subject: "Reset", timeout: 60_000 })).code, "271828");
+  assert.deepEqual(parts, [20, 20, 20]);
+  await assert.rejects(
+    inbox.wait({ subject: "Other", timeout: 2_000 }),
+    /^WaitTimeout: waited 2 s for 'Other'; 1 other came:\n.*'Reset'$/,
+  );
+  assert.ok(4 < parts.length && parts.length < 20);
+  await inbox.close();
+});
+
 test("a wait that would never end, or cannot be meant, is refused at once", async () => {
   const inbox = /** @type {any} */ (relay.mailbox("a@b"));
   const outbound = /** @type {any} */ (relay.outbound("x"));

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 from conftest import Run
@@ -11,16 +10,13 @@ from restarting import restartable
 from untrusted import plain, untrusted
 
 _WAITS = """
-import { createInterface } from "node:readline/promises";
 import { Relay } from "relay-client";
 
-const lines = createInterface(process.stdin)[Symbol.asyncIterator]();
 const relay = new Relay({ url: process.argv[2], token: "" });
 const inbox = await relay.inbox();
 console.log(inbox.address);
 console.log((await inbox.wait({ subject: "Reset", timeout: 60_000 })).subject);
-await lines.next();
-await inbox.wait({ subject: "Other", timeout: 500 }).catch((error) => console.log(String(error)));
+await inbox.wait({ subject: "Other", timeout: 8_000 }).catch((error) => console.log(String(error)));
 process.exit();
 """
 
@@ -30,26 +26,20 @@ def test_a_wait_outlives_a_relay_that_is_killed(clean: Path, tmp_path: Path) -> 
     program = clean / "waits.mjs"
     program.write_text(_WAITS)
     with (
-        restartable(tmp_path) as (where, kill, start),
-        subprocess.Popen(
-            ["node", str(program), where],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as node,
+        restartable(tmp_path) as relay,
+        subprocess.Popen(["node", program, relay.url], stdout=subprocess.PIPE, text=True) as node,
     ):
-        assert node.stdin is not None
         assert node.stdout is not None
         try:
             address = node.stdout.readline().strip()
-            time.sleep(0.3)  # it waits by now; if not, the test is easier
-            kill()
-            start(address)
+            relay.until_waiting()
+            relay.kill()
+            relay.start(address)
             assert node.stdout.readline() == "Reset\n"
-            kill()
-            node.stdin.write("go on\n")
-            node.stdin.flush()
-            assert node.stdout.readline().startswith("Unreachable: the relay does not answer GET ")
+            relay.until_waiting()
+            relay.kill()
+            said = node.stdout.readline()
+            assert said.startswith(f"Unreachable: the relay does not answer GET {relay.url}/")
             assert node.wait(20) == 0
         finally:
             node.kill()

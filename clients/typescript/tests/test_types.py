@@ -5,8 +5,10 @@ Sources and tests themselves are checked by `make check`.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import httpx
 from conftest import HERE, Run
 from readme import PROGRAMS
 from relay_client import Relay
@@ -39,6 +41,30 @@ def test_the_packed_types_suit_a_strict_project(run: Run, modules: Path, clean: 
     run(*tsc, "--lib", "es2022", "--skipLibCheck", "false", *alone, folder=folder)
     runners = ("playwright.mts", "vitest.mts", "common.cts")
     run(*tsc, "--lib", "es2022,dom", "--skipLibCheck", "true", *runners, folder=folder)
+
+
+_GENERATES = """
+import openapiTS, { astToString } from "openapi-typescript";
+
+process.stdout.write(astToString(await openapiTS(new URL(process.argv[1]))));
+"""
+
+
+def test_a_generator_has_nothing_to_say_of_the_whole_document(
+    run: Run, relay: Relay, modules: Path, tmp_path: Path
+) -> None:
+    """openapi-typescript, as it comes: all calls, neither error nor warning, and types that a
+    strict project compiles."""
+    document = f"{relay.url}/openapi.json"
+    made = run("node", "--input-type=module", "--eval", _GENERATES, document)
+    assert made.stderr == ""
+    paths = httpx.get(document, trust_env=False).json()["paths"]
+    names = [call["operationId"] for path in paths.values() for call in path.values()]
+    assert len(names) > 90
+    for name in names:
+        assert re.search(rf"^    {name}: \{{$", made.stdout, re.MULTILINE), name
+    (tmp_path / "schema.ts").write_text(made.stdout)
+    run(modules / ".bin" / "tsc", "--strict", "--noEmit", "schema.ts", folder=tmp_path)
 
 
 def test_the_schema_is_the_relays(run: Run, relay: Relay) -> None:
