@@ -273,6 +273,8 @@ class _Part:
         content = self.content()[: 4 * MAX_TEXT + 4]
         charset = self.parameters.get("charset", "")
         text = decode(content, charset).replace("\r\n", "\n")
+        if text.isascii():
+            return clean(text) if "\x00" in text else text
         return clean(text) if "\x00" in text or gives_halves(charset) else text
 
     def describe(self, index: int) -> dict[str, Any]:

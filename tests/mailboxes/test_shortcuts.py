@@ -26,11 +26,16 @@ WORDS = (
 )
 
 
+IN_ASCII = tuple(word for word in WORDS if word.isascii())
+
+
 def _texts(seed: int, count: int = 400) -> list[str]:
+    """Half of them in ASCII, which has short cuts of its own."""
     chosen = random.Random(seed)
     return [
-        chosen.choice((" ", " ", "", "\n")).join(chosen.choices(WORDS, k=chosen.randint(1, 30)))
-        for _ in range(count)
+        chosen.choice((" ", " ", "", "\n")).join(chosen.choices(words, k=chosen.randint(1, 30)))
+        for words in (WORDS, IN_ASCII)
+        for _ in range(count // 2)
     ]
 
 
@@ -59,15 +64,35 @@ def test_what_must_be_there_is_there(seed):
         assert extract._masked(folded) == extract._OTHER_CODE.sub(
             lambda match: " " * len(match[0]), folded
         )
-        spans = [match.span() for match in extract._CANDIDATE.finditer(text)]
-        assert [match.span() for match in extract._candidates(text)] == spans
+        assert extract._spaced(text) == extract._GLUED.sub(r"\1 ", text)
+        _holds_to_all_candidates(text)
         spans = [match.span() for match in extract._URL.finditer(text)]
         assert [match.span() for match in extract._urls(text)] == spans
         assert extract._without_urls(text) == extract._URL.sub(" ", text)
         if not extract._may_have_code(text):
-            spaced = extract._GLUED.sub(r"\1 ", extract._without_urls(text))
+            spaced = extract._spaced(extract._without_urls(text))
             costs = [extract._cost(spaced, each) for each in extract._candidates(spaced)]
             assert not costs or {*costs} == {None}, text
+
+
+def _holds_to_all_candidates(text: str) -> None:
+    candidates = [match.span() for match in extract._CANDIDATE.finditer(text)]
+    assert [match.span() for match in extract._candidates(text)] == candidates
+    if candidates and len(text) > extract._SHORT:
+        assert extract._may_have_code(text)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.text(alphabet="AZ0129-Ga_ .,:/#+@$%\n", max_size=40))
+@example("123-456")
+@example("123 456")
+@example("-ABC1")
+@example("A1B-C2D-")
+@example("G-123456 G-1234567")
+def test_no_candidate_is_passed_over_in_ascii(text):
+    """Of text in ASCII only the beginnings of runs are looked at, which are all there can be."""
+    _holds_to_all_candidates(text)
+    _holds_to_all_candidates(text + " x" * extract._SHORT)
 
 
 @pytest.mark.parametrize("seed", range(2))
