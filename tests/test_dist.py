@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -12,11 +13,15 @@ import sys
 import time
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.dist import ROOT, build, uncommitted
+from tests.eventually import eventually_sync
+from tests.shop import serving_shop
 
 README = (ROOT / "clients" / "python" / "README.md").read_text()
 APPLICATION = """\
@@ -158,6 +163,82 @@ def look_at_examples(python: str, folder: Path) -> None:
     assert any(b"Your code is 482913." in base64.b64decode(text) for text in texts)
 
 
+PLAYWRIGHT = """\
+export default {
+  use: {
+    baseURL: process.env.SHOP,
+    launchOptions: { executablePath: process.env.CHROMIUM, args: ["--no-sandbox"] },
+  },
+};
+"""
+
+
+@pytest.mark.soak  # npm installs Playwright, pip the relay: a network
+def test_a_browser_signs_up_with_built_packages_alone(tmp_path: Path) -> None:
+    """The test that the npm package's README begins with passes within a minute of the first
+    command, in a clean environment: the relay's wheel, the tarball, Playwright."""
+    chromium, npm = shutil.which("chromium"), shutil.which("npm")
+    if chromium is None or npm is None:
+        pytest.skip(f"{'npm' if chromium else 'Chromium'} is not installed")
+    packages = build(tmp_path / "packages", ("relay", "typescript"))
+    (wheel,) = (one for one in packages if one.suffix == ".whl")
+    (tarball,) = (one for one in packages if one.suffix == ".tgz")
+    began = time.monotonic()
+    environment = tmp_path / "environment"
+    run([sys.executable, "-m", "venv", str(environment)], tmp_path)
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    run([*pip, "install", "--quiet", str(wheel)], tmp_path)
+    suite = tmp_path / "suite"
+    suite.mkdir()
+    (suite / "package.json").write_text('{"private": true, "type": "module"}\n')
+    (suite / "playwright.config.js").write_text(PLAYWRIGHT)
+    readme = (ROOT / "clients" / "typescript" / "README.md").read_text()
+    five_lines = readme.partition("<!-- playwright -->\n```ts\n")[2].partition("```")[0]
+    (suite / "sign-up.spec.ts").write_text(five_lines)
+    quiet = ("--no-audit", "--no-fund")
+    run([npm, "install", "--save-dev", *quiet, str(tarball), "@playwright/test@1.58.2"], suite)
+    relay = str(environment / "bin" / "relay-mail")
+    with (
+        started(relay, tmp_path / "data") as description,
+        serving_shop(description["smtp"]) as shop,
+    ):
+        said = run(
+            ["npx", "playwright", "test", "--reporter=line"],
+            suite,
+            RELAY_URL=description["http"],
+            RELAY_TOKEN=run(
+                [relay, "key", "create", "--owner", "tests", "--scope", "read,send"],
+                tmp_path,
+                RELAY_DATA_DIR=str(tmp_path / "data"),
+            ).strip(),
+            SHOP=shop,
+            CHROMIUM=chromium,
+        )
+        took = time.monotonic() - began
+    assert "1 passed" in said
+    assert took < 60.0, f"{took:.0f} s from the first command to a test that passed"
+
+
+@contextmanager
+def started(program: str, data: Path) -> Iterator[dict[str, str]]:
+    """A relay of an installed program, on free ports, and what it says of itself."""
+    env = outside() | {"RELAY_DATA_DIR": str(data)}
+    for name in ("SMTP__BIND", "SUBMISSION__BIND", "HTTP__BIND"):
+        env[f"RELAY_{name}"] = "127.0.0.1:0"
+    for name in ("PUSH_BIND", "RECEIVE_BIND"):
+        env[f"RELAY_DEVICES__{name}"] = "127.0.0.1:0"
+    file = data / "run" / "relay.json"
+    with (
+        data.with_suffix(".log").open("wb") as log,
+        subprocess.Popen([program, "up"], env=env, stdout=log, stderr=log) as process,
+    ):
+        try:
+            eventually_sync(file.exists, "the relay is ready", within=60.0, every=0.02)
+            yield json.loads(file.read_text())
+        finally:
+            process.terminate()
+
+
 def held(wheel: Path) -> dict[str, bytes]:
     """What a wheel holds, but for the list of it."""
     with zipfile.ZipFile(wheel) as packed:
@@ -180,10 +261,17 @@ def wheel_of(source: Path, scratch: Path) -> Path:
     return wheel
 
 
-def run(command: list[str], folder: Path) -> str:
+def run(command: list[str], folder: Path, **told: str) -> str:
     """Run it as a user of the packages would: nothing of this tree is on its path."""
     done = subprocess.run(
-        command, cwd=folder, env=outside(), capture_output=True, text=True, timeout=600, check=False
+        command,
+        cwd=folder,
+        env=outside() | told,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout

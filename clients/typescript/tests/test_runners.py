@@ -8,18 +8,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-import smtplib
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 from conftest import Run
 from readme import PROGRAMS
 from relay_client import Relay
+from tests.shop import serving_shop
 
 _CONFIG = """
 import { defineConfig } from "@playwright/test";
@@ -76,7 +71,7 @@ def test_playwright(run: Run, clean: Path, chromium: str, relay: Relay) -> None:
     (folder / "playwright.config.ts").write_text(_CONFIG)
     (folder / "sign-up.spec.ts").write_text(PROGRAMS["playwright"])
     (folder / "fails.spec.ts").write_text(_FAILS)
-    with _shop(relay) as shop:
+    with serving_shop(str(relay.info().smtp)) as shop:
         done = run(
             "node", clean / "node_modules/@playwright/test/cli.js", "test", "--workers=1",
             folder=folder, fails=True, SHOP=shop, CHROMIUM=chromium,
@@ -120,42 +115,3 @@ def test_vitest(run: Run, clean: Path) -> None:
     assert "waited 0.1 s for 'Reset'; 1 other came:" in message
     assert "from a@shop.example: Hello\ncode: 271828" in done.stderr
     assert "lives for 60 minutes" in done.stderr, "or as long if the run is killed"
-
-
-@contextmanager
-def _shop(relay: Relay) -> Iterator[str]:
-    """Serve an application at which one signs up, and which mails a link."""
-    host, _, port = str(relay.info().smtp).rpartition(":")
-
-    class Page(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            if self.path == "/activate?token=1":
-                self._answer("<h1>Welcome!</h1>")
-            else:
-                self._answer(
-                    '<form method="post"><label>Email <input name="email"></label>'
-                    "<button>Sign up</button></form>"
-                )
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            (address,) = parse_qs(body)["email"]
-            link = f"http://{self.headers['Host']}/activate?token=1"
-            text = f"Subject: Welcome\r\n\r\nGo to {link}\r\n"
-            with smtplib.SMTP(host, int(port)) as smtp:
-                smtp.sendmail("a@shop.example", [address], text)
-            self._answer("Look into your inbox.")
-
-        def _answer(self, html: str) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(html.encode())
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
