@@ -7,6 +7,10 @@ from email.message import EmailMessage
 from typing import Any
 
 import pytest
+from django.conf import settings
+from django.core.mail import send_mail
+
+settings.configure(EMAIL_HOST_USER="not used", EMAIL_USE_TLS=True)
 
 
 def send(
@@ -85,6 +89,11 @@ def test_mailpit_async(mailpit_async, mailpit_async_inbox, mailpit_smtp):
         return await mailpit_async.get_message(message.id)
 
     assert asyncio.run(look()).subject == "Reset your password"
+
+
+def test_mailpit_django(mailpit_django, mailpit_inbox):
+    send_mail("Welcome", "Your code is 482913.", "shop@shop.example", [mailpit_inbox.address])
+    assert mailpit_inbox.wait_for_message(subject="Welcome").code() == "482913"
 
 
 def test_mailpit_chaos(mailpit_chaos, mailpit_inbox, mailpit_smtp):
