@@ -180,6 +180,8 @@ FIELDS: Mapping[str, Any] = {
     "address": _ADA,
     "is_active": True,
     "message_count": 1,
+    "unread_count": 1,
+    "unread": 1,
     "bytes": 612,
     "mailboxes": 1,
     "max_mailboxes": 10000,

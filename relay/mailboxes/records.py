@@ -48,6 +48,7 @@ class Mailbox:
             "is_active": self.is_active,
             "owner_type": self.owner_type,
             "message_count": usage.messages,
+            "unread_count": usage.unread,
             "bytes": usage.bytes,
             "max_messages": usage.max_messages,
             "max_bytes": usage.max_bytes,
@@ -222,7 +223,7 @@ MAILBOX_COLUMNS = f"""
     b.id, {SHOWN}, b.plan, b.owner_type::text, b.owner_id, b.webhook_url, b.created_at,
     b.expires_at, extract(epoch FROM b.expires_at - now())::float8, b.is_active"""
 USAGE_COLUMNS = f"""
-    used.messages, used.bytes,
+    used.messages, used.bytes, used.unread,
     CASE WHEN {LIMITED} THEN p.max_messages END, CASE WHEN {LIMITED} THEN p.max_bytes END"""
 WITH_USAGE = f"LEFT JOIN relay.plans p ON p.name = b.plan CROSS JOIN LATERAL ({USED}) used"
 """The join that `USAGE_COLUMNS` are read from."""

@@ -56,7 +56,7 @@ from relay.mailboxes.records import (
     Mailbox,
     Page,
 )
-from relay.mailboxes.usage import Usage
+from relay.mailboxes.usage import USED, Usage
 from relay.mailboxes.visibility import ALLOWED, DELETED, LIVE, Credential
 from relay.ssrf_guard import BadUrl, check_url
 
@@ -214,7 +214,7 @@ class Store:
                 ),
             )
             if row is not None:
-                return Created(replace(Mailbox(*row), usage=Usage(0, 0, *limits)), token)
+                return Created(replace(Mailbox(*row), usage=Usage(0, 0, 0, *limits)), token)
         if chosen:
             # Whoever hears this may have made it themselves, and not been told so.
             await self._pool.fetch_durable(
@@ -342,8 +342,37 @@ class Store:
             """,  # noqa: S608 - constants of this module only
             {"before": before, "limit": limit + 1, "q": q.lower(), **credential.values()},
         )
-        items = [replace(Mailbox(*row[:-4]), usage=Usage(*row[-4:])) for row in rows[:limit]]
+        items = [replace(Mailbox(*row[:-5]), usage=Usage(*row[-5:])) for row in rows[:limit]]
         return Page(items, encode_cursor(str(items[-1].id)) if len(rows) > limit else None)
+
+    async def count_unread(
+        self, credential: Credential, most: int = 1000, mailboxes: int = 2000
+    ) -> int:
+        """How many messages in the live mailboxes of an owner (of everybody, for the administrator)
+        nobody has read, counted up to `most`; of owners with more, so many `mailboxes` are looked
+        at, the newest."""
+        count: int = await self._pool.fetch_value(
+            # By what is counted of each mailbox: what was read is not walked over.
+            f"""
+            SELECT count(*)
+            FROM (
+                SELECT
+                FROM (
+                    SELECT id
+                    FROM relay.mailboxes b
+                    WHERE {"true" if credential.administrator else _OWNED}
+                      AND {LIVE}
+                    ORDER BY id DESC
+                    LIMIT %(mailboxes)s
+                ) b
+                CROSS JOIN LATERAL ({USED}) used
+                CROSS JOIN generate_series(1, LEAST(used.unread, %(most)s))
+                LIMIT %(most)s
+            ) counted
+            """,  # noqa: S608 - constants of this module only
+            {"most": most, "mailboxes": mailboxes, **credential.values()},
+        )
+        return count
 
     async def count_active(self, most: int = 100_000) -> int:
         """How many mailboxes accept mail, counted up to `most`."""

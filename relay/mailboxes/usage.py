@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from relay.access.owners import ADMINISTRATOR_ID
 
 USED = """
-    SELECT coalesce(sum(messages), 0)::bigint AS messages, coalesce(sum(bytes), 0)::bigint AS bytes
+    SELECT coalesce(sum(messages), 0)::bigint AS messages, coalesce(sum(bytes), 0)::bigint AS bytes,
+           (coalesce(sum(messages), 0) - coalesce(sum(was_read), 0))::bigint AS unread
     FROM (
-        SELECT messages, bytes FROM relay.mailbox_usage WHERE mailbox_id = b.id
+        SELECT messages, bytes, was_read FROM relay.mailbox_usage WHERE mailbox_id = b.id
         UNION ALL
-        SELECT messages, bytes FROM relay.usage_changes WHERE mailbox_id = b.id
+        SELECT messages, bytes, was_read FROM relay.usage_changes WHERE mailbox_id = b.id
     ) folded_and_since"""
 """What the mailbox `b` holds, as a sub-select of one row; in one snapshot it is exact."""
 
@@ -30,5 +31,6 @@ class Usage:
 
     messages: int = 0
     bytes: int = 0
+    unread: int = 0
     max_messages: int | None = None
     max_bytes: int | None = None

@@ -541,6 +541,33 @@ SCROLL = """async () => {
 }"""
 
 
+def test_unread_mail_is_counted_whole(relay: RelayProcess, browse: Browse) -> None:
+    """However much there is: in the row of its inbox, and up to 999 in all and in the title."""
+    with browse() as visit, relay.http() as api:
+        api.post("/api/v1/messages/read", params={"q": "*"}).raise_for_status()
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        other = api.post("/api/v1/mailboxes").json()["address"]
+        deliver(relay, address, *(mail(f"number {n}", "t") for n in range(260)))
+        deliver(relay, other, mail("one more", "t"))
+        page = signed_in(visit, relay, f"mail/{address}")
+        badge = row(page, "inboxes", address).locator(".badge")
+        everything = page.locator("#folders [data-key=all] .badge")
+        expect(badge).to_have_text("260")
+        expect(everything).to_have_text("261")
+        expect(page).to_have_title(re.compile(r"^\(261\) "))
+        row(page, "messages", "number 259").click()
+        expect(badge).to_have_text("259")
+        expect(everything).to_have_text("260")
+        deliver(relay, address, *(mail(f"later {n}", "t") for n in range(750)))
+        expect(everything).to_have_text("999+")
+        expect(badge).to_have_text("999+")
+        expect(row(page, "inboxes", other).locator(".badge")).to_have_text("1")
+        visit.screenshot("unread")
+        for one in (address, other):
+            api.delete(f"/api/v1/mailboxes/{one}?purge=true").raise_for_status()
+        assert visit.errors == []
+
+
 def test_every_tag_is_reached_in_the_rail(relay: RelayProcess, browse: Browse, axe: str) -> None:
     """The first twenty stand there, and the others when they are asked for."""
     tags = [f"zz-tag-{n}" for n in range(10, 35)]

@@ -436,6 +436,21 @@ HERITAGE = (
             ],
         ),
     ),
+    Heritage(
+        34,
+        """
+        UPDATE relay.messages
+        SET is_read = true
+        WHERE mailbox_id = (SELECT id FROM relay.mailboxes WHERE address = 'kept@relay.localhost')
+        """,
+        """
+        SELECT sum(messages)::integer, sum(was_read)::integer,
+               (SELECT count(*) FROM relay.messages WHERE is_read)
+        FROM (SELECT messages, was_read FROM relay.mailbox_usage UNION ALL
+              SELECT messages, was_read FROM relay.usage_changes) counted
+        """,
+        (2, 1, 1),
+    ),
 )
 
 

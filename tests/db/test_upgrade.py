@@ -87,6 +87,25 @@ def test_an_older_relay_refuses_a_newer_schema(empty: str, tmp_path: Path) -> No
     assert inherited(empty, LAST) == {}
 
 
+def test_what_was_read_before_it_was_counted_is_counted(empty: str, tmp_path: Path) -> None:
+    """Mail that was read, in an earlier relay, is not unread again; nor is what is deleted then."""
+    unread = next(m.number for m in migrations() if m.name.endswith("_unread.sql"))
+    settle(empty, unread - 1, tmp_path)
+    counts = """
+        SELECT sum(messages)::integer, sum(was_read)::integer
+        FROM (SELECT messages, was_read FROM relay.mailbox_usage UNION ALL
+              SELECT messages, was_read FROM relay.usage_changes) counted
+        """
+    with psycopg.connect(empty, autocommit=True) as sql:
+        sql.execute("UPDATE relay.messages SET is_read = true")
+        upgrade(empty)
+        assert sql.execute(counts).fetchone() == (2, 2)
+        sql.execute("SELECT relay.fold_usage(NULL, 1)")
+        sql.execute("DELETE FROM relay.messages WHERE id = (SELECT min(id::text)::uuid"
+                    " FROM relay.messages)")  # fmt: skip
+        assert sql.execute(counts).fetchone() == (1, 1)
+
+
 @pytest.mark.parametrize("granted", [False, True])
 def test_who_might_call_relay_send_still_may(empty: str, granted: bool, tmp_path: Path) -> None:
     """The function was made anew with one parameter more; grants and revocations are kept."""

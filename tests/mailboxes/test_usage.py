@@ -15,6 +15,7 @@ from relay.ids import new_id
 from relay.mailboxes.accept import Row, fold, full_among, insert_many, insert_one, room_in
 from relay.mailboxes.records import Created
 from relay.mailboxes.store import Store
+from relay.mailboxes.visibility import Credential
 
 COUNTED = """
     SELECT (SELECT coalesce(sum(messages), 0)::integer FROM relay.mailbox_usage),
@@ -22,22 +23,22 @@ COUNTED = """
     """
 
 
-async def held(store: Store, mailbox: UUID) -> tuple[int, int]:
-    """Messages and bytes, as they are counted."""
+async def held(store: Store, mailbox: UUID) -> tuple[int, int, int]:
+    """Messages, bytes and messages that are unread, as they are counted."""
     usage = await store.usage(mailbox)
     assert usage is not None
-    return usage.messages, usage.bytes
+    return usage.messages, usage.bytes, usage.unread
 
 
-async def really(pool: Pool, mailbox: UUID) -> tuple[int, int]:
-    """Messages and bytes, as they are."""
+async def really(pool: Pool, mailbox: UUID) -> tuple[int, int, int]:
+    """Messages, bytes and messages that are unread, as they are."""
     row = await pool.fetch_row(
-        "SELECT count(*), coalesce(sum(octet_length(raw_email)), 0)::bigint FROM relay.messages"
-        " WHERE mailbox_id = %s",
+        "SELECT count(*), coalesce(sum(octet_length(raw_email)), 0)::bigint,"
+        " count(*) FILTER (WHERE NOT is_read) FROM relay.messages WHERE mailbox_id = %s",
         (mailbox,),
     )
     assert row is not None
-    return row[0], row[1]
+    return row[0], row[1], row[2]
 
 
 async def deliver(pool: Pool, *boxes: Created, raw: bytes = b"x" * 100) -> None:
@@ -59,9 +60,14 @@ async def test_counts_follow_whoever_changes_messages(pool: Pool, store: Store):
         INSERT INTO relay.messages (mailbox_id, raw_email) VALUES (%(one)s, 'sql'), (%(one)s, 'sql')
         UPDATE relay.messages SET raw_email = 'longer than it was' WHERE raw_email = 'sql'
         UPDATE relay.messages SET is_read = true
+        INSERT INTO relay.messages (mailbox_id, raw_email, is_read) VALUES (%(one)s, 'seen', true)
+        UPDATE relay.messages SET is_read = false, raw_email = 'seen?' WHERE raw_email = 'seen'
+        UPDATE relay.messages SET is_read = false WHERE size > 1000 AND mailbox_id = %(other)s
+        UPDATE relay.messages SET is_read = is_read
         UPDATE relay.messages SET mailbox_id = %(other)s WHERE size = 100
         DELETE FROM relay.messages WHERE mailbox_id = %(one)s AND size > 1000
         SELECT relay.fold_usage(NULL, 1)
+        UPDATE relay.messages SET is_read = NOT is_read
         DELETE FROM relay.messages WHERE mailbox_id = %(other)s
     """.strip().splitlines()  # fmt: skip
     for statement in statements:
@@ -74,9 +80,9 @@ async def test_counts_follow_whoever_changes_messages(pool: Pool, store: Store):
         await pool.execute(statement, {"one": boxes[0], "other": boxes[1]})
         for box in boxes:
             assert await held(store, box) == await really(pool, box), statement
-    assert await held(store, boxes[1]) == (0, 0)
+    assert await held(store, boxes[1]) == (0, 0, 0)
     await pool.execute("TRUNCATE relay.messages CASCADE")
-    assert await held(store, boxes[0]) == (0, 0)
+    assert await held(store, boxes[0]) == (0, 0, 0)
 
 
 async def test_a_mailbox_that_is_deleted_leaves_no_count(pool: Pool, store: Store):
@@ -105,10 +111,35 @@ async def test_folding_leaves_alone_what_it_would_wait_for(pool: Pool, store: St
             await deliver(pool, free)
             await fold(pool, [held_up.mailbox.address, free.mailbox.address])
         assert await pool.fetch_row(COUNTED) == (3, 1)
-        assert await held(store, free.mailbox.id) == (3, 300)
-    assert await held(store, free.mailbox.id) == await really(pool, free.mailbox.id) == (1, 100)
+        assert await held(store, free.mailbox.id) == (3, 300, 3)
+    assert await held(store, free.mailbox.id) == await really(pool, free.mailbox.id) == (1, 100, 1)
     await pool.fetch_value("SELECT relay.fold_usage(NULL, 1)")
     assert await pool.fetch_row(COUNTED) == (2, 0)
+
+
+async def test_what_is_unread_is_counted_for_who_may_see_it(pool: Pool, store: Store):
+    """An owner's own, the administrator's all; up to so many, and without what is over."""
+    owner = new_id()
+    own, more, other = (
+        await store.create(owner_id=owner, plan="pro"),
+        await store.create(owner_id=owner, plan="pro"),
+        await store.create(),
+    )
+    await deliver(pool, own, own, more, other, other)
+    mine, everything = Credential(owner_id=owner), Credential(administrator=True)
+    assert await store.count_unread(mine) == 3
+    assert await store.count_unread(everything) == 5
+    assert await store.count_unread(everything, most=4) == 4
+    assert await store.count_unread(mine, mailboxes=1) == 1  # the newest
+    assert await store.count_unread(Credential(owner_id=new_id())) == 0
+    await pool.execute(
+        "UPDATE relay.messages SET is_read = true WHERE mailbox_id = %s", (own.mailbox.id,)
+    )
+    await fold(pool, [own.mailbox.address, other.mailbox.address])
+    assert await store.count_unread(mine) == 1
+    assert await store.count_unread(everything) == 3
+    await store.delete(other.mailbox.id)
+    assert await store.count_unread(everything) == 1
 
 
 async def test_a_full_mailbox_is_known_at_once(pool: Pool, store: Store):
@@ -146,7 +177,7 @@ async def test_an_older_relays_statement_is_counted_and_queued(pool: Pool, store
         "INSERT INTO relay.messages (mailbox_id, raw_email) SELECT id, 'x' FROM relay.mailboxes"
         " CROSS JOIN (SELECT set_config('relay.quiet', 'on', true)) quiet"
     )
-    assert await held(store, box.mailbox.id) == (1, 1)
+    assert await held(store, box.mailbox.id) == (1, 1, 1)
     assert await pool.fetch_value("SELECT count(*) FROM relay.unsummarised") == 1
 
 

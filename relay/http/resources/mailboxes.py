@@ -82,6 +82,7 @@ class MailboxEntry(View):
     is_active: bool
     owner_type: str
     message_count: int
+    unread_count: Annotated[int, Field(description="of these, what nobody has read")]
     bytes: Annotated[int, Field(description="of the raw messages in it")]
     max_messages: Annotated[
         int | None,
@@ -101,6 +102,13 @@ class AllowanceEntry(View):
     plan: str
     mailboxes: Annotated[int, Field(description="live ones, counted up to 100,000")]
     max_mailboxes: int | None
+    unread: Annotated[
+        int | None,
+        Field(
+            description="messages that nobody has read, in the newest 2,000 of the mailboxes that "
+            "the caller may list, counted up to 1,000; null: the caller may list none"
+        ),
+    ]
     max_messages: Annotated[int | None, Field(description="in one mailbox")]
     max_bytes: Annotated[int | None, Field(description="of the raw messages in one mailbox")]
     default_ttl_minutes: Annotated[
@@ -198,7 +206,10 @@ def register(api: Api) -> None:
     )
     async def quota(call: Call) -> Response:
         allowance = await store.allowance(**_owner(call))
-        return json_response({**allowance.as_json(), "smtp": api.deps.mail_ports.smtp})
+        reads = call.caller is not None and call.caller.allows("read")
+        unread = await store.count_unread(call.caller.credential) if reads else None
+        said = {**allowance.as_json(), "unread": unread, "smtp": api.deps.mail_ports.smtp}
+        return json_response(said)
 
     @api.add(
         "GET",

@@ -6,7 +6,8 @@ import { settled } from "/ui/dom.js";
 import { senderOf } from "/ui/list.js";
 
 const KEPT = "relay.notify";
-const MOST = 200; // unread messages that are counted
+const NEWEST = 50; // unread messages that are looked at, for tags and for who wants to be told of them
+const MOST = 1000; // that a badge counts, as GET /api/v1/quota does
 export const LOOK = 15_000; // ms between two looks, whichever view is open
 const ENVELOPE = "M2 5.5h12v7H2zM2 5.5l6 4.5 6-4.5";
 
@@ -37,14 +38,17 @@ export function unread(number) {
 // What is unread, in whatever inbox: a list is told of its own mail alone.
 let since = null;
 export async function look(options) {
-  const found = await get(`/api/v1/messages${query({ q: "is:unread", limit: MOST })}`, options);
+  const [found, { unread: count }] = await Promise.all([
+    get(`/api/v1/messages${query({ q: "is:unread", limit: NEWEST })}`, options),
+    get("/api/v1/quota", options),
+  ]);
   for (const one of found) if (since && one.received_at > since) came(one, hrefOf(one));
   since = [since ?? "0", found[0]?.received_at ?? "0"].sort().pop();
-  unread(counted(found.length));
-  return found;
+  unread(counted(count));
+  return { found, count };
 }
 
-export const counted = (number) => (number >= MOST ? `${MOST}+` : number || "");
+export const counted = (number) => (number >= MOST ? `${MOST - 1}+` : number || "");
 
 // Words of new mail ------------------------------------------------------------------------------
 

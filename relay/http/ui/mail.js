@@ -406,7 +406,7 @@ function makeRail(mail) {
   if (all) none.append(h("a", { class: "first", href: "#/mail/all", text: t("Send the first mail") }));
   const quota = h("p", { class: "small" });
   const search = h("input", { type: "search", name: "q", placeholder: t("find an inbox"), "aria-label": t("Find an inbox"), oninput: settled(() => refresh()) });
-  let [marked, unread, counting] = [null, new Map(), false];
+  let [marked, unread, counting, again] = [null, 0, false, false];
 
   const folder = (key, href, text) => h("li", {}, h("a", { href, "data-key": key }, h("span", { text, dir: "auto" }), h("b", { class: "badge", hidden: true })));
   const others = h("ul");
@@ -434,6 +434,7 @@ function makeRail(mail) {
     count.dataset.unit = one.message_count === 1 ? t("message") : t("messages");
     count.title = one.bytes === undefined ? "" : t("messages, {0}", one.max_bytes ? t("{0} of {1}", bytes(one.bytes), bytes(one.max_bytes)) : bytes(one.bytes));
     row.dataset.ends = one.expires_at;
+    row.dataset.unread = one.unread_count ?? 0;
     row.querySelector(".left").dataset.captured = one.owner_type === "capture" ? t("captured · ") : "";
   };
   const show = (items, fresh) => {
@@ -455,7 +456,8 @@ function makeRail(mail) {
   const pages = new Pages((path) => pageOf(path, { signal: page.signal }), show);
 
   async function look() {
-    const { mailboxes, max_mailboxes: most, default_ttl_minutes: lives } = await get("/api/v1/quota", { signal: page.signal });
+    const { mailboxes, max_mailboxes: most, default_ttl_minutes: lives, unread: count } = await get("/api/v1/quota", { signal: page.signal });
+    unread = count;
     form.elements.ttl_minutes.placeholder = lives;
     say(quota, most === null ? "" : t("{0} of {1} inboxes that you may have.", number(mailboxes), number(most)));
     if (all) await pages.start(`/api/v1/mailboxes${query({ q: search.value, limit: PAGE })}`);
@@ -471,30 +473,35 @@ function makeRail(mail) {
     }
   }
   function badges() {
-    let sum = 0;
-    for (const count of unread.values()) sum += count;
     const set = (badge, count) => {
       badge.hidden = !count;
       say(badge, counted(count));
       badge.title = t("unread");
     };
-    for (const [address, row] of rows) set(row.querySelector(".badge"), unread.get(address) ?? 0);
+    for (const row of rows.values()) set(row.querySelector(".badge"), Number(row.dataset.unread));
     const everything = folders.querySelector("[data-key=all] .badge");
-    if (everything) set(everything, sum);
+    if (everything) set(everything, unread);
   }
+  // What is seen to have changed, before the next look at the list: of as many rows as a page has.
   async function count() {
-    const found = await unreadOnes({ signal: page.signal });
-    unread = new Map();
-    for (const { mailbox, tags } of found) {
-      unread.set(mailbox, (unread.get(mailbox) ?? 0) + 1);
-      note(tags);
-    }
+    const { signal } = page;
+    const [{ found, count: sum }, listed] = await Promise.all([
+      unreadOnes({ signal }),
+      get(`/api/v1/mailboxes${query({ q: search.value, limit: Math.min(Math.max(rows.size, PAGE), ROWS) })}`, { signal }),
+    ]);
+    for (const one of listed) if (rows.has(one.address)) fillRow(rows.get(one.address), one);
+    for (const { tags } of found) note(tags);
+    unread = sum;
     badges();
   }
   const recount = settled(() => {
+    again = counting;
     if (!all || counting || page.signal.aborted) return;
     counting = true;
-    count().catch(() => {}).finally(() => (counting = false)); // at the next message, then
+    count().catch(() => {}).finally(() => { // at the next message, then
+      counting = false;
+      if (again) recount();
+    });
   });
   function note(tags = []) {
     const before = mail.tags.size;

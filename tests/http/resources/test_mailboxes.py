@@ -114,8 +114,17 @@ async def test_a_mailbox_shows_what_it_holds_and_may_hold(house: House):
     shown = (await house.client.get(f"{BASE}/{address}", headers=token)).json()
     assert (shown["message_count"], shown["max_messages"]) == (2, 100_000)
     assert (shown["bytes"], shown["max_bytes"]) == (2 * len(LETTER), 1 << 30)
+    assert shown["unread_count"] == 2
     (listed,) = (await house.client.get(BASE, headers=house.admin)).json()
     assert listed == shown
+    for headers, unread in ((house.admin, 2), ({}, None), (token, None)):
+        got = (await house.client.get("/api/v1/quota", headers=headers)).json()
+        assert got["unread"] == unread, headers
+    (_, newest) = (await house.client.get(f"{BASE}/{address}/messages", headers=token)).json()
+    await house.client.get(f"{BASE}/{address}/messages/{newest['id']}", headers=token)
+    (listed,) = (await house.client.get(BASE, headers=house.admin)).json()
+    assert (listed["message_count"], listed["unread_count"]) == (2, 1)
+    assert (await house.client.get("/api/v1/quota", headers=house.admin)).json()["unread"] == 1
     made = (await house.client.post(BASE, headers=house.admin)).json()["address"]
     own = (await house.client.get(f"{BASE}/{made}", headers=house.admin)).json()
     assert own["message_count"] == own["bytes"] == 0
