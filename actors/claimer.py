@@ -243,15 +243,16 @@ class _Claimer:
             return self._sweep_at - now  # `Credit` will come first
         if self._look and now >= self._rests_until:
             await self._survey()
+        looked_at = trio.current_time()
         if await self._claim_if_may():
             return 0.0  # there may be more; but messages first, which may be of higher priority
         if now >= self._warm_up_at:
             self._warm_up_at = math.inf
             await self._queue.warm_up()  # else the first message would wait for that
             return 0.0
-        if not self._high_is_near():
+        if not self._high_is_near(looked_at):
             await self._nothing_high()
-        return self._until_next_turn()
+        return self._until_next_turn(looked_at)
 
     async def _sweep(self, now: float) -> None:
         """Do what is done by the clock, and have a look whatever was announced."""
@@ -319,15 +320,15 @@ class _Claimer:
             await self._hand_over(batch)
         return True
 
-    def _high_is_near(self) -> bool:
-        """Whether high mail is due within a moment.
+    def _high_is_near(self, looked_at: float) -> bool:
+        """Whether high mail is due within a moment, or became so since the last look.
 
         What has just been queued mostly is: the database's clock is known to within a round trip.
         """
         at = self._now()
         if at is None or not self._high_due:
             return False
-        due_at = self._book.next_due(at, _HIGH)
+        due_at = self._book.next_due(self._instant(looked_at), _HIGH)
         return due_at is not None and due_at <= at + _NEAR
 
     async def _nothing_high(self) -> None:
@@ -493,7 +494,11 @@ class _Claimer:
         rest = _SHORT_REST if self._high_due else _REST
         return self._survey_ended_at + rest * self._survey_took
 
-    def _until_next_turn(self) -> float:
+    def _until_next_turn(self, looked_at: float) -> float:
+        """Seconds until something is to be done that was not when it last looked.
+
+        Reckoned from that look, and not from now: what fell due in between was not claimed.
+        """
         now = trio.current_time()
         instants = [self._sweep_at, self._warm_up_at]
         if self._room > 0:
@@ -501,10 +506,10 @@ class _Claimer:
                 instants.append(self._rests_until)
             at = self._now()
             if at is not None:
-                self._due_at = self._book.next_due(at)
+                self._due_at = self._book.next_due(self._instant(looked_at))
                 if self._due_at is not None:
                     instants.append(now + (self._due_at - at).total_seconds())
-            opening = self._gates.next_opening(now)
+            opening = self._gates.next_opening(looked_at)
             if opening is not None:
                 instants.append(opening)
             if self._limited and self._meter.next_at is not None:

@@ -145,10 +145,10 @@ class _Posting:
             if self._ctx.paused or room <= 0:
                 continue  # resuming and each post's end ring the bell
             try:
-                events = await self._webhooks.claim(room, _LEASE, self._under_way)
+                events, at = await self._webhooks.claim(room, _LEASE, self._under_way)
                 if len(events) < room:
-                    soon = await self._webhooks.next_due()
-                    # Below 0: what was not due when the statement began was so when it ended.
+                    soon = await self._webhooks.next_due(at)
+                    # Below 0: what was not due when it was claimed became so meanwhile.
                     wait = min(SWEEP_EVERY, SWEEP_EVERY if soon is None else max(0.0, soon) + 0.001)
                     await self._forget()
             except DatabaseUnavailable as error:

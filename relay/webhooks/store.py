@@ -147,8 +147,13 @@ class Webhooks:
 
     # What is to be told ---------------------------------------------------------------------------
 
-    async def claim(self, count: int, lease: float, busy: Mapping[str, int]) -> Sequence[Event]:
-        """Lease up to `count` due events for `lease` seconds; `busy`: posts under way by origin."""
+    async def claim(
+        self, count: int, lease: float, busy: Mapping[str, int]
+    ) -> tuple[Sequence[Event], datetime]:
+        """Lease up to `count` due events for `lease` seconds; `busy`: posts under way by origin.
+
+        Returns them, and the instant by which they were due.
+        """
         rows = await self._pool.fetch(
             """
             WITH RECURSIVE origins AS (
@@ -183,15 +188,19 @@ class Webhooks:
                 ) n
             ), picked AS MATERIALIZED (
                 SELECT id FROM due ORDER BY run_at LIMIT %(count)s
+            ), claimed AS (
+                UPDATE relay.webhook_events e
+                SET token = e.token + 1,
+                    attempt = e.attempt + 1,
+                    run_at = clock_timestamp() + make_interval(secs => %(lease)s)
+                FROM picked p
+                WHERE e.id = p.id
+                RETURNING e.id, e.token, e.attempt, e.kind, e.subject_id, e.signer, e.url,
+                          e.origin, e.detail, e.created_at
             )
-            UPDATE relay.webhook_events e
-            SET token = e.token + 1,
-                attempt = e.attempt + 1,
-                run_at = clock_timestamp() + make_interval(secs => %(lease)s)
-            FROM picked p
-            WHERE e.id = p.id
-            RETURNING e.id, e.token, e.attempt, e.kind, e.subject_id, e.signer, e.url, e.origin,
-                      e.detail, e.created_at
+            SELECT now(), c.*
+            FROM (SELECT) one
+            LEFT JOIN claimed c ON true
             """,
             {
                 "most": PER_RECEIVER,
@@ -201,10 +210,11 @@ class Webhooks:
                 "lease": lease,
             },
         )
-        return [Event(*row) for row in rows]
+        return [Event(*row[1:]) for row in rows if row[1] is not None], rows[0][0]
 
-    async def next_due(self) -> float | None:
-        """Seconds until the next event that was not due yet becomes so; None: there is none.
+    async def next_due(self, after: datetime) -> float | None:
+        """Seconds until the first event becomes due of those due later than `after`, the instant of
+        a claim; None: there is none.
 
         Below 0 when it became so meanwhile.
         """
@@ -227,12 +237,13 @@ class Webhooks:
                 SELECT e.run_at
                 FROM relay.webhook_events e
                 WHERE e.origin = o.origin
-                  AND e.run_at > now()
+                  AND e.run_at > %s
                   AND e.run_at < 'infinity'
                 ORDER BY e.run_at
                 LIMIT 1
             ) n
-            """
+            """,
+            (after,),
         )
         return seconds
 

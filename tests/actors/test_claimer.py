@@ -1,6 +1,7 @@
 """The claimer: claims what there is room for, when there is a reason, and no more."""
 
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -38,11 +39,11 @@ STATUS = "SELECT status::text FROM relay.outbound_messages WHERE id = %s"
 class Claims:
     """A running claimer, and an actor in the sender's place that keeps what it is handed."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, gates: Gates | None = None) -> None:
         self.pool = pool
         self.box: Mailbox[Any] = Mailbox("claimer")
         self.sender: Mailbox[Any] = Mailbox("sender")
-        self.gates = Gates(8, 1.0, random.Random(1))
+        self.gates = gates or Gates(8, 1.0, random.Random(1))
         self.batches: list[list[Claimed]] = []
         self.taken_back = 0
         self.hellos = 0
@@ -88,10 +89,14 @@ class Claims:
 
 @asynccontextmanager
 async def claiming(
-    pool: Pool, *, sweep_every: float = QUIET, rates: SharedRates | None = None
+    pool: Pool,
+    *,
+    sweep_every: float = QUIET,
+    rates: SharedRates | None = None,
+    gates: Gates | None = None,
 ) -> AsyncIterator[Claims]:
     """Run a claimer until the block ends."""
-    claims = Claims(pool)
+    claims = Claims(pool, gates)
     run = partial(
         claimer.run,
         queue=Queue(pool, uuid4(), lease_timeout=LEASE),
@@ -111,6 +116,18 @@ async def claiming(
             await eventually(lambda: claims.hellos, "the claimer says that it is there")
             yield claims
             claims.supervisor.shutdown()
+
+
+async def planned(pool: Pool) -> None:
+    """Wait until the claimer has had a connection plan what claims and finalises."""
+    await eventually(
+        lambda: pool.fetch(
+            # Not in its own text: it is prepared, too, when it has been asked a few times.
+            "SELECT FROM pg_prepared_statements WHERE statement LIKE %s",
+            ("%outbound_finalise%",),
+        ),
+        "the statement that finalises is prepared",
+    )
 
 
 async def test_nothing_is_claimed_without_room(pool, virtual):
@@ -136,12 +153,7 @@ async def test_what_the_first_message_needs_is_planned_before_it_comes(pool, vir
     async with claiming(pool) as claims:
         claims.box.send_nowait(Credit(1))
         await claims.rest(virtual)
-        await eventually(
-            lambda: pool.fetch(
-                "SELECT FROM pg_prepared_statements WHERE statement LIKE '%outbound_finalise%'"
-            ),
-            "the statement that finalises is prepared",
-        )
+        await planned(pool)
 
 
 async def test_room_kept_for_high_mail_is_there_when_it_comes(pool, virtual):
@@ -289,6 +301,38 @@ async def test_a_lane_before_a_shut_gate_is_left_alone(pool):
         await claims.get(21)
         gate.busy = 1  # as the sender counts it
         assert claims.claimed[20].domain == "slow.example"
+
+
+@pytest.mark.parametrize("what", ["gate", "mail"])
+async def test_what_falls_due_while_the_claimer_looks_is_a_reason(pool, what):
+    """A gate that opens, mail that falls due: between its look and its plan for the next one."""
+
+    class Busy(Gates):
+        def allowance(self, lane: int, now: float) -> int | None:
+            allowed = super().allowance(lane, now)
+            if opens_at is not None and now < opens_at:
+                time.sleep(opens_at + 0.1 - now)  # the machine gives its time to others
+            return allowed
+
+    opens_at: float | None = None
+    (behind,) = await put(pool, "a@slow.example")
+    gates = Busy(8, 1.0, random.Random(1))
+    gate = gates.make(GateKey("slow"))
+    gate.window = 1.0
+    gate.opens_at = trio.current_time() + QUIET
+    gates.before(behind.lane, gate)
+    async with claiming(pool, gates=gates) as claims:
+        claims.box.send_nowait(Credit(8))
+        await planned(pool)  # nothing else is a reason for a turn then
+        await claims.rest()
+        send_at = datetime.now(UTC) + timedelta(seconds=0.5)
+        (later,) = await put(pool, "b@fast.example", send_at=send_at)
+        opens_at = trio.current_time() + 0.6
+        if what == "gate":
+            gate.opens_at = opens_at
+        claims.box.send_nowait(Due((DueLane(later.lane, 1, send_at, later.domain),)))
+        with trio.fail_after(5):
+            await claims.get(2 if what == "gate" else 1)
 
 
 async def test_lanes_before_a_shut_gate_hide_no_other_from_the_rates(pool):

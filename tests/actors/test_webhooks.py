@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -304,13 +305,13 @@ async def test_a_lost_lease_changes_nothing(pool: Pool):
     webhooks = Webhooks(pool)
     await webhooks.put(ADMINISTRATOR_ID, "https://x.example/", KINDS)
     await finish(pool, Cause.DELIVERED, "ada@example.org")
-    (first,) = await webhooks.claim(10, 0.0, {})
-    (second,) = await webhooks.claim(10, 60.0, {})
+    (first,), _ = await webhooks.claim(10, 0.0, {})
+    (second,), _ = await webhooks.claim(10, 60.0, {})
     assert second.id == first.id
     assert not await webhooks.told(first)
     assert not await webhooks.defer(first, 1.0, "late")
     assert not await webhooks.give_up(first, "late")
-    assert await webhooks.claim(10, 60.0, {}) == []
+    assert (await webhooks.claim(10, 60.0, {}))[0] == []
     assert await webhooks.told(second)
     assert await left(pool) == []
 
@@ -415,8 +416,8 @@ async def test_what_became_due_while_the_database_was_asked_is_posted(pool: Pool
     """A busy server takes longer over the question than the event had left."""
 
     class Busy(Webhooks):
-        async def next_due(self) -> float | None:
-            soon = await super().next_due()
+        async def next_due(self, after: datetime) -> float | None:
+            soon = await super().next_due(after)
             asked.set()
             return -0.05 if soon is None else soon
 
@@ -431,6 +432,28 @@ async def test_what_became_due_while_the_database_was_asked_is_posted(pool: Pool
         await receiver.wait_for(1)
         (child,) = supervisor.tree().children
         assert child.restarts == 0
+
+
+async def test_what_becomes_due_between_the_claim_and_the_question_when_is_posted(
+    pool: Pool, keyring: Keyring
+):
+    """When it is due, and not when the actor sweeps: it asks from its claim on."""
+
+    class Busy(Webhooks):
+        async def claim(self, *of: Any) -> Any:
+            found = await super().claim(*of)
+            await trio.sleep(0.3)  # far longer than the second attempt is put off
+            return found
+
+    async with (
+        receiving(b"503 Service Unavailable") as receiver,
+        at_work(pool, keyring, webhooks=Busy(pool)),
+    ):
+        await Webhooks(pool).put(ADMINISTRATOR_ID, receiver.url, KINDS)
+        await finish(pool, Cause.DELIVERED, "ada@example.org")
+        await receiver.wait_for(1)
+        with trio.fail_after(webhooks_actor.SWEEP_EVERY / 2):
+            await receiver.wait_for(2)
 
 
 async def test_what_nobody_foresaw_costs_one_event_its_attempts(pool: Pool, keyring: Keyring):

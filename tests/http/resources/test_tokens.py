@@ -416,7 +416,7 @@ async def test_what_happens_to_an_account_is_told_to_its_owner(house: House):
     await consume(house, token=token)
     webhooks = Webhooks(house.pool)
     told = []
-    for event in await webhooks.claim(10, 30.0, {}):
+    for event in (await webhooks.claim(10, 30.0, {}))[0]:
         body = json.loads(await webhooks.body(event) or b"null")
         told.append((event.url, body["type"], body["data"]["id"], body["data"]["login"]))
     login = (await account(house.pool, number))["login"]
