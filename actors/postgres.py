@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 log = get_logger()
 
 LOOK_EVERY = 15.0
-"""Seconds between looks at an external server, or at the other hosts that its URL names."""
+"""Seconds between looks at an external server."""
+
+LOOK_AROUND_EVERY = 5.0
+"""Seconds between looks at the other hosts that its URL names: as long as a primary that was left
+behind, alive, may keep the mail that it cannot commit."""
 
 LOOK_CLOSELY_EVERY = 1.0
 """Seconds between looks at the server in use where there is another to go to."""
@@ -93,7 +97,8 @@ async def _external(
 
 async def _watch(ctx: Context, pool: Pool, look_every: float) -> None:
     lost_at: float | None = None
-    around_at = trio.current_time() + look_every
+    around_every = min(look_every, LOOK_AROUND_EVERY)
+    around_at = trio.current_time() + around_every
     async for _ in ctx.every(
         min(look_every, LOOK_CLOSELY_EVERY) if pool.several_hosts else look_every
     ):
@@ -114,4 +119,4 @@ async def _watch(ctx: Context, pool: Pool, look_every: float) -> None:
                 lost_at = None
         if pool.several_hosts and trio.current_time() >= around_at:
             await pool.look_around(LOOK_TIMEOUT)
-            around_at = trio.current_time() + look_every
+            around_at = trio.current_time() + around_every

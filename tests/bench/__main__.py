@@ -43,6 +43,7 @@ BENCHES = (
     "clients",
     "devices",
     "device_sessions",
+    "failover",
 )
 
 

@@ -40,15 +40,27 @@ class Bouncer:
             "pool_mode = transaction\n"
         )
         prefix = (namespace_command() or []) if os.geteuid() == 0 else []
+        self._command = [*prefix, program, str(self.directory / "ini")]
         self.log = (self.directory / "log").open("wb")
+        self._spawn()
+
+    def _spawn(self) -> None:
         self.process = subprocess.Popen(
-            [*prefix, program, str(self.directory / "ini")],
-            stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=self.log,
+            self._command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log
         )
 
+    def restart(self) -> None:
+        """Kill it, and start it again; returns when it answers."""
+        self.process.kill()
+        self.process.wait()
+        self._spawn()
+        self._answers()
+
     def __enter__(self) -> Bouncer:
+        self._answers()
+        return self
+
+    def _answers(self) -> None:
         deadline = time.monotonic() + 20
         while True:
             try:
@@ -59,7 +71,7 @@ class Bouncer:
                     raise
                 time.sleep(0.02)
             else:
-                return self
+                return
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()

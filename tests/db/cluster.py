@@ -147,19 +147,7 @@ class Cluster:
     def signal_all(self, sign: signal.Signals) -> None:
         """Send a signal to the server and all its processes: SIGSTOP freezes it, SIGCONT thaws."""
         assert self.process is not None
-        parents = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    parents[int(entry.name)] = int(
-                        (entry / "stat").read_text().rpartition(")")[2].split()[1]
-                    )
-                except OSError:
-                    continue  # it ended meanwhile
-        family = [self.process.pid]
-        for parent in family:
-            family += [child for child, its in parents.items() if its == parent]
-        for pid in family:
+        for pid in family(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, sign)
 
@@ -216,6 +204,23 @@ class Cluster:
             dsn = make_conninfo(self.dsn(), port=self.tcp_port or 5432)
             self._maker = psycopg.connect(dsn, autocommit=True)
         self._maker.execute(sql)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it started, and they, in that order."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int(
+                    (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                )
+            except OSError:
+                continue  # it ended meanwhile
+    found = [pid]
+    for parent in found:
+        found += [child for child, its in parents.items() if its == parent]
+    return found
 
 
 def _children(pid: int) -> list[int]:
