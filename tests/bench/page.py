@@ -4,8 +4,8 @@
 outbound messages, 10,000 accounts.  Each list is asked for its first page, for a page far down, and
 with its filters, and each call on a mailbox for the large one, over one kept connection.
 In Chromium, where it is installed: its own figure of the first paint, the time from the
-250 of a message until its row is in the page, and how many frames come in a second while a list of
-100,000 rows is scrolled.
+250 of a message until its row is in the page, and how many frames come in a second while the list
+of the large mailbox is scrolled, its pages asked for as its end comes near.
 """
 
 from __future__ import annotations
@@ -239,24 +239,20 @@ _SEEN = """word => new Promise((done) => {
     watch.observe(document.body, { childList: true, subtree: true, characterData: true });
 })"""
 
-# 400 px a frame, for 3 s: the frames that the browser made in a second, and how far it came.
+# 400 px a frame, for 3 s, while page after page is asked for: the frames that the browser made in a
+# second, the longest of them in ms, and how far it came.
 _SCROLL = """async () => {
-    const { MessageList } = await import("/ui/list.js");
-    const list = new MessageList({label: "many", hrefOf: (one) => `#/${one.id}`, tell() {},
-        more: async () => null, picked() {}});
-    document.querySelector("#messages").replaceWith(list.element);
-    list.start(Array.from({length: 100000}, (_, number) => ({id: `i${number}`, from_name: "Ann",
-        subject: `number ${number}`, snippet: "words", received_at: "2026-01-01T00:00:00Z",
-        otp: number % 4 ? null : "482913", tags: number % 7 ? [] : ["tag"]})), false);
+    const scroller = document.getElementById("messages");
     const frame = () => new Promise(requestAnimationFrame);
     for (let at = 0; at < 10; at += 1) await frame();
     const began = await frame();
-    let [at, frames] = [began, 0];
+    let [at, frames, longest] = [began, 0, 0];
     for (; at - began < 3000; frames += 1) {
-        list.element.scrollTop += 400;
-        at = await frame();
+        scroller.scrollTop += 400;
+        const next = await frame();
+        [longest, at] = [Math.max(longest, next - at), next];
     }
-    return [frames / (at - began) * 1000, list.element.scrollTop];
+    return [frames / (at - began) * 1000, longest, scroller.scrollTop];
 }"""
 
 
@@ -281,12 +277,18 @@ def in_browser(relay: RelayProcess, rounds: int) -> dict[str, dict[str, float]]:
         with closing(browser()) as fresh:
             page = fresh.new_page()
             seen = [shown_after(page, relay, number) for number in range(max(9, rounds))]
-            frames, scrolled = page.evaluate(_SCROLL)
+            large = quote("box1@relay.localhost", safe="")
+            page.goto(f"{relay.run['http']}/#/mail/{large}")
+            page.locator("#address", has_text="box1@relay.localhost").wait_for()
+            page.locator("#messages li", has_text="letter").first.wait_for()
+            frames, longest, scrolled = page.evaluate(_SCROLL)
             assert scrolled > 100 * 400
     return {
         "first paint, ms": {"value": median(paints), "at_most": 300.0},
         "from the 250 to the row in the page, ms": {"value": median(seen), "at_most": 200.0},
-        "frames a second while 100,000 rows scroll": {"value": frames, "required": 50.0},
+        "frames a second while 100,000 messages scroll": {"value": frames, "required": 50.0},
+        "the longest frame of those, ms": {"value": longest},
+        "px scrolled in the 3 s": {"value": scrolled},
     }
 
 
