@@ -24,6 +24,12 @@ _HEADERS = {"User-Agent": "Relay (do the links of this mail answer?)", "Accept":
 _THERE = frozenset({401, 403, 405, 406, 407, 426, 429, 451, 501})
 
 
+def unasked(missing: int, wanted: int) -> Finding:
+    """What is told of links that were not looked at."""
+    said = f"{missing} of {wanted} links were not asked: there are too many, or too slow."
+    return Finding("more-links", "note", said)
+
+
 class Links:
     """Asks; `poster` connects, and bounds how long one link may take."""
 
@@ -53,10 +59,7 @@ class Links:
                     nursery.start_soon(look, link)
         findings = [finding for link in asked if (finding := found.get(link)) is not None]
         if missing := len(wanted) - len(found):
-            said = (
-                f"{missing} of {len(wanted)} links were not asked: there are too many, or too slow."
-            )
-            findings.append(Finding("more-links", "note", said))
+            findings.append(unasked(missing, len(wanted)))
         return findings
 
     async def _look(self, link: str) -> Finding | None:

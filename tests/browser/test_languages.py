@@ -67,7 +67,9 @@ def test_a_german_browser_is_spoken_to_in_german(
         page.get_by_role("main").get_by_role("button", name="Anmelden").click()
         expect(page.get_by_role("button", name="Abmelden")).to_be_visible()
         address = api.post("/api/v1/mailboxes").json()["address"]
-        deliver(relay, address, mail("Guten Tag", "Code: 482913", "<p>Code: 482913</p>"))
+        deliver(
+            relay, address, mail("Guten Tag", "Code: 482913", "<p>Code: 482913</p><video></video>")
+        )
         letter = {"from": f"a@{address.partition('@')[2]}", "to": ["niemand@relay.localhost"]}
         sent = api.post("/api/v1/messages/send", json={**letter, "subject": "S", "text": "t"})
         outbound = sent.json()["messages"][0]["id"]
@@ -97,6 +99,13 @@ def test_a_german_browser_is_spoken_to_in_german(
         expect(page.locator("#message-code")).to_contain_text("482913")
         no_english(page, "message")
         visit.check("message-german", axe)
+        page.get_by_role("button", name="Prüfungen").click()
+        mend = page.locator("#message-checks .findings")
+        expect(mend).to_contain_text("Message-ID fehlt: Filter trauen der Nachricht weniger")
+        expect(mend).to_contain_text(re.compile("<video>.*: wird ignoriert von .+"))
+        expect(mend.locator("[lang=en]")).to_have_count(0)
+        no_english(page, "checks")
+        visit.check("checks-german", axe)
         page.keyboard.press("Control+k")
         expect(page.get_by_role("listbox")).to_be_visible()
         no_english(page, "palette")

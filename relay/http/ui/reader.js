@@ -10,7 +10,7 @@ import { away, MessageFrame, outside, spelt } from "/ui/frame.js";
 import { senderOf } from "/ui/list.js";
 import { blocks, coloured, headersOf, rawOf, valuesOf } from "/ui/source.js";
 import { showStory } from "/ui/story.js";
-import { named, t } from "/ui/strings.js";
+import { named, spoken, t } from "/ui/strings.js";
 
 export const base = (address) => `/api/v1/mailboxes/${encodeURIComponent(address)}`;
 
@@ -210,6 +210,12 @@ function remembered() {
   return Object.hasOwn(WIDTHS, width) ? String(width) : "full";
 }
 
+// A sentence of the relay's, in the page's language where that knows it.
+function inWords(text) {
+  const said = spoken(text);
+  return h("span", said ? { text: said } : { text, lang: "en" });
+}
+
 function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
   const verdicts = Object.entries({ SPF: spf, DKIM: dkim, DMARC: dmarc });
   const said = score >= 9 ? "good" : score >= 6 ? "fair" : "poor";
@@ -218,7 +224,7 @@ function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
       findings.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
     reasons.length ? h("p", { class: "small", lang: "en", text: reasons.join(" · ") }) : "",
     findings.length
-      ? h("ul", { class: "findings", "aria-label": t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", { text: named(severity) }), " ", h("span", { text, lang: "en" }))))
+      ? h("ul", { class: "findings", "aria-label": t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", { text: named(severity) }), " ", inWords(text))))
       : "",
     h("dl", {}, verdicts.map(([name, { result, detail }]) => [h("dt", { text: name }), h("dd", { lang: "en" }, h("b", { class: `verdict is-${result}`, text: result }), ` ${detail}`)]).flat()),
   ].filter(Boolean);

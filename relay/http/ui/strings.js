@@ -33,6 +33,14 @@ export const t = (text, ...values) => (table?.[text] ?? text).replace(/\{(\d)\}/
 // A text in whose places elements stand: what an element is given to hold.
 export const told = (text, ...elements) => text.split(/\{(\d)\}/).map((piece, at) => (at % 2 ? elements[piece] : piece));
 
+// Its sentences that quote somebody: a link of a message, a feature of HTML.
+const QUOTING = [
+  [/^(.+): ignored by (.+)\.$/s, (...values) => t("{0}: ignored by {1}.", ...values)],
+  [/^The link (.+) answers (\d+)\.$/s, (...values) => t("The link {0} answers {1}.", ...values)],
+  [/^The link (.+) is dead: (.+)\.$/s, (...values) => t("The link {0} is dead: {1}.", ...values)],
+  [/^The link (.+) was not asked: (.+)\.$/s, (...values) => t("The link {0} was not asked: {1}.", ...values)],
+];
+
 // A sentence of the relay's, which it says in English: in the language of the page, where that knows
 // it, else null.  The numbers in it, and who is paused, are its values; what stands behind a colon is
 // kept as it is, where only what is before it is known.
@@ -40,6 +48,10 @@ export function spoken(text) {
   if (language === "en") return null;
   const [, who, state, why] = /^(.+) is (starting|draining|backing_off|stopped)\b(.*)$/s.exec(text) ?? [];
   if (state) return `${who}: ${named(state)}${why.replace(/^(, )after failures of/, (_, comma) => comma + t("after failures of"))}`;
+  for (const [pattern, say] of QUOTING) {
+    const [, ...values] = pattern.exec(text) ?? [];
+    if (values.length) return say(...values);
+  }
   const values = [];
   const key = text.replace(/\d+|^\S+(?= is paused\.$)/g, (value) => `{${values.push(value) - 1}}`);
   if (table[key]) return t(key, ...values);
