@@ -69,14 +69,16 @@ async def run(
     retry_unit: float,
     max_attempts: int,
     concurrency: int = 16,
+    sweep_every: float = SWEEP_EVERY,
     rng: random.Random | None = None,
 ) -> None:
     """Post what is due until drained.
 
-    `retry_unit` in seconds; `concurrency` posts at once.
+    `retry_unit` in seconds; `concurrency` posts at once; `sweep_every`: seconds after which it
+    looks although nobody called.
     """
     posting = _Posting(
-        ctx, webhooks, poster, keyring, retry_unit, max_attempts, concurrency,
+        ctx, webhooks, poster, keyring, retry_unit, max_attempts, concurrency, sweep_every,
         rng or new_rng(),
     )  # fmt: skip
     async with trio.open_nursery() as posts:
@@ -84,7 +86,7 @@ async def run(
         ctx.ready()
         with suppress(Drained):
             while True:
-                posting.heed(await wait_for_messages(ctx, SWEEP_EVERY))
+                posting.heed(await wait_for_messages(ctx, sweep_every))
         posting.stop()
 
 
@@ -100,6 +102,7 @@ class _Posting:
         retry_unit: float,
         max_attempts: int,
         concurrency: int,
+        sweep_every: float,
         rng: random.Random,
     ) -> None:
         self._ctx = ctx
@@ -109,6 +112,7 @@ class _Posting:
         self._retry_unit = retry_unit
         self._max_attempts = max_attempts
         self._concurrency = concurrency
+        self._sweep_every = sweep_every
         self._rng = rng
         self._bell = trio.Event()
         self._stopping = False
@@ -140,7 +144,7 @@ class _Posting:
             if self._stopping:
                 return
             self._bell = trio.Event()
-            wait = SWEEP_EVERY
+            wait = self._sweep_every
             room = self._concurrency - self._under_way.total()
             if self._ctx.paused or room <= 0:
                 continue  # resuming and each post's end ring the bell
@@ -149,7 +153,8 @@ class _Posting:
                 if len(events) < room:
                     soon = await self._webhooks.next_due(at)
                     # Below 0: what was not due when it was claimed became so meanwhile.
-                    wait = min(SWEEP_EVERY, SWEEP_EVERY if soon is None else max(0.0, soon) + 0.001)
+                    if soon is not None:
+                        wait = min(wait, max(0.0, soon) + 0.001)
                     await self._forget()
             except DatabaseUnavailable as error:
                 wait = self._lost(error)

@@ -35,9 +35,13 @@ def main() -> int:
     if os.environ.get("PYTHONHASHSEED") != hashes:
         environment = os.environ | {"PYTHONHASHSEED": hashes}
         os.execve(sys.executable, [sys.executable, "-m", "simulation", *sys.argv[1:]], environment)  # noqa: S606 - ourselves
+    # It and its server take turns: on one core a turn passes from one to the other at once.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[options.seed % len(cores)]})
     world = World(options.seed, options.trace)
     place = seams.Seams(world, Network(world))
     seams.install(place)
+    seams.sweep_rarely(world)
     from simulation.run import run
 
     asked: list[int] = []

@@ -9,8 +9,10 @@ What runs in the server beside the statement that is waited for has to be known:
 - A statement that waits for a lock (`pg_blocking_pids`) lets the loop go on, and is looked at again
   after every other answer.
 - Notifications are signals between processes.  An observer listens to the same channels; once it
-  has answered after a commit, its backend has been given what the others have been given, and the
-  loop stands still until these bytes are in the sockets of those who listen.
+  has answered after a commit that notifies, its backend has been given what the others have been
+  given, and the loop stands still until these bytes are in the sockets of those who listen.  Which
+  commits notify is in their answers (`pg_notify` in shadows.sql), at which the simulation looks
+  before the product reads them: the others cost no more round trips than in life.
 - Background work is off (autovacuum), or changes nothing that is seen (checkpoints).
 
 PostgreSQL's own clock and chance are shadowed (`shadows.sql`).  What only the server can time
@@ -20,10 +22,13 @@ PostgreSQL's own clock and chance are shadowed (`shadows.sql`).  What only the s
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import mmap
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import termios
@@ -48,6 +53,10 @@ _ACTIVE = pq.TransactionStatus.ACTIVE
 _GOOD = {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY}
 _PATIENCE = 30.0  # real seconds after which a server that says nothing is a fault of the simulation
 _LOOK = 2  # real ms; a statement that takes longer may be waiting for a lock
+_PEEK = 65_536  # bytes of an answer that are looked at
+_READY = b"Z\0\0\0\5"  # ReadyForQuery, but for the transaction's status, its last byte
+_NOTIFIES = b"application_name\0notified "
+_DIGITS = 16  # of microseconds since 1970
 _OVERHEAD = 11  # bytes of a NotificationResponse besides its two strings: type, length, pid, 2 NULs
 
 
@@ -63,6 +72,7 @@ class Server:
 
         self._cluster = Cluster(directory)
         self._process: subprocess.Popen[bytes] | None = None
+        self._clock: mmap.mmap | None = None
 
     def make(self) -> None:
         """Make the cluster, if it is not there."""
@@ -70,6 +80,16 @@ class Server:
         self._cluster.begin()
         self._cluster.wait()
         self._cluster.finish()
+        path = self._cluster.data / "clock"
+        path.write_bytes(b"0" * _DIGITS)
+        path.chmod(0o644)
+        with path.open("r+b") as file:
+            self._clock = mmap.mmap(file.fileno(), _DIGITS)
+
+    def set_clock(self, microseconds: int) -> None:
+        """Set the clock that SQL sees (`shadows.sql`)."""
+        assert self._clock is not None
+        self._clock[:] = b"%0*d" % (_DIGITS, microseconds)
 
     def dsn(self, database: str) -> str:
         """Return how to connect."""
@@ -145,7 +165,8 @@ def _recorded(data: Path) -> int:
 class _Listener:
     """A connection that listens, and how much of what it was sent is in its socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, conn: Any) -> None:
+        self.conn = conn
         self.had = 0
 
 
@@ -162,12 +183,12 @@ class Database:
         self._observer: psycopg.Connection[Any] | None = None
         # Not the same: psycopg takes notifications out of a connection that it asks something on.
         self._asker: psycopg.Connection[Any] | None = None
-        self._told = -1  # microseconds that the server's clock was set to
         self._by_fileno: dict[int, Any] = {}
         self._owners: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._listeners: dict[int, _Listener] = {}
         self._blocked: dict[Any, trio.Event] = {}
         self._orphans: set[int] = set()
+        self._notifying: set[int] = set()  # descriptors whose transactions notify at their end
         self._down = False
         self.latency = (0.0002, 0.002)
         self.statements = 0
@@ -210,10 +231,6 @@ class Database:
         self._asker = psycopg.connect(self.dsn, autocommit=True, options=options)
         for channel in channels.ALL:
             self._exec(b"LISTEN " + channel.encode())
-        self._checked(
-            self._observer.pgconn.prepare(b"tick", b"SELECT setval('sim.clock', $1::bigint)")
-        )
-        self._told = -1
 
     def query(self, sql: str, params: Any = None) -> list[tuple[Any, ...]]:
         """Ask the server something on the simulation's own account; the loop stands still."""
@@ -223,10 +240,7 @@ class Database:
 
     def tick(self) -> None:
         """Set the server's clock."""
-        at = int((EPOCH + self._world.now()) * 1_000_000)
-        if at != self._told and self._observer is not None:
-            self._checked(self._observer.pgconn.exec_prepared(b"tick", [b"%d" % at]))
-            self._told = at
+        self._server.set_clock(int((EPOCH + self._world.now()) * 1_000_000))
 
     def _exec(self, sql: bytes) -> None:
         assert self._observer is not None
@@ -247,17 +261,17 @@ class Database:
         if pgconn.status == pq.ConnStatus.OK:
             self._by_fileno[pgconn.socket] = conn
             self._owners.setdefault(conn, NODE.get())
-        if not self._down:
-            self.tick()
+        self.tick()
         self._before_sending()
 
     def _before_sending(self) -> None:
         """Look what listeners have not read: what comes on top of it is new."""
         for fileno, listener in list(self._listeners.items()):
-            try:
-                listener.had = _unread(fileno)
-            except OSError:
+            # One that was abandoned has given its descriptor to whoever came next.
+            if listener.conn.pgconn.status != pq.ConnStatus.OK:
                 del self._listeners[fileno]
+            else:
+                listener.had = _unread(fileno)
 
     async def wait_readable(self, fileno: int) -> None:
         """Wait for an answer, or for a notification where nothing was asked."""
@@ -269,7 +283,7 @@ class Database:
             del self._by_fileno[fileno]
             conn = None
         if conn is not None and conn.pgconn.transaction_status != _ACTIVE:
-            await self._wait_notified(fileno)
+            await self._wait_notified(fileno, conn)
             return
         self.statements += 1
         pid = conn.pgconn.backend_pid if conn is not None else 0
@@ -277,7 +291,7 @@ class Database:
             await self._wait_unlocked(fileno, conn, pid)
             self._world.whisper("db.unlocked", fd=fileno)
         self._world.whisper("db.answered", fd=fileno)
-        self._settle()
+        self._settle_after(fileno)
         await self._be_late()
 
     async def _be_late(self) -> None:
@@ -289,9 +303,9 @@ class Database:
         self._world.check_alive()
         self._before_sending()  # the next statement, without anybody's turn in between
 
-    async def _wait_notified(self, fileno: int) -> None:
-        if fileno not in self._listeners:
-            self._listeners[fileno] = _Listener()
+    async def _wait_notified(self, fileno: int, conn: Any) -> None:
+        if fileno not in self._listeners or self._listeners[fileno].conn is not conn:
+            self._listeners[fileno] = _Listener(conn)
         self._world.whisper("db.listens", fd=fileno)
         await trio.lowlevel.wait_readable(fileno)
         self._world.whisper("db.hears", fd=fileno, size=_unread(fileno))
@@ -303,7 +317,7 @@ class Database:
         conn = self._by_fileno[fileno]
         if not self._answered(fileno, conn.pgconn.backend_pid):
             return 0
-        self._settle()
+        self._settle_after(fileno)
         self._before_sending()
         return wanted
 
@@ -334,8 +348,23 @@ class Database:
         if conn.pgconn.status != pq.ConnStatus.OK:
             raise trio.ClosedResourceError("another task closed this connection")
 
+    def _settle_after(self, fileno: int) -> None:
+        """After an answer: the same, if it can have set off anything."""
+        data = _peek(fileno)
+        if _NOTIFIES in data:
+            self._notifying.add(fileno)
+        if len(data) < _PEEK and data[-6:-1] == _READY:
+            if data[-1:] != b"I":
+                if not self._orphans:
+                    return  # a transaction is under way
+            elif not (fileno in self._notifying or self._blocked or self._orphans):
+                return
+            else:
+                self._notifying.discard(fileno)
+        self._settle()
+
     def _settle(self) -> None:
-        """After an answer: let everything in the server come to rest that it has set off."""
+        """Let everything in the server come to rest that is under way."""
         if self._down:
             return
         for conn, event in list(self._blocked.items()):
@@ -443,6 +472,16 @@ def _poll(fileno: int, milliseconds: int) -> bool:
     return bool(poller.poll(milliseconds))
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_peeked = ctypes.create_string_buffer(_PEEK)
+
+
+def _peek(fileno: int) -> bytes:
+    """What is in a socket, without taking it; nothing where it has failed."""
+    size = _libc.recv(fileno, _peeked, _PEEK, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return ctypes.string_at(_peeked, size) if size > 0 else b""
+
+
 def _unread(fileno: int) -> int:
     """How many bytes are in a socket."""
     found: int = struct.unpack("i", fcntl.ioctl(fileno, termios.FIONREAD, b"\0" * 4))[0]
@@ -450,8 +489,6 @@ def _unread(fileno: int) -> int:
 
 
 def _shut(fileno: int) -> None:
-    import socket
-
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fileno)) as copy:
         copy.shutdown(socket.SHUT_RDWR)
 

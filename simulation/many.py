@@ -1,17 +1,21 @@
 """Many seeds, two at a time: `python -m simulation.many`, which is `make simulate`.
 
-Shows how far it is, and every seed that broke a promise with what to run to see it again.  Ends
-with 1 if there was one; the last line is JSON.
+Each has a core of its own: a simulation and its server take turns, and on one core a turn passes
+from one to the other at once.  Shows how far it is, and every seed that broke a promise with what
+to run to see it again.  Ends with 1 if there was one; the last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from itertools import cycle, islice
+from queue import SimpleQueue
 
 _BAR = 40
 
@@ -29,7 +33,12 @@ def main() -> int:
     more = ["--days", options.days, "--nodes", options.nodes]
     began = time.monotonic()
     broken: list[int] = []
-    with ThreadPoolExecutor(options.at_once) as places:
+    cores: SimpleQueue[int] = SimpleQueue()
+    for core in islice(cycle(sorted(os.sched_getaffinity(0))), options.at_once):
+        cores.put(core)
+    with ThreadPoolExecutor(
+        options.at_once, initializer=lambda: os.sched_setaffinity(0, {cores.get()})
+    ) as places:
         running: dict[Future[subprocess.CompletedProcess[str]], int] = {
             places.submit(_run, seed, more): seed for seed in seeds
         }
