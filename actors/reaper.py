@@ -31,7 +31,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import trio
 from prometheus_client import Counter
 
@@ -41,7 +40,7 @@ from relay.chance import new_rng, uuid4
 from relay.db import leases
 from relay.db.leases import Lease
 from relay.db.pool import Pool
-from relay.errors import DatabaseUnavailable
+from relay.errors import DatabaseUnavailable, RolledBack
 from relay.jitter import jittered
 from relay.lifecycle import token_queue
 from relay.log import get_logger
@@ -158,7 +157,7 @@ class Reaper:
             return
         try:
             dropped = await queue.forget(keep=self.outbound_retention)
-        except psycopg.errors.LockNotAvailable:
+        except RolledBack:
             log.info("outbound.not_rolled")  # somebody reads for long; there are weeks of time
             return
         self.rolled_at = trio.current_time()

@@ -44,7 +44,7 @@ from prometheus_client import Counter, Histogram
 from actors.messages import Accept
 from relay.accepted import Accepted
 from relay.db.pool import Pool
-from relay.errors import DatabaseUnavailable
+from relay.errors import DatabaseUnavailable, RolledBack
 from relay.gathering import PATIENCE, Gathering
 from relay.log import get_logger
 from relay.mailboxes import capture as capturing
@@ -277,6 +277,15 @@ class _Writer:
             if not batch:
                 return
             stored = await self._insert(batch, again=again)
+        except (RolledBack, psycopg.Error, UnicodeError) as error:
+            # The last: no text that can be stored.
+            if len(batch) > 1:
+                log.warning("writer.batch_refused", messages=len(batch), error=str(error))
+                for one in batch:
+                    await self._commit([one])
+                return
+            log.exception("writer.message_refused", bytes=len(batch[0].message.raw))
+            stored = None
         except DatabaseUnavailable as error:
             stored = await self._look(batch, str(error))
             if stored is not None:
@@ -287,14 +296,6 @@ class _Writer:
                     (unknown if stored.isdisjoint(_ids([one])) else known).append(one)
                 _settle_failed(unknown, "the connection to the database was lost")
                 batch = known
-        except (psycopg.Error, UnicodeError) as error:  # the latter: no text that can be stored
-            if len(batch) > 1:
-                log.warning("writer.batch_refused", messages=len(batch), error=str(error))
-                for one in batch:
-                    await self._commit([one])
-                return
-            log.exception("writer.message_refused", bytes=len(batch[0].message.raw))
-            stored = None
         if stored is None:
             _settle_failed(batch, "the database did not take the message")
         else:

@@ -27,6 +27,11 @@ class DatabaseUnavailable(TemporaryFailure):
     """PostgreSQL could not be reached, did not answer in time, or broke the connection."""
 
 
+class RolledBack(DatabaseUnavailable):
+    """PostgreSQL undid a call for the sake of others (a deadlock, a lock that did not come in time,
+    a conflict of transactions): nothing has changed, and the same call may work at once."""
+
+
 class OverQuota(TemporaryFailure):
     """A quota of the plan is used up; when something went, the same call works (452, 429)."""
 

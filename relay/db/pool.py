@@ -24,7 +24,8 @@ Promises:
 Fails with `DatabaseUnavailable` when no connection can be had, none answers in time, the
 connection breaks, or the server says that it cannot serve (see `_UNAVAILABLE`); a broken
 statement stays psycopg's own error.  Whether the statement of a call that ended in
-`DatabaseUnavailable` took effect is unknown.
+`DatabaseUnavailable` took effect is unknown, unless it is `RolledBack`: another transaction was in
+the way, and nothing has changed.
 
 Session state (SET, LISTEN, advisory locks, temporary tables) does not belong on pooled
 connections: nothing resets it, and PgBouncer would not keep it.
@@ -55,7 +56,7 @@ from relay.db.connection import (
 )
 from relay.db.doubt import BARRIER, NotReplicated
 from relay.db.hosts import Host, Hosts
-from relay.errors import ConfigError, DatabaseUnavailable
+from relay.errors import ConfigError, DatabaseUnavailable, RolledBack
 from relay.log import get_logger
 
 log = get_logger()
@@ -68,6 +69,10 @@ _ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
 # connection failed (08), the server has no memory, disk or connections left (53), an operator
 # or a crash intervened (57), its disk failed (58), it became a read-only standby (25006).
 _UNAVAILABLE = ("08", "53", "57", "58", "25006")
+
+# Those after which nothing has changed: another transaction was in the way (a serialization
+# failure, a deadlock, the lock_timeout of an operator).  They are waited out like an outage.
+_ROLLED_BACK = ("40001", "40P01", "55P03")
 
 _READ_ONLY = "25006"
 
@@ -149,6 +154,8 @@ class Pool:
                 if error.sqlstate == _READ_ONLY:
                     conn.abandon()  # another may lead to the primary
                 raise _outage(error) from error
+            if error.sqlstate in _ROLLED_BACK:
+                raise _rolled_back(error) from error
             raise
         finally:
             conn.patience = None
@@ -345,6 +352,8 @@ class Pool:
                 if error.sqlstate == _READ_ONLY:
                     conn.abandon()  # another may lead to the primary
                 raise _outage(error) from error
+            if error.sqlstate in _ROLLED_BACK:
+                raise _rolled_back(error) from error
             raise
         finally:
             if conn.at_rest() and not self._closed:
@@ -488,6 +497,11 @@ def _outage(error: psycopg.Error) -> DatabaseUnavailable:
     if isinstance(error, (NoAnswer, NotReplicated)):
         return DatabaseUnavailable(str(error))
     return DatabaseUnavailable(f"PostgreSQL is not available: {error}")
+
+
+def _rolled_back(error: psycopg.Error) -> RolledBack:
+    """What becomes of an error after which nothing has changed."""
+    return RolledBack(f"PostgreSQL rolled it back: {error.diag.message_primary or error}")
 
 
 def _unavailable(error: psycopg.Error, conn: Connection) -> bool:

@@ -56,7 +56,7 @@ from relay.devices.store import (
     Wakeups,
     checked_key,
 )
-from relay.errors import DatabaseUnavailable
+from relay.errors import DatabaseUnavailable, RolledBack
 from relay.log import get_logger
 from relay.outage import Outage
 from relay.throttle import Throttle
@@ -326,16 +326,16 @@ class PostgresStore:
     async def _settle(self, group: list[_C], commit: Callable[[list[_C]], Awaitable[None]]) -> None:
         try:
             await _again(lambda: commit(group))
-        except DatabaseUnavailable as error:
-            log.warning("devices.store_failed", calls=len(group), reason=str(error))
-            _fail(group, str(error))
-        except psycopg.Error as error:
+        except (RolledBack, psycopg.Error) as error:
             if len(group) > 1:
                 for one in group:
                     await self._settle([one], commit)
                 return
             log.exception("devices.call_refused")
             _fail(group, f"the database refused it: {error}")
+        except DatabaseUnavailable as error:
+            log.warning("devices.store_failed", calls=len(group), reason=str(error))
+            _fail(group, str(error))
         else:
             self._calls.alive()
 
@@ -408,9 +408,9 @@ class _Gathered(Generic[_C]):
 
 
 async def _again(do: Callable[[], Awaitable[T]]) -> T:
-    """Do it; do it again if it deadlocked, which has left no trace."""
+    """Do it; do it again if it was rolled back, a deadlock mostly, which has left no trace."""
     for _ in range(_TRIES - 1):
-        with suppress(psycopg.errors.DeadlockDetected):
+        with suppress(RolledBack):
             return await do()
     return await do()
 

@@ -38,7 +38,7 @@ from prometheus_client import Counter
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
-from relay.errors import DatabaseUnavailable
+from relay.errors import DatabaseUnavailable, RolledBack
 from relay.gcra import Gcra
 from relay.lifecycle.tokens import Action, Verified, secret_in, verify
 from relay.metrics import registry
@@ -125,7 +125,7 @@ class Consumption:
             del self._used[verified.secret]
         try:
             row = await self._use(verified, code)
-        except psycopg.errors.DeadlockDetected as error:
+        except RolledBack as error:
             # Somebody's SQL locks token and account the other way round; nothing has changed.
             raise DatabaseUnavailable("the token was locked by somebody else") from error
         if row is None:

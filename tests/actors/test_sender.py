@@ -693,6 +693,41 @@ async def test_what_the_reaper_freed_before_it_was_recorded_is_not_sent_again(po
     assert sink.recipients == ["bob@example.net", "carol@example.net"]
 
 
+async def test_leases_that_deadlock_are_renewed_at_the_next_tick(pool):
+    """Of several leases at once: who locks them the other way round does not end the sender."""
+    released = trio.Event()
+    at_dot = 0
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        nonlocal at_dot
+        if verb == "dot":
+            at_dot += 1
+            await released.wait()
+        return None
+
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    lock = "SELECT FROM relay.outbound_due WHERE id = %s FOR UPDATE"
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, lease_timeout=12.0) as outbound,
+    ):
+        first, second = await ids(pool, "a@a.example", "b@a.example")
+        outbound.wake()
+        await eventually(lambda: at_dot, "both are at their dots", until=lambda n: n == 2)
+        async with pool.transaction(patience=30.0) as other_way:
+            await other_way.execute("SET LOCAL deadlock_timeout = '20s'")  # it is not undone
+            await other_way.execute(lock, (second,))
+            await eventually(
+                lambda: pool.fetch_value(waits), "leases are renewed", until=lambda n: n >= 1
+            )
+            await other_way.execute(lock, (first,))
+        released.set()
+        await outbound.becomes(first, "sent")
+        await outbound.becomes(second, "sent")
+        assert [child.restarts for child in outbound.supervisor.tree().children] == [0, 0, 0]
+    assert sorted(sink.recipients) == ["a@a.example", "b@a.example"]
+
+
 async def test_a_goodbye_that_nobody_answers_stops_no_tick(pool, virtual):
     """While a peer does not answer QUIT, the sender counts what it holds, as at every tick."""
     at_dot: dict[str, trio.Event] = {name: trio.Event() for name in ("quick", "slow", "new")}

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from relay.db.arrays import BIGINTS, bigints
 from relay.db.connection import Statement, connect
 from relay.db.pool import Pool
-from relay.errors import ConfigError, DatabaseUnavailable
+from relay.errors import ConfigError, DatabaseUnavailable, RolledBack
 from tests.db.cluster import Cluster
 from tests.eventually import eventually
 
@@ -336,6 +336,46 @@ class TestTrouble:
                 await conn.execute("SET TRANSACTION READ ONLY")
                 await conn.execute("INSERT INTO t VALUES (1)")
         await pool.close()
+
+    @pytest.mark.parametrize("whole", [True, False])
+    async def test_what_is_rolled_back_for_others_may_be_tried_again(self, pool, whole):
+        """A deadlock, a lock that does not come: said as such, and the connection is kept."""
+        await pool.execute("CREATE TABLE t (n int PRIMARY KEY, m int)")
+        await pool.execute("INSERT INTO t VALUES (1), (2)")
+        lock = "SELECT FROM t WHERE n = %s FOR UPDATE"
+        ended = []
+
+        async def one(mine: int, others: int) -> None:
+            async with pool.transaction() as conn:
+                await conn.execute(lock, (mine,))
+                have.append(mine)
+                await eventually(lambda: len(have), "both have one", until=lambda n: n == 2)
+                await conn.execute(lock, (others,))
+
+        async def ends(mine: int, others: int) -> None:
+            try:
+                await one(mine, others)
+                ended.append("committed")
+            except RolledBack:
+                ended.append("rolled back")
+
+        have: list[int] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ends, 1, 2)
+            nursery.start_soon(ends, 2, 1)
+        assert sorted(ended) == ["committed", "rolled back"]
+        async with pool.transaction() as holder:
+            await holder.execute(lock, (1,))
+            async with pool.connection() as conn:
+                pid = conn.pgconn.backend_pid
+                await conn.execute("SET lock_timeout = '50ms'")
+            with pytest.raises(RolledBack):
+                if whole:
+                    await pool.execute("UPDATE t SET m = 1 WHERE n = 1")
+                else:
+                    async with pool.connection() as conn:
+                        await conn.execute("UPDATE t SET m = 1 WHERE n = 1")
+            assert await backend(pool) == pid
 
     async def test_too_many_connections_is_unavailable(self, server: Cluster):
         """A server without a free connection is an outage."""
