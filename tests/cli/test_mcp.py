@@ -316,6 +316,11 @@ async def test_sending_and_the_queue(relay: RelayProcess) -> None:
             state = (await ask("queue_state", message_id=message["id"]))["message"]
         assert state["attempts"] == 1
         assert state["phases"]
+        with relay.http() as http:  # as over HTTP, whom it spoke to and what was said
+            shown = http.get(f"/api/v1/outbound/{message['id']}").json()
+        for name in ("peer", "tls", "reply"):
+            assert state[name] == shown[name]
+        assert state["reply"].startswith("250 ")
         assert (await ask("queue_state"))["queue"]["last_hour"]["sent"] >= 1
         assert "to: " not in await ask.refused("send", **{"from": "a@b.example", "to": "nonsense"})
 

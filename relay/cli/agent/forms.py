@@ -394,6 +394,13 @@ class Delivery(Result):
     next_retry_at: str | None
     sent_at: str | None
     error: str | None
+    peer: Annotated[
+        str | None, Field(description="the server of the last attempt, host[address]:port")
+    ]
+    tls: Annotated[str | None, Field(description="the version of TLS it was spoken to in")]
+    reply: Annotated[
+        str | None, Field(description="what was said to the message when it was taken")
+    ]
     phases: Annotated[list[str], Field(description='each phase, such as "rcpt 250"')]
 
 
