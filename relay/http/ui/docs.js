@@ -1,7 +1,7 @@
 // /docs: the calls of /openapi.json in the order people need them, programs to paste, and a form to
 // try each.  Text only, no markup.  A problem's page has this script for its words.
 
-import { query } from "/ui/calls.js";
+import { get, query } from "/ui/calls.js";
 import { asking } from "/ui/dialogs.js";
 import { button, copyButton, doing, h, problem } from "/ui/dom.js";
 import { handed, keysFor, pageKey } from "/ui/secrets.js";
@@ -45,6 +45,7 @@ function fields(schema) {
 const encoded = (value) => encodeURIComponent(value).replace(/[!'()*]/g, (sign) => `%${sign.charCodeAt(0).toString(16)}`).replaceAll("%40", "@");
 const filled = (path, values) => path.replace(/\{(\w+)\}/g, (_, name) => encoded(values[name]));
 
+// A call as it was written, and its answer as it came, a refusal, too: that is what is shown.
 function request(method, path, body, type) {
   const headers = keysFor(path);
   if (body !== undefined) headers["Content-Type"] = type;
@@ -59,7 +60,7 @@ async function partsOf(path, parameters) {
     const list = path.slice(0, path.indexOf(`/{${name}}`));
     if (!known.has(list) && real && api.paths[list]?.get?.parameters.some((one) => one.name === "limit")) {
       try {
-        const [first] = await (await request("GET", `${filled(list, values)}?limit=1`)).json();
+        const [first] = await get(`${filled(list, values)}?limit=1`);
         if (first) known.set(list, first.address ?? first.id);
       } catch {
         // no list, or not for who is here
@@ -199,9 +200,7 @@ for (const one of document.querySelectorAll("[data-said]")) {
 }
 if (place) {
   try {
-    const [response] = await Promise.all([fetch("/openapi.json"), pageKey() ?? handed(150)]);
-    if (!response.ok) throw new Error(response.status);
-    api = await response.json();
+    [api] = await Promise.all([get("/openapi.json"), pageKey() ?? handed(150)]);
     show();
   } catch (error) {
     place.replaceChildren(h("p", { text: t("The description could not be loaded: {0}", error.message) }));
