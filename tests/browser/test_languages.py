@@ -104,6 +104,7 @@ def test_a_german_browser_is_spoken_to_in_german(
         expect(mend).to_contain_text("Message-ID fehlt: Filter trauen der Nachricht weniger")
         expect(mend).to_contain_text(re.compile("<video>.*: wird ignoriert von .+"))
         expect(mend.locator("[lang=en]")).to_have_count(0)
+        expect(page.locator("#message-checks .score")).to_contain_text(re.compile(r"\d,\d von 10"))
         no_english(page, "checks")
         visit.check("checks-german", axe)
         page.keyboard.press("Control+k")

@@ -10,7 +10,7 @@ import { away, MessageFrame, outside, spelt } from "/ui/frame.js";
 import { senderOf } from "/ui/list.js";
 import { blocks, coloured, headersOf, rawOf, valuesOf } from "/ui/source.js";
 import { showStory } from "/ui/story.js";
-import { named, spoken, t } from "/ui/strings.js";
+import { locale, named, spoken, t } from "/ui/strings.js";
 
 export const base = (address) => `/api/v1/mailboxes/${encodeURIComponent(address)}`;
 
@@ -220,7 +220,7 @@ function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
   const verdicts = Object.entries({ SPF: spf, DKIM: dkim, DMARC: dmarc });
   const said = score >= 9 ? "good" : score >= 6 ? "fair" : "poor";
   return [
-    h("p", { class: `score is-${said}` }, h("strong", { text: t("{0} of 10", score) }), " ",
+    h("p", { class: `score is-${said}` }, h("strong", { text: t("{0} of 10", score.toLocaleString(locale)) }), " ",
       findings.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
     reasons.length ? h("p", { class: "small", lang: "en", text: reasons.join(" · ") }) : "",
     findings.length
