@@ -104,7 +104,7 @@ class Collect:
 
     `signing_key` returns the key of now; `timeout` is the batch timeout, `hold` how long a
     transaction stays open on a reader that makes no room, and `quick` in what time a reader that
-    keeps up takes what it is given (seconds).
+    keeps up takes what it is given (seconds); `sweep_every`: seconds, a quarter more or less.
     """
 
     def __init__(
@@ -118,13 +118,14 @@ class Collect:
         budget: Budget | None = None,
         hold: float = _HOLD,
         quick: float = _QUICK,
+        sweep_every: float = SWEEP_EVERY,
         rng: random.Random | None = None,
     ) -> None:
         self._dsn = dsn
         self._hosts = Hosts()
         self._pipe = pipe
         self._batching = batching
-        self._pacing = Pacing(batching, SWEEP_EVERY, rng or new_rng())
+        self._pacing = Pacing(batching, sweep_every, rng or new_rng())
         self._signing_key = signing_key
         self._timeout = timeout
         self._budget = budget
@@ -136,6 +137,8 @@ class Collect:
         self._stopping = False
         self._idle: trio.CancelScope | None = None
         self._bell = trio.Event()
+        self._heard_at: float | None = None  # the first announcement that was not heeded yet
+        self._missed = False  # what was announced before we listened, and it is not looked for yet
         self._pause = 0.0  # s; until the next attempt, in an outage
         self._lost_at = math.inf
         self._sweeps = True
@@ -188,10 +191,19 @@ class Collect:
             async for event in heard:
                 if isinstance(event, Reconnected):
                     log.info("collector.listening")
-                    self._batching.connected()  # what was notified before was missed
-                else:
-                    self._batching.woken(trio.current_time())
+                    self._missed = True
+                elif self._heard_at is None:
+                    self._heard_at = trio.current_time()
                 self._bell.set()
+
+    def _heed(self) -> None:
+        """Take in what was heard: before a look, or a batch in hand would pass for its answer."""
+        if self._missed:
+            self._missed = False
+            self._batching.connected()
+        if self._heard_at is not None:
+            self._batching.woken(self._heard_at)
+            self._heard_at = None
 
     async def _watch_reader(self) -> None:
         await self._pipe.closed()
@@ -252,6 +264,7 @@ class Collect:
             with trio.CancelScope() as self._idle:
                 await self._pipe.room()
             self._idle = None
+            self._heed()
             now = trio.current_time()
             if self._pacing.wants_count(now):
                 self._pacing.counted(await self._count(), now, trio.current_time())
