@@ -275,12 +275,19 @@ def json_response(
     value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return plain values as application/json, in UTF-8, on one line."""
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(
+    return Response(
+        json_bytes(value),
+        status=status,
+        headers=dict(headers or {}),
+        content_type="application/json",
+    )
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return plain values as JSON in UTF-8, on one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(
         "utf-8",
         "backslashreplace",  # a lone surrogate of some header must not cost the answer
-    )
-    return Response(
-        data, status=status, headers=dict(headers or {}), content_type="application/json"
     )
 
 

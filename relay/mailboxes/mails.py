@@ -46,6 +46,7 @@ SECONDS = 5.0
 UNSHOWN = 10_000
 """Messages that wait to be parsed, up to which those are looked for that somebody may see."""
 _AT_ONCE = 500  # mails that one statement changes
+_LOADED = 50  # mails whose headers one statement reads: of each there may be 256 KiB
 _BEYOND = 5  # columns behind those of an entry
 _APART = 1 << 80  # a millisecond, in what ids begin with
 
@@ -89,7 +90,7 @@ class Mail:
 class Criteria:
     """What is looked for: the mail that fulfils all terms of one of the `either`, and is kept.
 
-    `keep` sees the newest `COUNTED` of what the terms find.
+    `keep` sees the newest `COUNTED` of what the terms find, in a thread.
     """
 
     either: tuple[tuple[Term, ...], ...] = ((),)
@@ -131,11 +132,12 @@ class Mails:
     ) -> Found:
         """So many of what is found, newest first, from the place `start` on."""
         most = max(COUNTED, start + limit) + 1
+        until = trio.current_time() + self._seconds
         ids, _ = await self._ids(reach, criteria.either, most)
         if criteria.keep is not None:
-            kept = await self._kept(reach, ids[:most], criteria.keep)
-            unread = sum(not mail.is_read for mail in kept)
-            return Found(kept[start : start + limit], len(kept), unread)
+            kept, _ = await self._kept(reach, ids[:most], criteria.keep, until)
+            mails = await self._whole(reach, [*kept][start : start + limit])
+            return Found(mails, len(kept), sum(not is_read for is_read in kept.values()))
         groups = _folded(await self._heads(reach, ids[:most]))
         shown = [group[0].id for group in groups[start : start + limit]]
         return Found(
@@ -261,19 +263,30 @@ class Mails:
             if short:
                 raise CutShort(0, f"not done in {BULK_SECONDS:g} s")
             return ids
+        until = trio.current_time() + BULK_SECONDS
         ids, _ = await self._ids(reach, criteria.either, COUNTED)
-        return [mail.id for mail in await self._kept(reach, ids, criteria.keep)]
+        kept, short = await self._kept(reach, ids, criteria.keep, until)
+        if short:
+            raise CutShort(0, f"not done in {BULK_SECONDS:g} s")
+        return [*kept]
 
     async def _kept(
-        self, reach: Reach, ids: Sequence[UUID], keep: Callable[[Mail], bool]
-    ) -> list[Mail]:
-        """The mails of these messages that are kept."""
-        kept = []
-        for mail in await self._whole(reach, ids):
-            if keep(mail):
-                kept.append(mail)
-            await trio.lowlevel.checkpoint()
-        return kept
+        self, reach: Reach, ids: Sequence[UUID], keep: Callable[[Mail], bool], until: float
+    ) -> tuple[dict[UUID, bool], bool]:
+        """The mails of these messages that are kept, and whether each was read, newest first; and
+        whether the time was over before all were looked at.
+
+        Strangers wrote what is looked at: a few mails are in memory at once, and it is done beside
+        the loop.
+        """
+        kept: dict[UUID, bool] = {}  # a mail that has messages in two steps is there once
+        for at in range(0, len(ids), _LOADED):
+            if at and trio.current_time() > until:
+                return kept, True
+            mails = await self._whole(reach, ids[at : at + _LOADED])
+            found = await trio.to_thread.run_sync(lambda some: [*filter(keep, some)], mails)
+            kept.update((mail.id, mail.is_read) for mail in found)
+        return kept, False
 
     async def _in_steps(
         self,
@@ -350,6 +363,13 @@ class Mails:
         if not ids:
             return []
         groups = _folded(await self._copies(reach, ids))
+        mails: list[Mail] = []
+        for at in range(0, len(groups), _LOADED):
+            mails += await self._loaded(reach, groups[at : at + _LOADED])
+        return mails
+
+    async def _loaded(self, reach: Reach, groups: Sequence[Sequence[_Head]]) -> list[Mail]:
+        """The mails of some groups of messages; those that are gone left out."""
         rows = await self._pool.fetch(
             f"""
             SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}, m.mailbox_id, m.reverse_path, {DETAILS},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 from uuid import UUID
@@ -14,7 +15,7 @@ from relay.ids import new_id, new_ids
 from relay.mailboxes.accept import insert_one
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.changes import Change
-from relay.mailboxes.mails import COUNTED, Criteria, Mails
+from relay.mailboxes.mails import COUNTED, Criteria, Mail, Mails
 from relay.mailboxes.query import Term
 from relay.mailboxes.store import Store
 from relay.mailboxes.visibility import Reach
@@ -118,6 +119,28 @@ async def test_only_what_is_within_reach_is_shown_or_changed(world: World) -> No
     assert await world.mails.change(mine, [str(ids[0])], Change(is_read=True)) == 0
     assert await world.mails.delete(mine, map(str, ids)) == 1
     assert await world.left() == [ids[:2]]
+
+
+async def test_what_is_looked_at_is_looked_at_in_steps_beside_the_loop(world: World) -> None:
+    """Each mail once, however its messages fall into steps; when the time is over, with what was
+    found: whoever searches holds up nobody."""
+    sent = [(await world.send("abc"))[0] for _ in range(40)]
+    threads: set[int] = set()
+
+    def keep(mail: Mail) -> bool:
+        threads.add(threading.get_ident())
+        return mail.id != sent[7]
+
+    found = await world.mails.search(ALL, Criteria(keep=keep), start=1, limit=35)
+    wanted = [one for one in reversed(sent) if one != sent[7]]
+    assert [mail.id for mail in found.mails] == wanted[1:36]
+    assert (found.count, found.unread) == (39, 39)
+    assert threads
+    assert threading.get_ident() not in threads
+    hurried = Mails(world.pool, AllMessages(world.pool), seconds=0.0)
+    found = await hurried.search(ALL, Criteria(keep=keep))
+    assert [mail.id for mail in found.mails] == wanted[: found.count]
+    assert 0 < found.count < 20
 
 
 async def test_what_is_not_parsed_is_not_shown_nor_counted(world: World) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quart import Response
 
+from relay.http.operations import json_bytes
 from relay.http.problems import Problem
 
 PREFIX = "/compat/"
@@ -15,6 +18,23 @@ _AS_OTHERS_SAY = {415: 400, 422: 400}  # of statuses that their clients do not k
 def text(said: str, status: int = 200) -> Response:
     """Return a plain text."""
     return Response(said.encode(), status=status, content_type="text/plain; charset=utf-8")
+
+
+def json_of_list(value: Any, content_type: str = "application/json") -> Response:
+    """Return a list as JSON, or an object with lists in it, entry by entry.
+
+    What is written at one go keeps the loop waiting, in another thread too; a list may be long.
+    """
+    return Response(_pieces(value), content_type=content_type)
+
+
+def _pieces(value: Any) -> bytes:
+    if isinstance(value, list):
+        return b"[" + b",".join(map(json_bytes, value)) + b"]"
+    if isinstance(value, dict):
+        members = (json_bytes(name) + b":" + _pieces(one) for name, one in value.items())
+        return b"{" + b",".join(members) + b"}"
+    return json_bytes(value)
 
 
 def refusal(problem: Problem) -> Response:

@@ -17,10 +17,10 @@ from typing import Any
 
 from quart import Response
 
-from relay.http.compat.answers import bad
+from relay.http.compat.answers import bad, json_of_list
 from relay.http.compat.mailhog_json import message
 from relay.http.compat.shared import MOST_ROWS, CallersMail, Window, compat
-from relay.http.operations import Call, json_response
+from relay.http.operations import Call
 from relay.http.problems import from_status
 from relay.http.resources.all_messages import reach_of
 from relay.http.routing import Api
@@ -67,12 +67,20 @@ def register(api: Api) -> None:
                 held.release()
         return made
 
+    async def written(call: Call, found: Found, value: Any) -> Response:
+        """What is shown of mail as JSON, written beside the loop where it is much."""
+        write = partial(json_of_list, value, "text/json")
+        long = sum(mail.entry.size for mail in found.mails) > _LONG
+        return await callers.apart(call, write) if long else write()
+
     async def listed(call: Call, criteria: Criteria) -> Response:
         window: Window = call.query
         found = await callers.search(call, criteria, window.at, window.rows)
         items = await shown(call, found)
-        return _json(
-            {"total": found.count, "count": len(items), "start": window.at, "items": items}
+        return await written(
+            call,
+            found,
+            {"total": found.count, "count": len(items), "start": window.at, "items": items},
         )
 
     @api.add("GET", f"{API}/v2/messages", compat("mailhogMessages", "read", query=Window))
@@ -91,7 +99,7 @@ def register(api: Api) -> None:
     @api.add("GET", f"{API}/v1/messages", compat("mailhogAll", "read"))
     async def all_(call: Call) -> Response:
         found = await callers.search(call, EVERYTHING, 0, MOST_ROWS)
-        return _json(await shown(call, found))
+        return await written(call, found, await shown(call, found))
 
     @api.add("DELETE", f"{API}/v1/messages", compat("mailhogDeleteAll", "send"))
     async def delete_all(call: Call) -> Response:
@@ -102,7 +110,8 @@ def register(api: Api) -> None:
     @api.add("GET", f"{API}/v1/messages/<message_id>", compat("mailhogMessage", "read"))
     async def show(call: Call, message_id: str) -> Response:
         mail = await callers.find(call, message_id)
-        return _json((await shown(call, Found([mail], 1, 0)))[0])
+        found = Found([mail], 1, 0)
+        return await written(call, found, (await shown(call, found))[0])
 
     @api.add("DELETE", f"{API}/v1/messages/<message_id>", compat("mailhogDelete", "send"))
     async def delete(call: Call, message_id: str) -> Response:
@@ -130,12 +139,6 @@ def register(api: Api) -> None:
 
 
 _LONG = 1 << 16  # bytes; a shorter one is taken apart in a millisecond
-
-
-def _json(value: Any) -> Response:
-    answer = json_response(value)
-    answer.headers["Content-Type"] = "text/json"
-    return answer
 
 
 def _nothing() -> Response:

@@ -22,7 +22,7 @@ from quart import Response, request
 
 from relay.db.text import storable
 from relay.http.compat import mailpit_json as shapes
-from relay.http.compat.answers import bad, text
+from relay.http.compat.answers import bad, json_of_list, text
 from relay.http.compat.mailpit_query import parse
 from relay.http.compat.mime_text import fields_of, text_of
 from relay.http.compat.shared import (
@@ -113,7 +113,7 @@ def register(api: Api) -> None:
         tags = await deps.all_messages.tags(reach_of(call))
 
         def made() -> Response:
-            return json_response(shapes.page(found, window.at, total.count, total.unread, tags))
+            return json_of_list(shapes.page(found, window.at, total.count, total.unread, tags))
 
         return await beside(call, found.mails, made)
 

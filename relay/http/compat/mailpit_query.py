@@ -46,7 +46,7 @@ def parse(text: str, zone: str = "") -> Criteria:
     either: list[tuple[Term, ...]] = [()]
     tests: list[Test] = []
     for word in _WORDS.findall(text):
-        if len(either) > _MOST_EITHER or len(either[0]) >= MOST_TERMS:
+        if len(either) > _MOST_EITHER or len(either[0]) + len(tests) >= MOST_TERMS:
             raise Invalid("query: too many terms")
         word = word.replace('"', "").strip()
         negated = len(word) > 1 and word[0] in "-!"

@@ -43,17 +43,16 @@ def fields_of(head: str, joint: str = "") -> list[tuple[str, str]]:
 
     Without one its leading blanks stay.
     """
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, list[str]]] = []
     for line in head[:_LONGEST_HEAD].split("\n"):
         line = line.removesuffix("\r")
         if line[:1] in {" ", "\t"} and found:
-            name, value = found[-1]
-            found[-1] = name, value + (joint + line.strip() if joint else line)
+            found[-1][1].append(joint + line.strip() if joint else line)
             continue
         name, colon, value = line.partition(":")
         if colon and name and " " not in name:
-            found.append((name, value.strip()))
-    return found
+            found.append((name, [value.strip()]))
+    return [(name, "".join(pieces)) for name, pieces in found]
 
 
 def content_of(text: str) -> Content:

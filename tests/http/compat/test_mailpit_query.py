@@ -73,6 +73,7 @@ def test_a_time_without_a_zone_is_of_the_zone_that_is_named() -> None:
         ("before:2026-11-01", "Nowhere/There"),
         ("before:2026-11-01", "../../etc/passwd"),
         (" ".join(f"word{number}" for number in range(40)), ""),
+        (" ".join(f"-cc:a{number}" for number in range(40)), ""),
         (" ".join(f"addressed:a{number}" for number in range(4)), ""),
         ("x" * (LONGEST + 1), ""),
     ],
