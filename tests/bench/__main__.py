@@ -44,6 +44,7 @@ BENCHES = (
     "devices",
     "device_sessions",
     "failover",
+    "many_relays",
 )
 
 
