@@ -161,9 +161,11 @@ def folded(text: str) -> str:
 
 
 def _may_have_code(text: str) -> bool:
-    """Whether there is the beginning of a candidate, and if it is short a word for a code."""
-    begins = _RUN in _runs(text) if text.isascii() else _START.search(text) is not None
-    return begins and (len(text) > _SHORT or _may_have_word(folded(text)))
+    """Whether there is a word for a code, if it is short, and the beginning of a candidate, where
+    to look for that costs less than what it spares."""
+    if len(text) <= _SHORT and not _may_have_word(folded(text)):
+        return False
+    return text.isascii() or _START.search(text) is not None
 
 
 def _runs(text: str) -> bytes:
@@ -252,7 +254,7 @@ def _cost(text: str, match: re.Match[str]) -> float | None:
         if not alone and sentences > 1:
             return None
         distance = len(between) + 40 * sentences
-        if _OTHER_NUMBER.search(between[:-1] + " ") and not announced and not alone:
+        if not announced and not alone and _OTHER_NUMBER.search(between[:-1] + " "):
             return None
     else:
         follows = _WORD.search(rest)
