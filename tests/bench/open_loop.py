@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ CONNECTIONS = 250
 BURST_CONNECTIONS = 20
 
 _AFTER = 10.0  # s; how long answers are waited for after the last message has been sent
-_CHUNK = 65536
+_CHUNK = 4096
 
 
 class Load(NamedTuple):
@@ -132,11 +133,12 @@ class _Message(NamedTuple):
 class _Connection:
     """A session; `step` says to which of `_EXPECTED` an answer is awaited."""
 
-    __slots__ = ("number", "pending", "said", "sock", "step")
+    __slots__ = ("number", "pending", "receive", "said", "send", "sock", "step")
 
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.send, self.receive = self.sock.send, self.sock.recv
         self.number = self.step = 0
         self.said = b""
         self.pending: list[memoryview] = []
@@ -145,18 +147,17 @@ class _Connection:
         """Wait to be greeted, and say EHLO; `ConnectionError` if either is refused."""
         for command, expected in ((b"", b"220"), (b"EHLO bench.example\r\n", b"250")):
             self.sock.sendall(command)
-            while not (reply := self.reply()):
+            while not (reply := self.reply(self.receive(_CHUNK))):
                 pass
             if not reply.startswith(expected):
                 raise ConnectionError(f"{command!r} was answered {reply!r}")
         self.sock.setblocking(False)
 
-    def reply(self) -> bytes:
-        """Read; the last line of a reply when that is complete, else nothing.
+    def reply(self, data: bytes) -> bytes:
+        """Take what was read; the last line of a reply when that is complete, else nothing.
 
         `ConnectionError` when the server has hung up.
         """
-        data = self.sock.recv(_CHUNK)
         if not data:
             raise ConnectionError(f"hung up after {self.said!r}")
         said = self.said + data if self.said else data
@@ -167,17 +168,19 @@ class _Connection:
         self.said = said
         return b""
 
-    def write(self, *buffers: bytes) -> bool:
-        """Write what the socket takes, and keep the rest for `flush`; whether all is written."""
-        self.pending += map(memoryview, buffers)
-        return self.flush()
+    def keep(self, buffers: Iterable[bytes], taken: int) -> None:
+        """Keep for `flush` what the socket has not taken."""
+        for buffer in buffers:
+            if taken < len(buffer):
+                self.pending.append(memoryview(buffer)[taken:])
+            taken = max(0, taken - len(buffer))
 
     def flush(self) -> bool:
         """Go on writing; whether all is written."""
         while self.pending:
             first = self.pending[0]
             try:
-                taken = self.sock.send(first)
+                taken = self.send(first)
             except BlockingIOError:
                 return False
             if taken < len(first):
@@ -206,19 +209,21 @@ class _Generator:
         rate, count = self.load.rate, len(self.messages)
         due = [began + number / rate if rate else began for number in range(count)]
         begun, ends_at = 0, began + self.limit
-        while len(self.answered) + len(self.refused) < count:
-            now = time.monotonic()
-            while begun < count and due[begun] <= now < ends_at and self._idle:
+        answered, refused, idle = self.answered, self.refused, self._idle
+        monotonic, poll, by_fd, serve = time.monotonic, self._poll.poll, self._by_fd, self._serve
+        while len(answered) + len(refused) < count:
+            now = monotonic()
+            while begun < count and due[begun] <= now < ends_at and idle:
                 self.late = max(self.late, now - due[begun])
                 self._begin(begun)
                 begun += 1
             if now >= ends_at + _AFTER or (now >= ends_at and self._quiet()):
                 break
             # A millisecond at least, as epoll counts: what falls due meanwhile goes together.
-            wait = max(0.0, due[begun] - now) if begun < count and self._idle else 0.5
-            for fd, _ in self._poll.poll(wait):
-                self._serve(self._by_fd[fd])
-        for connection in self._by_fd.values():
+            wait = max(0.0, due[begun] - now) if begun < count and idle else 0.5
+            for fd, _ in poll(wait):
+                serve(by_fd[fd])
+        for connection in by_fd.values():
             connection.sock.close()
         return due
 
@@ -239,47 +244,61 @@ class _Generator:
         )  # the last that was used: few are busy while the server is fast
         connection.number, connection.step = number, 0
         try:
-            connection.write(_MAIL)
+            self._write(connection, _MAIL)
         except OSError as error:
             self._lost(connection, str(error))
 
     def _serve(self, connection: _Connection) -> None:
+        """Go on with a connection that is ready for it."""
         try:
             if connection.pending:
                 if connection.flush():
                     self._poll.modify(connection.sock, select.EPOLLIN)
+                return
+            reply = connection.receive(_CHUNK)
+            # One line, whole, as nearly every reply is.
+            if connection.said or reply[3:4] != b" " or reply.find(b"\n") != len(reply) - 1:
+                reply = connection.reply(reply)
+                if not reply:
+                    return
+            step = connection.step
+            if reply[:3] != _EXPECTED[step]:
+                self._refused(connection, reply)
+            elif step < _MESSAGE:
+                connection.step = step + 1
+                message = self.messages[connection.number]
+                if step == 0:
+                    self._write(connection, message.rcpt)
+                elif step == 1:
+                    self._write(connection, _DATA)
+                else:
+                    self._write(connection, message.front, message.tail)
             else:
-                reply = connection.reply()
-                if reply:
-                    self._answer(connection, reply)
+                if step == _MESSAGE:
+                    self.answered[connection.number] = time.monotonic()
+                self._idle.append(connection)
         except BlockingIOError:
             pass
         except OSError as error:
             self._lost(connection, str(error))
 
-    def _answer(self, connection: _Connection, reply: bytes) -> None:
-        step = connection.step
-        if not reply.startswith(_EXPECTED[step]):
-            said = reply.decode(errors="replace").strip()
-            self.refused.setdefault(connection.number, said)
-            if step == _RSET or reply.startswith(b"421"):
-                raise ConnectionError(said)
-            connection.step = _RSET
-            connection.write(b"RSET\r\n")
-            return
-        if step >= _MESSAGE:
-            if step == _MESSAGE:
-                self.answered[connection.number] = time.monotonic()
-            self._idle.append(connection)
-            return
-        connection.step = step + 1
-        message = self.messages[connection.number]
-        if step == 0:
-            connection.write(message.rcpt)
-        elif step == 1:
-            connection.write(_DATA)
-        elif not connection.write(message.front, message.tail):
+    def _write(self, connection: _Connection, front: bytes, tail: bytes = b"") -> None:
+        """Write what the socket takes, and the rest when it takes more."""
+        try:
+            taken = connection.sock.sendmsg((front, tail)) if tail else connection.send(front)
+        except BlockingIOError:
+            taken = 0
+        if taken < len(front) + len(tail):
+            connection.keep((front, tail), taken)
             self._poll.modify(connection.sock, select.EPOLLIN | select.EPOLLOUT)
+
+    def _refused(self, connection: _Connection, reply: bytes) -> None:
+        said = reply.decode(errors="replace").strip()
+        self.refused.setdefault(connection.number, said)
+        if connection.step == _RSET or reply.startswith(b"421"):
+            raise ConnectionError(said)
+        connection.step = _RSET
+        self._write(connection, b"RSET\r\n")
 
     def _lost(self, connection: _Connection, why: str) -> None:
         """A connection ended; in the middle of a message, that counts as refused."""

@@ -131,18 +131,19 @@ class Snapshots(threading.Thread):
     def __init__(self, dsn: str, table: str) -> None:
         super().__init__(daemon=True)
         self._dsn, self._count = dsn, f"SELECT count(*) FROM {table}"
-        self._connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=0)
+        self._connection = psycopg.connect(dsn, autocommit=True)
         self._over = threading.Event()
         self._taken: list[tuple[float, str]] = []
         self.start()
 
     def run(self) -> None:
-        """Take them until closed."""
-        with self._connection as connection, connection.cursor(binary=True) as cursor:
+        """Take them until closed: without a cursor, at half its cost, for it is done so often."""
+        with self._connection as connection:
+            connection.pgconn.prepare(b"look", b"SELECT pg_current_snapshot()::text")
             while not self._over.wait(_EVERY):
-                row = cursor.execute("SELECT pg_current_snapshot()::text").fetchone()
-                assert row is not None
-                self._taken.append((time.monotonic(), row[0]))
+                text = connection.pgconn.exec_prepared(b"look", ()).get_value(0, 0)
+                assert text is not None
+                self._taken.append((time.monotonic(), text.decode()))
 
     def count(self) -> int:
         """How many rows the table has."""
