@@ -85,6 +85,7 @@ def test_one_address_has_one_hash():
         ("blocked 203.0.113.77 by list", "203.0.113.77"),
         ("blocked [2001:db8::1:2] by list", "2001:db8"),
         ("call +49 (30) 1234 5678 now", "1234"),
+        ("call +49 170 1234567 now", "67"),
         ("call 555-123-4567 now", "4567"),
         ("account 123456789 closed", "123456789"),
         ("see https://example.com/unsubscribe?token=s3cret&u=alice", "s3cret"),
