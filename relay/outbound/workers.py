@@ -128,8 +128,10 @@ class Workers:
     def look_after(self, now: float) -> None:
         """Every moment: take back what waits behind stalls, widen what nothing moves in."""
         self._gatekeeper.look_for_stalls(self._begun, now)
-        if self._dispatch.widen(now) or self._begun:
-            self.spread()
+        self._dispatch.widen(now)
+        # Whether or not anything is under way: the right of way may be over without high mail, and
+        # nobody says that.
+        self.spread()
 
     def give_back_waiting(self, now: float) -> None:
         """Give back what waits in a line."""

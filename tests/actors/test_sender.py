@@ -16,6 +16,7 @@ from relay.outbound.dispatch import Dispatch
 from relay.outbound.enqueue import enqueue
 from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.queue import Queue
+from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.routes import IDLE
 from tests.actors.running import make_mailbox, state
 from tests.eventually import eventually
@@ -691,6 +692,21 @@ async def test_what_the_reaper_freed_before_it_was_recorded_is_not_sent_again(po
         back = True
         await outbound.becomes(one, "sent")
     assert sink.recipients == ["bob@example.net", "carol@example.net"]
+
+
+async def test_high_mail_that_never_comes_holds_up_others_for_a_moment_only(pool):
+    """Nobody says that it does not come (the database is slow), and nothing else happens here."""
+    right_of_way = RightOfWay()
+    async with (
+        running_sink() as sink,
+        running_outbound(pool, sink.url, right_of_way=right_of_way) as outbound,
+    ):
+        await outbound.at_rest()
+        await ids(pool, "ada@example.net")
+        right_of_way.expect(trio.current_time())
+        outbound.wake()
+        with trio.fail_after(5 * RightOfWay.MOST):
+            await sink.gets(1)
 
 
 async def test_leases_that_deadlock_are_renewed_at_the_next_tick(pool):

@@ -19,6 +19,7 @@ from relay.outbound.gates import Gates
 from relay.outbound.lanes import DueLane
 from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates
+from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import parse_upstream
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 from tests.actors.running import at_rest
@@ -91,6 +92,7 @@ async def running_outbound(
     rates: SharedRates | None = None,
     domain_connections: int = 0,
     vault: Vault | None = None,
+    right_of_way: RightOfWay | None = None,
     **settings: Any,
 ) -> AsyncIterator[Outbound]:
     """Claim and deliver until the block ends, then drain; all `within` seconds."""
@@ -106,6 +108,7 @@ async def running_outbound(
         writer=running.writer,
         gates=gates,
         vault=vault,
+        right_of_way=right_of_way,
         settings=sender.DeliverySettings(
             parse_upstream(upstream),
             ("relay.localhost",),
