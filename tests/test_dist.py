@@ -19,8 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.test_our_own import supported
 from tests.dist import ROOT, build, uncommitted
 from tests.eventually import eventually_sync
+from tests.relay_process import RelayProcess
 from tests.shop import serving_shop
 
 README = (ROOT / "clients" / "python" / "README.md").read_text()
@@ -161,6 +163,37 @@ def look_at_examples(python: str, folder: Path) -> None:
     report = (folder / "report.html").read_text()
     texts = re.findall(r"data:text/plain;charset=utf-8;base64,([A-Za-z0-9+/=]+)", report)
     assert any(b"Your code is 482913." in base64.b64decode(text) for text in texts)
+
+
+@pytest.mark.soak  # pip installs pytest for each
+@pytest.mark.timeout(900)
+def test_the_client_works_on_every_python_that_is_here(relay: RelayProcess, tmp_path: Path) -> None:
+    """Of those that its wheel names, the wheel's own tests of inboxes and of paging pass; this one
+    is among them.  (What is not here, type checkers and the linter are set to.)"""
+    (wheel,) = build(tmp_path / "packages", ("python",))
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    shutil.copy(ROOT / "clients" / "cases.json", clients)
+    shutil.copytree(ROOT / "clients" / "python" / "tests", clients / "python" / "tests")
+    tried = []
+    for version in supported():
+        python = shutil.which(f"python{version}")
+        if python is None or subprocess.run([python, "-V"], check=False).returncode != 0:
+            continue
+        environment = tmp_path / version
+        run([python, "-m", "venv", str(environment)], tmp_path)
+        inner = str(environment / "bin" / "python")
+        pip = (inner, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+        run([*pip, str(wheel), "pytest", "trio"], tmp_path)
+        said = run(
+            [inner, "-W", "error", "-m", "pytest", "-q", "test_inboxes.py", "test_paging.py"],
+            clients / "python" / "tests",
+            RELAY_URL=relay.run["http"],
+            RELAY_TOKEN=relay.run["admin_token"],
+        )
+        assert re.search(r"^\d+ passed in", said, re.MULTILINE), said
+        tried.append(version)
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in tried
 
 
 PLAYWRIGHT = """\
