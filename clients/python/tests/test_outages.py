@@ -28,14 +28,14 @@ def _waits(url: str, tell: Tell) -> None:
     with Relay(url, token="") as relay, relay.inbox() as inbox:
         tell(inbox.address)
         tell(str(inbox.wait("Reset", timeout=60.0).subject))
-        inbox.wait("Other", timeout=8.0)
+        inbox.wait("Other", timeout=12.0)
 
 
 async def _waits_async(url: str, tell: Tell) -> None:
     async with AsyncRelay(url, token="") as relay, relay.inbox() as inbox:
         tell(inbox.address)
         tell(str((await inbox.wait("Reset", timeout=60.0)).subject))
-        await inbox.wait("Other", timeout=8.0)
+        await inbox.wait("Other", timeout=12.0)
 
 
 _WAITERS: list[Callable[[str, Tell], None]] = [

@@ -16,7 +16,8 @@ const relay = new Relay({ url: process.argv[2], token: "" });
 const inbox = await relay.inbox();
 console.log(inbox.address);
 console.log((await inbox.wait({ subject: "Reset", timeout: 60_000 })).subject);
-await inbox.wait({ subject: "Other", timeout: 8_000 }).catch((error) => console.log(String(error)));
+const other = inbox.wait({ subject: "Other", timeout: 12_000 });
+await other.catch((error) => console.log(String(error)));
 process.exit();
 """
 
