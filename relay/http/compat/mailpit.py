@@ -4,7 +4,8 @@ Promises
   * Paths, values, JSON and statuses are those that Mailpit documents, errors are plain texts with
     its statuses; docs/switching.md says what differs, and what of its clients passes.
   * Whoever calls sees and changes their own mail, the administrator all that there is.
-  * A body that cannot be read changes nothing.  (Mailpit deletes everything then.)
+  * A body that cannot be read changes nothing.  (Mailpit deletes everything then.)  Nor does a
+    search that looks for nothing.
 
 Fails with 400 and a sentence for what Mailpit does and this relay does not: SpamAssassin, tables of
 what mail clients support, thumbnails, sending by this way.
@@ -167,7 +168,7 @@ def register(api: Api) -> None:
 
     @api.add("DELETE", f"{API}/search", compat("mailpitDeleteFound", "send", query=OfSearch))
     async def delete_found(call: Call) -> Response:
-        criteria, reach = _criteria(call.query), reach_of(call)
+        criteria, reach = _meant(_criteria(call.query)), reach_of(call)
         await callers.change_found(call, lambda: mails.delete_found(reach, criteria))
         return text(OK)
 
@@ -186,7 +187,7 @@ def register(api: Api) -> None:
         if ids:
             await callers.change(call, lambda: mails.change(reach, ids, change))
         elif searched.strip():
-            criteria = parse(searched, call.query.tz)
+            criteria = _meant(parse(searched, call.query.tz))
             await callers.change_found(call, lambda: mails.change_found(reach, criteria, change))
         else:
             await callers.change_found(call, lambda: deps.all_messages.change(reach, (), change))
@@ -393,6 +394,13 @@ def _criteria(query: OfSearch | SearchQuery) -> Criteria:
     if not query.query.strip():
         raise bad("Error: no search query")
     return parse(query.query, query.tz)
+
+
+def _meant(criteria: Criteria) -> Criteria:
+    """The same, for what is to be changed: a search that looks for nothing would find all."""
+    if criteria == EVERYTHING:
+        raise bad("query: there is nothing in it to look for.")
+    return criteria
 
 
 def _tag(given: str) -> str:

@@ -144,7 +144,8 @@ async def test_each_key_sees_changes_and_deletes_its_own(house: House):
 
 
 async def test_what_cannot_be_read_changes_nothing(house: House):
-    """Where Mailpit would take it for everything: bad JSON, wrong types, unknown parameters."""
+    """Where Mailpit would take it for everything: bad JSON, wrong types, unknown parameters, and
+    searches that look for nothing."""
     address, _ = await house.mailbox()
     mail = str(await house.deliver(address, letter()))
     for method, path, content in (
@@ -154,6 +155,10 @@ async def test_what_cannot_be_read_changes_nothing(house: House):
         ("DELETE", "messages?query=nothing", b""),
         ("DELETE", "search", b""),
         ("DELETE", "search?query=before:soon", b""),
+        ("DELETE", "search?query=%22%22", b""),
+        ("DELETE", "search?query=%00", b""),
+        ("DELETE", "search?query=***%20-", b""),
+        ("PUT", "messages", b'{"Read": true, "Search": "-"}'),
         ("PUT", "messages", b'{"Read": "yes"}'),
         ("PUT", "messages", b'{"IDs": ["x"], "Search": "x"}'),
         ("PUT", "tags", b'{"IDs": [1]}'),
