@@ -124,7 +124,8 @@ async def test_only_what_is_within_reach_is_shown_or_changed(world: World) -> No
 async def test_what_is_looked_at_is_looked_at_in_steps_beside_the_loop(world: World) -> None:
     """Each mail once, however its messages fall into steps; when the time is over, with what was
     found: whoever searches holds up nobody."""
-    sent = [(await world.send("abc"))[0] for _ in range(40)]
+    # Of other lengths: what is alike and came within a millisecond might be taken for one mail.
+    sent = [(await world.send("abc", RAW + b"x" * number))[0] for number in range(40)]
     threads: set[int] = set()
 
     def keep(mail: Mail) -> bool:
