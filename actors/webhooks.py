@@ -6,7 +6,8 @@ Promises
     and so is a URL that cannot be posted to.
   * At least once: between an answer and its commit the same event may be posted again; receivers
     know it by its id.
-  * A receiver that hangs holds a few places for one deadline; the others do not notice.
+  * A receiver that hangs holds a few places for one deadline; the others do not notice.  Nor do
+    other owners notice one all of whose receivers hang: a quarter of the places is not for one.
   * A message is a reason to look; `SweepNow` one to forget what is past its time, too.
   * Draining: posts under way end (each has its deadline), nothing new is claimed.
 
@@ -23,6 +24,7 @@ import random
 from collections import Counter
 from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 import prometheus_client
 import psycopg
@@ -116,7 +118,8 @@ class _Posting:
         self._rng = rng
         self._bell = trio.Event()
         self._stopping = False
-        self._under_way: Counter[str] = Counter()
+        self._under_way: Counter[str] = Counter()  # by receiver
+        self._of_owners: Counter[UUID] = Counter()
         self._forget_at = -math.inf
         self._outage = Outage(longest=SWEEP_EVERY, rng=rng)
 
@@ -149,7 +152,10 @@ class _Posting:
             if self._ctx.paused or room <= 0:
                 continue  # resuming and each post's end ring the bell
             try:
-                events, at = await self._webhooks.claim(room, _LEASE, self._under_way)
+                each = self._concurrency - self._concurrency // 4
+                events, at = await self._webhooks.claim(
+                    room, _LEASE, self._under_way, self._of_owners, each
+                )
                 if len(events) < room:
                     soon = await self._webhooks.next_due(at)
                     # Below 0: what was not due when it was claimed became so meanwhile.
@@ -162,6 +168,7 @@ class _Posting:
             self._outage.over()
             for event in events:
                 self._under_way[event.origin] += 1
+                self._of_owners[event.signer] += 1
                 posts.start_soon(self._tell, event)
 
     async def _forget(self) -> None:
@@ -189,6 +196,9 @@ class _Posting:
             self._under_way[event.origin] -= 1
             if not self._under_way[event.origin]:
                 del self._under_way[event.origin]
+            self._of_owners[event.signer] -= 1
+            if not self._of_owners[event.signer]:
+                del self._of_owners[event.signer]
             self.look()
 
     async def _post(self, event: Event) -> None:

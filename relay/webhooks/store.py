@@ -3,7 +3,8 @@
 Promises
 - An event is told at least once: it is deleted when its receiver has answered, and whoever has
   lost its lease changes nothing.  Receivers know a repetition by its id.
-- Of each receiver (scheme, host and port) a few events are claimed at once, whatever waits.
+- Of each receiver (scheme, host and port) a few events are claimed at once, whatever waits; and of
+  each owner, whose receivers may be many, no more than the caller says, in turn with others'.
 
 Crash safety: which row exists in which state, and what a kill leaves
 
@@ -148,12 +149,19 @@ class Webhooks:
     # What is to be told ---------------------------------------------------------------------------
 
     async def claim(
-        self, count: int, lease: float, busy: Mapping[str, int]
+        self,
+        count: int,
+        lease: float,
+        busy: Mapping[str, int],
+        owners: Mapping[UUID, int] | None = None,
+        each: int | None = None,
     ) -> tuple[Sequence[Event], datetime]:
         """Lease up to `count` due events for `lease` seconds; `busy`: posts under way by origin.
 
+        `owners`: likewise by signer; `each`: how many one may have at once, None: any number.
         Returns them, and the instant by which they were due.
         """
+        owners = owners or {}
         rows = await self._pool.fetch(
             """
             WITH RECURSIVE origins AS (
@@ -175,10 +183,10 @@ class Webhooks:
                 WHERE o.origin IS NOT NULL
                   AND COALESCE(b.posts, 0) < %(most)s
             ), due AS MATERIALIZED (
-                SELECT n.id, n.run_at
+                SELECT n.id, n.run_at, n.signer
                 FROM room r
                 CROSS JOIN LATERAL (
-                    SELECT e.id, e.run_at
+                    SELECT e.id, e.run_at, e.signer
                     FROM relay.webhook_events e
                     WHERE e.origin = r.origin
                       AND e.run_at <= now()
@@ -186,8 +194,19 @@ class Webhooks:
                     LIMIT r.posts
                     FOR NO KEY UPDATE SKIP LOCKED
                 ) n
+            ), ranked AS (
+                SELECT d.id, d.run_at,
+                       COALESCE(b.posts, 0)
+                       + row_number() OVER (PARTITION BY d.signer ORDER BY d.run_at) AS place
+                FROM due d
+                LEFT JOIN unnest(%(signers)s::uuid[], %(of_signers)s::integer[])
+                    AS b (signer, posts) ON b.signer = d.signer
             ), picked AS MATERIALIZED (
-                SELECT id FROM due ORDER BY run_at LIMIT %(count)s
+                SELECT id
+                FROM ranked
+                WHERE place <= COALESCE(%(each)s::integer, place)
+                ORDER BY place, run_at
+                LIMIT %(count)s
             ), claimed AS (
                 UPDATE relay.webhook_events e
                 SET token = e.token + 1,
@@ -206,6 +225,9 @@ class Webhooks:
                 "most": PER_RECEIVER,
                 "origins": list(busy),
                 "posts": list(busy.values()),
+                "signers": list(owners),
+                "of_signers": list(owners.values()),
+                "each": each,
                 "count": count,
                 "lease": lease,
             },

@@ -3,11 +3,11 @@
 import json
 import random
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import structlog
@@ -291,13 +291,36 @@ async def test_a_receiver_that_hangs_delays_no_other(pool: Pool, keyring: Keyrin
         await Webhooks(pool).put(ADMINISTRATOR_ID, stuck.url, KINDS)
         addresses = [f"u{number}@example.org" for number in range(count)]
         await finish(pool, Cause.DELIVERED, *addresses)
-        async with at_work(pool, keyring, timeout=2.0, concurrency=PER_RECEIVER + 1):
+        async with at_work(pool, keyring, timeout=2.0, concurrency=2 * PER_RECEIVER):
             await stuck.wait_for(PER_RECEIVER)
             await Webhooks(pool).put(ADMINISTRATOR_ID, quick.url, KINDS)
             await finish(pool, Cause.DELIVERED, *addresses)
             await quick.wait_for(count)
             assert stuck.most == PER_RECEIVER
     assert len({event["id"] for event in quick.events()}) == count
+
+
+async def test_what_hangs_of_one_owner_holds_up_no_other_owner(pool: Pool, keyring: Keyring):
+    """However many receivers that owner has: places are left for others."""
+    other = uuid4()
+    async with AsyncExitStack() as stack:
+        stuck = [await stack.enter_async_context(receiving(*[None] * 8)) for _ in range(5)]
+        quick = await stack.enter_async_context(receiving())
+        for one in stuck:
+            await Webhooks(pool).put(ADMINISTRATOR_ID, one.url, KINDS)
+        await Webhooks(pool).put(other, quick.url, KINDS)
+        await finish(pool, Cause.DELIVERED, *(f"u{number}@example.org" for number in range(8)))
+        async with at_work(pool, keyring, timeout=20.0):
+            await eventually(
+                lambda: sum(one.open for one in stuck),
+                "most places are taken",
+                until=lambda posts: posts >= 2 * PER_RECEIVER,
+            )
+            node = Node(pool)
+            await put(pool, "ada@example.net", owner=other)
+            await node.finish(await node.claim())
+            with trio.fail_after(10):
+                await quick.wait_for(1)
 
 
 async def test_a_lost_lease_changes_nothing(pool: Pool):
