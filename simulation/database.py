@@ -39,6 +39,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
+import structlog
 import trio
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
@@ -190,6 +191,7 @@ class Database:
         self._orphans: set[int] = set()
         self._notifying: set[int] = set()  # descriptors whose transactions notify at their end
         self._down = False
+        self._awaited: dict[str, tuple[trio.Event, list[str]]] = {}
         self.latency = (0.0002, 0.002)
         self.statements = 0
 
@@ -297,11 +299,22 @@ class Database:
     async def _be_late(self) -> None:
         """Take the time that an answer takes to whoever's turn it is, if it can come at all."""
         here = host_of(NODE.get())
+        actor = structlog.contextvars.get_contextvars().get("actor")
+        if actor in self._awaited:
+            answered, nodes = self._awaited.pop(actor)
+            nodes.append(here)
+            answered.set()
         await trio.sleep(self._rng.uniform(*self.latency))
         while self._network.is_parted(here, HOST):
             await self._network.wait_healed()
         self._world.check_alive()
         self._before_sending()  # the next statement, without anybody's turn in between
+
+    async def wait_answer(self, actor: str) -> str:
+        """Wait until an answer is on its way to such an actor; returns its node."""
+        answered, nodes = self._awaited.setdefault(actor, (trio.Event(), []))
+        await answered.wait()
+        return nodes[0]
 
     async def _wait_notified(self, fileno: int, conn: Any) -> None:
         if fileno not in self._listeners or self._listeners[fileno].conn is not conn:

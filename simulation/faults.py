@@ -10,7 +10,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import trio
 
@@ -26,8 +26,15 @@ KINDS = ("kill", "freeze", "partition", "cut", "database", "clock", "peer")
 PLANNED = ("failover", "disk")
 """What `relay simulate` has names for, and cannot do yet."""
 
-_EVERY = 90.0  # seconds between two faults on average
+_EVERY = 60.0  # seconds between two faults on average
 _IDLE = 60.0  # seconds after which nobody is waited for to speak to a node
+_SPEAKERS = ("", "client", "program", "pusher", "device", "upstream", "hooks")
+"""Who speaks to the relay, and who has just got something from it."""
+_ACTORS = (
+    "claimer", "collector", "control", "device_store", "devices", "sender", "summariser",
+    "ticker", "webhooks", "writer",
+)  # fmt: skip
+"""Those that say something to the database that would matter if it was cut off there."""
 _LASTS = {
     "kill": (0.5, 30.0),  # until the node is started again
     "freeze": (0.5, 150.0),  # beyond a lease of a minute, at times
@@ -51,8 +58,13 @@ class Fault:
     size: float = 0.0
     """Of a clock's step, in seconds; of a cut, the share of connections."""
     amid: float = 0.0
-    """Seconds after somebody next speaks to the node, or to any (0: at once): most of the time
-    there is nothing to break."""
+    """Seconds after the node, or any, is next spoken to (0: at once): most of the time there is
+    nothing to break."""
+    whose: str = ""
+    """By whom, then ("": by anybody); or, with `answers`, the actor that is to be hit."""
+    answers: int = 0
+    """So many answers of the database to that actor are waited for, and then `amid`: whoever had
+    the last of them is the node."""
 
 
 def plan(
@@ -77,10 +89,16 @@ def plan(
             size = rng.choice((0.2, 1.0))
         if kind in {"database", "peer"}:
             node = ""
-        amid = 0.0
-        if kind in {"kill", "freeze", "partition", "cut", "database"} and rng.random() < 0.7:
-            amid = round(rng.uniform(0.001, 0.03), 6)
-        faults.append(Fault(round(at, 3), kind, node, other, lasts, size, amid))
+        amid, whose, answers = 0.0, "", 0
+        if kind in {"kill", "freeze", "partition", "cut", "database"}:
+            how = rng.random()
+            if how < 0.35:
+                whose = rng.choice(_SPEAKERS)
+                amid = round(rng.choice((0.002, 0.01, 0.03)) * (0.01 + rng.random()), 6)
+            elif how < 0.8:
+                amid, whose = round(rng.choice((0.0, 0.002)) * rng.random(), 6), rng.choice(_ACTORS)
+                answers = rng.randint(1, 4)
+        faults.append(Fault(round(at, 3), kind, node, other, lasts, size, amid, whose, answers))
     return faults
 
 
@@ -123,14 +141,21 @@ class Injector:
                 nursery.start_soon(self._do, fault)
 
     async def _do(self, fault: Fault) -> None:
-        if fault.amid:
+        if fault.answers:
             with trio.move_on_after(_IDLE):
-                await self._around.wait_busy(fault.node)
+                await self._around.wait_busy("", "")
+                for _ in range(fault.answers):
+                    node = await self._database.wait_answer(fault.whose)
+                    fault = replace(fault, node=node if fault.node else "")
+            await trio.sleep(fault.amid)
+        elif fault.amid:
+            with trio.move_on_after(_IDLE):
+                await self._around.wait_busy(fault.node, fault.whose)
             await trio.sleep(fault.amid)
         if fault.kind == "database" and self._database.is_down:
             return
         began = self._world.now()
-        trouble = Trouble(fault.kind, began, began + fault.lasts)
+        trouble = Trouble(fault.kind, began, began + fault.lasts, fault.node, fault.other)
         self._history.troubles.append(trouble)
         self._world.tell("fault.began", kind=fault.kind, of=fault.node, other=fault.other)
         await getattr(self, f"_do_{fault.kind}")(fault)

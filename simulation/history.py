@@ -6,6 +6,7 @@ Whoever stands outside the relay writes here: a client that was told 250, a prog
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -52,6 +53,8 @@ class Copy:
     recipient: str
     at: float
     told: bool = True
+    node: str = ""
+    """Who brought it."""
 
 
 @dataclass
@@ -71,6 +74,34 @@ class Trouble:
     kind: str
     began: float
     ended: float
+    node: str = ""
+    """Whom it was at; "": everybody."""
+    other: str = ""
+    """Of a partition: the other side."""
+
+    def at_work(self, began: float, ended: float) -> bool:
+        """Whether it was, at any time between two instants."""
+        return self.began <= ended and began <= self.ended
+
+
+_LEASE_AND_COMMIT = 75.0  # seconds
+_HELD = 160.0  # seconds for which what was sent may be under way: the longest fault
+
+
+def _spans(
+    trouble: Trouble, first: Copy, second: Copy, until: float
+) -> Iterator[tuple[float, float]]:
+    """Yield the times at which a trouble would excuse the second copy."""
+    match trouble.kind:
+        case "kill" | "freeze" | "partition" | "cut" if trouble.node == first.node:
+            yield first.at - 1.0, until
+        case "peer":
+            yield first.at - _LEASE_AND_COMMIT, first.at + 1.0
+    if trouble.kind in {"freeze", "partition"} and trouble.node == second.node:
+        yield second.at - _HELD, second.at
+    # Who delivers it has it in hand while it waits for the database, as long as its lease lasts.
+    if trouble.kind == "database" and trouble.ended - trouble.began > _LEASE_AND_COMMIT:
+        yield first.at - 1.0, until
 
 
 @dataclass
@@ -87,12 +118,29 @@ class History:
     blobs: dict[str, Blob] = field(default_factory=dict)
     received: dict[str, list[float]] = field(default_factory=dict)
     """Blobs that their device got, by marker: when."""
+    acknowledged: dict[str, float] = field(default_factory=dict)
+    """Blobs that their device acknowledged, by marker: when."""
     told: list[str] = field(default_factory=list)
     """Messages that somebody was told of, and said so."""
     shown_late: list[str] = field(default_factory=list)
     """What was shown of a mailbox after its end."""
     troubles: list[Trouble] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    """What took long although nothing was wrong: a sentence each."""
+
+    def excused(self, first: Copy, second: Copy) -> bool:
+        """Whether a second copy of a message may be: its answer was lost, whoever brought the first
+        was gone or held up before it could put that down, or the lease had run out under somebody.
+
+        A database that is away for less than a lease is no excuse: an outcome waits for it.
+        """
+        until = min(second.at, first.at + _LEASE_AND_COMMIT)
+        return not first.told or any(
+            each.at_work(*span)
+            for each in self.troubles
+            for span in _spans(each, first, second, until)
+        )
 
     def troubled(self, began: float, ended: float) -> bool:
         """Whether a fault was at work at any time between two instants."""
-        return any(each.began <= ended and began <= each.ended for each in self.troubles)
+        return any(each.at_work(began, ended) for each in self.troubles)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import pairwise
+from math import inf
 
 from simulation.database import Database
-from simulation.history import Answer, History
+from simulation.history import Answer, Copy, History
 
 SETTLES_WITHIN = 3600.0
 """Virtual seconds, without faults, after which everything has come to rest."""
-_EXCUSE = 75.0  # seconds after a copy in which trouble excuses another: a lease and its commit
 
 
 def unsettled(database: Database) -> dict[str, int]:
@@ -43,6 +43,7 @@ def violations(database: Database, history: History, now: float) -> list[str]:
         *_accounts(database, history),
         *_blobs(history),
         *_told(history, now),
+        *history.late,
     ]
 
 
@@ -110,9 +111,9 @@ def _outbound(database: Database, history: History) -> list[str]:
     for subject, _, status, _ in rows:
         states[subject].append(status)
     found += [f"{id_}: is in the queue {n} times" for id_, n in ids.items() if n > 1]
-    copies: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    copies: dict[str, list[Copy]] = defaultdict(list)
     for copy in history.copies:
-        copies[copy.marker or copy.recipient].append((copy.at, copy.told))
+        copies[copy.marker or copy.recipient].append(copy)
     for marker, answer in history.sends.items():
         seen = copies[marker]
         status = states.get(marker, [])
@@ -129,9 +130,12 @@ def _outbound(database: Database, history: History) -> list[str]:
         if status == ["held"] and not history.troubles:
             found.append(f"{marker}: held, and nothing was wrong")
     for what, seen in copies.items():
-        for (at, told), (again, _) in pairwise(sorted(seen)):
-            if told and not history.troubled(at - 1.0, min(again, at + _EXCUSE)):
-                found.append(f"{what}: sent at {at:.3f} and again at {again:.3f}, without excuse")
+        for one, two in pairwise(sorted(seen, key=lambda copy: copy.at)):
+            if not history.excused(one, two):
+                found.append(
+                    f"{what}: sent at {one.at:.3f} by {one.node} and again at {two.at:.3f} "
+                    f"by {two.node}, without excuse"
+                )
     return found
 
 
@@ -159,8 +163,10 @@ def _blobs(history: History) -> list[str]:
             found.append(f"{blob.marker}: acknowledged, and its device never got it")
         if blob.answer is Answer.REFUSED and seen:
             found.append(f"{blob.marker}: refused, and its device got it")
-        if len(seen) > 1 and not history.troubled(seen[0] - 1.0, seen[-1]):
-            found.append(f"{blob.marker}: delivered {len(seen)} times, without excuse")
+        said = history.acknowledged.get(blob.marker, inf)
+        again = [at for at in seen if at > said + 0.1]
+        if again and not history.troubled(said - 1.0, again[-1]):
+            found.append(f"{blob.marker}: delivered after it was acknowledged, without excuse")
     return found
 
 

@@ -1,7 +1,8 @@
 """One simulation, from its seed to its verdict.
 
 The hours asked for are lived with faults and work; then both end, nodes are started again, links
-healed, and the relay has `judge.SETTLES_WITHIN` to come to rest.  Then the judge looks.
+healed, and the relay has `judge.SETTLES_WITHIN` to come to rest.  Then every node is asked for all
+it does, which is to be done at once, and the judge looks.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ async def simulate(
         around.stopped.set()
         world.tell("faults.over")
         left = await _settle(database)
+        if not left:
+            await workload.probe(around)
+            left = await _settle(database)
         outcome.virtual_seconds = round(world.now(), 3)
         if left:
             text = ", ".join(f"{count} {what}" for what, count in left.items())
@@ -120,7 +124,7 @@ def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
         nursery.start_soon(workload.mail_client, around, f"client{number}", 30.0)
     for number in range(1, 3):
         nursery.start_soon(workload.program, around, f"program{number}", 20.0)
-    nursery.start_soon(workload.pusher, around, "pusher", 60.0, devices)
+    nursery.start_soon(workload.pusher, around, "pusher", 30.0, devices)
     for number, key in enumerate(devices, 1):
         nursery.start_soon(workload.device, around, f"device{number}", key, 30.0)
 

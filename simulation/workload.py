@@ -22,6 +22,10 @@ from simulation.world import EPOCH, NODE, World
 HOOKS = "hooks.example"
 """The host of whoever is told of mail."""
 
+SOON = 1.0
+"""Virtual seconds in which what was accepted is delivered, when nothing is wrong."""
+PROBES = 3
+"""How often each node is asked for that."""
 _PATIENCE = 60.0  # seconds for an answer
 _BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 _MARKER = re.compile(rb"^Subject: (M-[\w-]+)", re.MULTILINE)
@@ -41,19 +45,24 @@ class Around:
         self.peers_fail = 0
         """Faults for which the server in front misbehaves now."""
         self._numbers = 0
-        self._busy: dict[str, trio.Event] = {}
+        self._busy: dict[tuple[str, str], trio.Event] = {}
 
     def choose(self, rng: Any) -> str:
         """Return the host to speak to now."""
         host: str = rng.choice(self.hosts)
-        for name in (host, ""):
-            if name in self._busy:
-                self._busy.pop(name).set()
+        self.busy(host)
         return host
 
-    async def wait_busy(self, host: str) -> None:
-        """Wait until somebody is about to speak to a host; "": to any."""
-        await self._busy.setdefault(host, trio.Event()).wait()
+    def busy(self, host: str) -> None:
+        """Say that whoever's turn it is speaks to a host, or has just got something from it."""
+        who = NODE.get().rstrip("0123456789")
+        for key in ((host, who), (host, ""), ("", who), ("", "")):
+            if key in self._busy:
+                self._busy.pop(key).set()
+
+    async def wait_busy(self, host: str, who: str) -> None:
+        """Wait until somebody (`who`: of that kind) is busy with a host; "": with any."""
+        await self._busy.setdefault((host, who), trio.Event()).wait()
 
     def marker(self, kind: str) -> str:
         """Return a word that stands in one message only."""
@@ -265,7 +274,7 @@ async def program(around: Around, name: str, mean: float) -> None:
     rng = around.world.rng(name)
     while await around.pause(rng, mean):
         host = around.choose(rng)
-        if rng.random() < 0.25:
+        if rng.random() < 0.4:
             email = f"{around.marker('acc').lower()}@people.example"
             answer = await _ask(
                 around, host, "/api/v1/accounts", {"email": email, "login": email}, 201
@@ -309,12 +318,12 @@ async def upstream(
         task_status.started()
         while True:
             await trio.lowlevel.wait_readable(listener)
-            sock, _ = around.network.accept(listener)
+            sock, peer = around.network.accept(listener)
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-            nursery.start_soon(_serve, around, stream)
+            nursery.start_soon(_serve, around, stream, peer[0])
 
 
-async def _serve(around: Around, stream: trio.SocketStream) -> None:
+async def _serve(around: Around, stream: trio.SocketStream, peer: str) -> None:
     """One connection; what fails is chosen by chance, at any step."""
     rng = around.world.rng("upstream")
 
@@ -359,7 +368,7 @@ async def _serve(around: Around, stream: trio.SocketStream) -> None:
                     lines = []
                     while (line := await talk.line()) != b".":
                         lines.append(line)
-                    await _took(around, talk, recipient, b"\n".join(lines), misbehave)
+                    await _took(around, talk, peer, recipient, b"\n".join(lines), misbehave)
                     recipient = ""
                 else:
                     await talk.say(b"250 ok\r\n")
@@ -370,13 +379,14 @@ async def _serve(around: Around, stream: trio.SocketStream) -> None:
 async def _took(
     around: Around,
     talk: _Talk,
+    peer: str,
     recipient: str,
     raw: bytes,
     misbehave: Callable[[str], Any],
 ) -> None:
     found = _MARKER.search(raw)
     marker = found.group(1).decode() if found else ""
-    copy = Copy(marker, recipient, around.world.now(), told=False)
+    copy = Copy(marker, recipient, around.world.now(), told=False, node=peer)
     refusal = None
     lost = around.peers_fail > 0 and around.world.rng("upstream").random() < 0.03
     if lost:
@@ -388,6 +398,7 @@ async def _took(
         if refusal is None:  # it is kept, whether or not anybody is told
             around.history.copies.append(copy)
             around.world.tell("message.delivered", marker=marker, recipient=recipient)
+            around.busy(peer)
     await talk.say(refusal or b"250 ok\r\n")
     copy.told = True
 
@@ -402,12 +413,12 @@ async def hooks(
         task_status.started()
         while True:
             await trio.lowlevel.wait_readable(listener)
-            sock, _ = around.network.accept(listener)
+            sock, peer = around.network.accept(listener)
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-            nursery.start_soon(_be_told, around, stream)
+            nursery.start_soon(_be_told, around, stream, peer[0])
 
 
-async def _be_told(around: Around, stream: trio.SocketStream) -> None:
+async def _be_told(around: Around, stream: trio.SocketStream, peer: str) -> None:
     rng = around.world.rng("hooks")
     async with stream:
         talk = _Talk(stream)
@@ -432,8 +443,60 @@ async def _be_told(around: Around, stream: trio.SocketStream) -> None:
                 marker = told["data"]["subject"]
                 around.history.told.append(marker)
                 around.world.tell("hook.told", marker=marker)
+                around.busy(peer)
         except (*_BROKEN, ValueError):
             return
+
+
+# ------------------------------------------------------------------------------- when all is well
+
+
+async def probe(around: Around) -> None:
+    """When nothing is wrong any more: ask each node for everything a few times, and put down what
+    it refuses or takes long for.  A sweep would find the same, but rarely that soon."""
+    NODE.set("probe")
+    rng = around.world.rng("probe")
+    history = around.history
+    for host in list(around.hosts) * PROBES:
+        email = f"{around.marker('acc').lower()}@people.example"
+        answer = await _ask(around, host, "/api/v1/accounts", {"email": email, "login": email}, 201)
+        history.accounts[email] = answer
+        await _soon(around, email, answer, lambda: {copy.recipient for copy in history.copies})
+
+        marker = around.marker("out")
+        body = {"from": f"shop@{DOMAIN}", "to": ["probe@one.example"], "subject": marker}
+        answer = await _ask(around, host, "/api/v1/messages/send", body | {"text": "Soon."}, 202)
+        history.sends[marker] = answer
+        await _soon(around, marker, answer, lambda: {copy.marker for copy in history.copies})
+
+        hook = f"http://{HOOKS}/arrived"
+        status, made = await call(
+            around, host, "POST", "/api/v1/mailboxes", {"ttl_minutes": 10_000, "webhook_url": hook}
+        )
+        if status != 201:
+            history.late.append(f"{host}: nothing is wrong, and a mailbox is refused with {status}")
+            continue
+        history.mailboxes.append(Mailbox(made["address"], _virtual(made["expires_at"]), tells=True))
+        marker = around.marker("in")
+        raw = f"To: <{made['address']}>\r\nSubject: {marker}\r\n\r\nSoon.\r\n".encode()
+        mail = history.mail[marker] = Mail(marker, made["address"], raw, around.world.now())
+        mail.answer, _ = await _hand_in(around, rng, mail)
+        await _soon(around, marker, mail.answer, lambda: set(history.told))
+
+
+async def _soon(around: Around, what: str, answer: Answer, seen: Callable[[], set[str]]) -> None:
+    """Wait until something is seen, and put down if it was refused or is late."""
+    began = around.world.now()
+    if answer is not Answer.KEPT:
+        around.history.late.append(f"{what}: nothing is wrong, and the answer is {answer}")
+        return
+    with trio.move_on_after(SOON):
+        while what not in seen():  # noqa: ASYNC110 - virtual time, of many sources
+            await trio.sleep(0.05)
+    took = around.world.now() - began
+    around.world.tell("probe.took", what=what, seconds=round(took, 2))
+    if what not in seen():
+        around.history.late.append(f"{what}: nothing is wrong, and it takes over {SOON:g} s")
 
 
 # ------------------------------------------------------------------------------------------ devices
@@ -489,13 +552,13 @@ async def pusher(around: Around, name: str, mean: float, devices: Sequence[Any])
 
 async def device(around: Around, name: str, key: Any, mean: float) -> None:
     """Be a device: come now and then, take what there is, acknowledge most of it."""
-    from relay.devices import wire
     from relay.devices.noise import XX, Handshake
 
     NODE.set(name)
     rng = around.world.rng(name)
     while True:
         await trio.sleep(rng.expovariate(1 / mean))
+        said: dict[str, float] = {}
         try:
             stream = await around.network.open_tcp_stream(around.choose(rng), RECEIVE)
             async with stream:
@@ -503,17 +566,32 @@ async def device(around: Around, name: str, key: Any, mean: float) -> None:
                 with trio.fail_after(_PATIENCE):
                     await session.shake(Handshake(XX, initiator=True, static=key))
                 with trio.move_on_after(rng.uniform(1.0, 120.0)):
-                    while True:
-                        kind, body = await session.frame()
-                        if kind == wire.DELIVER:
-                            marker = body[8:].decode()
-                            around.history.received.setdefault(marker, []).append(
-                                around.world.now()
-                            )
-                            around.world.tell("blob.delivered", marker=marker)
-                            await session.send(wire.deliver_ack(wire.number(body)))
+                    await _take_blobs(around, rng, session, said)
         except _BROKEN:
+            pass
+        # What it said in its last moment may not have arrived.
+        for marker, at in said.items():
+            if at < around.world.now() - 0.1:
+                around.history.acknowledged.setdefault(marker, at)
+
+
+async def _take_blobs(around: Around, rng: Any, session: _Noise, said: dict[str, float]) -> None:
+    """Take blobs until the device is gone; `said`: what it has acknowledged, and when."""
+    from relay.devices import wire
+
+    while True:
+        kind, body = await session.frame()
+        if kind != wire.DELIVER:
             continue
+        marker = body[8:].decode()
+        around.history.received.setdefault(marker, []).append(around.world.now())
+        around.world.tell("blob.delivered", marker=marker)
+        if rng.random() < 0.3:  # it is slow to store it
+            await trio.sleep(rng.uniform(0.0, 20.0))
+        await session.send(wire.deliver_ack(wire.number(body)))
+        said[marker] = around.world.now()
+        if rng.random() < 0.2:  # and may be gone before it reads the next
+            return
 
 
 def around_key(around: Around) -> bytes:
