@@ -154,13 +154,16 @@ class Postfix:
         deadline = time.monotonic() + 10
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+                # Until it greets: it listens before it has set up its signals, and the one of
+                # `release` would end it.
+                with socket.create_connection(("127.0.0.1", self.port), timeout=5) as probe:
+                    if probe.recv(3) == b"220":
+                        return
             except OSError:
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError("Postfix does not start") from None
-                time.sleep(0.05)
-            else:
-                return
+                pass
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("Postfix does not start")
+            time.sleep(0.05)
 
     def release(self) -> None:
         """Let it deliver what waits."""
