@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.test_our_own import supported
+from tests.clients.own_suite import pythons
 from tests.dist import ROOT, build, uncommitted
 from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
@@ -176,7 +176,7 @@ def test_the_client_works_on_every_python_that_is_here(relay: RelayProcess, tmp_
     shutil.copy(ROOT / "clients" / "cases.json", clients)
     shutil.copytree(ROOT / "clients" / "python" / "tests", clients / "python" / "tests")
     tried = []
-    for version in supported():
+    for version in pythons():
         python = shutil.which(f"python{version}")
         if python is None or subprocess.run([python, "-V"], check=False).returncode != 0:
             continue

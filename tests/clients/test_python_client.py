@@ -1,0 +1,50 @@
+"""The Python client: its own tests, and its types."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients import own_suite
+from tests.npm import node_modules
+
+PYRIGHT = Path(__file__).parent / "pyright"
+
+
+@pytest.mark.timeout(own_suite.TIMEOUT)
+def test_it_passes_its_own_tests() -> None:
+    """As `make test-clients` runs them."""
+    own_suite.passes("python")
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize("version", [own_suite.pythons()[0], own_suite.pythons()[-1]])
+def test_pyright_finds_nothing(version: str) -> None:
+    """As strict as it gets, for the oldest Python and the newest; so does mypy in `make check`."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    pyright = node_modules(PYRIGHT) / "pyright" / "index.js"
+    done = subprocess.run(
+        [
+            *(
+                node,
+                pyright,
+                "--project",
+                own_suite.CLIENTS / "python",
+                "--pythonpath",
+                sys.executable,
+            ),
+            *("--pythonversion", version),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "0 errors" in done.stdout
