@@ -240,15 +240,13 @@ class Embedded:
             )
 
     async def _make_database(self) -> None:
-        conn = await connect(make_conninfo(self.dsn, dbname="postgres"))
         try:
-            found = await conn.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE])
-            if not found.rowcount:
-                await conn.execute(f"CREATE DATABASE {DATABASE}")
+            async with await connect(make_conninfo(self.dsn, dbname="postgres")) as conn:
+                found = await conn.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE])
+                if not found.rowcount:
+                    await conn.execute(f"CREATE DATABASE {DATABASE}")
         except psycopg.Error as error:
             raise DatabaseUnavailable(f"the embedded database cannot be made: {error}") from error
-        finally:
-            await conn.close()
 
     async def _answers(self, process: trio.Process) -> None:
         """Wait until the server says "ready" in its lock file (as pg_ctl does), or has ended."""

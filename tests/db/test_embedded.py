@@ -198,6 +198,15 @@ async def test_an_initdb_that_fails_is_said_in_one_sentence(tmp_path):
     assert server.cluster.version is None
 
 
+async def test_a_server_that_lets_nobody_in_is_unavailable(server):
+    """Started, but not to be asked for the database: an outage, with PostgreSQL's own reason."""
+    async with running(server):
+        pass
+    (server.cluster.data / "pg_hba.conf").write_text("local all all reject\n")
+    with pytest.raises(DatabaseUnavailable, match=r"cannot be made: .*rejects connection"):
+        await server.run(trio.lowlevel.checkpoint, trio.Event())
+
+
 def test_a_cluster_is_begun_without_what_takes_long_to_load():
     """Neither Trio nor psycopg, so that initdb works while they are loaded."""
     script = (
