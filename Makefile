@@ -50,12 +50,12 @@ $(READY): requirements.lock $(RUNNABLE)
 run: $(RUNNABLE)
 	@exec $(BIN)/relay up
 
-# The browser's driver keeps an event loop of its own in the main thread: a process for itself.
+# The browser's driver keeps an event loop of its own in the main thread: processes for itself.
 # The others mostly wait, for sockets, for disks and for time: three at a time keep two cores busy.
 # A file stays in one process: what it starts is its tests' alone.  Files keep their order, or those
 # of one long test would come last, when nobody else has anything left to do.
 test: setup
-	$(PYTEST) -m "browser and not soak"
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "browser and not soak"
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not browser and not soak"
 
 # The clients' own tests, against a relay of theirs.
