@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 import relay as product
 from relay.http.resources.pages import served
 from tests.browser.conftest import TIMEOUT, Browse
-from tests.browser.test_pages import signed_in
+from tests.browser.steps import signed_in
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser

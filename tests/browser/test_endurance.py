@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import TIMEOUT, Browse
-from tests.browser.test_pages import create_inbox, deliver, mail, node, row, signed_in
+from tests.browser.steps import create_inbox, deliver, mail, node, row, signed_in
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import TIMEOUT, Browse
-from tests.browser.test_pages import create_inbox, deliver, mail, row, signed_in
+from tests.browser.steps import create_inbox, deliver, mail, row, signed_in
 from tests.http.test_ui import UI, table
 from tests.relay_process import RelayProcess
 

@@ -23,7 +23,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.conftest import TIMEOUT, Browse, says
 from tests.browser.hostile import PNG, Elsewhere
-from tests.browser.test_pages import SENDER, create_inbox, deliver, mail, row, signed_in
+from tests.browser.steps import SENDER, create_inbox, deliver, mail, row, signed_in
 from tests.clients.senders import HERE as CLIENTS
 from tests.clients.senders import program
 from tests.eventually import eventually_sync

@@ -6,7 +6,6 @@ Screenshots are left in `test-artefacts/`.
 from __future__ import annotations
 
 import re
-import smtplib
 from email import policy
 from email.message import EmailMessage
 
@@ -14,184 +13,22 @@ import psycopg
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import SIZES, TIMEOUT, Browse, Visit
-from tests.browser.hostile import (
-    CLICKS,
-    CONNECTS,
-    LEAVES,
-    LOADS,
-    PICTURES,
-    RUNS,
-    Elsewhere,
-    catalogue,
-    unparseable,
-    whole,
+from tests.browser.conftest import SIZES, TIMEOUT, Browse
+from tests.browser.steps import (
+    SENDER,
+    commands,
+    create_inbox,
+    deliver,
+    mail,
+    node,
+    row,
+    sign_in,
+    signed_in,
 )
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=TIMEOUT)
-
-SENDER = "sender@client.example"
-
-
-def deliver(relay: RelayProcess, address: str, *messages: bytes) -> None:
-    """Send messages over SMTP, one after the other."""
-    with smtplib.SMTP(*relay.smtp) as client:
-        for message in messages:
-            client.sendmail(SENDER, [address], message)
-
-
-def mail(subject: str, text: str | None, html: str | None = None) -> bytes:
-    """Return a message with text, HTML or both."""
-    message = EmailMessage(policy.SMTP)
-    message["From"], message["Subject"] = f"Ann Example <{SENDER}>", subject
-    if text is not None:
-        message.set_content(text)
-        if html is not None:
-            message.add_alternative(html, subtype="html")
-    elif html is not None:
-        message.set_content(html, subtype="html")
-    return message.as_bytes()
-
-
-def create_inbox(page: Page) -> str:
-    """Create an inbox on the page, and return its address once mail for it is listened for."""
-    address = page.locator("#address")
-    before = address.inner_text() if address.count() else ""
-    page.get_by_role("button", name="Create").click()
-    expect(address).to_be_visible()
-    expect(address).not_to_have_text(before)
-    expect(page.locator("#stream")).to_have_text("listening")
-    return address.inner_text()
-
-
-def sign_in(page: Page, token: str) -> None:
-    """Sign in, with whatever token."""
-    page.get_by_role("link", name="Sign in").click()
-    page.get_by_label("Token").fill(token)
-    page.get_by_role("main").get_by_role("button", name="Sign in").click()
-
-
-def signed_in(visit: Visit, relay: RelayProcess, view: str = "now") -> Page:
-    """Open a view as the administrator."""
-    page = visit.page
-    page.goto(f"{relay.run['http']}/#/signin")
-    page.get_by_label("Token").fill(relay.run["admin_token"])
-    page.get_by_role("main").get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
-    page.goto(f"{relay.run['http']}/#/{view}")
-    return page
-
-
-def node(page: Page, name: str) -> Locator:
-    """The row of an actor in the tree."""
-    return page.locator("#tree tr").filter(has=page.get_by_role("cell", name=name, exact=True))
-
-
-def commands(page: Page, name: str) -> Locator:
-    """The menu of an actor's commands, opened."""
-    node(page, name).get_by_role("button", name=f"Commands for {name}").click()
-    return page.locator("#commands")
-
-
-def row(page: Page, table: str, text: str) -> Locator:
-    """The row of a table or list that holds a text."""
-    return page.locator(f"#{table} :is(tbody tr, li)").filter(has_text=text)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["desktop", "phone"])
-def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
-    relay: RelayProcess, browse: Browse, axe: str, size: str, scheme: str
-) -> None:
-    """Each view, filled: no wider than the screen, silent, of one origin, strict in policy, and
-    nothing for the rules of accessibility to find.  The same goes for a tablet's width."""
-    own = relay.run["http"]
-    with browse(size, scheme) as visit, relay.http() as api:
-        page = visit.page
-
-        def check(what: str) -> None:
-            visit.check(what, axe)
-            if size == "desktop":
-                visit.check_width(what, "tablet", axe)
-
-        answer = page.goto(f"{own}/")
-        assert answer is not None
-        allowed = answer.headers["content-security-policy"]
-        assert "default-src 'none'" in allowed
-        assert "unsafe" not in allowed
-        expect(page.locator("#health")).to_have_text("ready")
-        check("signed-out")
-        page = signed_in(visit, relay, "mail")
-        address = create_inbox(page)
-        deliver(
-            relay,
-            address,
-            mail("A subject that goes on " + "and on " * 20, "Your code is 482913.\n"),
-            mail("Unbroken" * 30, None, '<h1>Hello</h1><p style="color: teal">styled</p>'),
-        )
-        expect(page.locator("#messages li")).to_have_count(2)
-        check("list")
-        page.get_by_role("link", name="A subject that goes on").click()
-        expect(page.locator("#message-code")).to_contain_text("482913")
-        check("message")
-        visit.to(f"mail/{address}")
-        page.get_by_role("link", name="Unbroken").click()
-        expect(page.frame_locator("iframe").get_by_text("styled")).to_be_visible()
-        check("message-html")
-
-        letter = {"from": f"a@{address.partition('@')[2]}", "to": ["nobody@relay.localhost"]}
-        sent = api.post("/api/v1/messages/send", json={**letter, "subject": "S" * 90, "text": "t"})
-        outbound = sent.json()["messages"][0]["id"]
-        visit.to("now")
-        expect(node(page, "control")).to_contain_text("running")
-        expect(page.locator("#counts")).to_contain_text("mailboxes")
-        check("now")
-        visit.to(f"queue/{outbound}")
-        expect(page.locator("#story dd").first).to_have_text("bounced")
-        check("queue-story")
-        visit.to("queue/overview")
-        expect(page.locator("#queue-state")).to_contain_text("queued")
-        check("queue-whole")
-        visit.to("queue/bounced")
-        expect(page.locator("#outbound li").first).to_be_visible()
-        check("queue")
-        visit.to("queue/failures")
-        expect(page.locator("#failures li").first).to_be_visible()
-        check("queue-failures")
-        visit.to("accounts")
-        expect(page.locator("#collector")).to_contain_text("letters wait")
-        check("accounts")
-        visit.to("devices")
-        expect(page.locator("#device-counts")).to_contain_text("blobs")
-        check("devices")
-        visit.to("keys")
-        expect(page.get_by_role("button", name="Make a key")).to_be_visible()
-        check("keys")
-        visit.to("domains")
-        expect(page.locator("#domain-facts")).to_contain_text("SMTP at")
-        check("domains")
-        visit.to("settings")
-        expect(row(page, "settings", "RELAY_SMTP__BIND")).to_contain_text("environment")
-        check("settings")
-        visit.to("logs")
-        expect(page.locator("#lines li").first).to_be_attached()
-        check("logs")
-
-        page.get_by_role("link", name="API", exact=True).click()
-        expect(page.locator("details").first).to_be_visible()
-        expect(page.get_by_text("GET /api/v1/logs")).to_be_visible()
-        for name in ("createKey", "waitForMessage", "sendMessage", "changeMessages", "pushBlob"):
-            page.locator(f"#{name} > summary").click()
-            expect(page.locator(f"#{name} .call")).to_be_visible()
-        check("docs")
-        page.goto(f"{own}/problems/mailbox-not-found")
-        expect(page.get_by_role("heading", name="What to do")).to_be_visible()
-        check("problem")
-        assert visit.console == []
-        assert visit.errors == []
-        assert visit.foreign(own) == []
 
 
 def test_mail_appears_without_a_reload(relay: RelayProcess, browse: Browse) -> None:
@@ -750,127 +587,3 @@ def test_the_keyboard_is_enough(relay: RelayProcess, browse: Browse) -> None:
         expect(opener).to_be_focused()
         outline = opener.evaluate("it => getComputedStyle(it).outlineStyle")
         assert outline != "none", "the focus cannot be seen"
-
-
-def test_hostile_mail_would_do_harm_without_protection(browse_at_home: Browse) -> None:
-    """Shown bare, each entry of the catalogue is heard elsewhere, so silence means something."""
-    with Elsewhere() as elsewhere, browse_at_home() as visit:
-        page = visit.page
-        for name, html in catalogue(elsewhere.url, LOADS, RUNS).items():
-            page.goto(elsewhere.url)
-            if name in LEAVES:
-                with page.expect_navigation(url=f"{elsewhere.url}/{name}*"):
-                    page.set_content(html, wait_until="commit")
-            else:
-                page.set_content(html, wait_until="commit")
-            elsewhere.wait_for(name)
-        for name in CONNECTS:
-            # An origin of its own: a connection kept from another entry would serve this one.
-            with Elsewhere() as unknown:
-                page.set_content(catalogue(unknown.url, CONNECTS)[name])
-                unknown.wait_for_connections(1)
-
-
-def test_hostile_mail_does_nothing(relay: RelayProcess, browse_at_home: Browse) -> None:
-    """Nothing in the catalogue loads, runs, connects or leads away, on the page or alone.  Once
-    remote images are asked for, those that were counted are fetched, once each, without referrer
-    and cookies, and nothing else; the next time none is."""
-    own = relay.run["http"]
-    with Elsewhere() as elsewhere, browse_at_home() as visit:
-        page = visit.page
-        page.goto(own)
-        # Which a browser sends to every port of this host.
-        visit.context.add_cookies([{"name": "app", "value": "secret", "url": own}])
-        address = create_inbox(page)
-        shown = catalogue(elsewhere.url, LOADS, RUNS, CONNECTS)
-        clicked = catalogue(elsewhere.url, CLICKS)
-        hostile = shown | clicked
-        odd = whole(elsewhere.url)
-        deliver(relay, address, *(mail(name, None, html) for name, html in hostile.items()))
-        deliver(relay, address, *odd.values())
-        assert len(hostile) + len(odd) >= 66
-        frame, iframe = page.frame_locator("#message-html"), page.locator("#message-html")
-        load = page.get_by_role("button", name="Load once")
-
-        def read(name: str) -> str:
-            page.get_by_role("link", name=name, exact=True).click()
-            expect(page.locator("#message-subject")).to_have_text(name)
-            # Its address comes with a ticket, a moment later.
-            expect(iframe).to_have_attribute("src", re.compile("^/.*=blocked$"))
-            expect(frame.locator("meta[name=referrer]")).to_be_attached()
-            return f"{own}{iframe.get_attribute('src')}"
-
-        previews, counted = [], []
-        for name in [*shown, *odd]:
-            previews.append(read(name))
-            page.wait_for_timeout(50)
-            if load.is_visible():
-                counted.append(name)
-        page.wait_for_timeout(300)
-        assert elsewhere.connections == 0
-        assert set(counted) == PICTURES
-        for name in counted:
-            read(name)
-            expect(page.locator("#remote-images")).to_contain_text("1 remote image")
-            load.click()
-            elsewhere.wait_for(name)
-            expect(load).to_be_hidden()
-        alone = f"{own}{iframe.get_attribute('src')}"
-        assert alone.endswith("=loaded")
-        for name in counted:
-            read(name)
-        page.wait_for_timeout(300)
-        assert sorted(elsewhere.asked) == sorted(PICTURES)
-        assert elsewhere.told == []
-        elsewhere.heard.clear()
-        asked = page.locator("#link-asked")
-        for name in clicked:
-            page.get_by_role("link", name=name, exact=True).click()
-            expect(page.locator("#message-subject")).to_have_text(name)
-            frame.locator("#it a" if name == "link-shadow" else "#it").click()
-            if name in ("link", "link-svg", "link-xlink", "link-shadow"):
-                expect(asked).to_contain_text(f"{elsewhere.url}/{name}")
-            page.wait_for_timeout(50)
-        visit.screenshot("hostile")
-        assert elsewhere.heard == set()
-        assert page.url.startswith(f"{own}/#/mail/")
-        assert page.title() == "Mail · Relay"
-        assert page.evaluate("window.hacked") is None
-        assert visit.popups == []
-
-        connections = elsewhere.connections  # a link that is pressed may have made some
-        for preview in previews:
-            page.goto(preview)
-            assert page.url == preview
-            assert page.evaluate("window.hacked") is None
-        page.wait_for_timeout(300)
-        assert elsewhere.connections == connections
-        assert elsewhere.heard == set()
-        page.goto(alone)
-        elsewhere.wait_for(counted[-1])
-        assert elsewhere.heard == {counted[-1]}
-        assert elsewhere.told == []
-        assert visit.dialogs == []
-        assert visit.downloads == []
-        assert visit.errors == []
-
-
-def test_what_breaks_parsers_is_listed_and_opens(relay: RelayProcess, browse: Browse) -> None:
-    """Bombs and broken headers, with markup for a subject, are shown as text like other mail."""
-    with browse() as visit:
-        page = visit.page
-        page.goto(relay.run["http"])
-        address = create_inbox(page)
-        odd = unparseable()
-        head = f"To: <{address}>\r\nSubject: "
-        deliver(relay, address, *(f"{head}{s}\r\n".encode() + text for s, text in odd.items()))
-        # New mail goes on top, and moves a row away from under a click.
-        expect(page.locator("#messages li")).to_have_count(len(odd))
-        for subject in odd:
-            page.get_by_role("link", name=subject).click()
-            expect(page.locator("#message-subject")).to_have_text(subject)
-        visit.screenshot("unparseable")
-        assert page.locator("main img").count() == 0
-        assert page.evaluate("window.hacked") is None
-        assert visit.console == []
-        assert visit.errors == []

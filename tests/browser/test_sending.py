@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import TIMEOUT, Browse
-from tests.browser.test_pages import deliver, mail, row, signed_in
+from tests.browser.steps import deliver, mail, row, signed_in
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser

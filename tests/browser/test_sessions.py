@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import TIMEOUT, Browse
-from tests.browser.test_pages import SENDER, deliver, mail, node, row, signed_in
+from tests.browser.steps import SENDER, deliver, mail, node, row, signed_in
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser

@@ -1,0 +1,110 @@
+"""Every view, filled: it fits, is accessible, and loads nothing from elsewhere.
+
+Screenshots are left in `test-artefacts/`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import TIMEOUT, Browse
+from tests.browser.steps import create_inbox, deliver, mail, node, row, signed_in
+from tests.relay_process import RelayProcess
+
+pytestmark = pytest.mark.browser
+expect.set_options(timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
+    relay: RelayProcess, browse: Browse, axe: str, size: str, scheme: str
+) -> None:
+    """Each view, filled: no wider than the screen, silent, of one origin, strict in policy, and
+    nothing for the rules of accessibility to find.  The same goes for a tablet's width."""
+    own = relay.run["http"]
+    with browse(size, scheme) as visit, relay.http() as api:
+        page = visit.page
+
+        def check(what: str) -> None:
+            visit.check(what, axe)
+            if size == "desktop":
+                visit.check_width(what, "tablet", axe)
+
+        answer = page.goto(f"{own}/")
+        assert answer is not None
+        allowed = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in allowed
+        assert "unsafe" not in allowed
+        expect(page.locator("#health")).to_have_text("ready")
+        check("signed-out")
+        page = signed_in(visit, relay, "mail")
+        address = create_inbox(page)
+        deliver(
+            relay,
+            address,
+            mail("A subject that goes on " + "and on " * 20, "Your code is 482913.\n"),
+            mail("Unbroken" * 30, None, '<h1>Hello</h1><p style="color: teal">styled</p>'),
+        )
+        expect(page.locator("#messages li")).to_have_count(2)
+        check("list")
+        page.get_by_role("link", name="A subject that goes on").click()
+        expect(page.locator("#message-code")).to_contain_text("482913")
+        check("message")
+        visit.to(f"mail/{address}")
+        page.get_by_role("link", name="Unbroken").click()
+        expect(page.frame_locator("iframe").get_by_text("styled")).to_be_visible()
+        check("message-html")
+
+        letter = {"from": f"a@{address.partition('@')[2]}", "to": ["nobody@relay.localhost"]}
+        sent = api.post("/api/v1/messages/send", json={**letter, "subject": "S" * 90, "text": "t"})
+        outbound = sent.json()["messages"][0]["id"]
+        visit.to("now")
+        expect(node(page, "control")).to_contain_text("running")
+        expect(page.locator("#counts")).to_contain_text("mailboxes")
+        check("now")
+        visit.to(f"queue/{outbound}")
+        expect(page.locator("#story dd").first).to_have_text("bounced")
+        check("queue-story")
+        visit.to("queue/overview")
+        expect(page.locator("#queue-state")).to_contain_text("queued")
+        check("queue-whole")
+        visit.to("queue/bounced")
+        expect(page.locator("#outbound li").first).to_be_visible()
+        check("queue")
+        visit.to("queue/failures")
+        expect(page.locator("#failures li").first).to_be_visible()
+        check("queue-failures")
+        visit.to("accounts")
+        expect(page.locator("#collector")).to_contain_text("letters wait")
+        check("accounts")
+        visit.to("devices")
+        expect(page.locator("#device-counts")).to_contain_text("blobs")
+        check("devices")
+        visit.to("keys")
+        expect(page.get_by_role("button", name="Make a key")).to_be_visible()
+        check("keys")
+        visit.to("domains")
+        expect(page.locator("#domain-facts")).to_contain_text("SMTP at")
+        check("domains")
+        visit.to("settings")
+        expect(row(page, "settings", "RELAY_SMTP__BIND")).to_contain_text("environment")
+        check("settings")
+        visit.to("logs")
+        expect(page.locator("#lines li").first).to_be_attached()
+        check("logs")
+
+        page.get_by_role("link", name="API", exact=True).click()
+        expect(page.locator("details").first).to_be_visible()
+        expect(page.get_by_text("GET /api/v1/logs")).to_be_visible()
+        for name in ("createKey", "waitForMessage", "sendMessage", "changeMessages", "pushBlob"):
+            page.locator(f"#{name} > summary").click()
+            expect(page.locator(f"#{name} .call")).to_be_visible()
+        check("docs")
+        page.goto(f"{own}/problems/mailbox-not-found")
+        expect(page.get_by_role("heading", name="What to do")).to_be_visible()
+        check("problem")
+        assert visit.console == []
+        assert visit.errors == []
+        assert visit.foreign(own) == []
