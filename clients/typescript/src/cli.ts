@@ -3,10 +3,9 @@
  * `relay-client`: inboxes and mail for shells.
  *
  * Promises: standard output has the one thing that was asked for, or JSON; everything else goes to
- * standard error.  JSON has the names of the relay's own calls where it has their values.  The exit
- * code is 0 if it is there, 1 if what was waited for did not come (or came, where nothing was to),
- * 2 for a call that cannot be meant, 3 where the relay refused or what answers is none, 4 where
- * nothing answers.
+ * standard error.  JSON has the names of the relay's own calls.  The exit code is 0 if it is there,
+ * 1 if what was waited for did not come (or came, where nothing was to), 2 for a call that cannot be
+ * meant, 3 where the relay refused or what answers is none, 4 where nothing answers.
  */
 
 import { parseArgs } from "node:util";
@@ -23,7 +22,7 @@ import {
   VERSION,
   WaitTimeout,
 } from "./index.js";
-import { described } from "./records.js";
+import { type MessageJson, described } from "./records.js";
 
 const USAGE = `relay-client: real inboxes for tests, from a shell
 
@@ -180,12 +179,24 @@ function opened(relay: Relay, [inbox]: string[]): Inbox {
   throw new Usage(`this is neither an address nor what 'inbox --json' prints: ${inbox}`);
 }
 
-/** A message with names as the relay's calls have them: `received_at`. */
-function named({ receivedAt: received_at, attachments, ...others }: Message): object {
-  const files = attachments.map(({ index, filename, contentType, size, contentId }) => {
-    return { index, filename, content_type: contentType, size, content_id: contentId };
-  });
-  return { ...others, received_at, attachments: files };
+/** A message as the relay's calls and `relay messages wait --json` write it. */
+function named(message: Message): { [name in keyof MessageJson]?: unknown } {
+  return {
+    id: message.id,
+    from_address: message.sender,
+    to: message.to,
+    subject: message.subject,
+    received_at: message.receivedAt,
+    size: message.size,
+    otp: message.code,
+    links: message.links,
+    body_text: message.text,
+    body_html: message.html,
+    headers: message.headers,
+    attachments: message.attachments.map(({ index, filename, contentType, size, contentId }) => {
+      return { index, filename, content_type: contentType, size, content_id: contentId };
+    }),
+  };
 }
 
 function milliseconds(text: string): number {

@@ -13,8 +13,7 @@ export type MessageJson = Schemas["WholeMessage"];
 export type EntryJson = Schemas["PlacedEntry"];
 export type AttachmentJson = Schemas["AttachmentEntry"];
 export type InfoJson = Schemas["Info"];
-/** What has become of a message that was sent: status, attempts, error, times. */
-export type OutboundEntry = Schemas["OutboundMessage"];
+export type OutboundEntryJson = Schemas["OutboundMessage"];
 
 /** A message's header fields, decoded; names in any case. */
 export class MessageHeaders implements Iterable<[name: string, value: string]> {
@@ -170,4 +169,53 @@ export interface Info {
 export function parsedInfo(found: InfoJson): Info {
   const { version, smtp, submission, domains, capture, starttls, public_url: publicUrl } = found;
   return { version, smtp, submission, domains, capture, starttls, publicUrl };
+}
+
+/** What has become of a message that was sent: status, attempts, error, times. */
+export interface OutboundEntry {
+  id: string;
+  /** Its reverse-path. */
+  sender: string | null;
+  recipient: string | null;
+  subject: string | null;
+  status: Schemas["State"];
+  attempts: number;
+  nextRetryAt: Date | null;
+  sentAt: Date | null;
+  priority: string;
+  error: string | null;
+  createdAt: Date;
+  notAfter: Date | null;
+  tag: string | null;
+  /** The server that the last attempt spoke to. */
+  peer: string | null;
+  /** The version of TLS of the last attempt. */
+  tls: string | null;
+  /** What the server said that took it, redacted as `error` is. */
+  reply: string | null;
+}
+
+/** Read the answer of `/api/v1/outbound/{id}`. */
+export function parsedEntry(found: OutboundEntryJson): OutboundEntry {
+  const { id, sender, recipient, subject, status, attempts, priority, error, tag } = found;
+  const { peer, tls, reply } = found;
+  const at = (time: string | null) => (time === null ? null : new Date(time));
+  return {
+    id,
+    sender,
+    recipient,
+    subject,
+    status,
+    attempts,
+    nextRetryAt: at(found.next_retry_at),
+    sentAt: at(found.sent_at),
+    priority,
+    error,
+    createdAt: new Date(found.created_at),
+    notAfter: at(found.not_after),
+    tag,
+    peer,
+    tls,
+    reply,
+  };
 }

@@ -25,6 +25,8 @@ import {
   MessageData,
   type MessageJson,
   type OutboundEntry,
+  type OutboundEntryJson,
+  parsedEntry,
   parsedInfo,
 } from "./records.js";
 import type { components } from "./schema.js";
@@ -422,9 +424,10 @@ export class Outbound {
     return this.#entry();
   }
 
-  #entry(deadline?: number): Promise<OutboundEntry> {
+  async #entry(deadline?: number): Promise<OutboundEntry> {
     const path = `/api/v1/outbound/${encodeURIComponent(this.id)}`;
-    return this.#exchange.json<OutboundEntry>({ method: "GET", path }, deadline);
+    const request = { method: "GET", path } as const;
+    return parsedEntry(await this.#exchange.json<OutboundEntryJson>(request, deadline));
   }
 
   /** Wait until it has that status; `NotDelivered` once it never will, or `WaitTimeout`. */

@@ -393,7 +393,14 @@ test(
     );
     assert.equal(message.headers.get("x-order"), "7");
     assert.equal((await inbox.messages()).length, 1);
-    assert.equal((await relay.outbound(id).entry()).attempts, 1);
+    const entry = await relay.outbound(id).entry();
+    assert.deepEqual(
+      [entry.id, entry.recipient, entry.status, entry.attempts, entry.nextRetryAt, entry.notAfter],
+      [id, inbox.address, "sent", 1, null, null],
+    );
+    assert.ok(entry.createdAt <= (entry.sentAt ?? entry.createdAt) && entry.sentAt !== null);
+    assert.ok(Math.abs(Date.now() - entry.createdAt.getTime()) < 60_000, String(entry.createdAt));
+    assert.ok(!Object.keys(entry).some((name) => name.includes("_")), Object.keys(entry).join());
     const [lost] = await relay.send({
       from: "shop@relay.localhost",
       to: "nobody@relay.localhost",
