@@ -7,7 +7,9 @@ Promises
   * An answer holds `SHOWN` bytes of a message at most, and `AT_ONCE` of all: a longer message is
     cut (`…/download` has all of it), and a list ends early.  MailHog sends it all, three times.
 
-Fails with 400 for a search of another kind than its three, and for one that looks for nothing.
+Fails with 400 for a search of another kind than its three, and for one that looks for nothing; and
+with 400 and a sentence for what MailHog does and this relay does not: Jim, releasing by this way,
+the stream of events.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from quart import Response
 
 from relay.http.compat.answers import bad, json_of_list
 from relay.http.compat.mailhog_json import message
-from relay.http.compat.shared import MOST_ROWS, CallersMail, Window, compat
+from relay.http.compat.shared import (
+    MOST_ROWS,
+    NO_EVENTS,
+    CallersMail,
+    Window,
+    compat,
+    not_there,
+)
 from relay.http.operations import Call
 from relay.http.problems import from_status
 from relay.http.resources.all_messages import reach_of
@@ -33,6 +42,10 @@ SHOWN = 1 << 20
 AT_ONCE = 4 << 20
 """Bytes of messages that one answer shows, but for the first."""
 
+_JIM = "There is no Jim here: RELAY_SMTP__CHAOS=true has faults on demand."
+_RELEASE = (
+    "Mail is not released by this way: POST …/messages/{id}/release of the relay's own API does it."
+)
 _KINDS: dict[str, Field] = {"from": "from", "to": "to", "containing": "any"}
 
 
@@ -133,9 +146,14 @@ def register(api: Api) -> None:
     async def jim_off(call: Call) -> Response:
         raise from_status(404)  # as MailHog says that he was off
 
-    @api.add("POST", f"{API}/v2/jim", compat("mailhogJimOn", "admin"))
-    async def jim_on(call: Call) -> Response:
-        raise bad("There is no Jim here: RELAY_SMTP__CHAOS=true has faults on demand.")
+    refused = partial(not_there, api)
+    refused("POST", f"{API}/v2/jim", "mailhogJimOn", "admin", _JIM)
+    refused("PUT", f"{API}/v2/jim", "mailhogJimChange", "admin", _JIM)
+    release = f"{API}/v1/messages/<message_id>/release"
+    refused("POST", release, "mailhogRelease", "send", _RELEASE)
+    refused("GET", f"{API}/v2/outgoing-smtp", "mailhogOutgoing", "read", _RELEASE)
+    refused("GET", f"{API}/v1/events", "mailhogEvents", "read", NO_EVENTS)
+    refused("GET", f"{API}/v2/websocket", "mailhogSocket", "read", NO_EVENTS)
 
 
 _LONG = 1 << 16  # bytes; a shorter one is taken apart in a millisecond

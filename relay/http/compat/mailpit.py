@@ -8,7 +8,7 @@ Promises
     search that looks for nothing.
 
 Fails with 400 and a sentence for what Mailpit does and this relay does not: SpamAssassin, tables of
-what mail clients support, thumbnails, sending by this way.
+what mail clients support, thumbnails, sending by this way, the stream of events.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from relay.http.compat.answers import bad, json_of_list, text
 from relay.http.compat.mailpit_query import parse
 from relay.http.compat.mime_text import fields_of, text_of
 from relay.http.compat.shared import (
+    NO_EVENTS,
     CallersMail,
     Window,
     compat,
     members_of,
     no_such_message,
+    not_there,
     texts_of,
 )
 from relay.http.operations import Access, Call, Query, json_response
@@ -367,19 +369,14 @@ def register(api: Api) -> None:
             headers={"Content-Security-Policy": policy, "X-DNS-Prefetch-Control": "off"},
         )
 
-    def refused(
-        method: str, rule: str, name: str, scope: str, said: str, query: type[Query] | None = None
-    ) -> None:
-        @api.add(method, rule, compat(name, scope, query=query))
-        async def answer(call: Call, message_id: str = "", index: str = "") -> Response:
-            raise bad(said)
-
+    refused = partial(not_there, api)
     message = f"{API}/message/<message_id>"
     refused("GET", f"{message}/html-check", "mailpitHtmlCheck", "read", _CHECKS, OfSearch)
     refused("GET", f"{message}/link-check", "mailpitLinkCheck", "read", _CHECKS, FollowQuery)
     refused("GET", f"{message}/sa-check", "mailpitSpamCheck", "read", _CHECKS, OfSearch)
     refused("GET", f"{message}/part/<index>/thumb", "mailpitThumb", "read", _THUMB, OfSearch)
     refused("POST", f"{API}/send", "mailpitSend", "send", _SEND)
+    refused("GET", f"{ROOT}/api/events", "mailpitEvents", "read", NO_EVENTS)
 
     def alive(rule: str, name: str) -> None:
         @api.add("GET", rule, compat(name, "read", access=Access.OPEN))

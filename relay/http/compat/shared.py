@@ -44,6 +44,7 @@ _LOADS, _LOADS_OF_ONE = 4, 2
 _LOOK = 1.0  # s; until the next look for what is not shown yet, which may be deleted meanwhile
 
 NO_SUCH_MESSAGE = "message not found"
+NO_EVENTS = "There are no such events here: see GET /api/v1/messages/events of the relay's own API."
 
 
 class Window(Query):
@@ -88,6 +89,22 @@ def compat(
         stores=stores,
         compat=True,
     )
+
+
+def not_there(
+    api: Api,
+    method: str,
+    rule: str,
+    name: str,
+    scope: str,
+    said: str,
+    query: type[Query] | None = None,
+) -> None:
+    """Declare a call that this relay does not answer as a 400 that says so."""
+
+    @api.add(method, rule, compat(name, scope, query=query))
+    async def refused(call: Call, **parts: str) -> Response:
+        raise bad(said)
 
 
 class CallersMail:

@@ -143,6 +143,32 @@ async def test_each_key_sees_changes_and_deletes_its_own(house: House):
     assert await listed(house, theirs) == before
 
 
+async def test_what_is_not_there_says_so(house: House):
+    """What the others have and this relay has not: a 400 with a sentence that names what to do, on
+    the paths that their clients ask."""
+    pit, hog = "/compat/mailpit/api", MAILHOG
+    message = f"{pit}/v1/message/{MISSING}"
+    for method, path, named in (
+        ("GET", f"{message}/html-check", "/checks"),
+        ("GET", f"{message}/link-check", "/checks"),
+        ("GET", f"{message}/sa-check", "/checks"),
+        ("GET", f"{message}/part/1/thumb", "the part itself"),
+        ("POST", f"{pit}/v1/send", "POST /api/v1/messages/send"),
+        ("GET", f"{pit}/events", "GET /api/v1/messages/events"),
+        ("POST", f"{hog}/v1/messages/{MISSING}/release", "/release"),
+        ("GET", f"{hog}/v1/events", "GET /api/v1/messages/events"),
+        ("GET", f"{hog}/v2/websocket", "GET /api/v1/messages/events"),
+        ("GET", f"{hog}/v2/outgoing-smtp", "/release"),
+        ("POST", f"{hog}/v2/jim", "RELAY_SMTP__CHAOS"),
+        ("PUT", f"{hog}/v2/jim", "RELAY_SMTP__CHAOS"),
+    ):
+        answer = await house.client.request(method, path, auth=basic(house.admin))
+        assert answer.status_code == 400, path
+        assert answer.headers["Content-Type"].startswith("text/plain"), path
+        assert named in answer.text, path
+        assert answer.text.endswith("."), path
+
+
 async def test_what_cannot_be_read_changes_nothing(house: House):
     """Where Mailpit would take it for everything: bad JSON, wrong types, unknown parameters, and
     searches that look for nothing."""
