@@ -223,8 +223,8 @@ def test_scripts_say_the_same_as_in_the_tree(path: Path):
 
 
 def test_the_page_weighs_little():
-    """All that a browser loads which reads English; a table of another language comes beside it,
-    to those who read that, and `/docs` is a page of its own."""
+    """All that a browser loads which reads English, packed and unpacked; the table of another
+    language, packed, comes beside it, to those who read that, and `/docs` is a page of its own."""
     apart = {*TABLES, *UI.glob("docs.*")}
     packed, unpacked = weight(set(UI.iterdir()) - apart)
     assert packed < 80_000
