@@ -106,6 +106,7 @@ REQUESTS: Mapping[str, Any] = {
     "Wanted": {"path": f"/api/v1/mailboxes/{_ADA}/messages/{_MESSAGE}/raw"},
     "NewMailbox": {"ttl_minutes": 60},
     "MessageChange": {"is_read": True, "add_tags": ["seen"]},
+    "MessagesToDelete": {"ids": [_MESSAGE]},
     "NewMessage": {
         "from": f"Shop <{_SHOP}>",
         "to": [_ADA],

@@ -238,14 +238,22 @@ class AllMessages:
         return count
 
     async def delete_these(self, reach: Reach, ids: Sequence[UUID]) -> int:
-        """Delete messages by their ids for good, those within reach; return how many there were."""
-        return await self._pool.execute_durable(
-            f"""
+        """Delete messages by their ids for good, those within reach; return how many there were.
+
+        In short statements, as `delete`; `CutShort` when the database falls silent.
+        """
+        statement = f"""
             DELETE FROM relay.messages
             WHERE id = ANY (ARRAY(SELECT m.id {_these(reach)} ORDER BY m.id FOR UPDATE OF m))
-            """,  # noqa: S608 - constants of ours only
-            {"ids": list(ids), **reach.values()},
-        )
+            """  # noqa: S608 - constants of ours only
+        count = 0
+        for at in range(0, len(ids), _BULK):
+            values = {"ids": list(ids[at : at + _BULK]), **reach.values()}
+            try:
+                count += await self._pool.execute_durable(statement, values)
+            except DatabaseUnavailable as error:
+                raise CutShort(count, str(error)) from error
+        return count
 
     async def change_these(self, reach: Reach, ids: Sequence[UUID], change: Change) -> int:
         """As `change`, of messages by their ids, those within reach."""

@@ -575,10 +575,7 @@ def test_a_real_list_is_scrolled_with_few_rows(relay: RelayProcess, browse: Brow
     affair: `python -m tests.bench page` counts frames, on a list of 100,000."""
     with browse() as visit, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
-        url = relay.run["database_url"]
-        with psycopg.connect(url) as sql:  # in one transaction: or the relay would parse them
-            sql.execute(FILL, {"many": MANY, "address": address})
-            sql.execute(UNPARSED, {"address": address})
+        fill(relay, address, MANY)
         page = signed_in(visit, relay, f"mail/{address}")
         expect(row(page, "messages", "letter 1").first).to_be_visible()
         listed: list[str] = []
@@ -594,6 +591,92 @@ def test_a_real_list_is_scrolled_with_few_rows(relay: RelayProcess, browse: Brow
         expect(row(page, "messages", f"letter {at + 5}").first).to_be_visible()
         visit.screenshot("scrolled")
         api.delete(f"/api/v1/mailboxes/{address}?purge=true").raise_for_status()
+        assert visit.errors == []
+
+
+def fill(relay: RelayProcess, address: str, many: int) -> None:
+    """Put so many messages into an inbox, the newest letter 1, at once: or they would be parsed."""
+    with psycopg.connect(relay.run["database_url"]) as sql:
+        sql.execute(FILL, {"many": many, "address": address})
+        sql.execute(UNPARSED, {"address": address})
+
+
+@pytest.mark.parametrize("whose", ["a key's", "this browser's"])
+def test_what_was_deleted_is_gone_though_the_page_is_left(
+    relay: RelayProcess, browse: Browse, whose: str
+) -> None:
+    """While it could be taken back: one call outlives the page, however many were chosen."""
+    with browse() as visit, relay.http() as api:
+        page, rows = visit.page, visit.page.locator("#messages li")
+        if whose == "a key's":
+            address = api.post("/api/v1/mailboxes").json()["address"]
+        else:
+            page.goto(relay.run["http"])
+            address = create_inbox(page)
+        fill(relay, address, 41)
+        if whose == "a key's":
+            signed_in(visit, relay, f"mail/{address}")
+        else:
+            page.reload()
+        expect(rows).to_have_count(41)
+        rows.nth(0).get_by_role("checkbox").click()
+        rows.nth(39).get_by_role("checkbox").click(modifiers=["Shift"])
+        page.get_by_role("button", name="Delete the chosen").click()
+        expect(rows).to_have_count(1)
+        expect(page.locator("#toast")).to_contain_text("40 messages deleted.")
+        page.goto("about:blank")
+        messages = f"/api/v1/mailboxes/{address}/messages?limit=200"
+        eventually_sync(lambda: len(api.get(messages).json()) == 1, "the others are gone")
+        (left,) = api.get(messages).json()
+        assert left["subject"] == "letter 41"
+        assert visit.errors == []
+
+
+def test_a_thousand_are_deleted_and_taken_back_at_once(relay: RelayProcess, browse: Browse) -> None:
+    """The list is drawn once for all of them, each time; they are back where they were."""
+    many = 1000
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        fill(relay, address, many)
+        page = signed_in(visit, relay, f"mail/{address}")
+        rows, scroller = page.locator("#messages li"), page.locator("#messages")
+        chosen = page.get_by_role("group", name="Chosen messages")
+
+        def loaded(count: int) -> None:
+            page.wait_for_function(
+                "height => { const it = document.getElementById('messages');"
+                " it.scrollTo(0, it.scrollHeight); return it.scrollHeight === height; }",
+                arg=count * ROW,
+            )
+            scroller.evaluate("it => it.scrollTo(0, 0)")
+            expect(rows.first).to_contain_text("letter 1")
+
+        def times() -> int:
+            """How often the list was made shorter or longer since it was asked."""
+            return int(page.evaluate("self.drawn.splice(0).length"))
+
+        loaded(many)
+        rows.first.get_by_role("checkbox").click()
+        chosen.get_by_role("button", name="All").click()
+        rows.first.get_by_role("checkbox").click()
+        expect(chosen).to_contain_text(f"{many - 1} chosen")
+        page.evaluate(
+            "() => { self.drawn = []; new MutationObserver((all) => self.drawn.push(...all))"
+            ".observe(document.querySelector('#messages ul'), {attributeFilter: ['style']}); }"
+        )
+        page.get_by_role("button", name="Delete the chosen").click()
+        expect(page.locator("#toast")).to_contain_text("999 messages deleted.")
+        expect(rows).to_have_count(1)
+        assert times() == 1
+        page.get_by_role("button", name="Undo").click()
+        expect(rows.nth(1)).to_contain_text("letter 2")
+        assert times() == 1
+        for index in (0, 500, many - 1):
+            scroller.evaluate("(it, top) => it.scrollTo(0, top)", index * ROW)
+            link = page.get_by_role("link", name=f"letter {index + 1}", exact=True)
+            shown = rows.filter(has=link)
+            expect(shown).to_have_attribute("aria-posinset", str(index + 1))
+        assert api.get(f"/api/v1/mailboxes/{address}").json()["message_count"] == many
         assert visit.errors == []
 
 

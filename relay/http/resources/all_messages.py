@@ -8,9 +8,10 @@ Promises
   * Nothing polls: whoever waits subscribes first, looks in the database second and sleeps third.
     Only where something is being stored beside what is there already, the next look is soon.
   * Each message is sent once a stream, in the order in which messages became readable.
-  * A bulk call names what it changes: without a `q` it is refused, `q=*` is everything.  One that
-    takes too long is a 503 that says how many it has done, and so is one that tags what was not
-    parsed yet; what it has done by then is done, and called again it goes on.
+  * A bulk call names what it changes: by a `q`, without which it is refused (`q=*` is everything),
+    or by ids, of which those that are not there any more are passed over.  One that takes too long
+    is a 503 that says how many it has done, and so is one that tags what was not parsed yet; what
+    it has done by then is done, and called again it goes on.
   * Waits and streams end with their credential, as those of one mailbox do (`following.py`).
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Annotated, Any
+from uuid import UUID
 
 import trio
 from pydantic import Field
@@ -31,6 +33,7 @@ from relay.http.operations import (
     Answer,
     Call,
     Changed,
+    Form,
     Operation,
     Query,
     View,
@@ -111,6 +114,15 @@ class BulkQuery(Query):
     q: _Q = None
 
 
+class MessagesToDelete(Form):
+    """The messages that are to go."""
+
+    ids: Annotated[
+        tuple[UUID, ...],
+        Field(min_length=1, max_length=1000, description="those that are gone do not count"),
+    ]
+
+
 class WaitAnywhereQuery(WaitQuery):
     """What to wait for."""
 
@@ -177,6 +189,44 @@ def register(api: Api) -> None:
     async def tags(call: Call) -> Response:
         return json_response([{"tag": tag} for tag in await everything.tags(reach_of(call))])
 
+    async def counted_as(change: Callable[[], Awaitable[int]]) -> Response:
+        """How many a change came to; the 503 that says so where it was cut short."""
+        try:
+            count = await api.committed(change)
+        except NotParsed as error:
+            # What it has done by then is done, as of any bulk call that is cut short.
+            said = f"{error}; the others are changed.".capitalize()
+            raise unavailable(f"{said} Try again.", retry_after=1) from None
+        except TemporaryFailure as error:
+            log.warning("http.unavailable", error=str(error))
+            done = error.count if isinstance(error, CutShort) else 0
+            said = _CAME_TO.format(count=done) if done else _CUT_SHORT
+            raise unavailable(said, retry_after=1) from None
+        return json_response({"count": count})
+
+    def by_ids(name: str, rule: str, whose: str) -> None:
+        of_one = rule == OF_ONE
+
+        @api.add(
+            "POST",
+            f"{rule}/delete",
+            Operation(
+                name,
+                f"Delete messages of {whose} for good, by their ids",
+                "messages" if of_one else "all-messages",
+                Access.MAILBOX if of_one else Access.OWN,
+                (
+                    Answer(200, "how many are gone", Changed),
+                    *((MAILBOX_NOT_FOUND,) if of_one else ()),
+                ),
+                scope="send",
+                body=MessagesToDelete,
+                details="Those that are not the caller's, or not there any more, are passed over.",
+            ),
+        )
+        async def handler(call: Call) -> Response:
+            return await counted_as(lambda: everything.delete_these(reach_of(call), call.body.ids))
+
     def bulk(
         name: str,
         method: str,
@@ -209,18 +259,7 @@ def register(api: Api) -> None:
             if body is not None and call.body.change == Change():
                 raise Invalid("a bulk call says what it changes: is_read, tags, add_tags …")
             async with api.searches.turn(call, searches=bool(terms)):
-                try:
-                    count = await api.committed(lambda: change(reach, terms, call.body))
-                except NotParsed as error:
-                    # What it has done by then is done, as of any bulk call that is cut short.
-                    said = f"{error}; the others are changed.".capitalize()
-                    raise unavailable(f"{said} Try again.", retry_after=1) from None
-                except TemporaryFailure as error:
-                    log.warning("http.unavailable", error=str(error))
-                    done = error.count if isinstance(error, CutShort) else 0
-                    said = _CAME_TO.format(count=done) if done else _CUT_SHORT
-                    raise unavailable(said, retry_after=1) from None
-                return json_response({"count": count})
+                return await counted_as(lambda: change(reach, terms, call.body))
 
     for rule, of, whose in (
         (OF_ONE, "Mailbox", "a mailbox"),
@@ -238,6 +277,7 @@ def register(api: Api) -> None:
             lambda reach, terms, wanted: everything.change(reach, terms, wanted.change),
             MessageChange,
         )  # fmt: skip
+        by_ids(f"deleteThese{of}Messages", rule, whose)
     bulk(
         "markMessagesRead", "POST", f"{BASE}/read", "read",
         "Mark messages of the caller's mailboxes read",

@@ -30,15 +30,18 @@ function setClock(headers) {
   if (Math.abs(ahead - clock.ahead) > 2000) clock.ahead = ahead; // the header has whole seconds
 }
 
-const relay = new Caller({ url: location.origin, token: null }, setClock);
+const own = { url: location.origin, token: null };
+const relay = new Caller(own, setClock);
+const outliving = new Caller({ ...own, fetch: (url, options) => fetch(url, { ...options, keepalive: true }) }, setClock);
 
 // What to do when the session is over; the page sets it.
 export const session = { over: () => {} };
 
-// An answer, as soon as it begins.  `free`: it may be refused for want of a session.
-export async function ask(path, { method = "GET", body, headers, signal, free } = {}) {
+// An answer, as soon as it begins.  `free`: it may be refused for want of a session; `keepalive`: the
+// call goes on when the page is left, as one of few, with 64 kB in all of their bodies.
+export async function ask(path, { method = "GET", body, headers, signal, free, keepalive } = {}) {
   try {
-    return await relay.once({ method, path, body, headers: { ...keysFor(path), ...headers } }, signal);
+    return await (keepalive ? outliving : relay).once({ method, path, body, headers: { ...keysFor(path), ...headers } }, signal);
   } catch (error) {
     if (signal?.aborted) throw error;
     if (!(error instanceof Refused)) throw new Error(t("The relay does not answer."));

@@ -92,11 +92,19 @@ export class MessageList {
     else for (const { id } of fresh) this.rows.get(id)?.classList.add("new");
   }
 
-  insert(item, index) {
-    if (this.patch(item)) return;
-    this.items.splice(Math.min(index, this.items.length), 0, item);
-    this.known.set(item.id, item);
-    if (this.at >= index) this.at += 1;
+  // Put back what `remove` gave.
+  insert(taken) {
+    const { standing, items: left } = this;
+    const items = [];
+    let at = 0;
+    for (const { item, index } of taken) {
+      if (this.patch(item)) continue;
+      while (items.length < index && at < left.length) items.push(left[at++]);
+      items.push(item);
+      this.known.set(item.id, item);
+    }
+    this.items = items.concat(left.slice(at));
+    this.at = this.items.indexOf(standing);
     this.render();
     this.states();
   }
@@ -111,18 +119,22 @@ export class MessageList {
     return true;
   }
 
-  remove(id) {
-    const index = this.find(id);
-    if (index < 0) return -1;
-    this.items.splice(index, 1);
-    this.known.delete(id);
-    this.picked.delete(id);
-    if (this.at > index) this.at -= 1;
-    this.at = Math.min(this.at, this.items.length - 1);
+  // Take rows away, all at once; those that were there, as {item, index} in their order.
+  remove(ids) {
+    const wanted = new Set(ids);
+    const taken = [];
+    this.items.forEach((item, index) => wanted.has(item.id) && taken.push({ item, index }));
+    if (!taken.length) return taken;
+    this.items = this.items.filter(({ id }) => !wanted.has(id));
+    for (const { item } of taken) {
+      this.known.delete(item.id);
+      this.picked.delete(item.id);
+    }
+    this.at = Math.min(this.at - taken.filter(({ index }) => index < this.at).length, this.items.length - 1);
     this.render();
     this.states();
     this.scrolled();
-    return index;
+    return taken;
   }
 
   mark(id) {

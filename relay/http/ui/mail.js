@@ -25,6 +25,7 @@ export const scope = null;
 const EVERY = 5000; // ms between two looks at the list of inboxes
 const PAGE = 50; // inboxes
 const ROWS = 200; // messages of a page
+const MOST = 1000; // messages that one call deletes; their ids are less than what may outlive a page
 const UNDO = 6000; // ms in which a deletion can be taken back
 const FOLDERS = 20; // tags that are shown unasked
 const TOLD = 5; // messages that could not be released
@@ -114,12 +115,12 @@ class Mail {
 
   heard({ patch, gone, kept }) {
     if (kept) {
-      this.list?.gone.delete(kept);
+      for (const id of kept) this.list?.gone.delete(id);
       this.list?.refresh();
     }
     if (patch) this.list?.rows.patch(patch);
     if (gone) {
-      this.list?.gone.add(gone);
+      for (const id of gone) this.list?.gone.add(id);
       this.list?.rows.remove(gone);
       this.list?.state();
     }
@@ -289,19 +290,17 @@ class Mail {
     const { list } = this;
     const opened = items.some((item) => item.id === this.reading);
     const near = this.near();
-    const taken = items.map((item) => ({ item, mailbox: this.mailboxOf(item), index: 0 }));
-    keepFocus(this.element, () => {
-      for (const one of taken) {
-        this.going.set(one.item.id, one);
-        const known = list.rows.known.get(one.item.id);
-        one.index = list.rows.remove(one.item.id);
-        one.item = known ?? one.item;
-      }
-    }, () => list.heading);
+    for (const item of items) this.going.set(item.id, this.mailboxOf(item));
+    let taken;
+    keepFocus(this.element, () => (taken = list.rows.remove([...this.going.keys()])), () => list.heading);
     list.state();
     const back = location.hash;
-    this.offer(items.length === 1 ? t("Deleted.") : t("{0} messages deleted.", items.length), () => {
-      this.undo(taken, list);
+    const told = items.length === 1 ? t("Deleted.") : t("{0} messages deleted.", number(items.length));
+    if (items.length > MOST) this.say(told); // not to be taken back: they could not all go when the page is left
+    else this.offer(told, () => {
+      this.going.clear();
+      if (list === this.list) list.rows.insert(taken);
+      list.state();
       if (opened) location.hash = back;
     });
     if (!opened) return;
@@ -343,16 +342,8 @@ class Mail {
   }
 
   again() {
-    this.tabs.postMessage({ kept: "*" });
-    this.heard({ kept: "*" });
-  }
-
-  undo(taken, list) {
-    for (const { item, index } of taken.reverse()) {
-      this.going.delete(item.id);
-      if (list === this.list && index >= 0) list.rows.insert(item, index);
-    }
-    list.state();
+    this.tabs.postMessage({ kept: [] });
+    this.heard({ kept: [] });
   }
 
   commit() {
@@ -368,19 +359,29 @@ class Mail {
           if (!this.page.signal.aborted) this.again();
         });
     }
-    const taken = [...this.going.values()];
+    if (this.going.size) this.bury([...this.going]);
     this.going.clear();
-    for (const { item, mailbox } of taken) {
-      this.list?.gone.add(item.id);
-      this.tabs.postMessage({ gone: item.id });
-      send("DELETE", `${base(mailbox)}/messages/${item.id}`, undefined, { keepalive: true }).catch((error) => {
-        this.list?.gone.delete(item.id);
-        if (!this.page.signal.aborted && this.list) {
-          say(this.list.trouble, t("Not deleted: {0}", error.message));
-          this.tabs.postMessage({ kept: item.id });
-          this.list.refresh();
-        }
-      });
+  }
+
+  // Have the relay delete [[id, mailbox], …]: in one call, since a browser drops most of many that it
+  // is to make as the page is left; of more than that, one after the other.
+  async bury(taken) {
+    const ids = taken.map(([id]) => id);
+    const mailboxes = new Set(taken.map(([, mailbox]) => mailbox));
+    const path = `${mailboxes.size === 1 ? base(taken[0][1]) : "/api/v1"}/messages/delete`;
+    for (const id of ids) this.list?.gone.add(id);
+    this.tabs.postMessage({ gone: ids });
+    try {
+      while (ids.length) {
+        await send("POST", path, { ids: ids.slice(0, MOST) }, { keepalive: true });
+        ids.splice(0, MOST);
+      }
+    } catch (error) {
+      for (const id of ids) this.list?.gone.delete(id);
+      if (this.page.signal.aborted || !this.list) return;
+      say(this.list.trouble, t("Not deleted: {0}", error.message));
+      this.tabs.postMessage({ kept: ids });
+      this.list.refresh();
     }
   }
 }
@@ -845,7 +846,7 @@ class List {
 
   // All that match, not only what was loaded so far.
   chooseAll() {
-    this.all = this.at.key !== "sent" && this.rows.more;
+    this.all = this.at.key !== "sent" && (this.rows.more || this.rows.items.length > MOST);
     this.until = new Date(Date.parse(this.rows.items[0]?.received_at) + 1).toISOString();
     this.rows.pickAll();
   }

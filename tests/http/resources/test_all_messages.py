@@ -12,6 +12,7 @@ import trio
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
+from relay.ids import new_id
 from relay.mailboxes.query import MOST_TERMS
 from tests.http.conftest import SMALL, House, open_house
 from tests.http.resources.test_streams import in_thread
@@ -174,6 +175,34 @@ async def test_bulk_calls_answer_how_many(house: House):
     assert answer.json() == {"count": 1}
     assert len(await listed(house, reader)) == 1
     assert (await house.client.delete(BASE, params={"q": "*"}, headers=key)).json() == {"count": 0}
+
+
+async def test_messages_are_deleted_by_their_ids(house: House):
+    """What is another's, of another mailbox or gone already is passed over; more than one statement
+    takes go, too; what is no list of ids is refused."""
+    reader, key = await house.key("read"), await house.key("read", "send")
+    theirs, mine = await mailbox_of(house, reader), await mailbox_of(house, key)
+    address, token = await house.mailbox()
+    other, in_theirs = [str(await house.deliver(box)) for box in (mine, theirs)]
+    own = [str(await house.deliver(address)) for _ in range(2)]
+
+    async def delete(path: str, headers: dict[str, str], *ids: str) -> tuple[int, object]:
+        answer = await house.client.post(f"{path}/delete", json={"ids": ids}, headers=headers)
+        said = answer.json()
+        return answer.status_code, said.get("count", said.get("type"))
+
+    one = f"/api/v1/mailboxes/{address}/messages"
+    assert await delete(one, token, own[0], own[0], other, in_theirs) == (200, 1)
+    assert await delete(BASE, token, *own, other) == (200, 1)
+    assert await delete(BASE, reader, in_theirs) == (403, "/problems/missing-scope")
+    assert await delete(BASE, key) == (422, "/problems/invalid")
+    assert await delete(BASE, key, "*") == (422, "/problems/invalid")
+    nobodys = [str(new_id()) for _ in range(999)]
+    assert await delete(BASE, key, *nobodys, other, in_theirs) == (422, "/problems/invalid")
+    assert await delete(BASE, key, *nobodys, other) == (200, 1)
+    assert [seen["id"] for seen in await listed(house, house.admin)] == [in_theirs]
+    await house.expire(address)
+    assert await delete(one, token, *own) == (404, "/problems/mailbox-not-found")
 
 
 async def test_many_are_marked_and_tagged_by_one_call(house: House):
