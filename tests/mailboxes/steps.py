@@ -61,7 +61,7 @@ class Matcher:
                 position += 1
                 continue
             found.append((position, end))
-            barred = end
+            barred = end if end == position else -1
             position = end
         return found
 
@@ -164,6 +164,8 @@ class Matcher:
             return self._wordy(position - 1) != self._wordy(position)
         if where is op.AT_BEGINNING:
             return position == 0 or (self._lines and self._text[position - 1] == "\n")
+        if where is op.AT_END_STRING:
+            return position == len(self._text)
         if where is op.AT_END:
             if self._lines:
                 return self._text[position : position + 1] in ("", "\n")

@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 
+from relay.http.compat import addresses
 from relay.mailboxes import charsets, extract, summary
 from relay.mailboxes.extract import find_code, find_links
 from relay.mailboxes.summary import summarise
@@ -24,7 +25,7 @@ WINDOWED = {"_OTHER_NUMBER", "_ANNOUNCED", "_ZONE", "_ZONE_RIGHT", "_OTHER_UNIT"
 AT_ONE_PLACE = {summary._HEADER, summary._PARAMETER, summary._TYPE, extract._COPULA}
 PATTERNS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": pattern
-    for module in (extract, summary)
+    for module in (extract, summary, addresses)
     for name, pattern in vars(module).items()
     if isinstance(pattern, re.Pattern) and name not in WINDOWED
 }

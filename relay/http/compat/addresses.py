@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 _MOST = 1000  # addresses of a field
 _LONGEST = 32 * 1024  # characters of it that are looked at
-# Nothing of it is tried twice: whoever wrote the field may have made it long.
-_FOUND = re.compile(
-    r'(?P<name>(?:"(?:[^"\\]++|\\.)*+"|[^<>"]++)*)<(?P<address>[^<>]*)>|(?P<rest>[^<>]+)'
-)
+# It fits wherever it is tried, so nothing is tried twice: whoever wrote the field may have made it
+# long.  A quote that nobody closes reaches to the end.
+_FOUND = re.compile(r'(?P<name>(?:"(?:[^"\\]|\\.?)*"?|[^<>"])*)(?:<(?P<address>[^<>]*)>|[<>]|\Z)')
 _WORD = re.compile(r"[^\s,;:<>\"()]+")
 _QUOTED = re.compile(r"\\(.)")
 
@@ -43,7 +42,7 @@ def addresses(values: Iterable[str]) -> list[Address]:
 def _of(value: str) -> Iterator[Address]:
     for match in _FOUND.finditer(value):
         if match["address"] is None:
-            yield from (Address("", bare[0]) for bare in _bare(match["rest"]))
+            yield from (Address("", bare[0]) for bare in _bare(match["name"]))
             continue
         name, at = match["name"], 0
         if '"' not in name:
