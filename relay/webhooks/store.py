@@ -190,6 +190,7 @@ class Webhooks:
                     FROM relay.webhook_events e
                     WHERE e.origin = r.origin
                       AND e.run_at <= now()
+                      AND e.signer <> ALL (%(full)s::uuid[])
                     ORDER BY e.run_at
                     LIMIT r.posts
                     FOR NO KEY UPDATE SKIP LOCKED
@@ -228,6 +229,7 @@ class Webhooks:
                 "signers": list(owners),
                 "of_signers": list(owners.values()),
                 "each": each,
+                "full": [one for one, posts in owners.items() if each and posts >= each],
                 "count": count,
                 "lease": lease,
             },

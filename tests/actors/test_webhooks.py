@@ -323,6 +323,20 @@ async def test_what_hangs_of_one_owner_holds_up_no_other_owner(pool: Pool, keyri
                 await quick.wait_for(1)
 
 
+async def test_whoever_has_all_its_places_takes_none_of_a_receiver_that_others_use(pool: Pool):
+    """Its events are older and as many as the receiver is posted at once; the other's is taken."""
+    other, webhooks = uuid4(), Webhooks(pool)
+    await webhooks.put(ADMINISTRATOR_ID, "https://x.example/", KINDS)
+    await webhooks.put(other, "https://x.example/other", KINDS)
+    await finish(pool, Cause.DELIVERED, *(f"u{n}@example.org" for n in range(PER_RECEIVER)))
+    node = Node(pool)
+    await put(pool, "ada@example.net", owner=other)
+    await node.finish(await node.claim())
+    (claimed,), _ = await webhooks.claim(4, 60.0, {}, {ADMINISTRATOR_ID: 12}, 12)
+    assert claimed.signer == other
+    assert len((await webhooks.claim(9, 60.0, {}, {ADMINISTRATOR_ID: 11}, 12))[0]) == 1
+
+
 async def test_a_lost_lease_changes_nothing(pool: Pool):
     """Whoever claims the event next decides; what the former holder reports is ignored."""
     webhooks = Webhooks(pool)
