@@ -188,7 +188,7 @@ def register(api: Api) -> None:
         change = Change(is_read=read)
         if ids:
             await callers.change(call, lambda: mails.change(reach, ids, change))
-        elif searched.strip():
+        elif searched:
             criteria = _meant(parse(searched, call.query.tz))
             await callers.change_found(call, lambda: mails.change_found(reach, criteria, change))
         else:

@@ -185,6 +185,7 @@ async def test_what_cannot_be_read_changes_nothing(house: House):
         ("DELETE", "search?query=%00", b""),
         ("DELETE", "search?query=***%20-", b""),
         ("PUT", "messages", b'{"Read": true, "Search": "-"}'),
+        ("PUT", "messages", b'{"Read": true, "Search": " "}'),
         ("PUT", "messages", b'{"Read": "yes"}'),
         ("PUT", "messages", b'{"IDs": ["x"], "Search": "x"}'),
         ("PUT", "tags", b'{"IDs": [1]}'),
