@@ -265,8 +265,8 @@ async def house(database_url: str, pool: Pool) -> AsyncIterator[House]:
 
 @pytest.fixture
 async def limited(database_url: str, pool: Pool) -> AsyncIterator[House]:
-    """A control plane where an address without a key has two calls a second."""
-    async with open_house(database_url, pool, anonymous_rate=2.0) as running:
+    """A control plane where an address without a key has a call each two hundred seconds."""
+    async with open_house(database_url, pool, anonymous_rate=0.005) as running:
         yield running
 
 
