@@ -44,7 +44,7 @@ from relay.smtp.consultation import Consultation
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
 from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.lmtp import Recipients, verbs_of
-from relay.smtp.reception import NO_SPACE, Reception, chunk_without_end, no_space
+from relay.smtp.reception import NO_SPACE, Reception, begins_chunk, chunk_without_end, no_space
 from relay.smtp.responder import RECIPIENTS_FAULT, SENDERS_FAULT, Responder
 from relay.smtp.shared import Shared, WrongLogin, origin_of
 from relay.smtp.sign_in import MECHANISMS, Attempts
@@ -213,6 +213,8 @@ class Commands(SMTP):
         if verb == "AUTH" and self._may_sign_in:
             await self._auth(argument)
         elif method is None:
+            if begins_chunk(line):
+                raise chunk_without_end()
             self._refuse_verb(verb)
         else:
             await method(self, argument.strip() or None)
@@ -220,7 +222,7 @@ class Commands(SMTP):
     def _refuse_bytes(self, line: bytes) -> None:
         """Refuse a command with a bare CR or LF, a control byte, or what is not UTF-8."""
         verb = line[:5].upper()
-        if verb[:4] == b"BDAT":
+        if begins_chunk(line):
             raise chunk_without_end()
         if b"\r" in line or b"\n" in line:
             self.responder.say(b"500 5.5.2 Bare CR or LF in a command\r\n")

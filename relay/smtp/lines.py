@@ -58,6 +58,7 @@ class Lines:
         "_input",
         "_limits",
         "_waits",
+        "cut",
         "due",
         "encrypted",
         "replies",
@@ -77,6 +78,8 @@ class Lines:
         self._command_timeout = limits.command_timeout
         self._input = b""
         self._at = 0  # how much of it was read
+        self.cut = b""
+        """What the last command began with that was too long to keep."""
         self.replies: list[bytes] = []
         """What is to be said, in order."""
         self.due = math.inf
@@ -94,7 +97,7 @@ class Lines:
         return self._at < len(self._input)
 
     async def line(self, until: float, *, begun: bool = False) -> bytes | None:
-        """Return the next command without its CRLF, or None when it was too long to keep.
+        """Return the next command without its CRLF, or None when it was too long to keep (`cut`).
 
         The peer has `command_timeout` for it, and no longer than `until`; where that has `begun`
         before its first bytes came, it goes on.
@@ -112,12 +115,16 @@ class Lines:
                 self.waiting = False
                 end = self._input.find(b"\r\n", self._at)
                 if end < 0 and len(self._input) - self._at > self._limits.max_line_bytes:
+                    self.cut = self._input[self._at : self._at + self._limits.max_line_bytes]
                     await self._skip_line()
                     return None
         self.waiting = False
         line = self._input[self._at : end]
         self._at = end + 2
-        return line if len(line) <= self._limits.max_line_bytes else None
+        if len(line) <= self._limits.max_line_bytes:
+            return line
+        self.cut = line[: self._limits.max_line_bytes]
+        return None
 
     def await_command(self, now: float, until: float) -> None:
         """From now on the peer must say a command, and has as long for it as `line` gives."""

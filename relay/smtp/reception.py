@@ -36,6 +36,11 @@ NO_SPACE = "452 4.3.1 Too little disk space is left here, try again later"
 no_space = REFUSED.labels("mail")
 
 
+def begins_chunk(line: bytes) -> bool:
+    """Whether a command that is refused was meant as BDAT, so that a chunk may follow it."""
+    return line[:64].decode(errors="replace").lstrip()[:4].upper() == "BDAT"
+
+
 def chunk_without_end() -> SessionOver:
     """What becomes of a session whose peer sends a chunk, and does not say where it ends."""
     farewell = "501 5.5.4 Syntax: BDAT octets [LAST]; good-bye"

@@ -27,6 +27,7 @@ from typing import Any
 
 from relay.smtp.commands import Commands
 from relay.smtp.lines import COMMANDS, SessionOver
+from relay.smtp.reception import begins_chunk, chunk_without_end
 from relay.smtp.shared import Shared
 from relay.smtp.waits import Answer, Waits
 
@@ -177,6 +178,8 @@ class Session(Commands):
         elif self.lines.unread or not ordinary:
             line = await self.lines.line(self.dialogue.transaction.until, begun=self.lines.waiting)
             if line is None:
+                if begins_chunk(self.lines.cut):
+                    raise chunk_without_end()
                 self.responder.say(b"500 5.5.2 Line too long\r\n")
             else:
                 await self.obey(line)

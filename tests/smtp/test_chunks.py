@@ -169,7 +169,8 @@ async def test_data_and_bdat_do_not_mix(pool, serving, command):
 @pytest.mark.parametrize(
     "line",
     ["BDAT", "BDAT LAST", "BDAT -1", "BDAT x LAST", "BDAT 5 FIRST", "BDAT 5LAST", "BDAT ٥ LAST",
-     "BDAT 5 LAST\x00", "BDAT 5 \nLAST", "BDAT 1234567890123456"],
+     "BDAT 5 LAST\x00", "BDAT 5 \nLAST", "BDAT 1234567890123456",
+     " BDAT 86 LAST", "\u2003BDAT 86 LAST", f"BDAT 86 {' ' * 2100}LAST"],
 )  # fmt: skip
 async def test_a_chunk_whose_end_is_unknown_ends_the_session(pool, serving, line):
     """What follows is not read as commands."""
