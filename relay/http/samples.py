@@ -6,7 +6,8 @@ and other readers of it show.
 Promises
   * They need nothing but the language: Python's standard library, Node.js 18 (22 for a WebSocket).
   * No credential stands in them: they read the variable RELAY_TOKEN.
-  * What is in them is quoted for its language, so an example may hold any text.  Tests run them.
+  * What is in them is quoted for its language, so an example may hold any text.  Tests run those of
+    six calls, and have the language itself parse those of all.
 """
 
 from __future__ import annotations

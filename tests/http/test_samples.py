@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shlex
 import shutil
@@ -66,6 +67,65 @@ def test_samples_run_as_they_are(relay: RelayProcess, tmp_path: Path, label: str
     paste("deleteMailbox")
     with relay.http() as api:
         assert api.get(f"/api/v1/mailboxes/{box}").status_code == 404
+
+
+_PARSE = """
+import { readFileSync } from "node:fs";
+import { SourceTextModule } from "node:vm";
+
+const broken = JSON.parse(readFileSync(0)).filter((source) => {
+  try {
+    new SourceTextModule(source);
+  } catch (error) {
+    return error instanceof SyntaxError;
+  }
+});
+console.log(JSON.stringify(broken));
+"""
+
+
+def broken(label: str, sources: list[str]) -> list[str]:
+    """Return those that their language does not take for programs; none of them is run."""
+    if label == "Python":
+        return [source for source in sources if not parses(source)]
+    if label == "curl":
+        calls = [
+            subprocess.run(["sh", "-n", "-c", one], stderr=subprocess.DEVNULL, check=False)
+            for one in sources
+        ]
+        return [one for one, call in zip(sources, calls, strict=True) if call.returncode]
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("Node.js is not installed")
+    done = subprocess.run(
+        [node, "--experimental-vm-modules", "--input-type=module", "-e", _PARSE],
+        input=json.dumps(sources), capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+def parses(source: str) -> bool:
+    """Whether a text is a program of Python's."""
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("label", list(RUNS))
+def test_every_sample_is_a_program(relay: RelayProcess, label: str) -> None:
+    """Those of all calls; and one that is none is seen among others."""
+    described = httpx.get(f"{relay.run['http']}/openapi.json", trust_env=False).json()
+    calls = [call for methods in described["paths"].values() for call in methods.values()]
+    sources = [
+        one["source"] for call in calls for one in call["x-codeSamples"] if one["label"] == label
+    ]
+    # A WebSocket is for JavaScript alone.
+    assert len(sources) == len(calls) - (label != "JavaScript") > 90
+    wrong = "print('"
+    assert broken(label, [*sources, wrong]) == [wrong]
 
 
 def test_whatever_an_example_holds_is_quoted() -> None:
