@@ -96,7 +96,7 @@ def _read(
         identity=_identity(text(said, "i", f"@{known.domain}"), known.domain),
         key_type=algorithm.partition("-")[0],
         signature=decoded(said, "b"),
-        digest=_header_digest(fields, place, names, relaxed=header_form == "relaxed"),
+        digest=header_digest(fields, place, names, relaxed=header_form == "relaxed"),
         body_matches=body_hash == decoded(said, "bh"),
         unsigned=unsigned,
         expires=expires,
@@ -160,7 +160,7 @@ def relaxed_field(field: Field) -> bytes:
     return field.name + b":" + value
 
 
-def _header_digest(
+def header_digest(
     fields: Sequence[Field], place: int, names: Iterable[str], *, relaxed: bool
 ) -> bytes:
     """SHA-256 of the fields that h= names, each name taken from the bottom up, and the signature.

@@ -1,0 +1,268 @@
+"""Signatures of what leaves: valid to our verifier and to others', and for nothing else."""
+
+import base64
+import json
+import logging
+import random
+import shutil
+import subprocess
+import time
+from functools import cache
+from pathlib import Path
+
+import dkim
+import pytest
+
+from relay.checks.dkim import verify
+from relay.checks.evidence import examine
+from relay.outbound.dkim import (
+    ALGORITHMS,
+    RSA_BITS,
+    Signatory,
+    Unloadable,
+    algorithm_of,
+    author_domain,
+    dump,
+    generate,
+    load,
+    record,
+    signatures,
+)
+from relay.smtp.client import Mail
+from tests.checks.asking import answered
+from tests.checks.generated import cases
+from tests.npm import node_modules
+
+MAIL = (
+    b"From: Shop <shop@shop.example>\r\nTo: ada@example.org\r\nSubject: Your order\r\n"
+    b"Date: Mon, 23 Nov 2026 05:00:00 +0000\r\nMessage-ID: <1@shop.example>\r\n"
+    b"MIME-Version: 1.0\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n"
+    b"It is on its way.  \r\n\r\n7 EUR\t now.\r\n"
+)
+
+
+@cache
+def keys(domain: str) -> tuple[Signatory, ...]:
+    """Both keys, as if they were the domain's."""
+    return tuple(
+        Signatory(domain, algorithm.partition("-")[0], made())
+        for algorithm, made in zip(ALGORITHMS, (_rsa, _ed25519), strict=True)
+    )
+
+
+@cache
+def _rsa():
+    return generate(ALGORITHMS[0])
+
+
+@cache
+def _ed25519():
+    return generate(ALGORITHMS[1])
+
+
+def zone(domain: str) -> dict[tuple[str, str], str]:
+    return {(f"{one.selector}._domainkey.{domain}", "TXT"): record(one.key) for one in keys(domain)}
+
+
+def signed(message: bytes) -> bytes:
+    return signatures(message, keys) + message
+
+
+def results(message: bytes, domain: str = "shop.example") -> list[str]:
+    """What our own verifier says of the first two signatures."""
+    found = examine(message).signatures[:2]
+    return [answered(verify(one, time.time()), zone(domain)).result for one in found]
+
+
+def odd_mails(count: int) -> list[bytes]:
+    """Generated mail as it goes on the wire, some of it signed by somebody else before."""
+    return [
+        Mail("a@b.example", ("c@d.example",), case.raw).data for case in cases(count, seed=1035)
+    ]
+
+
+def test_both_keys_sign():
+    """RSA on top; relaxed/relaxed, the whole body, From once more than it is there."""
+    message = signed(MAIL)
+    assert results(message) == ["pass", "pass"]
+    _, first, second = message.split(b"DKIM-Signature: ")
+    for field, algorithm in ((first, b"rsa-sha256"), (second, b"ed25519-sha256")):
+        tags = dict(
+            tag.strip().split(b"=", 1)
+            for tag in b"".join(field.partition(b"From:")[0].split()).split(b";")
+        )
+        assert (tags[b"a"], tags[b"c"], tags[b"d"]) == (
+            algorithm,
+            b"relaxed/relaxed",
+            b"shop.example",
+        )
+        names = tags[b"h"].split(b":")
+        assert names.count(b"from") == 2
+        assert names.count(b"subject") == 2
+        assert names.count(b"cc") == 1, "there is none, and none may be added"
+        assert not {b"l", b"t", b"x"} & set(tags)
+    assert all(len(line) <= 78 for line in message.split(b"\r\n"))
+    assert signed(MAIL) == message, "a retry repeats it exactly"
+
+
+def test_a_key_is_stored_and_published():
+    """What was dumped is the same key; garbage is none."""
+    for algorithm, one in zip(ALGORITHMS, keys("shop.example"), strict=True):
+        again = load(dump(one.key))
+        assert algorithm_of(again) == algorithm
+        assert record(again) == record(one.key)
+    assert _rsa().key_size == RSA_BITS
+    for garbage in ("", "AAAA", "!", base64.b64encode(bytes(64)).decode()):
+        with pytest.raises(Unloadable):
+            load(garbage)
+
+
+@pytest.mark.parametrize(
+    ("header", "domain"),
+    [
+        (b"From: a@shop.example\r\n", "shop.example"),
+        (b"from : A <a@SHOP.example>\r\n", "shop.example"),
+        (b"From: a@news.shop.example\r\n", "news.shop.example"),
+        (b'From: "x@y.example" <a@shop.example>\r\n', "shop.example"),
+        ("From: ä@münchen.example\r\n".encode(), "xn--mnchen-3ya.example"),
+        (b"From: a@shop.example, b@shop.example\r\n", ""),
+        (b"From: a@shop.example\r\nFrom: b@shop.example\r\n", ""),
+        (b"Subject: x\r\n", ""),
+        (b"From:\r\n", ""),
+        (b"From: a@shop.example\r\nno field\r\n", ""),
+        (b"", ""),
+    ],
+)
+def test_the_author_is_whom_all_readers_see(header: bytes, domain: str):
+    """One From with one address in a header of fields; what is anything else is not signed."""
+    assert author_domain(header + b"\r\n") == domain
+    made = signatures(header + b"\r\nbody\r\n", keys)
+    assert bool(made) == bool(domain)
+
+
+def test_no_keys_no_signature():
+    """Nor does a domain's key sign for another, or for a subdomain."""
+    only = {"shop.example": keys("shop.example")}
+    for sender in (b"a@other.example", b"a@news.shop.example", b"a@shop.example.org"):
+        message = MAIL.replace(b"shop@shop.example", sender)
+        assert signatures(message, lambda domain: only.get(domain, ())) == b""
+
+
+def test_whoever_adds_a_shown_field_breaks_it():
+    """Another From, Subject, To … on top, or at the end of the header."""
+    message = signed(MAIL)
+    names = ("From", "Subject", "To", "Cc", "Reply-To", "Date", "Content-Type", "Message-ID")
+    for name in names:
+        added = f"{name}: x@other.example\r\n".encode()
+        assert results(added + message) == ["fail", "fail"], name
+        end = message.index(b"\r\n\r\n") + 2
+        assert results(message[:end] + added + message[end:]) == ["fail", "fail"], name
+    assert results(b"Received: by somebody\r\nX-Spam: no\r\n" + message) == ["pass", "pass"]
+
+
+def test_a_flipped_bit_never_verifies():
+    """Of what is signed, and of the signatures; white space that does not count is not signed."""
+    rng = random.Random(8)
+    message = signed(MAIL)
+    first, second = (message.index(b"DKIM-Signature", start) for start in (0, 1))
+    header = message.index(b"From:")
+    broken = 0
+    for place in range(len(message)):
+        flipped = bytearray(message)
+        flipped[place] ^= 1 << rng.randrange(8)
+        now = results(bytes(flipped))
+        if place >= header:  # both sign it
+            changed = _canonical(message[header:]) != _canonical(bytes(flipped[header:]))
+            assert "pass" not in now or not changed, place
+            broken += "pass" not in now
+        else:
+            valid = examine(bytes(flipped)).signatures
+            own = 0 if place < second else 1
+            whole = len(valid) == 2 and valid[own].domain == "shop.example"
+            if whole and now[own] == "pass":
+                assert _canonical(message[first:header]) == _canonical(
+                    bytes(flipped[first:header])
+                ), place
+            broken += not (whole and now[own] == "pass")
+    assert broken > len(message) * 0.95
+
+
+def _canonical(text: bytes) -> bytes:
+    """Without case of names and white space: no more than what relaxed forms pass over."""
+    return b"".join(text.split()).lower()
+
+
+def test_dkimpy():
+    """The RSA signature of 400 odd mails is valid to dkimpy; with a flipped bit, it never is."""
+    logging.getLogger("dkimpy").setLevel(logging.CRITICAL)
+    rng = random.Random(5)
+    for mail in odd_mails(400):
+        domain = author_domain(mail)
+        message = signed(mail)
+        published = zone(domain)
+
+        def txt(name: bytes, *, published=published, **_: object) -> bytes | None:
+            held = published.get((name.decode().removesuffix("."), "TXT"))
+            return held.encode() if held else None
+
+        def valid(raw: bytes, txt=txt) -> bool:
+            try:
+                return bool(
+                    dkim.DKIM(raw, logger=logging.getLogger("dkimpy")).verify(0, dnsfunc=txt)
+                )
+            except dkim.DKIMException:
+                return False
+
+        assert valid(message), message
+        letters = [at for at, byte in enumerate(message) if byte in b"abdefgh"]
+        body = message.index(b"\r\n\r\n")
+        shown = [at for at in letters if at > body] or [message.index(b"From:") + 9]
+        at = rng.choice(shown)
+        assert not valid(message[:at] + bytes([message[at] ^ 2]) + message[at + 1 :]), message
+
+
+@pytest.mark.clients
+@pytest.mark.timeout(600)
+def test_mailauth():
+    """Both signatures of 2,000 odd mails are valid to mailauth and to us; altered, to neither."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    here = Path(__file__).parents[1] / "checks" / "mailauth"
+    mails = odd_mails(2000)
+    messages = []
+    for number, mail in enumerate(mails):
+        message = signed(mail)
+        if number % 4 == 0:  # its body has a letter more
+            head, _, body = message.partition(b"\r\n\r\n")
+            message = head + b"\r\n\r\n" + body.rstrip(b" \t\r\n") + b"x\r\n"
+        messages.append(message)
+    lines = []
+    for mail, message in zip(mails, messages, strict=True):
+        published = {
+            f"{name}/{kind}": [held] for (name, kind), held in zone(author_domain(mail)).items()
+        }
+        said = {
+            "raw": base64.b64encode(message).decode(),
+            "zone": published,
+            "ip": "192.0.2.1",
+            "helo": "mail.example.com",
+            "sender": "a@b.example",
+        }
+        lines.append(json.dumps(said) + "\n")
+    finished = subprocess.run(
+        [node, str(here / "verify.js")],
+        input="".join(lines).encode(),
+        capture_output=True,
+        env={"NODE_PATH": str(node_modules(here))},
+        timeout=500,
+        check=True,
+    )
+    theirs = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert len(theirs) == len(mails)
+    for number, (mail, message, other) in enumerate(zip(mails, messages, theirs, strict=True)):
+        wanted = ["fail", "fail"] if number % 4 == 0 else ["pass", "pass"]
+        assert results(message, author_domain(mail)) == wanted, message
+        ours = {one["selector"]: one["result"] for one in other["dkim"]}
+        valid = [ours["rsa"] == "pass", ours["ed25519"] == "pass"]
+        assert valid == [one == "pass" for one in wanted], (message, other["dkim"])
