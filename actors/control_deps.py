@@ -42,10 +42,12 @@ from relay.mailboxes.summaries import unparsed
 from relay.mailboxes.verdicts import Judge
 from relay.net import gethostname, own_address
 from relay.outbound.admin import QueueAdmin
+from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.gates import Gates, Standing
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import LOOP, Senders
 from relay.outbound.sending import Enqueuer, WakeOutbound
+from relay.outbound.signer import Signer
 from relay.outbound.suppressions import Suppressions
 from relay.ports.connections import endpoint
 from relay.ports.proxy import networks
@@ -73,6 +75,8 @@ def control_deps(
     chaos: Chaos | None,
     connections: int,
     resolver: Callable[[], Resolver],
+    dkim_keys: DkimKeys,
+    signer: Signer,
     links: Links | None = None,
     upstream: str = LOOP,
 ) -> MakeDeps:
@@ -123,6 +127,8 @@ def control_deps(
                 pool, keyring.vault, private_upstreams=settings.outbound.private_upstreams
             ),
             suppressions=Suppressions(pool),
+            dkim_keys=dkim_keys,
+            signer=signer,
             keyring=keyring,
             webhooks=Webhooks(pool),
             accounts=Accounts(pool),

@@ -53,6 +53,7 @@ from actors.messages import Accept, Claiming, Credit, Deliver, Due, NothingHigh
 from relay.accepted import Accepted
 from relay.chance import new_rng
 from relay.crypto import Vault
+from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
@@ -74,6 +75,7 @@ from relay.outbound.routes import Routes
 from relay.outbound.senders import Upstream
 from relay.outbound.settled import Settled
 from relay.outbound.settler import Settler
+from relay.outbound.signer import Signer
 from relay.outbound.workers import Way, Workers
 from relay.smtp.connection import Deadlines
 from relay.storage import AMPLE, Space
@@ -129,12 +131,15 @@ async def run(
     rng: random.Random | None = None,
     space: Space = AMPLE,
     capture: Capture | None = None,
+    signer: Signer | None = None,
+    hub: Hub | None = None,
 ) -> None:
     """Deliver until drained.
 
     `claimer`, `writer`: the mailboxes that `Credit` and `Due`, and the loop's `Accept`, go to;
     `right_of_way`: that of high mail, which whoever queues it asks for; without `space` on the disk
-    the loop, which stores mail here, waits; `capture`: what the loop keeps besides.
+    the loop, which stores mail here, waits; `capture`: what the loop keeps besides; `signer`: signs
+    what goes, None nothing; `hub`: where it hears of other keys.
     """
 
     async def store(reverse_path: str, message_id: UUID, address: str, raw: bytes) -> Accepted:
@@ -149,7 +154,16 @@ async def run(
         pool, settings.domains, store, retry_unit=unit, rng=rng, space=space, captures=captures
     )
     sender = _Sender(
-        ctx, queue, claimer, gates, vault, settings, loopback, right_of_way or RightOfWay(), rng
+        ctx,
+        queue,
+        claimer,
+        gates,
+        vault,
+        settings,
+        loopback,
+        right_of_way or RightOfWay(),
+        rng,
+        signer,
     )
     async with trio.open_nursery() as recording:
         recording.start_soon(sender.record)
@@ -159,6 +173,9 @@ async def run(
                 helping.start_soon(sender.keep)
                 helping.start_soon(sender.tidy)
                 helping.start_soon(sender.heed_pauses)
+                if signer is not None:
+                    helping.start_soon(signer.follow, hub or Hub())
+                    helping.start_soon(sender.await_keys)
                 async with trio.open_nursery() as delivering:
                     sender.workers.nursery = delivering
                     ctx.ready()
@@ -181,8 +198,10 @@ class _Sender:
         loopback: Loopback,
         right_of_way: RightOfWay,
         rng: random.Random,
+        signer: Signer | None,
     ) -> None:
         self._ctx = ctx
+        self._signer = signer
         self._queue = queue
         self._claimer = claimer
         self._gates = gates
@@ -228,6 +247,7 @@ class _Sender:
             loopback,
             right_of_way,
             retry_unit=unit,
+            signer=signer,
         )
 
     # From the claimer -----------------------------------------------------------------------------
@@ -292,6 +312,8 @@ class _Sender:
         """Tell the claimer of room, if there is enough of it to be worth a message."""
         if self._custody.leaving:
             return
+        if self._signer is not None and not self._signer.is_ready:
+            return  # it would go unsigned; `await_keys` grants
         if self._ctx.paused:
             if fresh:
                 self._say(Credit(0, fresh=True))
@@ -300,6 +322,12 @@ class _Sender:
         said = self._demand.grant(held, fresh=fresh, still=still)
         if said is not None:
             self._say(Credit(said.room, fresh, said.kept))
+
+    async def await_keys(self) -> None:
+        """Grant the first room once it is known whose mail is signed."""
+        if self._signer is not None and not self._signer.is_ready:
+            await self._signer.known()
+            self._grant(fresh=True)
 
     async def heed_pauses(self) -> None:
         """Take all room back when paused, and grant it anew when resumed."""

@@ -51,14 +51,15 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
 Shared in memory, besides the database's pool and the disk's free space: the gates (sender, claimer,
 control); the right of way of high mail (sender; told by the listener, control, submission and
 collector); how many of those who send mail wait (summariser; told by ingest and by the writer's
-mailbox); the hub of the database's news (listener, control, devices); the store of the device
-inboxes and the way into it (device_store, devices, control); the front of the SMTP processes
-(ingest, ingest-1 and so on); the faults on demand (ingest, lmtp; set by control); which mail is
-captured, and how many mailboxes of it there are (writer, ingest, lmtp, sender); the certificate of
-the ports (ingest, ingest-1 and so on, submission, pop3); the checks of passwords, for a guesser has
-so many on both ports together (submission, pop3); the keyring (sender, webhooks, collector,
-control); the API keys, for what is revoked counts at once (control, submission); the resolver of
-the DNS, which outlives a restart of control.
+mailbox); the hub of the database's news (listener, control, devices, sender); who signs what leaves
+(sender, control); the store of the device inboxes and the way into it (device_store, devices,
+control); the front of the SMTP processes (ingest, ingest-1 and so on); the faults on demand
+(ingest, lmtp; set by control); which mail is captured, and how many mailboxes of it there are
+(writer, ingest, lmtp, sender); the certificate of the ports (ingest, ingest-1 and so on,
+submission, pop3); the checks of passwords, for a guesser has so many on both ports together
+(submission, pop3); the keyring (sender, webhooks, collector, control); the API keys, for what is
+revoked counts at once (control, submission); the resolver of the DNS, which outlives a restart of
+control.
 
 Fails: each group by itself.  An actor that fails is started again after a pause that grows (0.5 s,
 doubled each time up to 30 s, at random below that).  More than 5 failures in 30 s: its group gives
@@ -139,6 +140,7 @@ from relay.load import Senders
 from relay.mailboxes.capture import Capture
 from relay.mailboxes.store import Store
 from relay.net import own_address
+from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import DueLane
@@ -147,6 +149,7 @@ from relay.outbound.queue import Queue
 from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
+from relay.outbound.signer import Signer
 from relay.pop3.limits import Pop3Limits
 from relay.ports.peers import shares
 from relay.ports.proxy import networks
@@ -490,6 +493,8 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         cap=outbound.domain_connections,
     )
     right_of_way = RightOfWay()
+    dkim_keys = DkimKeys(pool, resources.keyring.vault)
+    signer = Signer(dkim_keys, resources.keyring.vault)
     wake_outbound = _local_wake(boxes.claimer, right_of_way) if "claimer" in wanted else None
 
     senders = Senders(partial(_unanswered, boxes.writer))
@@ -580,6 +585,8 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             space=resources.space,
             right_of_way=right_of_way,
             capture=capture,
+            signer=signer,
+            hub=resources.hub,
         ),
         claimer=partial(
             claimer.run,
@@ -746,6 +753,8 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 chaos=chaos,
                 connections=connections["http"],
                 resolver=cache(partial(_resolver, settings)),
+                dkim_keys=dkim_keys,
+                signer=signer,
                 links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),
                 upstream=upstream.url,
             ),

@@ -4,10 +4,10 @@ Session tokens and API keys carry 256 bits from the operating system's generator
 their SHA-256 is stored: a slow password hash defends *guessable* secrets, and these are
 not, while a fast one keeps every request cheap.  Comparison is constant-time.
 
-`Vault` encrypts what must be read back (the passwords of upstreams).  What it seals names the
-account it is for, inside the ciphertext, so that whoever can write to the database cannot make
-one account use another's password.  Fails with `Unreadable`, which is temporary: a key that is
-missing here may be known to another node, or again after the next start.
+`Vault` encrypts what must be read back (the passwords of upstreams, private keys of DKIM).  What it
+seals names the account it is for, inside the ciphertext, so that whoever can write to the database
+cannot make one account use another's secret.  Fails with `Unreadable`, which is temporary: a key
+that is missing here may be known to another node, or again after the next start.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Vault:
         try:
             plain = self._fernet.decrypt(bytes(sealed))
         except InvalidToken as error:
-            raise Unreadable("no encryption key opens a stored password") from error
+            raise Unreadable("no encryption key opens a stored secret") from error
         if not hmac.compare_digest(plain[:16], account.bytes):
-            raise Unreadable("a stored password was sealed for another account")
+            raise Unreadable("a stored secret was sealed for another account")
         return plain[16:].decode()

@@ -305,6 +305,8 @@ class Drive:
         self.sql.execute(f"{leased}, {gone} WHERE id = %s", (lost,))
         self.sql.execute(f"{leased}, {gone}, losses = 9 WHERE id = %s", (quarantined,))
         self.call("POST", "/queue/resume")
+        self.call("POST", "/dkim", json={"domain": "signed.example"}).raise_for_status()
+        self.send("signed@ok.example", **{"from": "a@signed.example"})
         for name in ("ok", "unknown", "busy", "refused", "rejected"):
             self.send(f"{name}@{name}.example")
         self.send("uncertain@unknown.example", unknown_outcome="hold")

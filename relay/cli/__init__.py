@@ -45,6 +45,7 @@ _COMMANDS = {
     "send": "Send a message; prints the id of each recipient's, once it is queued durably.",
     "queue": "The outbound queue: count it, look at messages, retry, cancel, hold, flush, pause.",
     "sender": "Upstream identities: whose mail goes through which server.",
+    "dkim": "Keys that sign what leaves (DKIM).",
     "suppression": "Addresses that get no mail.",
     "webhook": "Who is told what becomes of outbound mail and of accounts.",
     "account": "Accounts: make, look at, suspend, mail again.",

@@ -25,6 +25,8 @@ DEVICES: Final = "relay_devices"
 """Blobs were stored in PostgreSQL.  By a trigger; the devices' keys, in hexadecimal digits."""
 SESSIONS: Final = "relay_sessions"
 """Page sessions ended.  By a trigger; their ids."""
+DKIM: Final = "relay_dkim"
+"""Keys of DKIM were made, activated, retired or removed.  By a trigger; no keys."""
 TOKENS: Final = "token_insert"
 """Tokens wait for their letters.  By triggers, under the name that docs/sql.md gives; no keys."""
 
@@ -37,5 +39,6 @@ ALL: Final = (
     WEBHOOKS,
     DEVICES,
     SESSIONS,
+    DKIM,
     TOKENS,
 )

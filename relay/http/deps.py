@@ -45,9 +45,11 @@ from relay.mailboxes.records import Arrived
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
+from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.gates import Standing
 from relay.outbound.senders import LOOP, Senders
 from relay.outbound.sending import Enqueue, WakeOutbound
+from relay.outbound.signer import Signer
 from relay.outbound.suppressions import Suppressions
 from relay.ports.proxy import Network
 from relay.settings import Explained
@@ -236,6 +238,8 @@ class Deps:
     queue_admin: QueueAdmin
     senders: Senders
     suppressions: Suppressions
+    dkim_keys: DkimKeys
+    signer: Signer
     keyring: Keyring
     webhooks: Webhooks
     accounts: Accounts

@@ -53,6 +53,7 @@ PATHS: Mapping[str, str] = {
     "key": _DEVICE,
     "path": "docs.js",
     "case": "mailbox-not-found",
+    "domain": "shop.example",
 }
 """Part of a path to what stands in it, unless `CALL_PATHS` says otherwise."""
 
@@ -113,6 +114,7 @@ REQUESTS: Mapping[str, Any] = {
         "subject": "Your code",
         "text": "Your code is 482913.",
     },
+    "NewDkimKeys": {"domain": "shop.example"},
     "Release": {"to": ["bob@example.org"]},
     "NewSender": {"address": _SHOP, "upstream": "loop:"},
     "NewSuppression": {"address": "bob@example.org", "reason": "asked for no more mail"},
@@ -262,6 +264,9 @@ FIELDS: Mapping[str, Any] = {
     "retry": 3,
     "cancel": 12,
     "hold": 9,
+    "selector": "r20261123050000",
+    "algorithm": "rsa-sha256",
+    "retired_at": None,
     # Accounts
     "email": "ada@example.org",
     "login": "ada",
@@ -359,6 +364,18 @@ SPECIAL: Mapping[str, Any] = {
     "DeliveryEvent.code": 250,
     "DeliveryEvent.enhanced": "2.0.0",
     "SenderEntry.address": _SHOP,
+    **{
+        f"{model}.{field}": value
+        for model in ("DnsRecord", "DkimKeyEntry", "DkimRecords", "DkimDomainEntry")
+        for field, value in {
+            "domain": "shop.example",
+            "name": "r20261123050000._domainkey.shop.example",
+            "type": "TXT",
+            "value": "v=DKIM1; k=rsa; p=MIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8A",
+            "state": "active",
+            "activated_at": _NOW,
+        }.items()
+    },
     "SuppressionEntry.address": "bob@example.org",
     "WebhookEntry.id": _WEBHOOK,
     "UntoldEvent.id": _EVENT,

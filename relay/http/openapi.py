@@ -68,6 +68,7 @@ _PARAMETERS = {
     "key": "the device's public key: 64 hexadecimal digits",
     "path": "the file's name",
     "case": "the last part of a problem's type",
+    "domain": "a domain of mail",
 }
 
 _TOKEN = {

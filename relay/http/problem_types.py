@@ -119,6 +119,27 @@ TYPES: Mapping[str, ProblemType] = {
         "This device takes no more blobs for now.",
         waits=True,
     ),
+    "dkim-not-found": ProblemType(
+        (404,),
+        "No DKIM keys",
+        "the domain has no DKIM keys, or none with that selector; or none that sign",
+        "`GET /api/v1/dkim` lists the domains that have keys.",
+        "This domain has no DKIM keys.",
+    ),
+    "dkim-selector-taken": ProblemType(
+        (409,),
+        "Selector taken",
+        "a DKIM key of the domain has this selector, be it retired",
+        "Name another selector, or none.",
+        "A key of the domain has this selector.",
+    ),
+    "dkim-standby": ProblemType(
+        (409,),
+        "Standby keys wait",
+        "the domain has standby DKIM keys already",
+        "Rotate, which uses them and takes no selector; or remove them by their selector.",
+        "The domain has standby keys.",
+    ),
     "email-taken": ProblemType(
         (409,),
         "Email taken",

@@ -7,8 +7,6 @@ Promises
   never given out again: what is listed has user name and server.
 - Replacing a sender is one statement: there is no instant at which its mail would take another
   route.
-- `reseal` moves every password to the newest key, a few rows at a time while mail flows.  Stopped
-  anywhere, it goes on where it was: a row says which key sealed it.
 
 Fails with `MalformedMessage` for a value that is not usable and `DatabaseUnavailable` from the
 pool.
@@ -23,12 +21,13 @@ from uuid import UUID
 
 import trio
 
-from relay.crypto import Unreadable, Vault
+from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.errors import Bug
 from relay.ids import new_id
 from relay.ip import is_loopback
 from relay.outbound.message import MalformedMessage, check_text, plain_address
+from relay.outbound.sealed import Sealed
 from relay.ssrf_guard import NotPublic, addresses_of
 
 LOOP = "loop:"
@@ -39,7 +38,6 @@ PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 
 _MAX_URL = 2048
 _RESOLVE_TIMEOUT = 5.0  # s
-_BATCH = 100  # rows re-encrypted by one look
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +109,6 @@ async def _check_public(upstream: Upstream) -> None:
         pass  # no address yet; it is looked at again whenever it is connected to
 
 
-@dataclass(frozen=True, slots=True)
-class Resealed:
-    """What `Senders.reseal` did: passwords moved to the newest key, and those no key opens."""
-
-    moved: int
-    unreadable: int
-
-
 class Senders:
     """The identities in `relay.senders`."""
 
@@ -127,6 +117,8 @@ class Senders:
         self._pool = pool
         self._vault = vault
         self._private_upstreams = private_upstreams
+        self.sealed = Sealed(pool, vault, "relay.senders", "password")
+        """The passwords."""
 
     async def put(
         self, owner: UUID, address: str, upstream: str, *, private: bool = True
@@ -211,57 +203,3 @@ class Senders:
             (owner, LOOP),
         )
         return found
-
-    async def stale(self) -> int:
-        """How many passwords are sealed with another key than the newest."""
-        count: int = await self._pool.fetch_value(
-            """
-            SELECT count(*)
-            FROM relay.senders
-            WHERE password IS NOT NULL
-              AND key_id IS DISTINCT FROM %s
-            """,
-            (self._vault.key_id,),
-        )
-        return count
-
-    async def reseal(self) -> Resealed:
-        """Seal every password with the newest key.
-
-        What another key opens is moved; what none opens stays as it is, and is counted.
-        """
-        moved = unreadable = 0
-        after = UUID(int=0)
-        while True:
-            # Durable: that none is left is what older keys are thrown away on.
-            rows = await self._pool.fetch_durable(
-                """
-                SELECT id, password
-                FROM relay.senders
-                WHERE id > %s
-                  AND password IS NOT NULL
-                  AND key_id IS DISTINCT FROM %s
-                ORDER BY id
-                LIMIT %s
-                """,
-                (after, self._vault.key_id, _BATCH),
-            )
-            if not rows:
-                return Resealed(moved, unreadable)
-            for account, sealed in rows:
-                after = account
-                try:
-                    secret = self._vault.open(account, sealed)
-                except Unreadable:
-                    unreadable += 1
-                    continue
-                # Only if nobody replaced it meanwhile: the replacement is sealed anew already.
-                moved += await self._pool.execute(
-                    """
-                    UPDATE relay.senders
-                    SET password = %s, key_id = %s
-                    WHERE id = %s
-                      AND password = %s
-                    """,
-                    (self._vault.seal(account, secret), self._vault.key_id, account, sealed),
-                )

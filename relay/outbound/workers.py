@@ -9,7 +9,8 @@ Promises
 - A delivery ends before its lease: its deadlines are cut to what the lease leaves, DATA is not
   begun with less left than the dot's answer may take and a commit.
 - One message's failure is no other's, whatever it is: what nobody foresaw defers that message.
-- A large message is fetched and composed in a thread, few at once, before a worker takes it.
+- A large message is fetched and composed in a thread, few at once, before a worker takes it; so is
+  a message composed that is to be signed.  None goes unsigned because its key cannot be read.
 - Lower mail is not begun while high mail has the right of way.
 
 Fails: never; when cancelled, what was not begun is given back, and of what was, its outcome is
@@ -30,8 +31,10 @@ from relay.errors import DatabaseUnavailable, PermanentFailure
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.backoff import MOMENT
+from relay.outbound.claimed import Claimed
 from relay.outbound.custody import Custody
 from relay.outbound.dispatch import Dispatch, Line, Place
+from relay.outbound.dkim import Unloadable
 from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.jobs import Job
 from relay.outbound.loopback import Loopback
@@ -40,6 +43,8 @@ from relay.outbound.render import mail_of
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.routes import MOST_MAILS, Connections, Routes
 from relay.outbound.settler import ours
+from relay.outbound.signer import Signer
+from relay.outbound.signing import Signing
 from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, Step, Verdict
 from relay.smtp.connection import Connection, OpenFailed
 
@@ -81,8 +86,9 @@ class Workers:
         right_of_way: RightOfWay,
         *,
         retry_unit: float,
+        signer: Signer | None = None,
     ) -> None:
-        """`retry_unit` in seconds."""
+        """`retry_unit` in seconds; `signer`: None signs nothing."""
         self._queue = queue
         self._custody = custody
         self._dispatch = dispatch
@@ -90,6 +96,8 @@ class Workers:
         self._routes = routes
         self._loopback = loopback
         self._right_of_way = right_of_way
+        self._signer = signer
+        self._signing: Signing[Line[Job, Way]] = Signing(self._make, self._were_made)
         self._outage = MOMENT * retry_unit  # s; given back for so long when the database is away
         self._way_is_free = trio.lowlevel.ParkingLot()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
@@ -107,11 +115,16 @@ class Workers:
             return
         if not self._gatekeeper.lets(line, job, now):
             return
-        if job.message.has_body or self.nursery is None:
+        if self.nursery is None:
             self._dispatch.put(line, job)
-        else:
+        elif not job.message.has_body:
             line.coming += 1
             self.nursery.start_soon(self._prepare, line, job)
+        elif self._signer is not None and self._signer.wants(job.message):
+            line.coming += 1
+            self._signing.put(line, job, self.nursery)
+        else:
+            self._dispatch.put(line, job)
 
     def spread(self) -> None:
         """Give waiting mail to workers, as far as there are places."""
@@ -134,7 +147,10 @@ class Workers:
         self.spread()
 
     def give_back_waiting(self, now: float) -> None:
-        """Give back what waits in a line."""
+        """Give back what waits in a line, or to be signed."""
+        for line, job in self._signing.take_all():
+            line.coming -= 1
+            self._custody.give_back(job, now)
         for line in self._dispatch.lines.values():
             for job in self._dispatch.remove(line):
                 self._custody.give_back(job, now)
@@ -210,15 +226,12 @@ class Workers:
                 text = "the content of the message is not there any more"
                 self._settle(job, ours(Verdict.FAILED, Phase.DATA, text), trio.current_time())
                 return
-            job.mail = await trio.to_thread.run_sync(mail_of, message)
+            job.mail = await trio.to_thread.run_sync(self._make, message)
         except (DatabaseUnavailable, psycopg.Error):
             self._give_back(job, self._outage)
             return
-        except PermanentFailure as error:
-            self._unfit(job, error)
-            return
         except Exception as error:
-            self._crashed(job, error)
+            self._not_made(job, error)
             return
         del message
         if self._custody.leaving:
@@ -228,6 +241,37 @@ class Workers:
         self._dispatch.put(line, job)
         self.spread()
         await ended.wait()
+
+    # Signed messages ------------------------------------------------------------------------------
+
+    def _make(self, message: Claimed) -> Mail:
+        """Compose and sign a message; in a thread."""
+        mail = mail_of(message)
+        return mail if self._signer is None else self._signer.signed(mail)
+
+    def _were_made(self, batch: Sequence[tuple[Line[Job, Way], Job, Mail | Exception]]) -> None:
+        """Have what was signed delivered."""
+        for line, job, made in batch:
+            line.coming -= 1
+            if isinstance(made, Exception):
+                self._not_made(job, made)
+            elif self._custody.leaving:
+                self._give_back(job)
+            else:
+                job.mail = made
+                self._dispatch.put(line, job)
+        self.spread()
+
+    def _not_made(self, job: Job, error: Exception) -> None:
+        """There is no mail of a job, and why."""
+        if isinstance(error, Unreadable | Unloadable):
+            # Unsigned, it could be refused for good: the key may come back, and it waits for that.
+            text = f"the key that signs for its domain cannot be used: {error}"
+            self._settle(job, ours(Verdict.DEFERRED, Phase.DATA, text), trio.current_time())
+        elif isinstance(error, PermanentFailure):
+            self._unfit(job, error)
+        else:
+            self._crashed(job, error)
 
     # Working --------------------------------------------------------------------------------------
 

@@ -237,6 +237,14 @@ class Mail:
         self._data = data
         return self
 
+    def behind(self, fields: bytes) -> Mail:
+        """The same mail with header fields in front of its others; these are ASCII, lines CRLF."""
+        other = Mail.__new__(Mail)
+        for name in Mail.__slots__:
+            setattr(other, name, getattr(self, name))
+        other._data = fields + self._data
+        return other
+
     @property
     def data(self) -> bytes:
         """The message itself: CRLF line ends, dots unstuffed."""

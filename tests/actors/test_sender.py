@@ -406,7 +406,7 @@ async def test_an_unreadable_password_defers(pool):
         outbound.wake()
         _, _, wait, error = await outbound.becomes(one, "queued", 1)
     assert 47 <= wait <= 72
-    assert "password" in error
+    assert "stored secret" in error
     assert not sink.sessions
 
 

@@ -4,6 +4,7 @@ The queue is filled beforehand with 40,000 messages of 2 kB, fsync is on, the si
 its own.  What is measured is from when delivery may begin until the last message is recorded.
 
 - `relay`: the whole program (`relay up`), one process, as shipped but for the upstream.
+- `signed_relay`: the same, and each message is signed with both keys of its domain (DKIM).
 - `two_relays`, `three_relays`: as many of them on the one database.
 - `pgqueuer`: one PgQueuer process (uvloop, asyncpg, the workers and batch size that were fastest)
   with pooled aiosmtplib connections.
@@ -57,6 +58,8 @@ from tests.relay_process import RelayProcess
 
 JOBS = 40_000
 PROCRASTINATE_JOBS = 1_500
+SENDERS = "example.org"
+"""The domain that the messages are from."""
 LATENCIES = 200
 _QUIET = 0.03  # s of CPU in half a second, of all processes
 
@@ -126,13 +129,16 @@ class Bench:
     def _relay(self, dsn: str) -> Drain:
         return self._relays(dsn, 1)
 
+    def _signed_relay(self, dsn: str) -> Drain:
+        return self._relays(dsn, 1, signed=True)
+
     def _two_relays(self, dsn: str) -> Drain:
         return self._relays(dsn, 2)
 
     def _three_relays(self, dsn: str) -> Drain:
         return self._relays(dsn, 3)
 
-    def _relays(self, dsn: str, count: int) -> Drain:
+    def _relays(self, dsn: str, count: int, *, signed: bool = False) -> Drain:
         with contextlib.ExitStack() as stack:
             admin = stack.enter_context(psycopg.connect(dsn, autocommit=True))
             admin.execute("UPDATE relay.outbound_control SET paused = true")
@@ -148,6 +154,9 @@ class Bench:
                 stack.enter_context(relay)
                 assert relay.process is not None
                 pids.append(relay.process.pid)
+                if signed:
+                    with relay.http() as api:
+                        api.post("/api/v1/dkim", json={"domain": SENDERS}).raise_for_status()
             time.sleep(0.5)
             cpu = Cpu(self.cluster, pids)
             admin.execute("UPDATE relay.outbound_control SET paused = false, paused_at = now()")
@@ -321,7 +330,7 @@ def latencies(cluster: Cluster) -> list[float]:
 
 VARIANTS = (
     # What is compared is measured next to each other: other work on the machine comes and goes.
-    *("relay", "pgqueuer", "two_relays", "two_pgqueuers"),
+    *("relay", "signed_relay", "pgqueuer", "two_relays", "two_pgqueuers"),
     *(("postfix",) if postfix.available() else ()),
     *("three_relays", "procrastinate", "bare"),
 )
@@ -364,6 +373,7 @@ def run(rounds: int = 3, variants: tuple[str, ...] = VARIANTS) -> dict[str, Any]
         ("relay against Postfix", "relay", "postfix", 6.0, None),
         ("relay against two procrastinate", "relay", "procrastinate", 7.0, None),
         ("relay against a bare loop", "relay", "bare", 0.30, None),
+        ("signed against unsigned", "signed_relay", "relay", 0.1, 0.5),
         ("two relays against one", "two_relays", "relay", 1.0, None),
         ("three relays against one", "three_relays", "relay", 1.0, None),
     ):

@@ -387,7 +387,7 @@ async def test_keys_that_do_not_fit_are_found(database_url: str, tmp_path: Path)
         )
         assert (await keys()).state == "FAIL", "no keys at all"
         (node / "encryption_keys").write_text(f"{theirs}\n")
-        assert (await keys()).found == "1 stored passwords can be read"
+        assert (await keys()).found == "1 stored secrets can be read"
         (node / "encryption_keys").write_text(f"{ours}\n")
         other = await keys()
         assert (other.state, "RELAY_ENCRYPTION_KEYS" in other.advice) == ("FAIL", True)

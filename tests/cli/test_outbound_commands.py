@@ -215,15 +215,16 @@ def test_a_suppressed_address_gets_no_mail(relay: RelayProcess) -> None:
 
 
 def test_keys_are_rotated_while_the_relay_runs(relay: RelayProcess) -> None:
-    """Each rotation makes new keys, seals stored passwords anew and drops the old key."""
+    """Each rotation makes new keys, seals stored secrets anew and drops the old key."""
     files = [relay.data_dir / name for name in ("secret_key", "encryption_keys")]
     before = [file.read_text().strip() for file in files]
     text(relay, "sender", "add", "me@example.org", "smtps://me:secret@mail.example.org")
+    text(relay, "dkim", "create", "example.org")
     done = document(relay, "keys", "rotate")
     assert done == {
         "new_signing_key": True,
         "new_encryption_key": True,
-        "resealed": 1,
+        "resealed": 3,
         "unreadable": 0,
         "old_keys_dropped": True,
     }
@@ -232,7 +233,8 @@ def test_keys_are_rotated_while_the_relay_runs(relay: RelayProcess) -> None:
     assert encryption not in (before[1], "")
     assert "," not in encryption
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
-    assert "passwords sealed anew" in text(relay, "keys", "rotate")
+    assert "secrets sealed anew" in text(relay, "keys", "rotate")
+    text(relay, "dkim", "remove", "example.org")
     text(relay, "sender", "remove", "me@example.org")
 
 

@@ -451,6 +451,27 @@ HERITAGE = (
         """,
         (2, 1, 1),
     ),
+    Heritage(
+        35,
+        """
+        INSERT INTO relay.dkim_keys (domain, selector, algorithm, state, record, private_key,
+                                     key_id, activated_at, retired_at)
+        VALUES ('shop.example', 'new', 'rsa-sha256', 'active', 'v=DKIM1; k=rsa; p=AAAA', '\\x01',
+                '\\x02', now(), NULL),
+               ('shop.example', 'old', 'rsa-sha256', 'retired', 'v=DKIM1; k=rsa; p=BBBB', NULL,
+                NULL, now(), now())
+        """,
+        """
+        SELECT array_agg(ARRAY[selector, state, record, private_key::text] ORDER BY selector)
+        FROM relay.dkim_keys
+        """,
+        (
+            [
+                ["new", "active", "v=DKIM1; k=rsa; p=AAAA", "\\x01"],
+                ["old", "retired", "v=DKIM1; k=rsa; p=BBBB", None],
+            ],
+        ),
+    ),
 )
 
 

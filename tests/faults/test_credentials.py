@@ -231,7 +231,7 @@ async def test_a_kept_connection_ends_with_its_credentials(pool):
         await senders.put(ADMINISTRATOR_ID, ADDRESS, upstream("smtp", sink.port, "bob", "secret"))
         await sends(outbound, pool, "4@a.example")
         vault.replace([new_key, old_key])
-        await senders.reseal()
+        await senders.sealed.reseal()
         await sends(outbound, pool, "5@a.example")
         await senders.remove(ADMINISTRATOR_ID, ADDRESS)
         (stray,) = await put(pool, "6@a.example")

@@ -251,7 +251,7 @@ async def a_sender_removed(pool: Pool, known: Known) -> None:
 async def passwords_sealed_anew(pool: Pool, known: Known) -> None:
     """Nothing is left that the old key opens, so that it is thrown away."""
     vault = known.setdefault("vault", Vault((Fernet.generate_key().decode(),)))
-    await Senders(pool, vault).reseal()
+    await Senders(pool, vault).sealed.reseal()
 
 
 async def a_blob_put(pool: Pool, known: Known) -> None:

@@ -35,9 +35,11 @@ from relay.keyring import Keyring
 from relay.log import LogRing
 from relay.mailboxes.store import Store
 from relay.mailboxes.summary import summarise
+from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.gates import Gates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.sending import WakeOutbound
+from relay.outbound.signer import Signer
 from relay.settings import load
 from relay.smtp.chaos import Chaos
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
@@ -202,6 +204,7 @@ async def open_house(
         logs=ring,
         page_url="",
     )
+    dkim_keys = DkimKeys(pool, keyring.vault)
     made = control_deps(
         load(environ={}),
         resources,
@@ -216,6 +219,8 @@ async def open_house(
         chaos=chaos,
         connections=MAX_CONNECTIONS,
         resolver=functools.cache(lambda: Resolver([dns])),
+        dkim_keys=dkim_keys,
+        signer=Signer(dkim_keys, keyring.vault),
     )
 
     def make_deps(serving: Serving) -> Deps:

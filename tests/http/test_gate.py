@@ -30,8 +30,10 @@ from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.mails import Mails
 from relay.mailboxes.messages import Messages
 from relay.outbound.admin import QueueAdmin
+from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.enqueue import enqueue
 from relay.outbound.senders import Senders
+from relay.outbound.signer import Signer
 from relay.outbound.suppressions import Suppressions
 from relay.webhooks.store import Webhooks
 from tests.http.conftest import House
@@ -62,6 +64,8 @@ def inert(house: House) -> Deps:
         queue_admin=QueueAdmin(house.pool),
         senders=Senders(house.pool, house.keyring.vault),
         suppressions=Suppressions(house.pool),
+        dkim_keys=DkimKeys(house.pool, house.keyring.vault),
+        signer=Signer(DkimKeys(house.pool, house.keyring.vault), house.keyring.vault),
         keyring=house.keyring,
         webhooks=Webhooks(house.pool),
         accounts=Accounts(house.pool),

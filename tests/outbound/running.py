@@ -13,6 +13,7 @@ from cryptography.fernet import Fernet
 from actors import claimer, sender, writer
 from actors.messages import Due, Wake
 from relay.crypto import Vault
+from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.outbound.enqueue import FLUSH
 from relay.outbound.gates import Gates
@@ -21,6 +22,7 @@ from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import parse_upstream
+from relay.outbound.signer import Signer
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 from tests.actors.running import at_rest
 from tests.eventually import eventually
@@ -93,6 +95,8 @@ async def running_outbound(
     domain_connections: int = 0,
     vault: Vault | None = None,
     right_of_way: RightOfWay | None = None,
+    signer: Signer | None = None,
+    hub: Hub | None = None,
     **settings: Any,
 ) -> AsyncIterator[Outbound]:
     """Claim and deliver until the block ends, then drain; all `within` seconds."""
@@ -109,6 +113,8 @@ async def running_outbound(
         gates=gates,
         vault=vault,
         right_of_way=right_of_way,
+        signer=signer,
+        hub=hub,
         settings=sender.DeliverySettings(
             parse_upstream(upstream),
             ("relay.localhost",),

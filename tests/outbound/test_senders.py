@@ -9,7 +9,8 @@ from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import Unreadable, Vault
 from relay.db.pool import Pool
 from relay.outbound.message import MalformedMessage
-from relay.outbound.senders import Resealed, Senders, parse_upstream
+from relay.outbound.sealed import Resealed
+from relay.outbound.senders import Senders, parse_upstream
 from relay.outbound.suppressions import Suppressions
 from tests.outbound.node import Node, put
 
@@ -133,9 +134,9 @@ async def test_rotation_goes_on_where_it_was_interrupted(any_pool: Pool):
         await senders.put(ADMINISTRATOR_ID, f"u{number}@x.org", URL)
     await any_pool.execute("UPDATE relay.senders SET password = '\\x00' WHERE address = 'u4@x.org'")
     vault.replace([NEW, OLD])
-    assert await senders.stale() == 5
-    assert await senders.reseal() == Resealed(4, 1)
-    assert await senders.reseal() == Resealed(0, 1)
+    assert await senders.sealed.stale() == 5
+    assert await senders.sealed.reseal() == Resealed(4, 1)
+    assert await senders.sealed.reseal() == Resealed(0, 1)
     newest = Vault([NEW])
     rows = await any_pool.fetch(
         "SELECT id, password FROM relay.senders WHERE address <> 'u4@x.org'"

@@ -155,12 +155,13 @@ async def check_passwords(connection: Connection, patient: Patient) -> Finding:
     """See whether the keys here open what is stored there."""
     from relay.crypto import Unreadable, Vault
 
-    if not await _one(connection, "SELECT to_regclass('relay.senders') IS NOT NULL"):
-        return Finding("keys", OK, "nothing is sealed yet")
-    cursor = await connection.execute(
-        "SELECT id, password FROM relay.senders WHERE password IS NOT NULL LIMIT 1000"
-    )
-    rows = await cursor.fetchall()
+    rows = []
+    for table, column in (("senders", "password"), ("dkim_keys", "private_key")):
+        if await _one(connection, f"SELECT to_regclass('relay.{table}') IS NOT NULL"):
+            cursor = await connection.execute(
+                f"SELECT id, {column} FROM relay.{table} WHERE {column} IS NOT NULL LIMIT 1000"  # noqa: S608 - the two above
+            )
+            rows += await cursor.fetchall()
     if not rows:
         return Finding("keys", OK, "nothing is sealed yet")
     text = "" if patient.settings is None else patient.settings.encryption_keys
@@ -180,9 +181,9 @@ async def check_passwords(connection: Connection, patient: Patient) -> Finding:
     return judged(
         "keys",
         not unreadable,
-        f"{unreadable} of {len(rows)} stored passwords cannot be read: their mail waits"
+        f"{unreadable} of {len(rows)} stored secrets cannot be read: their mail waits"
         if unreadable
-        else f"{len(rows)} stored passwords can be read",
+        else f"{len(rows)} stored secrets can be read",
         "give this node the keys of the others (RELAY_ENCRYPTION_KEYS), or restore the key files",
         bad=FAIL,
     )

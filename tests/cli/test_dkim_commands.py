@@ -1,0 +1,99 @@
+"""`relay dkim` against running relays: what it prints, and that what it made signs at once."""
+
+from __future__ import annotations
+
+import json
+import smtplib
+import time
+from pathlib import Path
+
+import httpx
+
+from relay.checks.dkim import verify
+from relay.checks.evidence import examine
+from tests.checks.asking import answered
+from tests.cli.command import cli
+from tests.eventually import eventually_sync
+from tests.relay_process import RelayProcess
+
+
+def zone(records: list[dict[str, str]]) -> dict[tuple[str, str], str]:
+    return {(one["name"], one["type"]): one["value"] for one in records}
+
+
+def results(raw: bytes, published: dict[tuple[str, str], str]) -> list[str]:
+    return [answered(verify(one, time.time()), published).result for one in examine(raw).signatures]
+
+
+def received(relay: RelayProcess, box: str, subject: str) -> bytes:
+    """The bytes of the message with this subject, once it is there."""
+    headers = {"Authorization": f"Bearer {relay.run['admin_token']}"}
+    base = f"{relay.run['http']}/api/v1/mailboxes/{box}/messages"
+
+    def found() -> list[str]:
+        listed = httpx.get(base, headers=headers).json()
+        return [one["id"] for one in listed if one["subject"] == subject]
+
+    (one,) = eventually_sync(found, f"{subject} is there")
+    return httpx.get(f"{base}/{one}/raw", headers=headers).content
+
+
+def test_keys_are_made_used_rotated_and_removed(tmp_path: Path, database_url: str) -> None:
+    """Two nodes on one database: mail is signed at once here, a moment later there."""
+    env = {"RELAY_DATABASE__URL": database_url, "RELAY_ENCRYPTION_KEYS": KEY}
+    with (
+        RelayProcess(tmp_path / "one", env=env) as one,
+        RelayProcess(tmp_path / "two", env=env) as two,
+    ):
+
+        def run(*arguments: str, code: int = 0) -> str:
+            done = cli("dkim", *arguments, "--data-dir", one.data_dir)
+            assert done.returncode == code, done.stderr
+            return done.stdout.decode()
+
+        box = cli("mailbox", "create", "--data-dir", one.data_dir).stdout.decode().strip()
+        made = json.loads(run("create", "shop.example", "--selector", "s1"))
+        assert made["domain"] == "shop.example"
+        published = zone(made["records"])
+        assert len(published) == 2
+        letter = ("--from", "Shop <me@shop.example>", "--to", box, "--text", "t")
+        sent = cli("send", *letter, "--subject", "one", "--data-dir", one.data_dir)
+        assert sent.returncode == 0, sent.stderr
+        assert results(received(one, box, "one"), published) == ["pass", "pass"]
+
+        host, port = two.run["submission"].rsplit(":", 1)
+        with smtplib.SMTP(host, int(port)) as client:
+            client.login("me", two.run["admin_token"])
+            client.sendmail(
+                "bounce@other.example",
+                [box],
+                "From: me@shop.example\r\nSubject: two\r\n\r\nby the other node\r\n",
+            )
+        assert results(received(two, box, "two"), published) == ["pass", "pass"]
+
+        assert "s1 (active), s1-ed25519 (active)" in run("list")
+        published |= zone(json.loads(run("rotate", "shop.example"))["records"])
+        assert len(published) == 4
+        shown = run("show", "shop.example")
+        for name, kind in published:
+            assert name in shown, kind
+        assert shown.count("active") == 2
+        assert shown.count("retired:") == 2
+        keys = json.loads(run("show", "shop.example", "--json"))["keys"]
+        assert zone(keys) == published
+        sent = cli("send", *letter, "--subject", "three", "--data-dir", one.data_dir)
+        third = received(one, box, "three")
+        assert results(third, published) == ["pass", "pass"]
+        assert b"s=s1;" not in third
+        assert results(received(one, box, "one"), published) == ["pass", "pass"]
+
+        run("remove", "shop.example", "--selector", "s1")
+        assert "s1" not in run("list")
+        run("remove", "shop.example")
+        run("remove", "shop.example", code=1)
+        run("show", "shop.example", code=1)
+        run("create", "no domain", code=1)
+
+
+KEY = "cw_0x689RpI-jtRR7oE8h_eQsKImvJapLeSbXpwF4e4="
+"""An encryption key that both nodes have."""
