@@ -404,7 +404,7 @@ async def _run(
     space = Space(partial(measure, data.path), parse_floor(min_free) if min_free else usual_floor)
     space.look()  # before anything is taken
     supervisor = Supervisor(
-        wrap=_with_log_context, on_blocked=log_blocked, blocked_exit=BLOCKED_EXIT
+        wrap=with_log_context, on_blocked=log_blocked, blocked_exit=BLOCKED_EXIT
     )
     parts = wire(
         settings,
@@ -536,7 +536,7 @@ def _complain(code: int, sentence: str) -> int:
     return code
 
 
-async def _with_log_context(context: Context, actor: Callable[[], Awaitable[None]]) -> None:
+async def with_log_context(context: Context, actor: Callable[[], Awaitable[None]]) -> None:
     """Run an actor with its name on every line it logs."""
     structlog.contextvars.bind_contextvars(actor=context.name, incarnation=context.incarnation)
     await actor()

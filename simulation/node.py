@@ -6,13 +6,13 @@ data directory's lock, the watch-dog's thread, and the scrape of figures that be
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import structlog
 import trio
 
 from simulation.network import Network
@@ -91,6 +91,7 @@ class Node:
         from actors.resources import Resources
         from actors.tree import build_tree, wire
         from relay import log, net
+        from relay.app import with_log_context
         from relay.crypto import hash_token
         from relay.datadir import DataDir
         from relay.db.hosts import Hosts
@@ -114,7 +115,7 @@ class Node:
         supervisor = Supervisor(
             rng=self._world.rng(f"{name}/supervisor"),
             clock=self._world.wall,
-            wrap=_with_log_context,
+            wrap=with_log_context,
             blocked_after=None,
         )
 
@@ -176,14 +177,7 @@ async def _narrate(world: World, supervisor: Any) -> None:
                 )
 
 
-async def _with_log_context(context: Any, actor: Any) -> None:
-    structlog.contextvars.bind_contextvars(actor=context.name, incarnation=context.incarnation)
-    await actor()
-
-
 def _environment(dsn: str, secret: str) -> dict[str, str]:
-    import base64
-
     return {
         "RELAY_DATABASE__URL": dsn,
         "RELAY_SECRET_KEY": secret,

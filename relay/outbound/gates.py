@@ -10,7 +10,9 @@ Promises
   `backoff.pause`, which grows with each strike in a row and never exceeds ten units.
 - After a pause a single delivery probes; its success opens the gate, its failure strikes again.
 - What is in one gate's way is in no other's: gates are kept by route, by route and domain, and for
-  what hangs by route and owner, and by owner over all routes.
+  what hangs by route and owner, and by owner over all routes.  But a lane (`relay.outbound.lanes`:
+  an owner and a domain) is claimed from as the gate allows that its mail met last: where senders of
+  one owner have upstreams of their own, mail to the same domain waits for a shut gate of another's.
 - A destination or an owner whose deliveries hang and would take all places is narrowed, which is
   no strike.
 - What was not met for long after its pause is forgotten: domains that nobody writes to any more

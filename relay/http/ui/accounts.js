@@ -83,7 +83,7 @@ function makeCollector(page) {
     say(waiting, [
       t("{0} activation and {1} recovery letters wait", number(seen.activations), number(seen.recoveries)),
       seen.oldest_seconds === null ? "" : t("the oldest for {0}", lasting(seen.oldest_seconds)),
-      t("{0} for accounts that they do not fit now", number(seen.parked)),
+      t("{0} held, as their account is suspended or has changed", number(seen.parked)),
       t("batches since this start: {0}, letters in them: {1}", number(seen.batches), number(seen.letters)),
     ].filter(Boolean).join(" · "));
     showBudget(budget, seen.budget);

@@ -78,7 +78,7 @@ export function rawOf(path, id, signal) {
 }
 
 // The steps that Received fields tell of, the first one first: {from, by, at, took} (seconds).
-export function hops(headers) {
+function hops(headers) {
   const fields = valuesOf(headers, "received").slice(0, 50).reverse();
   let before = null;
   return fields.map((field) => {

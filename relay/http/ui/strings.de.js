@@ -18,7 +18,7 @@ export default {
   "None is kept.": "Keine ist aufbewahrt.",
   "{0} activation and {1} recovery letters wait": "wartende Kontomails: {0} zur Aktivierung, {1} zur Wiederherstellung",
   "the oldest for {0}": "älteste seit {0}",
-  "{0} for accounts that they do not fit now": "{0} für Konten, zu denen sie jetzt nicht passen",
+  "{0} held, as their account is suspended or has changed": "{0} zurückgehalten, da ihr Konto gesperrt ist oder sich geändert hat",
   "batches since this start: {0}, letters in them: {1}": "Stapel seit diesem Start: {0}, Mails darin: {1}",
   "The collector": "Der Sammler",
   "No budget is set: letters go at once.": "Kein Budget gesetzt: Kontomails gehen sofort hinaus.",
