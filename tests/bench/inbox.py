@@ -151,7 +151,7 @@ def run(rounds: int) -> dict[str, Any]:
             resident = sum(
                 resident_bytes(pid)
                 for pid in [relay.pid, *children(relay.pid)]
-                if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+                if Path(f"/proc/{pid}/exe").resolve().name.startswith("python")
             )
             status = statistics.median(commands(relay, COMMANDS))
             wakes = sorted(wake_ups(relay, WAITS))
