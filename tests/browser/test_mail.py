@@ -14,6 +14,7 @@ import time
 import uuid
 from email import policy
 from email.message import EmailMessage
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -511,6 +512,66 @@ def test_all_is_found_by_one_key_and_tabs_agree(
         assert visit.errors == []
 
 
+def test_the_palette_finds_inboxes_and_actors_and_g_leads_to_views(
+    relay: RelayProcess, browse: Browse
+) -> None:
+    """An inbox is opened, an actor's log too; after a g a letter leads to its view."""
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        page, found = signed_in(visit, relay, "now"), visit.page.get_by_role("listbox")
+        press = page.keyboard.press
+
+        def led(key: str, view: str) -> bool:
+            press("g")
+            press(key)
+            return str(page.evaluate("location.hash")) == f"#/{view}"
+
+        def find(words: str, kind: str, name: str) -> None:
+            press("Control+k")
+            page.get_by_role("combobox", name="Find or do").fill(words)
+            named = found.get_by_role("option").filter(has=page.get_by_text(name, exact=True))
+            named.filter(has=page.get_by_text(kind, exact=True)).click()
+
+        expect(page.locator("#tree")).to_be_visible()
+        find(address.partition("@")[0], "inbox", address)
+        expect(page.locator("#address")).to_have_text(address)
+        find("reap", "actor", "reaper")
+        page.wait_for_url("**/#/logs?actor=reaper")
+        for key, view in (("a", "accounts"), ("d", "devices"), ("l", "logs")):
+            # Where the machine is slow the second key may come too late.
+            eventually_sync(partial(led, key, view), f"g {key}")
+            current = page.locator(f"#views [data-view={view}]")
+            expect(current).to_have_attribute("aria-current", "page")
+        assert visit.errors == []
+
+
+@pytest.mark.parametrize(
+    ("subject", "text", "direction"),
+    [
+        ("رمز الدخول", "مرحبا، هذا رمزك", "rtl"),
+        ("קוד הכניסה", "שלום, זה הקוד שלך", "rtl"),
+        ("Your code", "Hello, this is it", "ltr"),
+    ],
+    ids=["Arabic", "Hebrew", "English"],
+)
+def test_mail_is_shown_in_the_direction_of_its_script(
+    relay: RelayProcess, browse: Browse, subject: str, text: str, direction: str
+) -> None:
+    """In the list, as a subject and as a text."""
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        deliver(relay, address, mail(subject, text))
+        page = signed_in(visit, relay, f"mail/{address}")
+        listed = row(page, "messages", subject)
+        for name in ("subject", "snippet"):
+            expect(listed.locator(f".{name}")).to_have_css("direction", direction)
+        listed.locator(".subject").click()
+        for name in ("message-subject", "message-text"):
+            expect(page.locator(f"#{name}")).to_have_css("direction", direction)
+        expect(page.locator("#message-text")).to_contain_text(text)
+        assert visit.errors == []
+
+
 _NOTED = """
     self.noted = [];
     self.Notification = class {
@@ -601,6 +662,22 @@ def fill(relay: RelayProcess, address: str, many: int) -> None:
         sql.execute(UNPARSED, {"address": address})
 
 
+def load(page: Page, count: int) -> None:
+    """Scroll to the end again and again, until the list has so many rows."""
+    page.wait_for_function(
+        "height => { const it = document.getElementById('messages');"
+        " it.scrollTo(0, it.scrollHeight); return it.scrollHeight === height; }",
+        arg=count * ROW,
+        timeout=4 * TIMEOUT,
+    )
+
+
+def letter(page: Page, number: int) -> Locator:
+    """The row of one of those that `fill` made."""
+    link = page.get_by_role("link", name=f"letter {number}", exact=True)
+    return page.locator("#messages li").filter(has=link)
+
+
 @pytest.mark.parametrize("whose", ["a key's", "this browser's"])
 def test_what_was_deleted_is_gone_though_the_page_is_left(
     relay: RelayProcess, browse: Browse, whose: str
@@ -642,20 +719,13 @@ def test_a_thousand_are_deleted_and_taken_back_at_once(relay: RelayProcess, brow
         rows, scroller = page.locator("#messages li"), page.locator("#messages")
         chosen = page.get_by_role("group", name="Chosen messages")
 
-        def loaded(count: int) -> None:
-            page.wait_for_function(
-                "height => { const it = document.getElementById('messages');"
-                " it.scrollTo(0, it.scrollHeight); return it.scrollHeight === height; }",
-                arg=count * ROW,
-            )
-            scroller.evaluate("it => it.scrollTo(0, 0)")
-            expect(rows.first).to_contain_text("letter 1")
-
         def times() -> int:
             """How often the list was made shorter or longer since it was asked."""
             return int(page.evaluate("self.drawn.splice(0).length"))
 
-        loaded(many)
+        load(page, many)
+        scroller.evaluate("it => it.scrollTo(0, 0)")
+        expect(rows.first).to_contain_text("letter 1")
         rows.first.get_by_role("checkbox").click()
         chosen.get_by_role("button", name="All").click()
         rows.first.get_by_role("checkbox").click()
@@ -673,10 +743,49 @@ def test_a_thousand_are_deleted_and_taken_back_at_once(relay: RelayProcess, brow
         assert times() == 1
         for index in (0, 500, many - 1):
             scroller.evaluate("(it, top) => it.scrollTo(0, top)", index * ROW)
-            link = page.get_by_role("link", name=f"letter {index + 1}", exact=True)
-            shown = rows.filter(has=link)
-            expect(shown).to_have_attribute("aria-posinset", str(index + 1))
+            expect(letter(page, index + 1)).to_have_attribute("aria-posinset", str(index + 1))
         assert api.get(f"/api/v1/mailboxes/{address}").json()["message_count"] == many
+        assert visit.errors == []
+
+
+def test_a_place_far_down_is_kept_and_keys_go_on_from_what_is_read(
+    relay: RelayProcess, browse: Browse
+) -> None:
+    """Further down than is loaded unasked: a reload leads there, also one before the list is there
+    again.  Of a message that is not among the rows nobody knows the next one: j opens none."""
+    many, far, unasked = 4600, 4300, 21 * EVERY
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        fill(relay, address, many)
+        page = signed_in(visit, relay, f"mail/{address}")
+        scroller = page.locator("#messages")
+        expect(letter(page, 1)).to_be_visible()
+        load(page, many)
+        scroller.evaluate("(it, top) => it.scrollTo(0, top)", far * ROW)
+        expect(letter(page, far + 1)).to_be_visible()
+        page.reload(wait_until="commit")
+        page.reload()
+        expect(letter(page, far + 1)).to_be_in_viewport(timeout=4 * TIMEOUT)
+        assert scroller.evaluate("it => it.scrollTop") == far * ROW
+
+        letter(page, far + 5).get_by_role("link").click()
+        subject = page.locator("#message-subject")
+        expect(subject).to_have_text(f"letter {far + 5}")
+        page.keyboard.press("j")
+        expect(subject).to_have_text(f"letter {far + 6}")
+        other = visit.context.new_page()  # which was nowhere yet
+        other.goto(page.url)
+        expect(other.locator("#message-subject")).to_have_text(f"letter {far + 6}")
+        other.wait_for_function(
+            "height => document.getElementById('messages').scrollHeight >= height",
+            arg=unasked * ROW,
+            timeout=4 * TIMEOUT,
+        )
+        before = other.url
+        for key in ("j", "k"):
+            other.keyboard.press(key)
+            assert other.evaluate("location.href") == before
+        api.delete(f"/api/v1/mailboxes/{address}?purge=true").raise_for_status()
         assert visit.errors == []
 
 
@@ -721,6 +830,8 @@ def test_unread_mail_is_counted_whole(relay: RelayProcess, browse: Browse) -> No
         expect(badge).to_have_text("260")
         expect(everything).to_have_text("261")
         expect(page).to_have_title(re.compile(r"^\(261\) "))
+        icon = page.locator("link[rel=icon]")
+        expect(icon).to_have_attribute("href", re.compile("circle"))
         row(page, "messages", "number 259").click()
         expect(badge).to_have_text("259")
         expect(everything).to_have_text("260")
@@ -729,6 +840,10 @@ def test_unread_mail_is_counted_whole(relay: RelayProcess, browse: Browse) -> No
         expect(badge).to_have_text("999+")
         expect(row(page, "inboxes", other).locator(".badge")).to_have_text("1")
         visit.screenshot("unread")
+        api.post("/api/v1/messages/read", params={"q": "*"}).raise_for_status()
+        page.evaluate("import('/ui/badge.js').then((badge) => badge.look())")
+        expect(icon).to_have_attribute("href", re.compile("^(?!.*circle)data:image/svg"))
+        expect(page).to_have_title("Mail · Relay")
         for one in (address, other):
             api.delete(f"/api/v1/mailboxes/{one}?purge=true").raise_for_status()
         assert visit.errors == []
@@ -791,11 +906,7 @@ def test_a_list_without_end_has_few_rows_and_stays_where_it_is_read(
         page.reload()
         rows, scroller = page.locator("#messages li"), page.locator("#messages")
         expect(rows.first).to_contain_text(f"number {of - 1}.")
-        page.wait_for_function(
-            "height => { const it = document.getElementById('messages');"
-            " it.scrollTo(0, it.scrollHeight); return it.scrollHeight === height; }",
-            arg=of * ROW,
-        )
+        load(page, of)
         expect(rows.last).to_contain_text("number 0.")
         assert rows.count() < 300
         expect(rows.last).to_have_attribute("aria-posinset", str(of))

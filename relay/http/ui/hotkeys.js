@@ -68,9 +68,11 @@ addEventListener("keydown", (pressed) => {
 export function keysOf(mail, signal) {
   const step = (by) => {
     const { rows } = mail.list;
+    const near = rows.known.has(mail.reading); // if not, nobody knows what is next to what is read
+    if (mail.reading && !near && rows.at < 0) return;
     const at = rows.at < 0 ? 0 : rows.at + by;
     if (at < 0 || at >= rows.items.length) return;
-    if (mail.reading) location.hash = mail.list.hrefOf(rows.items[at]);
+    if (near) location.hash = mail.list.hrefOf(rows.items[at]);
     else rows.stand(at, true);
   };
   const chosen = () => {

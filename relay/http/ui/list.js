@@ -239,17 +239,19 @@ export class MessageList {
   // The row on top, and how much of it is out of sight; null: nothing is.
   get place() {
     const item = this.top > 0 && this.items[Math.floor(this.top / ROW)];
-    return item ? { id: item.id, by: this.top % ROW } : null;
+    return item ? { id: item.id, by: this.top % ROW, far: this.items.length } : null;
   }
 
-  // Load pages until a message is among the rows, a few at most.
-  async reach(id) {
-    for (let pages = 0; pages < REACH && this.more && this.find(id) < 0; pages += 1) await this.ask();
+  // Load pages until a message is among the rows: a few at most, or as many as there were.
+  async reach(id, far = 0) {
+    for (let pages = 0; (pages < REACH || this.items.length <= far) && this.more && !this.known.has(id); pages += 1) {
+      if (!(await this.ask())) break;
+    }
     return this.find(id);
   }
 
-  async goTo({ id, by }) {
-    const index = await this.reach(id);
+  async goTo({ id, by, far }) {
+    const index = await this.reach(id, far);
     if (index >= 0) this.element.scrollTop = this.top = index * ROW + by;
   }
 
@@ -262,7 +264,10 @@ export class MessageList {
   }
 
   ask() {
-    this.asking ??= this.askNow().finally(() => (this.asking = null)).then((well) => well && this.scrolled());
+    this.asking ??= this.askNow().finally(() => (this.asking = null)).then((well) => {
+      if (well) this.scrolled();
+      return well;
+    });
     return this.asking;
   }
 

@@ -766,15 +766,17 @@ class List {
 
   // Where it was left in this tab, at first; what is read is among the rows, so that j and k go on from it.
   async resume() {
-    if (this.resumed) return;
-    this.resumed = true;
+    if (this.resumes) return;
+    this.resumes = true;
     const kept = recall(PLACES, "sessionStorage")?.[this.href()];
     const { reading } = this.mail;
-    if (reading && (await this.rows.reach(reading)) >= 0) this.rows.mark(reading);
+    if (reading && (await this.rows.reach(reading, kept?.far)) >= 0) this.rows.mark(reading);
     if (kept) await this.rows.goTo(kept);
+    this.resumed = true;
   }
 
   keepPlace() {
+    if (!this.resumed) return; // left on the way there
     const others = Object.entries(recall(PLACES, "sessionStorage") ?? {}).filter(([href]) => href !== this.href());
     retain(PLACES, Object.fromEntries([...others.slice(-20), [this.href(), this.rows.place]]), "sessionStorage");
   }
