@@ -24,7 +24,7 @@ from quart import Response, has_request_context, request, websocket
 from quart.globals import request_ctx, websocket_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
-from werkzeug.routing import MapAdapter
+from werkzeug.routing import MapAdapter, WebsocketMismatch
 
 from relay.errors import Invalid, OverQuota, TemporaryFailure
 from relay.http.allowed_hosts import AllowedHosts
@@ -269,12 +269,18 @@ async def _answer_error(error: Exception) -> Response:
     return problem.response()
 
 
+_PLAIN = "There is a WebSocket at this address, and nothing else."
+_SOCKET = "There is no WebSocket at this address; it is called over plain HTTP."
+
+
 def _problem_of(error: Exception) -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, MethodNotAllowed):
         allowed = ", ".join(sorted(error.valid_methods or ()))
         return from_status(405, headers={"Allow": allowed})
+    if isinstance(error, WebsocketMismatch):
+        return Problem(400, "bad-request", _PLAIN if has_request_context() else _SOCKET)
     if isinstance(error, HTTPException):
         return from_status(error.code or 500)
     if isinstance(error, Invalid):

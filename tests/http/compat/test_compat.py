@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from email.message import EmailMessage
 from typing import Any
 
 import httpx
+import pytest
 import trio
+from websocket import WebSocketBadStatusException
 
 from relay.db.pool import Pool
 from relay.http.app import COMPAT
@@ -19,6 +22,7 @@ from relay.ids import new_ids
 from relay.mailboxes.accept import insert_one
 from tests.http.conftest import SMALL, House, open_house
 from tests.http.resources.test_all_messages import mailbox_of
+from tests.http.resources.test_streams import connect, in_thread
 from tests.http.test_gate import MISSING, inert
 
 MAILPIT, MAILHOG = "/compat/mailpit/api/v1", "/compat/mailhog/api"
@@ -167,6 +171,18 @@ async def test_what_is_not_there_says_so(house: House):
         assert answer.headers["Content-Type"].startswith("text/plain"), path
         assert named in answer.text, path
         assert answer.text.endswith("."), path
+
+
+async def test_a_websocket_where_there_is_none_is_refused(house: House):
+    """As the events of both are asked for; and a plain call where there is one alone."""
+    for path in ("/compat/mailpit/api/events", f"{MAILHOG}/v2/websocket", "/api/v1/info"):
+        with pytest.raises(WebSocketBadStatusException) as refused:
+            await in_thread(connect, house, path)
+        assert refused.value.status_code == 400, path
+        assert "no WebSocket" in json.loads(refused.value.resp_body or "")["detail"], path
+    plain = await house.client.get("/api/v1/mailboxes/a@relay.localhost/ws")
+    assert plain.status_code == 400
+    assert "a WebSocket" in plain.json()["detail"]
 
 
 async def test_what_cannot_be_read_changes_nothing(house: House):
