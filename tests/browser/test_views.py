@@ -60,6 +60,7 @@ def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
         letter = {"from": f"a@{address.partition('@')[2]}", "to": ["nobody@relay.localhost"]}
         sent = api.post("/api/v1/messages/send", json={**letter, "subject": "S" * 90, "text": "t"})
         outbound = sent.json()["messages"][0]["id"]
+        api.post("/api/v1/messages/send", json={**letter, "subject": "", "text": "t"})
         visit.to("now")
         expect(node(page, "control")).to_contain_text("running")
         expect(page.locator("#counts")).to_contain_text("mailboxes")

@@ -251,6 +251,9 @@ const YEAR = new Intl.DateTimeFormat(locale, { day: "numeric", month: "short", y
 const WHOLE = new Intl.NumberFormat(locale);
 const TENTHS = new Intl.NumberFormat(locale, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
+// What is shown as a message's subject: never nothing, for it is a link; `hidden` where it is another's.
+export const titled = (subject, hidden) => (subject ?? null) === null ? hidden : subject.trim() || t("(no subject)");
+
 export function when(instant) {
   if (!instant) return "";
   const date = new Date(instant);

@@ -2,7 +2,7 @@
 
 import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, send } from "/ui/calls.js";
 import { asking } from "/ui/dialogs.js";
-import { button, copyButton, doing, fill, h, lasting, number, problem, say, since, Table, tenths, when } from "/ui/dom.js";
+import { button, copyButton, doing, fill, h, lasting, number, problem, say, since, Table, tenths, titled, when } from "/ui/dom.js";
 import { Plot, SPANS } from "/ui/plot.js";
 import { language, named, spoken, t } from "/ui/strings.js";
 
@@ -270,6 +270,6 @@ function showHand(table, items) {
     items,
     (one) => one.id,
     (row, one) => fill(row, [undefined, when(one.created_at), one.attempts, named(one.priority)]),
-    (row, one) => row.cells[0].append(h("a", { href: `#/queue/${one.id}`, text: one.subject ?? one.id })),
+    (row, one) => row.cells[0].append(h("a", { href: `#/queue/${one.id}`, text: titled(one.subject, one.id) })),
   );
 }

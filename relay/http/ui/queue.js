@@ -7,7 +7,7 @@
 //   #/queue/ID               a message, as links from elsewhere say it
 
 import { clock, every, get, page as pageOf, query, send } from "/ui/calls.js";
-import { arrange, button, doing, fill, h, keepFocus, lasting, number, Pages, problem, say, settled, since, Table, tenths, when } from "/ui/dom.js";
+import { arrange, button, doing, fill, h, keepFocus, lasting, number, Pages, problem, say, settled, since, Table, tenths, titled, when } from "/ui/dom.js";
 import { asking } from "/ui/dialogs.js";
 import { makeFailures, messages } from "/ui/failures.js";
 import { divide } from "/ui/panes.js";
@@ -215,7 +215,7 @@ function fillRow(row, one, href) {
   state.className = `state status ${one.status}`;
   say(state, one.status === "processing" ? t("delivering") : named(one.status));
   say(from, one.recipient ?? t("another's"));
-  say(subject, one.subject ?? one.id);
+  say(subject, titled(one.subject, one.id));
   say(snippet, [one.error, one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""].filter(Boolean).join(" · "));
   snippet.title = one.error ?? "";
   if (subject.getAttribute("href") !== href) subject.setAttribute("href", href);

@@ -2,7 +2,7 @@
 // line (whom it spoke to, what was said and answered), and beside that what was sent, byte for byte.
 
 import { clock, get, send } from "/ui/calls.js";
-import { button, doing, h, keepFocus, lasting, problem, when } from "/ui/dom.js";
+import { button, doing, h, keepFocus, lasting, problem, titled, when } from "/ui/dom.js";
 import { rawOf } from "/ui/source.js";
 import { named, t } from "/ui/strings.js";
 
@@ -25,7 +25,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
   ];
   // Its bytes are the same at every attempt: what was opened stays open while the story goes on.
   const kept = place.querySelector(`#story-sent[data-of="${id}"]`);
-  const title = h("h2", { id: "story-title", tabindex: "-1", dir: "auto", text: message.subject ?? t("A message") });
+  const title = h("h2", { id: "story-title", tabindex: "-1", dir: "auto", text: titled(message.subject, t("A message")) });
   const parts = [
     h("div", { class: "bar" },
       h("a", { class: "back", href: back, text: t("‹ Back") }),
