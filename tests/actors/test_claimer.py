@@ -120,14 +120,26 @@ async def claiming(
 
 async def planned(pool: Pool) -> None:
     """Wait until the claimer has had a connection plan what claims and finalises."""
-    await eventually(
-        lambda: pool.fetch(
-            # Not in its own text: it is prepared, too, when it has been asked a few times.
-            "SELECT FROM pg_prepared_statements WHERE statement LIKE %s",
-            ("%outbound_finalise%",),
-        ),
-        "the statement that finalises is prepared",
-    )
+
+    async def found() -> bool:
+        # A connection knows its own statements only, so as many are asked at once as there may be.
+        # Not in its own text: it is prepared, too, when it has been asked a few times.
+        known: list[int] = []
+
+        async def ask() -> None:
+            query = """
+                WITH meanwhile AS MATERIALIZED (SELECT pg_sleep(0.05))
+                SELECT count(*)
+                FROM meanwhile, pg_prepared_statements
+                WHERE statement LIKE %s"""
+            known.append(await pool.fetch_value(query, ("%outbound_finalise%",)))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(pool.size):
+                nursery.start_soon(ask)
+        return any(known)
+
+    await eventually(found, "the statement that finalises is prepared")
 
 
 async def test_nothing_is_claimed_without_room(pool, virtual):

@@ -32,6 +32,7 @@ SILENT = {
     "messages attachment",  # bytes
     "messages delete",
     "open",  # a browser, or a link alone
+    "dkim remove",
     "mailbox delete",
     "sender remove",
     "suppression remove",

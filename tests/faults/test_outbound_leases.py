@@ -102,11 +102,12 @@ async def test_leases_are_renewed_while_mail_waits_and_while_it_is_slow(
             began_at = trio.current_time()
 
             async def all_are_sent() -> bool:
-                await forward(clocked, virtual, 0.5)
+                await forward(clocked, virtual, 0.25)
                 other.wake()
                 return await sent(clocked) == 1 + len(wanted)
 
-            await eventually(all_are_sent, "the rest is sent", every=0.02)
+            # So slowly that a busy machine does in time what has a deadline.
+            await eventually(all_are_sent, "the rest is sent", within=60.0, every=0.05)
             assert trio.current_time() > began_at + 1.1 * lease
     assert sorted(sink.recipients) == [first, *wanted]
     assert not vulture.received
