@@ -270,8 +270,8 @@ async def house(database_url: str, pool: Pool) -> AsyncIterator[House]:
 
 @pytest.fixture
 async def limited(database_url: str, pool: Pool) -> AsyncIterator[House]:
-    """A control plane where an address without a key has a call each two hundred seconds."""
-    async with open_house(database_url, pool, anonymous_rate=0.005) as running:
+    """A control plane where an address without a key has three calls, and one in three seconds."""
+    async with open_house(database_url, pool, anonymous_rate=0.3) as running:
         yield running
 
 

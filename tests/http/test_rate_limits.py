@@ -92,11 +92,15 @@ def test_whom_a_call_is_charged_to(client: str, forwarded: str | None, whom: str
 
 
 async def test_an_address_without_a_key_is_held_and_the_administrator_is_not(limited: House):
-    """429 with Retry-After above the rate; guessing tokens is charged as well; pages are not."""
+    """429 with Retry-After after the burst; guessing tokens is charged as well; pages are not."""
     client = limited.client
-    statuses = [(await client.post("/api/v1/mailboxes")).status_code for _ in range(5)]
-    assert statuses == [201] + [429] * 4
-    refused = await client.get("/api/v1/session", headers={"Authorization": "Bearer rk_wrong"})
+    statuses = [(await client.post("/api/v1/mailboxes")).status_code for _ in range(20)]
+    assert statuses[:3] == [201] * 3
+    assert statuses.count(429) >= 10
+    for _ in range(5):  # a call may have come free meanwhile, and the next is refused then
+        refused = await client.get("/api/v1/session", headers={"Authorization": "Bearer rk_wrong"})
+        if refused.status_code == 429:
+            break
     assert refused.status_code == 429
     assert refused.headers["Content-Type"] == "application/problem+json"
     assert int(refused.headers["Retry-After"]) >= 1
@@ -117,12 +121,13 @@ async def test_a_strangers_cookie_does_not_put_the_charge_off(database_url: str,
 
 async def test_a_key_has_its_plans_rate(house: House):
     """Two keys of one address do not share a bucket, and the plan says how large it is."""
-    await house.pool.execute("UPDATE relay.plans SET calls_per_second = 0.005 WHERE name = 'pro'")
+    await house.pool.execute("UPDATE relay.plans SET calls_per_second = 0.3 WHERE name = 'pro'")
     first, second = await house.key("read"), await house.key("read")
     statuses = [
-        (await house.client.get("/api/v1/mailboxes", headers=first)).status_code for _ in range(5)
+        (await house.client.get("/api/v1/mailboxes", headers=first)).status_code for _ in range(20)
     ]
-    assert statuses == [200] + [429] * 4
+    assert statuses[:3] == [200] * 3
+    assert statuses.count(429) >= 10
     other = await house.client.get("/api/v1/mailboxes", headers=second)
     assert other.status_code == 200
 
