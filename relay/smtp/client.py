@@ -22,7 +22,9 @@ Promises:
 Fails: by outcomes.  Only a mail that can never be sent raises, `UnfitMail`, when it is made.
 
 Why a dot without an answer is `UNKNOWN` and not `DEFERRED`: the peer may have taken the mail.
-Who retries it may send a second copy, and should know.
+Who retries it may send a second copy, and should know.  An answer that has begun is one: each of
+its lines has the code (RFC 5321, 4.2.1), so a 250 that goes on for ever, or breaks off behind a
+whole line, is believed.
 
 Pure: no I/O, no clock; instants are handed in, on any clock that only rises.
 """
@@ -84,7 +86,7 @@ class Seen(IntEnum):
     TRANSIENT = 2  # 4yz
     PERMANENT = 3  # 5yz
     CLOSING = 4  # 421
-    NONSENSE = 5  # no reply, too much of one, or one that nobody asked for
+    NONSENSE = 5  # no reply, one without an end, or one that nobody asked for
     ENDED = 6  # end of the connection, reset, a TLS failure
     LATE = 7  # a deadline passed
 
@@ -823,17 +825,22 @@ class SmtpClient:
         self.usable = False
         if phase is None:
             phase = self.awaits
+        written = self._flight[0][3] if self._flight else now
         self._out.clear()
         self._queue.clear()
         self._flight.clear()
         self._exchange = None
         transaction = self._current
+        begun = self._reader.begun
         if transaction is None or self.result is not None:
             if self.failure is None:
                 outcome = _outcome(LAW[phase][seen], phase, why)
                 self.failure = outcome._replace(connection_usable=False, trace=tuple(self.trace))
             return
-        if transaction.delivering:
+        if transaction.delivering and begun is not None:
+            transaction.trace.append((Phase.DOT, begun.code, now, now - written))
+            outcome = _outcome(LAW[Phase.DOT][_ORDINARY[begun.code]], Phase.DOT, begun)
+        elif transaction.delivering:
             outcome = _outcome(LAW[Phase.DOT][seen], Phase.DOT, why)
         else:
             # Nothing was delivered yet, and what breaks a connection is the route's trouble.

@@ -6,15 +6,15 @@ r"""SMTP replies, read from a peer that may be broken or hostile.
 Promises:
 - Memory is bounded by `ReplyLimits`, whatever the peer sends: an endless line, endless
   continuation lines, a gigabyte without a line end.
-- The code decides, never the text: text that is not UTF-8 is decoded with replacement, and no
-  control character leaves this module.
+- The code decides, never the text: text beyond what is kept is read over, text that is not UTF-8
+  is decoded with replacement, and no control character leaves this module.
 - The result does not depend on how the bytes were cut.
 
-Fails with `NotAReply` on what is no reply.  After it the stream has no known position, so the
-reader must not be used again.
+Fails with `NotAReply` on what is no reply, and on one that does not end.  After it the stream has
+no known position, so the reader must not be used again but for `begun`.
 
-A line may end in a bare LF.  Some servers do that, and a 250 to the final dot that is not
-understood costs its recipient a second copy.
+A line may end in a bare LF, and a reply be long.  Some servers do that, and a 250 to the final dot
+that is not understood costs its recipient a second copy.
 
 Pure: no I/O, no clock.
 """
@@ -28,6 +28,8 @@ MAX_TEXT = 1000
 """Characters of a reply's text that are kept."""
 
 _LINE = re.compile(rb"([2-5][0-9][0-9])(?:([ -])([^\r\n]*))?\r?\n")
+_HEAD = re.compile(rb"([2-5][0-9][0-9])([ -])([^\r\n]*)")
+_REST = re.compile(rb"[^\r\n]*(\r?\n)?")
 _GROUP = re.compile(
     rb"(25[0-9])(?: [^\r\n]{0,500})?\r\n"
     rb"(25[0-9])(?: [^\r\n]{0,500})?\r\n"
@@ -41,16 +43,17 @@ _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 class NotAReply(ValueError):
-    """The peer sent something that is no SMTP reply, or more of it than is allowed."""
+    """The peer sent something that is no SMTP reply, or one without an end."""
 
 
 @dataclass(frozen=True)
 class ReplyLimits:
-    """How much a peer may say; bytes and lines, line ends included."""
+    """How much of a reply is kept, and how long one may be; bytes with line ends."""
 
-    max_line_bytes: int = 4096
-    max_lines: int = 128
-    max_bytes: int = 65_536
+    kept_line_bytes: int = 4096
+    kept_lines: int = 128
+    kept_bytes: int = 65_536
+    max_bytes: int = 1 << 20
 
 
 class Reply:
@@ -117,7 +120,7 @@ def _clean(line: bytes) -> str:
 class ReplyReader:
     """Cuts a stream of bytes into replies."""
 
-    __slots__ = ("_buffer", "_code", "_limits", "_lines", "_position", "_taken")
+    __slots__ = ("_buffer", "_code", "_kept", "_limits", "_lines", "_long", "_position", "_taken")
 
     def __init__(self, limits: ReplyLimits) -> None:
         self._limits = limits
@@ -125,12 +128,28 @@ class ReplyReader:
         self._position = 0
         self._code = b""
         self._lines: list[bytes] = []
-        self._taken = 0
+        self._long: re.Match[bytes] | None = None  # how a line begins whose end is still to come
+        self._kept = 0  # bytes in `_lines`
+        self._taken = 0  # bytes of this reply that were read
 
     @property
     def pending(self) -> bool:
         """Whether bytes are held that belong to no reply given out yet."""
-        return self._position < len(self._buffer) or bool(self._lines)
+        return self._position < len(self._buffer) or self._taken > 0
+
+    @property
+    def begun(self) -> Reply | None:
+        """The lines so far of a reply whose end did not come: they have its code.
+
+        None where less than a line has come (or more than is kept of one), and after what is no
+        reply.
+        """
+        lines = [(self._code, text) for text in self._lines]
+        if self._long is not None:
+            lines.append((self._long[1], self._long[3]))
+        if len({code for code, _ in lines}) != 1:
+            return None
+        return Reply(int(lines[0][0]), tuple(text for _, text in lines))
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
@@ -167,44 +186,79 @@ class ReplyReader:
         found = _LINE.match(self._buffer, self._position)
         if (
             found is not None
-            and not self._lines
+            and not self._taken
             and found[2] != b"-"
-            and found.end() - self._position <= self._limits.max_line_bytes
+            and found.end() - self._position <= self._limits.kept_line_bytes
         ):
             self._position = found.end()
             return Reply(int(found[1]), (found[3] or b"",))  # the ordinary reply
         return self._next_of_many()
 
     def _next_of_many(self) -> Reply | None:
-        limits = self._limits
         while True:
-            start = self._position
-            found = _LINE.match(self._buffer, start)
-            if found is None:
-                self._judge_rest()
+            line = self._line() if self._long is None else self._end_of_long()
+            if line is None:
+                self._count(len(self._buffer) - self._position, taken=False)
                 return None
-            if found.end() - start > limits.max_line_bytes:
-                raise NotAReply(f"a line of a reply has over {limits.max_line_bytes} bytes")
-            if self._lines and found[1] != self._code:
-                raise NotAReply("the lines of one reply have different codes")
-            self._position = found.end()
-            self._taken += found.end() - start
-            self._code = found[1]
-            self._lines.append(found[3] or b"")
-            if found[2] != b"-":
-                reply = Reply(int(self._code), tuple(self._lines))
+            code, separator, text = line.groups()
+            if self._lines and code != self._code:
+                raise self._nonsense("the lines of one reply have different codes")
+            self._code = code
+            self._keep(text or b"")
+            if separator != b"-":
+                reply = Reply(int(code), tuple(self._lines))
                 self._lines = []
-                self._taken = 0
+                self._kept = self._taken = 0
                 return reply
-            if len(self._lines) >= limits.max_lines or self._taken > limits.max_bytes:
-                raise NotAReply(
-                    f"a reply has over {limits.max_lines} lines or {limits.max_bytes} bytes"
-                )
 
-    def _judge_rest(self) -> None:
-        """What is no whole line yet may still become one, or may not."""
-        end = self._buffer.find(b"\n", self._position)
-        if end >= 0:
-            raise NotAReply("a line is no SMTP reply")
-        if len(self._buffer) - self._position > self._limits.max_line_bytes:
-            raise NotAReply(f"a line of a reply has over {self._limits.max_line_bytes} bytes")
+    def _line(self) -> re.Match[bytes] | None:
+        """Take a line; or, of one too long to be kept, the beginning, and then its end."""
+        start = self._position
+        found = _LINE.match(self._buffer, start)
+        if found is not None:
+            self._take_to(found.end())
+            return found
+        if self._buffer.find(b"\n", start) >= 0:
+            raise self._nonsense("a line is no SMTP reply")
+        if len(self._buffer) - start <= self._limits.kept_line_bytes:
+            return None
+        self._long = _HEAD.match(self._buffer, start, start + self._limits.kept_line_bytes)
+        if self._long is None:
+            raise self._nonsense("a line is no SMTP reply")
+        self._take_to(self._long.end())
+        return self._end_of_long()
+
+    def _end_of_long(self) -> re.Match[bytes] | None:
+        """Read over what is not kept of a line; return how it began when it has ended."""
+        found = _REST.match(self._buffer, self._position)
+        assert found is not None, "nothing at all matches, too"
+        self._take_to(found.end())
+        if found[1] is not None:
+            head, self._long = self._long, None
+            return head
+        if self._buffer[self._position :] not in (b"", b"\r"):
+            raise self._nonsense("a line is no SMTP reply")
+        return None
+
+    def _take_to(self, end: int) -> None:
+        self._count(end - self._position)
+        self._position = end
+
+    def _count(self, more: int, *, taken: bool = True) -> None:
+        """Hold a reply to its greatest length, counted in bytes that came, taken or not."""
+        if self._taken + more > self._limits.max_bytes:
+            raise NotAReply(f"a reply has over {self._limits.max_bytes} bytes")
+        if taken:
+            self._taken += more
+
+    def _keep(self, text: bytes) -> None:
+        limits = self._limits
+        text = text[: min(limits.kept_line_bytes - 4, limits.kept_bytes - self._kept)]
+        if len(self._lines) < limits.kept_lines:
+            self._lines.append(text)
+            self._kept += len(text)
+
+    def _nonsense(self, why: str) -> NotAReply:
+        """What came is no reply, so that the lines before it are none either."""
+        self._lines, self._long = [], None
+        return NotAReply(why)

@@ -253,7 +253,11 @@ def misbehaving(how: str, step: str) -> Script:
     ["hang up", "stall", "drip", "garbage", "invalid UTF-8", "endless lines", "endless line"],
 )
 async def test_a_peer_that_misbehaves_defers_its_own_mail_only(pool, how, step):
-    """Whatever a peer does at RCPT or after the dot, that mail is deferred and other mail goes."""
+    """Whatever a peer does at RCPT or after the dot, that mail is deferred and other mail goes.
+
+    But for an endless 250 to the dot, which is one: that mail is sent, once.
+    """
+    taken = step == "dot" and how.startswith("endless")
     async with (
         running_sink(misbehaving(how, step)) as sink,
         running_outbound(pool, sink.url, lease_timeout=LEASE, retry_unit=60.0) as outbound,
@@ -263,9 +267,11 @@ async def test_a_peer_that_misbehaves_defers_its_own_mail_only(pool, how, step):
         outbound.wake()
         for message in good:
             assert (await outbound.becomes(message.id, "sent"))[1] == 1
-        _, _, wait, error = await outbound.becomes(bad.id, "queued", 1)
-    assert 40 < wait <= 72
-    assert error
+        status = "sent" if taken else "queued"
+        _, _, wait, error = await outbound.becomes(bad.id, status, 1)
+    if not taken:
+        assert 40 < wait <= 72
+        assert error
     assert Counter(sink.recipients).most_common(1)[0][1] == 1
 
 

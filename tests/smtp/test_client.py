@@ -566,15 +566,97 @@ def test_an_ordinary_250_is_read_as_any_reply_is(code: bytes, words: list[bytes]
     [b"x" * 8192, b"250-more\r\n" * 500, b"250-" + b"x" * 3000 + b"\r\n", b"250 " + b"x" * 8192],
 )
 def test_endless_replies_end(endless: bytes):
-    """A line without end, or lines without end, are cut off at the caps."""
-    reader = ReplyReader(ReplyLimits())
+    """A line without end, or lines without end, are read to a cap, and little of them is kept."""
+    limits = ReplyLimits()
+    reader = ReplyReader(limits)
     fed = 0
     with pytest.raises(NotAReply):
-        while fed < 1_000_000:
+        while fed < 4_000_000:
             reader.feed(endless)
             fed += len(endless)
             assert reader.next() is None
-    assert fed < 200_000
+    assert fed <= limits.max_bytes + len(endless)
+    begun = reader.begun
+    assert (begun is None) is not endless.startswith(b"250")
+    if begun is not None:
+        assert begun.code == 250
+        assert len(begun.lines) <= limits.kept_lines + 1
+        assert sum(map(len, begun.lines)) <= limits.kept_bytes + limits.kept_line_bytes
+
+
+LONG = (
+    b"".join(b"250-2.0.0 line %d\r\n" % number for number in range(150))
+    + b"250-" + b"x" * 5000 + b"\r\n250 2.0.0 end\r\n"
+)  # fmt: skip
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(st.lists(st.integers(1, 1500), max_size=12))
+@example([1] * 40)
+@example([len(LONG) - 1])
+@example([len(LONG) - 17])  # a CR is the last, behind a line too long to be kept
+def test_a_long_reply_is_one_however_it_was_cut(cuts: list[int]):
+    """Lines beyond those kept, and bytes beyond those kept of one, are read over."""
+    stream = LONG + b"354 go\r\n"
+    reader = ReplyReader(ReplyLimits())
+    found = []
+    position = 0
+    for cut in [*cuts, len(stream)]:
+        reader.feed(stream[position : position + cut])
+        position += cut
+        while (reply := reader.next()) is not None:
+            found.append((reply.code, len(reply.lines), reply.enhanced, reply.text[:13]))
+    assert found == [(250, 128, "2.0.0", "line 0 line 1"), (354, 1, None, "go")]
+    assert not reader.pending
+
+
+@pytest.mark.parametrize(
+    "spoilt", [b"251 end\r\n", b"250-a\rb\r\n", b"250-" + b"x" * 5000 + b"\rx"]
+)
+def test_what_is_none_spoils_the_lines_before_it(spoilt: bytes):
+    """Nothing is believed of a reply with two codes, or with a bare CR in it."""
+    reader = ReplyReader(ReplyLimits())
+    reader.feed(b"250-fine\r\n" + spoilt)
+    with pytest.raises(NotAReply):
+        reader.next()
+    assert reader.begun is None
+
+
+@pytest.mark.parametrize(
+    ("begun", "verdict", "code"),
+    [
+        (b"250-2.0.0 taken\r\n", "delivered", 250),
+        (b"250-2.0.0 taken\r\n25", "delivered", 250),
+        (b"451-4.3.0 later\r\n", "deferred", 451),
+        (b"554-5.7.1 no\r\n", "failed", 554),
+        (b"250-a\r\n554 b\r\n", "unknown", None),
+        (b"250 2.0.0 tak", "unknown", None),
+        (b"354-what\r\n", "unknown", 354),
+    ],
+)
+@pytest.mark.parametrize("end", [Seen.ENDED, Seen.LATE])
+def test_an_answer_to_the_dot_that_breaks_off_is_believed(
+    begun: bytes, verdict: str, code: int | None, end: Seen
+):
+    """Its first whole line has the code of them all; of two codes none counts."""
+    talk = Talk()
+    talk.begin()
+    talk.hears(b"250 ok\r\n250 ok\r\n354 go\r\n")
+    talk.hears(begun)
+    if talk.client.result is None:
+        talk.meets(end)
+    assert (talk.outcome.verdict, talk.outcome.code) == (verdict, code)
+    assert not talk.outcome.connection_usable
+    assert [step[1] for step in talk.outcome.trace] == [250, 250, 354, *([code] if code else [])]
+
+
+def test_half_an_answer_before_the_dot_has_left_is_not_the_dots():
+    """A mail that is not wholly sent was not taken, whatever the peer had begun to say."""
+    talk = Talk()
+    talk.begin()
+    talk.hears(b"250 ok\r\n250 ok\r\n354 go\r\n")
+    talk.client.ended(talk.now, "reset", unsent=9, last=b"250-2.0.0 taken\r\n")
+    assert talk.outcome.verdict == "deferred"
 
 
 @pytest.mark.parametrize(

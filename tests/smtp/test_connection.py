@@ -388,6 +388,48 @@ async def test_peers_that_misbehave(script: Script, verdict: str, phase: str, co
     assert not outcome.connection_usable
 
 
+LONG_TAKEN = {
+    "many-lines": b"250-2.0.0 and\r\n" * 500 + b"250 2.0.0 taken\r\n",
+    "long-line": b"250-" + b"x" * 9000 + b"\r\n250 2.0.0 taken\r\n",
+    "one-long-line": b"250 2.0.0 " + b"x" * 100_000 + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("words", LONG_TAKEN.values(), ids=LONG_TAKEN)
+async def test_a_long_answer_to_the_dot_is_read_and_the_connection_goes_on(words: bytes):
+    """A 250 of many or long lines is a 250: the mail is delivered, and the next one after it."""
+
+    async def script(session: Peer) -> None:
+        await session.greet()
+        for _ in range(2):
+            await session.accept()
+            await session.say(words)
+        await session.rest()
+
+    async with peer(script) as (port, sessions):
+        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE), QUICK)
+        for _ in range(2):
+            (outcome,) = await connection.deliver(MAIL)
+            assert (outcome.verdict, outcome.code) == (Verdict.DELIVERED, 250)
+            assert outcome.connection_usable
+        await connection.quit()
+    assert len(sessions) == 1
+
+
+async def test_an_endless_250_to_the_dot_is_believed_and_its_connection_closed():
+    """What 1 MiB of lines have said with one voice is taken for said: no second copy."""
+
+    async def script(session: Peer) -> None:
+        await session.greet()
+        await session.accept()
+        while True:
+            await session.say(b"250-and\r\n" * 5000)
+
+    (outcome,) = await send_to(script)
+    assert (outcome.verdict, outcome.phase, outcome.code) == (Verdict.DELIVERED, Phase.DOT, 250)
+    assert not outcome.connection_usable
+
+
 async def test_recipients_with_different_codes():
     """One transaction, three recipients, three outcomes; the connection goes on."""
 
