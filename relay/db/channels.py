@@ -27,6 +27,8 @@ SESSIONS: Final = "relay_sessions"
 """Page sessions ended.  By a trigger; their ids."""
 DKIM: Final = "relay_dkim"
 """Keys of DKIM were made, activated, retired or removed.  By a trigger; no keys."""
+RETURNS: Final = "relay_returns"
+"""Something came back of mail that was sent.  By a trigger; no keys."""
 TOKENS: Final = "token_insert"
 """Tokens wait for their letters.  By triggers, under the name that docs/sql.md gives; no keys."""
 
@@ -40,5 +42,6 @@ ALL: Final = (
     DEVICES,
     SESSIONS,
     DKIM,
+    RETURNS,
     TOKENS,
 )

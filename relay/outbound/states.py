@@ -19,7 +19,7 @@ each of them to a message in PostgreSQL):
                 CANCELLED, EXPIRED                      cancelled
     failed      RETRIED                                 queued
     bounced     RETRIED                                 queued
-    sent        (nothing)
+    sent        RETURNED                                bounced
     cancelled   (nothing)
 
 `next_state` is the only way from one state to another by hand, `REPORTS` what a worker may report,
@@ -28,6 +28,8 @@ each of them to a message in PostgreSQL):
 Two things happen by themselves.  LEASE_LOST is no statement: the lease's time is over, and who
 looks sees a queued message; its worker's report counts for as long as nobody has claimed it again.
 QUARANTINED is what a claim, or the reaper, does with a message whose lease was lost too often.
+
+RETURNED is what a receiver says hours later, of mail that was taken: `relay/outbound/returned.py`.
 
 Fails with `Forbidden` for what the law does not have (an operator's cancel of a message that is
 being delivered: it may be gone already, so "cancelled" could be a lie).
@@ -71,6 +73,7 @@ class Cause(enum.StrEnum):
     EXHAUSTED = "exhausted"  # deferred once too often
     REJECTED = "rejected"  # 5xx at MAIL, DATA or the dot
     REFUSED = "refused"  # 5xx at RCPT
+    RETURNED = "returned"  # its receiver took it, and said later that it could not deliver it
     UNCERTAIN = "uncertain"  # no answer after the dot, and the message says: hold
     RELEASED = "released"  # its worker gave it back before it began (shutdown, throttle)
     LEASE_LOST = "lease_lost"  # its worker vanished; due again
@@ -106,6 +109,7 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.HELD, Cause.RETRIED): State.QUEUED,
     (State.FAILED, Cause.RETRIED): State.QUEUED,
     (State.BOUNCED, Cause.RETRIED): State.QUEUED,
+    (State.SENT, Cause.RETURNED): State.BOUNCED,
 }
 """The law.  What is not here does not happen."""
 

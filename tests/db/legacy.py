@@ -472,6 +472,19 @@ HERITAGE = (
             ],
         ),
     ),
+    Heritage(
+        36,
+        """
+        INSERT INTO relay.returns (message_id, raw) VALUES (relay.uuidv7(), '\\x01');
+        INSERT INTO relay.outbound_reports (message_id, attempt, kind, owner, address, is_full)
+        VALUES (relay.uuidv7(), 1, 'bounced', relay.uuidv7(), 'full@example.org', true)
+        """,
+        """
+        SELECT (SELECT cause FROM relay.suppressions WHERE address = 'no@example.org'),
+               (SELECT count(*) FROM relay.returns), (SELECT count(*) FROM relay.outbound_reports)
+        """,
+        ("manual", 1, 1),
+    ),
 )
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from relay.outbound.admin import QueueAdmin, Wanted
 from relay.outbound.claimed import Claimed
+from relay.outbound.returned import Returned
 from relay.outbound.states import REPORTS, TRANSITIONS, Cause, Forbidden, State
+from relay.returns.law import Finding, Kind
 from tests.outbound.node import Node, lose, put, status
 
 LOSSES = 3
@@ -84,6 +86,11 @@ async def flushed(case: Case) -> None:
     assert await case.admin.flush() == 1
 
 
+async def returned(case: Case) -> None:
+    applied = await Returned(case.pool, b"key").apply(case.id, Finding(Kind.BOUNCED, "5.1.1", "no"))
+    assert applied.changed
+
+
 async def lost(case: Case) -> None:
     await lose(case.pool, case.id)
 
@@ -100,6 +107,7 @@ ACTS: dict[tuple[State, Cause], Act] = {
     (State.QUEUED, Cause.FLUSHED): flushed,
     (State.PROCESSING, Cause.LEASE_LOST): lost,
     (State.HELD, Cause.EXPIRED): expired,
+    (State.SENT, Cause.RETURNED): returned,
 }
 BY_HAND = {Cause.CANCELLED: "cancel", Cause.HELD: "hold", Cause.RETRIED: "retry"}
 

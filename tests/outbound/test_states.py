@@ -42,22 +42,25 @@ def test_every_state_can_be_reached_from_queued_and_every_cause_occurs():
     assert {cause for _, cause in TRANSITIONS} == set(Cause)
 
 
-def test_sent_and_cancelled_are_final_and_the_rest_can_still_move():
-    """A message that went out, or was called back, is never touched again."""
+def test_cancelled_is_final_and_what_was_sent_can_only_come_back():
+    """A message that was called back is never touched again; of one that went out news may come."""
     final = {state for state in State if not any(s is state for s, _ in TRANSITIONS)}
-    assert final == {State.SENT, State.CANCELLED}
+    assert final == {State.CANCELLED}
+    assert {cause for state, cause in TRANSITIONS if state is State.SENT} == {Cause.RETURNED}
 
 
 def test_only_a_claimed_message_is_delivered():
-    """Nothing but processing leads to sent, failed or bounced, so no delivery is made up."""
-    for (state, _), after in TRANSITIONS.items():
-        if after in {State.SENT, State.FAILED, State.BOUNCED}:
+    """Nothing but processing leads to sent, failed or bounced, so no delivery is made up; but what
+    was sent may have bounced."""
+    for (state, cause), after in TRANSITIONS.items():
+        if after in {State.SENT, State.FAILED, State.BOUNCED} and cause is not Cause.RETURNED:
             assert state is State.PROCESSING
 
 
 def test_what_comes_back_from_the_log_comes_by_hand():
     """A finished message is only ever queued again by RETRIED."""
-    assert {cause for (state, cause) in TRANSITIONS if state in FINISHED} == {Cause.RETRIED}
+    again = {c for (s, c), after in TRANSITIONS.items() if s in FINISHED and after not in FINISHED}
+    assert again == {Cause.RETRIED}
 
 
 def test_a_worker_may_report_what_leaves_processing_but_not_that_it_vanished():

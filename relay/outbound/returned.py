@@ -1,0 +1,270 @@
+"""What came back of mail that was sent: kept, and made the truth of its message.
+
+`keep` makes durable what came to a return path; `claim` gives some of it to be read; `apply` does
+what follows (`relay.returns.law`), in one statement that also forgets what was kept.
+
+Promises
+- A message is bounced only from `sent` (`states.TRANSITIONS`); the attempt that had sent it stays
+  among its attempts.  A complaint or a delay changes no state.
+- Each report counts once for each attempt of a message, however often it comes.
+- The recipient of the message is suppressed for its owner, and nobody else, whatever a report says.
+- A report of a message that is still being delivered (its 250 is not recorded yet) waits for that.
+
+Crash safety: what a kill leaves
+    before `keep` has committed   nothing; the peer heard no 250, and sends it again
+    after it                      the row, which is read when its time comes; sent again, it counts
+                                  once
+    while it is read              the row, which is due again when its lease is over
+    within `apply`                either side of one commit
+
+Fails with `DatabaseUnavailable` from the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from prometheus_client import Counter
+
+from relay.db.arrays import BYTEAS, UUIDS, byteas, uuids_of
+from relay.db.connection import Statement
+from relay.db.pool import Pool
+from relay.metrics import registry
+from relay.outbound.states import Cause, State, next_state
+from relay.redact import redact
+from relay.returns.law import FULL_MOST, FULL_WITHIN, Finding, Kind
+from relay.returns.report import READ
+
+AT_ONCE = 16
+"""Returned mails that are claimed together."""
+
+_LEASE = 120.0  # s; beyond what reading so many may take
+
+RETURNS = Counter(
+    "relay_returns", "Mail that came to return paths, by what followed.", ["outcome"],
+    registry=registry,
+)  # fmt: skip
+for _outcome in (*Kind, "ignored", "unread"):
+    RETURNS.labels(str(_outcome))
+
+
+class Came(NamedTuple):
+    """A mail that came back; `message_id` None: to the address for complaints."""
+
+    id: UUID
+    message_id: UUID | None
+    raw: bytes
+    attempt: int
+
+
+class Applied(NamedTuple):
+    """What became of a report.
+
+    `changed`: it counted; `suppressed`: for it, the recipient is suppressed now; `state`: the
+    message's, None where there is none.
+    """
+
+    changed: bool
+    suppressed: bool
+    state: State | None
+
+
+_KEEP = Statement(
+    """
+    INSERT INTO relay.returns (id, message_id, raw)
+    SELECT id, nullif(message_id, '00000000-0000-0000-0000-000000000000'), raw
+    FROM unnest((SELECT $1)::uuid[], (SELECT $2)::uuid[], (SELECT $3)::bytea[])
+         AS r (id, message_id, raw)
+    ON CONFLICT (id) DO NOTHING
+    """,
+    (UUIDS, UUIDS, BYTEAS),
+)
+_NOBODY = bytes(16)
+
+_APPLY = """
+    WITH done AS (
+        DELETE FROM relay.returns
+        WHERE id = %(came)s
+    ), gone AS (
+        DELETE FROM relay.outbound_log
+        WHERE id = %(id)s
+          AND status = 'sent'
+          AND %(kind)s = 'bounced'
+        RETURNING *
+    ), noted AS (
+        INSERT INTO relay.outbound_tries (message_id, at, attempt, code, duration, outcome, phase,
+                                          enhanced, error, steps, peer, tls, reply)
+        SELECT id, COALESCE(claimed_at, finished_at), attempt, code, duration, status, phase,
+               enhanced, error, steps, peer, tls, reply
+        FROM gone
+    ), logged AS (
+        INSERT INTO relay.outbound_log (id, claimed_at, token, attempt, status, enhanced, error)
+        SELECT id, claimed_at, token + 1, attempt, 'bounced', %(enhanced)s, %(error)s
+        FROM gone
+    ), about AS (
+        SELECT id, attempt FROM gone
+        UNION ALL
+        SELECT id, attempt
+        FROM relay.outbound_log
+        WHERE id = %(id)s
+          AND %(kind)s <> 'bounced'
+          AND (status = 'sent' OR status = 'bounced' AND %(kind)s = 'complained')
+    ), reported AS (
+        INSERT INTO relay.outbound_reports (message_id, attempt, kind, owner, address, is_full,
+                                            enhanced, error)
+        SELECT a.id, a.attempt, %(kind)s, l.owner, l.address, %(full)s, %(enhanced)s, %(error)s
+        FROM about a
+        JOIN relay.outbound_letters l ON l.id = a.id
+        ON CONFLICT (message_id, attempt, kind) DO NOTHING
+        RETURNING message_id, attempt, owner, address
+    ), suppressed AS (
+        INSERT INTO relay.suppressions (address, owner, reason, cause)
+        SELECT r.address, r.owner, left(%(reason)s, 500), %(cause)s
+        FROM reported r
+        WHERE %(suppress)s
+           OR %(full)s AND %(most)s <= 1 + (
+                SELECT count(*)
+                FROM relay.outbound_reports p
+                WHERE p.address = r.address
+                  AND p.owner = r.owner
+                  AND p.is_full
+                  AND p.created_at > now() - make_interval(days => %(within)s))
+        -- Who unsubscribed from bulk gets nothing now; what somebody put there stays as it is.
+        ON CONFLICT (address, owner) DO UPDATE
+        SET cause = excluded.cause, reason = excluded.reason
+        WHERE suppressions.cause = 'unsubscribed'
+        RETURNING address
+    ), told AS (
+        INSERT INTO relay.webhook_events (kind, subject_id, signer, url, detail)
+        SELECT 'message.' || %(kind)s, r.message_id, w.owner, w.url,
+               jsonb_build_object('attempts', r.attempt, 'code', NULL, 'error', %(error)s::text)
+        FROM reported r
+        JOIN relay.webhooks w ON w.owner = r.owner AND 'message.' || %(kind)s = ANY (w.events)
+        WHERE %(kind)s <> 'bounced'  -- of which a trigger tells
+        RETURNING id
+    )
+    SELECT (SELECT count(*) FROM reported) + (SELECT count(*) FROM gone) > 0,
+           (SELECT count(*) FROM suppressed) > 0,
+           (SELECT count(pg_notify('relay_webhooks', '')) FROM told LIMIT 1)
+    """
+
+
+class Returned:
+    """What came back, in the database."""
+
+    def __init__(self, pool: Pool, redact_key: bytes) -> None:
+        self._pool = pool
+        self._key = redact_key
+
+    async def claim(self, most: int = AT_ONCE) -> list[Came]:
+        """Lease some of what is due, the oldest first."""
+        rows = await self._pool.fetch(
+            """
+            UPDATE relay.returns r
+            SET run_at = clock_timestamp() + make_interval(secs => %s), attempt = attempt + 1
+            WHERE id = ANY (ARRAY(
+                SELECT id
+                FROM relay.returns
+                WHERE run_at <= clock_timestamp()
+                ORDER BY run_at
+                LIMIT %s
+                FOR UPDATE SKIP LOCKED
+            ))
+            RETURNING id, message_id, raw, attempt
+            """,
+            (_LEASE, most),
+        )
+        return [Came(*row) for row in rows]
+
+    async def recipient(self, message_id: UUID) -> str | None:
+        """The recipient of a message, or None when there is no such message (any more)."""
+        address: str | None = await self._pool.fetch_value(
+            "SELECT address FROM relay.outbound_letters WHERE id = %s", (message_id,)
+        )
+        return address
+
+    async def apply(self, message_id: UUID, finding: Finding, came: UUID | None = None) -> Applied:
+        """Do what follows for a message, and forget what came.
+
+        Where its state does not allow it nothing changes; what came is forgotten all the same,
+        unless the message is being delivered.
+        """
+        next_state(State.SENT, Cause.RETURNED)  # the law has it; the statement says the same
+        if finding.kind is Kind.BOUNCED or finding.kind is Kind.DELAYED:
+            state = await self._state(message_id)
+            if state is State.PROCESSING:
+                return Applied(False, False, state)
+        known = [value for value in (await self.recipient(message_id),) if value]
+        words = " ".join(filter(None, (finding.enhanced, finding.error)))
+        error = redact(words, self._key, known) or "the receiver gave no reason"
+        row = await self._pool.fetch_row(
+            _APPLY,
+            {
+                "came": came,
+                "id": message_id,
+                "kind": str(finding.kind),
+                "enhanced": finding.enhanced,
+                "error": error,
+                "reason": error,
+                "cause": "complained" if finding.kind is Kind.COMPLAINED else "bounced",
+                "suppress": finding.suppress,
+                "full": finding.is_full,
+                "most": FULL_MOST,
+                "within": FULL_WITHIN,
+            },
+        )
+        changed, suppressed = (False, False) if row is None else row[:2]
+        return Applied(changed, suppressed, await self._state(message_id))
+
+    async def _state(self, message_id: UUID) -> State | None:
+        status = await self._pool.fetch_value(
+            "SELECT status FROM relay.outbound_messages WHERE id = %s", (message_id,)
+        )
+        return State(status) if status else None
+
+    async def drop(self, came: UUID) -> None:
+        """Forget what came: nothing follows from it."""
+        await self._pool.execute("DELETE FROM relay.returns WHERE id = %s", (came,))
+
+    async def later(self, came: UUID, seconds: float) -> None:
+        """Have it read again in so many seconds."""
+        await self._pool.execute(
+            """
+            UPDATE relay.returns
+            SET run_at = clock_timestamp() + make_interval(secs => %s)
+            WHERE id = %s
+            """,
+            (seconds, came),
+        )
+
+    async def find(self, message_id: UUID) -> bool:
+        """Whether there is such a message."""
+        return await self.recipient(message_id) is not None
+
+    async def forget(self) -> None:
+        """Delete reports that are older than full mailboxes are counted."""
+        await self._pool.execute(
+            """
+            DELETE FROM relay.outbound_reports
+            WHERE created_at < now() - make_interval(days => %s)
+            """,
+            (FULL_WITHIN,),
+        )
+
+
+async def keep(pool: Pool, came: Sequence[tuple[UUID, UUID | None, bytes]]) -> None:
+    """Make mails that came to return paths durable, the front of each that is read.
+
+    Of each: an id of the caller's, under which it is kept once; the message whose return path it
+    came to, None: the address for complaints; and the mail.
+    """
+    await pool.run(
+        _KEEP,
+        (
+            uuids_of([id.bytes for id, _, _ in came]).data,
+            uuids_of([_NOBODY if m is None else m.bytes for _, m, _ in came]).data,
+            byteas([raw[:READ] for _, _, raw in came]).data,
+        ),
+    )
