@@ -57,7 +57,10 @@ here; it is not at the final dot."""
 _KEYS = 20_000  # of which the rate is remembered
 _IN_A_THREAD = 256 * 1024  # bytes of a message from which preparing it would be felt by others
 
-_SIGN_IN = "530 5.7.0 Authentication required"
+_SIGN_IN = (
+    "530 5.7.0 Authentication required: any user name, and as the password an API key with the"
+    " scope send. From another machine AUTH is offered in TLS only"
+)
 _REVOKED = "421 4.7.0 This key may send no more; good-bye"
 _TOO_OFTEN = "450 4.7.1 This key sends more often than it may, try again later"
 _NOT_FROM = "550 5.7.1 This key may not send from this address"
@@ -95,6 +98,10 @@ class Submission:
     ) -> None:
         """`hostname` is what the relay calls itself in Received fields."""
         self.password_checks: PasswordChecks | None = password_checks
+        self.wanted = (
+            "Wrong password: it must be an API key with the scope send, as `relay key create"
+            " --owner NAME --scope send` makes one; the user name may be any"
+        )
         self._keys = keys
         self._suppressions = suppressions
         self._sending = sending
@@ -144,7 +151,7 @@ class Submission:
             try:
                 address = parse_address(sender, "the sender").address
             except MalformedMessage:
-                return "553 5.1.7 This is no address that mail can be sent from"
+                return "501 5.1.7 This is no address that mail can be sent from"
             if (refusal := await self._refused_sender(login, [address])) is not None:
                 return refusal
         key = login.key
@@ -161,7 +168,7 @@ class Submission:
         try:
             address = parse_address(recipient, "a recipient").address
         except MalformedMessage:
-            return "553 5.1.3 This is no address that mail can be sent to"
+            return "501 5.1.3 This is no address that mail can be sent to"
         suppressed = await self._suppressions.holds(login.owner, address)
         return _SUPPRESSED if suppressed else None
 

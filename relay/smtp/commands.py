@@ -58,6 +58,7 @@ log = get_logger()
 _LONGEST_PATH = 330  # bytes with brackets; 64 and 254 are the most of an address (RFC 5321, 4.5.3)
 
 _UNKNOWN = "550 5.1.1 No such mailbox here"
+_NO_ADDRESS = "501 5.1.3 This is no address"
 _TOO_MANY_RECIPIENTS = "452 4.5.3 Too many recipients"
 
 _SENDER_OK, _RECIPIENT_OK = SENDER_OK[:-2].decode(), RECIPIENT_OK[:-2].decode()
@@ -521,7 +522,7 @@ class Commands(SMTP):
         try:
             canonical = self.shared.canonical(address)
         except ValueError:
-            return await self._miss("unknown")
+            return _NO_ADDRESS
         if self._faults is not None:
             refusal = await self._faults.inject("rcpt", canonical)
             if refusal is not None:

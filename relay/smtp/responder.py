@@ -34,6 +34,7 @@ _NAMED = 8  # messages of a session whose ids are logged
 SENDERS_FAULT = "5.1.7"
 """The enhanced code of a malformed address behind MAIL …"""
 RECIPIENTS_FAULT = "5.1.3"
+_MALFORMED = f"553 {RECIPIENTS_FAULT} Error: malformed address"  # as aiosmtpd has it
 """… and behind RCPT, which is what `enhanced` knows."""
 
 # One object for each child of a labelled counter: labels() takes a lock and a look-up.
@@ -109,6 +110,8 @@ class Responder:
 
     def reply(self, status: str) -> None:
         """Queue a reply of one line, which may lack its enhanced code."""
+        if status == _MALFORMED:
+            status = f"501 {RECIPIENTS_FAULT} This is no address"
         said = enhanced(status).replace(RECIPIENTS_FAULT, self.path_code, 1)
         self.say(said.encode() + b"\r\n")
 

@@ -85,6 +85,8 @@ class Authenticator(Protocol):
     password_checks: PasswordChecks | None
     """When a password is checked; AUTH is not offered in clear beyond this machine then.  None:
     passwords open nothing, and any is good."""
+    wanted: str
+    """What the reply to every wrong password says: one sentence on which one is right."""
 
     async def check(self, user: str, password: str) -> object:
         """Return what stands for whoever this is, from now on in this session.
@@ -152,6 +154,7 @@ class Anybody:
     """Signs everybody in, as whom they say; the password is not looked at."""
 
     password_checks: PasswordChecks | None = None
+    wanted = "Any password"  # never said: none is wrong
 
     async def check(self, user: str, password: str) -> object:
         """Return the name, as a tag may hold it."""

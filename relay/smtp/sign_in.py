@@ -164,4 +164,4 @@ class Attempts:
             )
         if self._wrong >= limits.wrong_in_session:
             raise SessionOver("guesses", "421 4.7.0 Too many wrong passwords; good-bye")
-        self._responder.say(b"535 5.7.8 Wrong user name or password\r\n")
+        self._responder.reply(f"535 5.7.8 {self._authenticator.wanted}")

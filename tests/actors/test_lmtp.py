@@ -130,9 +130,9 @@ async def test_each_recipient_has_a_copy_and_a_reply(service: Service):
 
 async def test_replies_come_in_the_order_of_the_recipients(service: Service):
     """One for each that was welcome, also where one was named twice."""
-    replies = await service.say(message(EVE, NOBODY, BOB, EVE) + MAIL + b".\r\n")
+    replies = await service.say(message(EVE, NOBODY, "nobody", BOB, EVE) + MAIL + b".\r\n")
     codes = [reply[:9] for reply in replies if reply[3] == " "]
-    rcpts = ["250 2.1.5", "550 5.1.1", "250 2.1.5", "250 2.1.5"]
+    rcpts = ["250 2.1.5", "550 5.1.1", "501 5.1.3", "250 2.1.5", "250 2.1.5"]
     assert codes == [
         "250 HELP", "250 2.1.0", *rcpts, "354 End d", *(["250 2.6.0"] * 3), "221 2.0.0",
     ]  # fmt: skip

@@ -85,8 +85,8 @@ REPLIES: list[tuple[str | bytes, str]] = [
     ("DATA", "503 5.5.1"),
     ("MAIL", "501 5.5.4"),
     ("MAIL TO:<a@b>", "501 5.5.4"),
-    ("MAIL FROM:<a", "553 5.1.7"),
-    ('MAIL FROM:<"a@b>', "553 5.1.7"),
+    ("MAIL FROM:<a", "501 5.1.7"),
+    ('MAIL FROM:<"a@b>', "501 5.1.7"),
     ("MAIL FROM:<root>", "250 2.1.0"),
     ("MAIL FROM: a@b", "250 2.1.0"),
     ("MAIL FROM:<a@b> SIZE=26214401", "552 5.3.4"),
@@ -143,6 +143,13 @@ async def test_what_needs_helo_says_so(pool, serving):
         assert (await client.ask("MAIL FROM:<a@b>"))[:3] == "250"
 
 
+NO_ADDRESSES = (
+    *("<nobody>", "<a@>", "<@b.example>", "<a@b@c.example>"),
+    *("<a@-b.example>", "<a@b_c.example>", "<a@b.example"),
+    *("<a@[300.1.1.1]x>", "<" + "x" * 65 + "@relay.localhost>", "<a@" + "b" * 300 + ">", "<>"),
+)
+
+
 async def test_recipients(pool, serving):
     """Unknown, expired, inactive and foreign ones are 550 5.1.1; case and quotes do not matter."""
     async with serving(pool) as service:
@@ -164,10 +171,12 @@ async def test_recipients(pool, serving):
                 "postmaster",
                 "bob%elsewhere.example@relay.localhost",
                 '"a b"@relay.localhost',
-                "x" * 65 + "@relay.localhost",
             ):
                 reply = await client.ask(f"RCPT TO:<{wrong}>")
                 assert reply.startswith("550 5.1.1"), (wrong, reply)
+            for none in NO_ADDRESSES:
+                reply = await client.ask(f"RCPT TO:{none}")
+                assert reply == "501 5.1.3 This is no address", (none, reply)
             for right in (
                 bob,
                 "BOB@Relay.LOCALHOST",
