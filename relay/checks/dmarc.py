@@ -111,7 +111,7 @@ def _compare(
     if spf.result == "pass":
         passed.append(f"SPF passes for {spf.domain}")
     if passed:
-        return "fail", f"{' and '.join(passed[:3])}, which is not aligned with {domain}"
+        return "fail", f"{'; '.join(passed[:3])}; none of it is aligned with {domain}"
     return "fail", f"neither SPF ({spf.result}) nor DKIM vouches for {domain}"
 
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import TIMEOUT, Browse
 from tests.browser.steps import create_inbox, deliver, mail, row, signed_in
-from tests.http.test_ui import UI, table
+from tests.http.test_ui import PARTS, UI, table
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser
@@ -44,6 +44,8 @@ def any_of(texts: Iterable[str]) -> re.Pattern[str]:
 def no_english(page: Page, where: str) -> None:
     """Nothing that is seen now is a text of the table in English, and not in German."""
     words = table(UI / "strings.de.js")
+    for path in PARTS:
+        words |= table(path)
     english, german = any_of(words), any_of(words.values())
     seen = [text.strip() for text in page.evaluate(_SEEN)]
     found = [text for text in seen if english.fullmatch(text) and not german.fullmatch(text)]
@@ -91,6 +93,10 @@ def test_a_german_browser_is_spoken_to_in_german(
             visit.to(view)
             expect(page.locator(shown).first).to_be_visible()
             no_english(page, view)
+            if view == "settings":
+                means = row(page, "settings", "RELAY_HTTP__BIND").locator("td").last
+                expect(means).to_contain_text("weil jeder, der diesen Port erreicht")
+                expect(means).to_have_attribute("lang", "de")
         visit.to("mail/nobody@relay.localhost")
         expect(page.get_by_text("Dieses Postfach gibt es nicht").first).to_be_visible()
         no_english(page, "a refusal")
@@ -104,6 +110,10 @@ def test_a_german_browser_is_spoken_to_in_german(
         expect(mend).to_contain_text("Message-ID fehlt: Filter trauen der Nachricht weniger")
         expect(mend).to_contain_text(re.compile("<video>.*: wird ignoriert von .+"))
         expect(mend.locator("[lang=en]")).to_have_count(0)
+        reasons = page.locator("#message-checks dd")
+        expect(reasons.nth(0)).to_contain_text("die Mail kam von dieser Maschine")
+        expect(reasons.nth(1)).to_contain_text("die Nachricht hat keine DKIM-Signatur")
+        expect(reasons.locator("span[lang=en]")).to_have_count(0)
         expect(page.locator("#message-checks .score")).to_contain_text(re.compile(r"\d,\d von 10"))
         no_english(page, "checks")
         visit.check("checks-german", axe)

@@ -8,23 +8,40 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import relay
+from relay.checks import (
+    author,
+    dkim,
+    dmarc,
+    fields,
+    signatures,
+    spf,
+    tags,
+    verdict,
+)
 from relay.checks.findings import GMAIL_CLIPS, find
+from relay.dns import questions, resolver
+from relay.http import links
 from relay.http.links import unasked
 from relay.http.openapi import SECTIONS, describe
 from relay.http.problem_types import TYPES
 from relay.http.problems import mailbox_not_found, message_not_found, no_space
 from relay.http.resources import overview
 from relay.http.resources.pages import Static, served
+from relay.settings import Settings, explain
 from relay.smtp.chaos import Chaos, Rate
 from relay.storage import Space
 
 UI = Path(relay.__file__).parent / "http" / "ui"
-TABLES = sorted(UI.glob("strings.*.js"))
-MODULES = sorted(set(UI.glob("*.js")) - set(TABLES))
+TABLES = sorted(UI.glob("strings.??.js"))
+"""What the page says in each language."""
+PARTS = sorted(UI.glob("strings.??.*.js"))
+"""What the relay says, which only those views load that show it."""
+MODULES = sorted(set(UI.glob("*.js")) - {*TABLES, *PARTS})
 
 T = re.compile(r'\bt\(\s*(?:("(?:[^"\\]|\\.)*")|(\S))')
 
@@ -124,13 +141,73 @@ def mended() -> set[str]:
     images = "<img src='https://cdn.example/a.png'>"
     long = images + "x" * GMAIL_CLIPS + "<video></video>"
     one_click = [("List-Unsubscribe", "<mailto:no@client.example>")]
-    findings = [*find([], None, long), *find(one_click, "t", None), unasked(3, 20)]
-    of_support = [one for one in findings if one.id.startswith("support-")]
+    every = [*find([], None, long), *find(one_click, "t", None), unasked(3, 20)]
+    of_support = [one for one in every if one.id.startswith("support-")]
     assert all(re.fullmatch(r".+: ignored by .+\.", one.text) for one in of_support)
-    found = {one.id: one.text for one in findings if one not in of_support}
+    found = {one.id: one.text for one in every if one not in of_support}
     assert of_support
     assert len(found) == 9
     return set(map(numbered, found.values()))
+
+
+VERDICTS = [
+    *(spf, dkim, dmarc, signatures, author, tags, verdict, fields),
+    *(resolver, questions, links),
+]
+"""What words the reasons of a check."""
+PIECES = {"{0}: ignored by {1}.", "-{0} {1} is {2}", "is no domain name"}
+"""Of `relay.checks.findings`, which `mended` tells, and of `relay.addresses`."""
+NO_REASON = re.compile(r"v=spf1|Relay \(do the links")
+
+
+def reasons(module: ModuleType) -> set[str]:
+    """Every text of a module with a blank in it that is not about its code: what it says to
+    people, as keys of a table; what a number or a quotation is put in is a place."""
+    tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
+    about = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+    pieces = {
+        id(value)
+        for one in ast.walk(tree)
+        if isinstance(one, ast.JoinedStr)
+        for value in one.values
+        if isinstance(value, ast.Constant)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in about | pieces:
+            continue
+        match node:
+            case ast.Constant(value=str(text)):
+                pass
+            case ast.JoinedStr():
+                count = itertools.count()
+                text = "".join(
+                    str(value.value) if isinstance(value, ast.Constant) else f"{{{next(count)}}}"
+                    for value in node.values
+                )
+            case _:
+                continue
+        if " " in text.strip() and re.search("[a-z]{2}", text) and not NO_REASON.search(text):
+            found |= {piece for piece in text.split("; ") if re.search("[a-z]{2}", piece)}
+    assert found, module.__name__
+    return {renumbered(text) for text in found}
+
+
+def renumbered(text: str) -> str:
+    """The same with its places counted from 0."""
+    count = itertools.count()
+    return re.sub(r"\{\d\}", lambda _: f"{{{next(count)}}}", text)
+
+
+def meanings() -> set[str]:
+    """What every setting is for."""
+    return {one.meaning for one in explain(Settings(), {})}
+
+
+def parts() -> dict[str, set[str]]:
+    """What the relay says that is not in the tables, by the last name of the file that has it."""
+    verdicts = set().union(*map(reasons, VERDICTS))
+    return {"checks": verdicts | mended() | PIECES, "settings": meanings()}
 
 
 # Sentences of the most frequent problems, which are said in full.
@@ -225,11 +302,11 @@ def test_scripts_say_the_same_as_in_the_tree(path: Path):
 def test_the_page_weighs_little():
     """All that a browser loads which reads English, packed and unpacked; the table of another
     language, packed, comes beside it, to those who read that, and `/docs` is a page of its own."""
-    apart = {*TABLES, *UI.glob("docs.*")}
+    apart = {*TABLES, *PARTS, *UI.glob("docs.*")}
     packed, unpacked = weight(set(UI.iterdir()) - apart)
     assert packed < 80_000
     assert unpacked < 200_000
-    for path in TABLES:
+    for path in (*TABLES, *PARTS):
         assert weight([path])[0] < 15_000
 
 
@@ -238,7 +315,25 @@ def test_a_language_is_complete(path: Path):
     """Its table has each text that a module says, with the same values in it, and no other but
     what the relay words."""
     words = table(path)
-    wanted = said() | dict.fromkeys(concerns() | worded() | mended() | DETAILS, "the relay")
+    wanted = said() | dict.fromkeys(concerns() | worded() | DETAILS, "the relay")
+    compare(words, wanted)
+
+
+@pytest.mark.parametrize("path", PARTS, ids=lambda path: path.name)
+def test_a_part_of_a_language_is_complete(path: Path):
+    """Each setting, finding and reason of a check is said in it, and it has no other text."""
+    compare(table(path), dict.fromkeys(parts()[path.name.split(".")[2]], "the relay"))
+
+
+def test_each_language_has_each_part():
+    """There is no text of the relay's that only one language has."""
+    codes = [path.name.split(".")[1] for path in TABLES]
+    wanted = {f"strings.{code}.{part}.js" for code in codes for part in parts()}
+    assert {path.name for path in PARTS} == wanted
+
+
+def compare(words: dict[str, str], wanted: dict[str, str]) -> None:
+    """A table has what is wanted (a text, and who says it), with the same values, and no more."""
     assert {text: wanted[text] for text in wanted.keys() - words.keys()} == {}
     assert words.keys() - wanted.keys() == set()
     for text, other in words.items():

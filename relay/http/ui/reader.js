@@ -10,7 +10,7 @@ import { away, MessageFrame, outside, spelt } from "/ui/frame.js";
 import { senderOf } from "/ui/list.js";
 import { blocks, coloured, headersOf, rawOf, valuesOf } from "/ui/source.js";
 import { showStory } from "/ui/story.js";
-import { locale, named, spoken, t } from "/ui/strings.js";
+import { learn, locale, named, spoken, t } from "/ui/strings.js";
 
 export const base = (address) => `/api/v1/mailboxes/${encodeURIComponent(address)}`;
 
@@ -158,7 +158,8 @@ export class Reader {
     showAs("Checks", () => {
       const place = h("div", { id: "message-checks", role: "status", text: t("Asking the DNS…") });
       const look = async (links) => {
-        const found = checksOf(await get(`${path}/checks${links ? "?links=true" : ""}`, { signal }));
+        const [answer] = await Promise.all([get(`${path}/checks${links ? "?links=true" : ""}`, { signal }), learn("checks")]);
+        const found = checksOf(answer);
         place.replaceChildren(...found, links || !message.links.length ? "" : h("p", {}, button(t("Ask the links, too"), doing(trouble, () => look(true)), { title: t("Whether each answers: their servers see the relay's address") })));
       };
       look(false).catch((error) => say(place, error.message));
@@ -222,11 +223,11 @@ function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
   return [
     h("p", { class: `score is-${said}` }, h("strong", { text: t("{0} of 10", score.toLocaleString(locale)) }), " ",
       findings.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
-    reasons.length ? h("p", { class: "small", lang: "en", text: reasons.join(" · ") }) : "",
+    reasons.length ? h("p", { class: "small", text: reasons.map((one) => (spoken(one) ?? one).replace(/^-[\d.]+/, (points) => Number(points).toLocaleString(locale))).join(" · ") }) : "",
     findings.length
       ? h("ul", { class: "findings", "aria-label": t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", { text: named(severity) }), " ", inWords(text))))
       : "",
-    h("dl", {}, verdicts.map(([name, { result, detail }]) => [h("dt", { text: name }), h("dd", { lang: "en" }, h("b", { class: `verdict is-${result}`, text: result }), ` ${detail}`)]).flat()),
+    h("dl", {}, verdicts.map(([name, { result, detail }]) => [h("dt", { text: name }), h("dd", {}, h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", inWords(detail))]).flat()),
   ].filter(Boolean);
 }
 

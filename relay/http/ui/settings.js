@@ -4,7 +4,7 @@
 
 import { get } from "/ui/calls.js";
 import { copied, fill, h, number, problem, say, Table } from "/ui/dom.js";
-import { choose, chosen, LANGUAGES, named, t } from "/ui/strings.js";
+import { choose, chosen, language, LANGUAGES, learn, named, spoken, t } from "/ui/strings.js";
 
 export const title = t("Settings");
 export const scope = "admin";
@@ -28,9 +28,18 @@ function matching(all, text) {
   });
 }
 
+// All of them, their meanings as the page speaks.
+async function explained(options) {
+  const [all] = await Promise.all([get("/api/v1/settings", options), learn("settings")]);
+  return all.map((one) => {
+    const said = spoken(one.meaning);
+    return { ...one, meaning: said ?? one.meaning, lang: said ? language : "en" };
+  });
+}
+
 // For the palette: what they are for, and where they stand.
 export const found = async (words, options) =>
-  matching(await get("/api/v1/settings", options), words).map((one) => ({ kind: t("setting"), title: one.variable, says: one.meaning, href: `#/settings/${one.name}` }));
+  matching(await explained(options), words).map((one) => ({ kind: t("setting"), title: one.variable, says: one.meaning, href: `#/settings/${one.name}` }));
 
 export function open(place, page) {
   const trouble = problem();
@@ -50,7 +59,7 @@ export function open(place, page) {
         row.cells[0].append(copied(one.variable, t("the variable")));
         row.cells[1].dir = "ltr";
         row.cells[1].lang = "en";
-        row.cells[3].lang = "en"; // as it stands in config/relay.toml
+        row.cells[3].lang = one.lang;
         row.cells[3].append(...one.meaning.split("`").map((part, at) => (at % 2 ? h("code", { text: part }) : part)));
         row.classList.toggle("set", one.source !== "default");
         if (one.source === "default") return;
@@ -62,8 +71,8 @@ export function open(place, page) {
     field.value = name ?? values.get("q") ?? field.value;
     narrow();
   }
-  get("/api/v1/settings", { signal: page.signal }).then((explained) => {
-    all = explained;
+  explained({ signal: page.signal }).then((found) => {
+    all = found;
     move(page);
   }).catch((error) => page.signal.aborted || say(trouble, error.message));
   return move;

@@ -33,31 +33,41 @@ export const t = (text, ...values) => (table?.[text] ?? text).replace(/\{(\d)\}/
 // A text in whose places elements stand: what an element is given to hold.
 export const told = (text, ...elements) => text.split(/\{(\d)\}/).map((piece, at) => (at % 2 ? elements[piece] : piece));
 
-// Its sentences that quote somebody: a link of a message, a feature of HTML.
-const QUOTING = [
-  [/^(.+): ignored by (.+)\.$/s, (...values) => t("{0}: ignored by {1}.", ...values)],
-  [/^The link (.+) answers (\d+)\.$/s, (...values) => t("The link {0} answers {1}.", ...values)],
-  [/^The link (.+) is dead: (.+)\.$/s, (...values) => t("The link {0} is dead: {1}.", ...values)],
-  [/^The link (.+) was not asked: (.+)\.$/s, (...values) => t("The link {0} was not asked: {1}.", ...values)],
-];
+// What `part` of the relay says, which only some views show (strings.de.checks.js and others): learnt
+// once, before `spoken` is asked for any of it.
+let patterns = [];
+const learnt = {};
+export const learn = (part) => table && language !== "en" && (learnt[part] ??= import(`/ui/strings.${language}.${part}.js`).then(({ default: more }) => {
+  Object.assign(table, more);
+  const length = (key) => key.replace(/\{\d\}/g, "").length; // the more a key says itself, the surer it is
+  patterns = Object.keys(more).filter((key) => key.includes("{0}")).map((key) => [key, new RegExp(`^${key.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{\d\}/g, "(.+?)")}$`, "s")])
+    .concat(patterns).sort(([one], [other]) => length(other) - length(one));
+}, () => null));
 
 // A sentence of the relay's, which it says in English: in the language of the page, where that knows
-// it, else null.  The numbers in it, and who is paused, are its values; what stands behind a colon is
-// kept as it is, where only what is before it is known.
+// it, else null.  The numbers in it, and who is paused, are its values, and whatever is quoted in one
+// that was learnt; what stands behind a colon is kept as it is, where only what is before it is known.
 export function spoken(text) {
   if (language === "en") return null;
+  if (Object.hasOwn(table, text)) return t(text);
   const [, who, state, why] = /^(.+) is (starting|draining|backing_off|stopped)\b(.*)$/s.exec(text) ?? [];
   if (state) return `${who}: ${named(state)}${why.replace(/^(, )after failures of/, (_, comma) => comma + t("after failures of"))}`;
-  for (const [pattern, say] of QUOTING) {
-    const [, ...values] = pattern.exec(text) ?? [];
-    if (values.length) return say(...values);
-  }
   const values = [];
   const key = text.replace(/\d+|^\S+(?= is paused\.$)/g, (value) => `{${values.push(value) - 1}}`);
-  if (table[key]) return t(key, ...values);
+  if (Object.hasOwn(table, key)) return t(key, ...values);
+  const pieces = text.split("; ");
+  if (pieces[1]) {
+    const said = pieces.map(spoken);
+    if (said.some(Boolean)) return said.map((one, at) => one ?? pieces[at]).join("; ");
+  }
+  for (const [sentence, pattern] of patterns) {
+    const found = pattern.exec(text);
+    if (found) return t(sentence, ...found.slice(1).map((value) => spoken(value) ?? value));
+  }
   const [head, ...rest] = text.split(": ");
-  const said = rest.length ? spoken(head) : null;
-  return said && `${said}: ${rest.join(": ")}`;
+  if (!rest.length) return null;
+  const [before, after] = [spoken(head), spoken(rest.join(": "))];
+  return before || after ? `${before ?? head}: ${after ?? rest.join(": ")}` : null;
 }
 
 // What a problem says: its sentence where the page's language knows it, else behind its title.
