@@ -8,6 +8,7 @@ RUNNABLE := .venv/.runnable
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+COMPILE := $(BIN)/python -m compileall -q relay actors simulation supervisor.py
 
 # Installs what a lock file names and is not there yet, with a line that moves on a terminal.
 # pip's own output would be two hundred lines; quiet, it is half a minute of nothing.
@@ -38,8 +39,8 @@ $(RUNNABLE): requirements.run.lock pyproject.toml
 	@awk '/^setuptools==/ { take = 1 } take { print } take && !/\\$$/ { exit }' requirements.lock >.venv/build.lock
 	@$(PIP) install --quiet --require-hashes -r .venv/build.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
-	@# Or the first start would, a quarter of a second late.
-	@$(BIN)/python -m compileall -q relay actors simulation supervisor.py
+	@# Or the first start would, half a second late.
+	@$(COMPILE)
 	@touch $@
 
 # What is there already is left alone, so that after `run` only the rest is fetched.
@@ -54,8 +55,12 @@ run: $(RUNNABLE)
 # The others mostly wait, for sockets, for disks and for time: three at a time keep two cores busy.
 # A file stays in one process: what it starts is its tests' alone.  Files keep their order, or those
 # of one long test would come last, when nobody else has anything left to do.
+# Browsers are driven from one folder only (tests/conftest.py): to read all files for it would take
+# each of the two processes longer than its first tests.  Where Python may write no bytecode, every
+# relay that is started would compile what has changed since `setup`.
 test: setup
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "browser and not soak"
+	@$(COMPILE)
+	$(PYTEST) tests/browser -n 2 --dist loadfile --no-loadscope-reorder -m "browser and not soak"
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not browser and not soak"
 
 # The clients' own tests, against a relay of theirs.

@@ -15,6 +15,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from inspect import iscoroutinefunction
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from tests.relay_process import RelayProcess
 VERSIONS = (18, 15)
 HANGS = 0.8  # of its time-out, after which an asynchronous test is cancelled
 TEMPLATE = "relay_template"
+BROWSERS = Path(__file__).with_name("browser")
 
 
 def _fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -87,6 +89,13 @@ def pytest_make_collect_report(collector: pytest.Collector):
     report = yield
     _fail_in_ci(report)
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse tests of a browser from elsewhere: `make test` looks for them in one folder."""
+    for item in items:
+        if item.get_closest_marker("browser") and BROWSERS not in item.path.parents:
+            raise pytest.UsageError(f"{item.nodeid} drives a browser: move it to tests/browser")
 
 
 class Clusters:
