@@ -498,7 +498,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     wake_outbound = _local_wake(boxes.claimer, right_of_way) if "claimer" in wanted else None
 
     senders = Senders(partial(_unanswered, boxes.writer))
-    posting = client_tls(outbound.ca_file or None)  # shared by those who speak HTTPS
+    posting = cache(partial(client_tls, outbound.ca_file or None))  # of those who speak HTTPS
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
     password_checks = PasswordChecks()

@@ -40,7 +40,7 @@ from relay.http.operations import (
     parameters,
     read_values,
 )
-from relay.http.paths import Part, path_of
+from relay.http.paths import Part, Rule, path_of
 from relay.http.problems import (
     Problem,
     from_status,
@@ -142,6 +142,7 @@ class _App(QuartTrio):
     """Quart with its log going to ours, paths cut as they came, and bodies that wait."""
 
     request_class = Request
+    url_rule_class = Rule  # type: ignore[assignment]  # as Quart has its own
     asgi_http_class = Connection
 
     def log_exception(self, exception_info: Any) -> None:

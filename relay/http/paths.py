@@ -16,9 +16,11 @@ Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote
 
+from quart.routing import QuartRule
 from werkzeug.routing import BaseConverter
 
 _SPELT = re.compile(r"[A-Za-z0-9_.\-~!*'()/]*", re.ASCII)
@@ -51,3 +53,18 @@ class Part(BaseConverter):
     def to_python(self, value: str) -> str:
         """Return the text that the part spells."""
         return unquote(value)
+
+
+class Rule(QuartRule):
+    """The path of a route, to be matched; nothing here is asked to build one from it.
+
+    The framework writes and compiles two functions a route that do: a quarter of a millisecond
+    each, at every start.  Here that is done when one is called.
+    """
+
+    def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
+        def build(rule: QuartRule, **values: Any) -> tuple[str, str]:
+            compiled = QuartRule._compile_builder(rule, append_unknown)
+            return compiled.__get__(rule, None)(**values)  # type: ignore[no-any-return]
+
+        return build

@@ -6,9 +6,11 @@ from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
+from quart.routing import QuartRule
+from werkzeug.routing import Map
 
 from relay.crypto import hash_token
-from relay.http.paths import component, spelt
+from relay.http.paths import Rule, component, spelt
 from tests.eventually import eventually
 from tests.http.conftest import House
 from tests.http.resources.test_sign_in import opened, ticket
@@ -179,3 +181,20 @@ def test_one_spelling():
     assert spelt(plain) == plain
     for path_ in ("/a%2fb@c", "/%zz%", "/" + "%2F" * 9):
         assert spelt(spelt(path_)) == spelt(path_)
+
+
+def test_a_rule_builds_the_path_that_the_framework_would() -> None:
+    """It is compiled when a path is asked for, and not at the start; it says the same."""
+
+    def built(rule: type[QuartRule]) -> list[str]:
+        paths = Map([rule("/a/<name>/b", endpoint="b"), rule("/c", endpoint="c")])
+        given = {"name": "x/y@shop.example", "more": "1"}
+        adapter = paths.bind("relay.example")
+        return [
+            adapter.build("b", given),
+            adapter.build("b", given, append_unknown=False),
+            adapter.build("c", {"q": "ä"}),
+        ]
+
+    assert built(Rule) == built(QuartRule)
+    assert built(Rule)[2] == "/c?q=%C3%A4"

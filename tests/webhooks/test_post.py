@@ -1,6 +1,7 @@
 """Posting: whatever an address says, nothing inside this network is reached."""
 
 import socket
+import ssl
 from typing import Any
 
 import httpx
@@ -111,3 +112,20 @@ async def test_the_connection_goes_to_the_address_that_was_checked():
             assert await poster.post(url, b"{}", {}) == 204
     assert asked == [("does-not-resolve.example", receiver.port)]
     assert receiver.got[0][0]["host"] == f"does-not-resolve.example:{receiver.port}"
+
+
+async def test_authorities_are_read_by_the_first_post_and_no_other():
+    """A relay that posts nothing reads none; one that does, once."""
+    made = []
+
+    def context() -> ssl.SSLContext:
+        made.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return made[-1]
+
+    poster = Poster(allow_private=True, context=context)
+    assert not made
+    async with receiving() as receiver:
+        with trio.fail_after(10):
+            for _ in range(2):
+                await poster.post(f"http://127.0.0.1:{receiver.port}/", b"{}", {})
+    assert len(made) == 1
