@@ -36,6 +36,18 @@ def add(
     return made
 
 
+def newest(
+    api: Api, path: str, limit: int | None, *, quiet: bool, **params: Any
+) -> list[dict[str, Any]]:
+    """Return the first `limit` of a list, and note what shows the rest; `quiet`: without a note."""
+    found = list(api.pages(path, limit=limit and limit + 1, **params))
+    if limit is not None and len(found) > limit:
+        del found[limit:]
+        if not quiet:
+            output.note(f"relay: There are more than these {limit}; --all shows all.")
+    return found
+
+
 def lists(
     group: click.Group,
     path: str,
@@ -56,7 +68,7 @@ def lists(
         limit: int, everything: bool, data_dir: Path, as_json: bool, token: str | None = None
     ) -> None:
         api = Api.find(data_dir, token=token_from(token))
-        found = list(api.pages(path, limit=None if everything else limit))
+        found = newest(api, path, None if everything else limit, quiet=as_json)
         if as_json:
             output.document(found)
             return

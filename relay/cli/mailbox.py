@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from relay.cli import completion, options, output
+from relay.cli import completion, entries, options, output
 from relay.cli.client import Api, segment
 from relay.cli.options import token_from
 
@@ -90,7 +90,7 @@ def _cut(made: Mapping[str, Any], asked: float) -> float | None:
 def list_(limit: int, everything: bool, token: str | None, data_dir: Path, as_json: bool) -> None:
     """List the live mailboxes, newest first."""
     api = Api.find(data_dir, token=token_from(token))
-    found = list(api.pages(BASE, limit=None if everything else limit))
+    found = entries.newest(api, BASE, None if everything else limit, quiet=as_json)
     if as_json:
         output.document(found)
         return

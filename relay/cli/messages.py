@@ -7,10 +7,9 @@ shown as escapes.  Nothing that is there already is overwritten.
 from __future__ import annotations
 
 import functools
-import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from relay.cli.options import token_from
 
 _CHECK_TIMEOUT = 60.0  # s; the message is read, and the DNS asked, each within limits
 _COLOURS = {"pass": "green", "fail": "red", "error": "red", "warning": "yellow"}
+_LOOK_EVERY = 2.0  # seconds at most until a mailbox that was just made is found
 WAIT_STEP = 30.0  # seconds one call waits; longer waits are several calls
 
 
@@ -104,7 +104,7 @@ def list_(
     """
     api = Api.find(data_dir, token=token_from(token))
     path = EVERYWHERE if address is None else path_of(address)
-    found = list(api.pages(path, limit=None if everything else limit, q=query))
+    found = entries.newest(api, path, None if everything else limit, quiet=as_json, q=query)
     if as_json:
         output.document(found)
         return
@@ -432,6 +432,8 @@ def wait(
       relay messages wait ada@customer.example --subject Welcome
       relay messages wait --all -q 'to:customer.example tag:shop' --timeout 60
 
+    An address that is captured has no mailbox before its first mail; that is waited for, too.
+
     Exit code 0 with the message, 1 when none came in time or the mailbox expired.
     """
     if (address is None) != everywhere:
@@ -442,18 +444,8 @@ def wait(
     where = "any mailbox" if address is None else output.line(address)
     filters = {"from": sender, "subject": subject, "after": after, "q": query}
     with output.working(f"Waiting for mail to {where}"):
-        try:
-            message = await_message(api, address, timeout, **filters)
-        except exits.Failure as failure:
-            if failure.status != 404 or address is None:
-                raise
-            # Capture makes a mailbox with its first message.
-            anywhere = output.line(shlex.quote(f"to:{address}"))
-            raise exits.Failure(
-                f"{failure} For an address that nothing has come to yet: "
-                f"relay messages wait --all -q {anywhere}",
-                status=404,
-            ) from failure
+        # Mailboxes that are captured are the administrator's.
+        message = await_message(api, address, timeout, captured=token is None, **filters)
     if message is None:
         output.note(f"relay: No message came to {where} within {timeout:g} s.")
         return exits.REFUSED
@@ -462,27 +454,82 @@ def wait(
 
 
 def await_message(
-    api: Api, address: str | None, timeout: float, **filters: str | None
+    api: Api,
+    address: str | None,
+    timeout: float,
+    *,
+    captured: bool = False,
+    **filters: str | None,
 ) -> dict[str, Any] | None:
     """Return the oldest match within `timeout` seconds, else None; a dead mailbox is a Failure.
 
-    `address` None: in any mailbox.
+    `address` None: in any mailbox.  `captured`: a mailbox that is not there is waited for where
+    capture would make it with the next mail.
     """
     path = EVERYWHERE if address is None else path_of(address)
     end = time.monotonic() + timeout
+    own, seen = "", None
     while True:
-        step = min(WAIT_STEP, max(0.0, end - time.monotonic()))
-        response = api.call(
-            "GET",
-            f"{path}/wait",
-            params={"timeout": f"{step:g}", **filters},
-            timeout=step + 15.0,
-        )
-        if response.status == 200:
-            message: dict[str, Any] = response.json()
-            return message
-        if time.monotonic() >= end:
-            return None
+        left = max(0.0, end - time.monotonic())
+        try:
+            found = _await_one(api, path, min(WAIT_STEP, left), filters)
+        except exits.Failure as failure:
+            if failure.status != 404 or address is None or not captured:
+                raise
+            own = own or _domains_beside(api, address, failure)
+            if not left:
+                raise exits.Failure(
+                    f"Nothing has come to {output.line(address)} within {timeout:g} s, and it has "
+                    f"no mailbox. The relay's own mailboxes are at {own}.",
+                    status=404,
+                ) from failure
+            # The newest mail to it anywhere is a sign, and no more than that: look again.
+            query = None if '"' in address or "\\" in address else f'to:"{address}"'
+            sign = {"q": query, "after": seen}
+            come = _await_one(api, EVERYWHERE, min(_LOOK_EVERY, left), sign)
+            seen = seen if come is None else come["id"]
+            continue
+        if found is not None or time.monotonic() >= end:
+            return found
+
+
+def _await_one(
+    api: Api, path: str, seconds: float, filters: Mapping[str, str | None]
+) -> dict[str, Any] | None:
+    """Make one call that waits."""
+    response = api.call(
+        "GET",
+        f"{path}/wait",
+        params={"timeout": f"{seconds:g}", **filters},
+        timeout=seconds + 15.0,
+    )
+    return response.json() if response.status == 200 else None
+
+
+def _domains_beside(api: Api, address: str, failure: exits.Failure) -> str:
+    """Return the relay's own domains if mail to `address` would be captured; else say why not."""
+    from relay.addresses import canonical  # brings idna, which nearly nobody needs
+
+    try:
+        domain = canonical(address).rpartition("@")[2]
+    except ValueError as error:
+        raise exits.Failure(
+            f"{output.line(address)} is no address: {error}.", status=404
+        ) from error
+    info = api.get("/api/v1/info")
+    own = ", ".join(map(output.line, info["domains"]))
+    if domain in info["domains"]:
+        raise exits.Failure(
+            f"{failure} `relay mailbox create` makes mailboxes at {output.line(domain)}.",
+            status=404,
+        ) from failure
+    if not info["capture"]:
+        raise exits.Failure(
+            f"{failure} None will be made by mail to it, for this relay captures nothing: it takes "
+            f"mail for {own} only.",
+            status=404,
+        ) from failure
+    return own
 
 
 def _path_of_one(api: Api, address: str, message_id: str | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from relay.cli import options, output
+from relay.cli import entries, options, output
 from relay.cli.bulk import counted
 from relay.cli.client import Api, segment
 from relay.cli.messages import pour
@@ -75,7 +75,7 @@ def list_(
 ) -> None:
     """List messages, newest first; recipient and subject are shown to their owner only."""
     api = Api.find(data_dir, token=token_from(token))
-    found = list(api.pages(BASE, limit=None if everything else limit, **wanted))
+    found = entries.newest(api, BASE, None if everything else limit, quiet=as_json, **wanted)
     if as_json:
         output.document(found)
         return

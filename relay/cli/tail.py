@@ -57,8 +57,9 @@ _COLOURS = {
     "--grep",
     "terms",
     multiple=True,
-    metavar="K=V",
-    help="Only lines whose field K is V; K=~REGEX: whose field K matches. May be repeated.",
+    metavar="TEXT|K=V",
+    help="Only lines in which TEXT occurs; K=V: whose field K is V; K=~REGEX: whose field K "
+    "matches. May be repeated.",
 )
 @options.data_dir
 @click.option("--json", "as_json", is_flag=True, help="The log's own lines of JSON.")
@@ -74,7 +75,7 @@ def tail(
     filters = [Term.parse(term) for term in terms]
     write = _writer(as_json, output.has_colour(sys.stdout))
     api = Api.find(data_dir)
-    began = False
+    began = shown = False
     try:
         with api.stream(
             "/api/v1/logs",
@@ -87,6 +88,7 @@ def tail(
             began = True
             for lines in matching(blocks(chunks), filters):
                 write(lines)
+                shown = True
     except Failure as failure:
         if not (follow and began):
             raise
@@ -94,16 +96,25 @@ def tail(
     else:
         if follow:
             output.note("relay: The relay has stopped.")
+        elif terms and not shown:
+            output.note(
+                "relay: No line of the log is meant by that. --grep K=V takes the whole value of a "
+                "field, --grep TEXT and K=~REGEX a part of it."
+            )
 
 
 class Term:
-    """One `--grep`: field K is V, or matches a regular expression."""
+    """One `--grep`: field K is V, or matches a regular expression; or a text occurs in the line.
+
+    Without a `field` the text is looked for in the names and values of all of them.
+    """
 
     def __init__(self, field: str, text: str, pattern: re.Pattern[str] | None = None) -> None:
         self.field, self.text, self.pattern = field, text, pattern
-        self.plain = f"{field}={text}" if pattern is None else None  # what the relay understands
+        # What the relay understands.
+        self.plain = f"{field}={text}" if field and pattern is None else None
         exact = pattern is None and _PLAIN.fullmatch(text) is not None
-        named = _PLAIN.fullmatch(field) is not None
+        named = bool(field) and _PLAIN.fullmatch(field) is not None
         # All of these occur in every line that matches.
         needles = [f'"{field}"'] if named else []
         needles += [text] if exact else []
@@ -123,10 +134,12 @@ class Term:
 
     @classmethod
     def parse(cls, term: str) -> Term:
-        """Read `K=V` or `K=~REGEX`."""
+        """Read `K=V`, `K=~REGEX`, or what has no `=`: a text."""
         field, equals, text = term.partition("=")
-        if not equals or not field:
-            raise click.BadParameter(f"{term!r} is not K=V", param_hint="--grep")
+        if not equals and field:
+            return cls("", term)
+        if not field:
+            raise click.BadParameter(f"{term!r} is neither a text nor K=V", param_hint="--grep")
         if not text.startswith("~"):
             return cls(field, text)
         try:
@@ -138,6 +151,8 @@ class Term:
 
     def matches(self, line: dict[str, Any]) -> bool:
         """Tell whether a parsed line has the field, and the field the value."""
+        if not self.field:
+            return any(self.text in text for text in _texts(line))
         if self.field not in line:
             return False
         value = line[self.field]
@@ -178,9 +193,24 @@ def matching(found: Iterable[bytes], terms: list[Term]) -> Iterator[list[bytes]]
             yield lines
 
 
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the names and values in a parsed line, however deep, as it spells them."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    else:
+        yield value if isinstance(value, str) else json.dumps(value)
+
+
 def _agrees(line: bytes, term: Term) -> bool:
     try:
-        parsed = json.loads(line)
+        # Numbers that are looked through are left as the line has them.
+        parsed = (
+            json.loads(line) if term.field else json.loads(line, parse_float=str, parse_int=str)
+        )
     except ValueError:
         return False
     return isinstance(parsed, dict) and term.matches(parsed)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import smtplib
 import threading
+import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -224,7 +224,7 @@ async def test_an_empty_page_is_not_the_end(tmp_path: Path, limit: int | None, c
 
 
 def test_without_an_id_the_newest_is_meant(relay: RelayProcess, word: str) -> None:
-    """show and raw take it; where nothing came yet they say so, and wait says how to."""
+    """show and raw take it; where nothing came yet they say so."""
     person = f"ada-{word[:9]}@customer.example"
     for subject in ("first", "second"):
         capture(relay, f"{subject} {word}", person)
@@ -237,12 +237,61 @@ def test_without_an_id_the_newest_is_meant(relay: RelayProcess, word: str) -> No
         1,
         f"relay: There is no message in {empty} yet.\n".encode(),
     )
-    vain = run(relay, "wait", f"o'hara-{word}@customer.example")
-    assert vain.returncode == 1
-    hint = vain.stderr.decode().strip().rpartition(": ")[2]
-    assert shlex.split(hint) == [
-        "relay", "messages", "wait", "--all", "-q", f"to:o'hara-{word}@customer.example",
-    ]  # fmt: skip
+
+
+def test_a_captured_address_is_waited_for_before_its_first_mail(
+    relay: RelayProcess, word: str
+) -> None:
+    """Capture makes its mailbox: with the message; and again when that one is over."""
+    person = f"o'hara-{word[:9]}@customer.example"
+    capture(relay, f"other {word}", f"x{person}")
+    for subject in ("first", "second"):
+        mail = threading.Timer(1.0, capture, (relay, f"{subject} {word}", person))
+        mail.start()
+        began = time.monotonic()
+        found = document(relay, "wait", person, "--subject", f"{subject} {word}", "--timeout", "50")
+        mail.join()
+        assert found["subject"] == f"Order {subject} {word}"
+        assert 1.0 < time.monotonic() - began < 20.0
+        assert cli("mailbox", "delete", person, "--data-dir", relay.data_dir).returncode == 0
+
+
+def test_what_will_never_come_is_said_at_once(relay: RelayProcess, word: str) -> None:
+    """No address, one of the relay's own domains, another's eyes; in vain: why."""
+    for address, token, said in (
+        ("ada", None, "ada is no address: "),
+        (f"{word[:9]}@relay.localhost", None, "`relay mailbox create` makes mailboxes at relay."),
+        (f"{word[:9]}@customer.example", "rs_nobody", ""),
+    ):
+        by = () if token is None else ("--token", token)
+        began = time.monotonic()
+        done = run(relay, "wait", address, "--timeout", "50", *by)
+        assert done.returncode == 1, done.stderr
+        assert said in done.stderr.decode()
+        assert time.monotonic() - began < 20.0
+    vain = run(relay, "wait", f"{word[:9]}@typo.example", "--timeout", "0.3")
+    assert (vain.returncode, vain.stdout) == (1, b"")
+    assert vain.stderr.decode() == (
+        f"relay: Nothing has come to {word[:9]}@typo.example within 0.3 s, and it has no mailbox. "
+        "The relay's own mailboxes are at relay.localhost.\n"
+    )
+
+
+def test_a_list_that_is_cut_says_so(relay: RelayProcess, word: str) -> None:
+    """On stderr, with what shows the rest; nothing where that was all, or for programs."""
+    person = f"ada-{word[:9]}@customer.example"
+    for subject in ("first", "second"):
+        capture(relay, f"{subject} {word}", person)
+    parsed(relay, word, 2)
+    more = b"relay: There are more than these 1; --all shows all.\n"
+    for arguments, noted in (
+        (("--limit", "1"), more),
+        (("--limit", "1", "--json"), b""),
+        (("--limit", "2"), b""),
+        (("--all",), b""),
+    ):
+        assert run(relay, "list", "-q", word, *arguments).stderr == noted, arguments
+    assert run(relay, "list", person, "--limit", "1").stderr == more
 
 
 def test_no_address_is_out_of_reach(relay: RelayProcess, word: str) -> None:

@@ -87,7 +87,7 @@ def test_wrong_usage_is_2(tmp_path: Path) -> None:
     """Unknown commands, options and malformed values end with 2."""
     assert cli("nonsense").returncode == 2
     assert cli("status", "--nonsense").returncode == 2
-    assert cli("tail", "--grep", "novalue", "--data-dir", tmp_path).returncode == 2
+    assert cli("tail", "--grep", "=novalue", "--data-dir", tmp_path).returncode == 2
 
 
 def test_a_configuration_error_is_78(tmp_path: Path) -> None:
