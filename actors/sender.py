@@ -40,9 +40,9 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import trio
@@ -69,6 +69,8 @@ from relay.outbound.gates import Gates
 from relay.outbound.jobs import Job
 from relay.outbound.lanes import DueLane
 from relay.outbound.loopback import Loopback
+from relay.outbound.mx.direct import Direct
+from relay.outbound.mx.policy import Policy
 from relay.outbound.queue import Queue
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.routes import Routes
@@ -80,6 +82,9 @@ from relay.outbound.workers import Way, Workers
 from relay.smtp.connection import Deadlines
 from relay.storage import AMPLE, Space
 from supervisor import Context, Drained, Mailbox
+
+if TYPE_CHECKING:
+    from relay.dns.resolver import Resolver
 
 log = get_logger()
 
@@ -94,7 +99,15 @@ _LONG_REST = 5.0  # s; the same while nothing comes
 _IDLE_TICKS = 10  # between two looks at gates
 _TIDY_EVERY = 2.0  # s; between two looks at idle connections
 
+_SITES_SHARE = 4  # of all places, one of so many is a site's, where nothing else is set
+
 _HELD = Gauge("relay_outbound_held", "Claimed messages in this process.", registry=registry)
+
+
+def _no_resolver() -> Resolver:
+    from relay.dns.resolver import Resolver
+
+    return Resolver()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +117,9 @@ class DeliverySettings:
     `upstream`: for mail without a sender of its own; `domains`: this relay's own, the first of
     which it greets with; `context`: from `client_tls`; `private_upstreams`: whether every sender's
     upstream may lie inside this network; `concurrency`: deliveries at once; `route_connections`: of
-    them through one route, 0 for any; `retry_unit`: seconds of back-off.
+    them through one route, 0 for any; `retry_unit`: seconds of back-off; `private_mx`: whether
+    direct delivery may connect to private addresses; `mx_port`: the port of exchangers;
+    `resolver`: makes who asks the DNS for them, when it is first called; `policy`: of TLS to them.
     """
 
     upstream: Upstream
@@ -115,6 +130,10 @@ class DeliverySettings:
     concurrency: int = 32
     route_connections: int = 0
     retry_unit: float = 60.0
+    private_mx: bool = False
+    mx_port: int = 25
+    resolver: Callable[[], Resolver] = _no_resolver
+    policy: Policy | None = None
 
 
 async def run(
@@ -223,17 +242,28 @@ class _Sender:
             rng=rng,
         )
         self._custody = Custody(self._finaliser, settler, right_of_way, self, lease=self._lease)
+        deadlines = Deadlines().within(self._lease - self._custody.margin)
+        direct = Direct(
+            settings.resolver,
+            own=settings.domains,
+            deadlines=deadlines,
+            rng=rng,
+            port=settings.mx_port,
+            private=settings.private_mx,
+            most=settings.route_connections or max(places // _SITES_SHARE, 1),
+            policy=settings.policy,
+        )
         dispatch: Dispatch[Job, Way] = Dispatch(
             places,
             min(places, settings.route_connections or places),
             right_of_way,
-            gates.bound,
+            lambda key, now: direct.bound(key, gates.bound(key, now)),
         )
         routes = Routes(
             settings.upstream,
             vault,
             settings.domains[0],
-            Deadlines().within(self._lease - self._custody.margin),
+            deadlines,
             settings.context,
             private_upstreams=settings.private_upstreams,
         )
@@ -248,6 +278,7 @@ class _Sender:
             right_of_way,
             retry_unit=unit,
             signer=signer,
+            direct=direct,
         )
 
     # From the claimer -----------------------------------------------------------------------------

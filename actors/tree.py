@@ -493,6 +493,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         cap=outbound.domain_connections,
     )
     right_of_way = RightOfWay()
+    resolver = cache(partial(_resolver, settings))
     dkim_keys = DkimKeys(pool, resources.keyring.vault)
     signer = Signer(dkim_keys, resources.keyring.vault)
     wake_outbound = _local_wake(boxes.claimer, right_of_way) if "claimer" in wanted else None
@@ -581,6 +582,9 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 concurrency=outbound.concurrency,
                 route_connections=outbound.route_connections,
                 retry_unit=outbound.retry_unit,
+                private_mx=outbound.private_mx,
+                mx_port=outbound.mx_port,
+                resolver=resolver,
             ),
             space=resources.space,
             right_of_way=right_of_way,
@@ -752,7 +756,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 budget=_budget(settings),
                 chaos=chaos,
                 connections=connections["http"],
-                resolver=cache(partial(_resolver, settings)),
+                resolver=resolver,
                 dkim_keys=dkim_keys,
                 signer=signer,
                 links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),

@@ -391,16 +391,19 @@ class Outbound(_Section):
     private_upstreams: bool = False
     release_to: Texts = ()
     ca_file: str = ""
+    private_mx: bool = False
+    mx_port: Annotated[int, Field(ge=1, le=65_535)] = 25
 
     @field_validator("upstream")
     @classmethod
     def _upstream(cls, value: str) -> str:
-        if value == "loop:":
+        if value in {"loop:", "mx:"}:
             return value
         parts = urlsplit(value)
         if parts.scheme not in {"smtp", "smtp+starttls", "smtps"} or not parts.hostname:
             raise ValueError(
-                "it must be loop:, smtp://, smtp+starttls:// or smtps://user:password@host:port"
+                "it must be loop:, mx:, smtp://, smtp+starttls:// or "
+                "smtps://user:password@host:port"
             )
         if parts.scheme == "smtp" and not is_loopback(parts.hostname):
             raise ValueError(

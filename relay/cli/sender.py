@@ -26,7 +26,7 @@ def sender() -> None:
 def add(address: str, upstream: str, token: str | None, data_dir: Path, as_json: bool) -> None:
     """Send mail from ADDRESS through UPSTREAM; replaces what was there.
 
-    UPSTREAM is loop:, smtp+starttls:// or smtps://user:password@host:port; a - reads it from
+    UPSTREAM is loop:, mx:, smtp+starttls:// or smtps://user:password@host:port; a - reads it from
     standard input, where other users of this machine cannot see the password.
     """
     if upstream == "-":

@@ -21,7 +21,7 @@ what becomes of the mail behind it, is decided here.  Pure: instants are handed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import Counter
@@ -40,6 +40,10 @@ _STRIKES = Counter(
 )
 _OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
 _OF_THE_RECIPIENT = ("4.1.", "4.2.")
+_WAIT_FOR_LATE = 4  # messages to one domain
+
+LOOKING_UP = ("mx", "dns")
+"""Instead of a route, in the gates before domains whose servers are looked up."""
 
 
 GiveBack = Callable[[Job, float, float], None]
@@ -119,6 +123,42 @@ class Gatekeeper:
         for waiting in self._dispatch.remove(line, domain):
             self._gates.before(waiting.message.lane, gate)
             self._give_back(waiting, now, gate.wait(now))
+
+    # Domains whose servers are looked up ----------------------------------------------------------
+
+    def lets_look_up(self, job: Job, now: float, *, late: bool) -> bool:
+        """Let a job wait for the DNS about its domain; or give it back, False then.
+
+        `late`: the answer takes longer than one does, so only few may wait for it.
+        """
+        key = GateKey(LOOKING_UP, job.domain)
+        gate = self._gates.make(key) if late else self._gates.find(key)
+        if gate is None:
+            return True
+        self._gates.before(job.message.lane, gate)
+        if late:
+            gate.narrow(_WAIT_FOR_LATE, now)
+        if gate not in job.gates and gate.room(now) < 1:
+            self._give_back(job, now, gate.wait(now))
+            return False
+        job.pass_gate(gate)
+        return True
+
+    def found(self, domain: str) -> None:
+        """The DNS has answered about a domain."""
+        gate = self._gates.find(GateKey(LOOKING_UP, domain)) if self._gates else None
+        if gate is not None:
+            gate.open()
+
+    def not_found(self, domain: str, lanes: Iterable[int], now: float) -> None:
+        """The DNS cannot say where a domain's mail goes: its lanes wait."""
+        gate = self._gates.make(GateKey(LOOKING_UP, domain))
+        for lane in lanes:
+            self._gates.before(lane, gate)
+        if gate.bad(now, plain=True, why="dns: no answer"):
+            _STRIKES.labels("destination").inc()
+            seconds = round(gate.opens_at - now, 3)
+            log.warning("outbound.paused", what="destination", seconds=seconds, phase="dns")
 
     # What hangs -----------------------------------------------------------------------------------
 

@@ -122,6 +122,12 @@ class Gate:
         self.strikes = 0
         self.window = min(self.window + 1.0, float(self._full))
 
+    def open(self) -> None:
+        """What it stood before is well again, all at once."""
+        self.strikes = 0
+        self.window = float(self._full)
+        self.opens_at = -float("inf")
+
     def narrow(self, width: int, now: float) -> None:
         """Nothing failed, but what is under way does not end: no more than `width` at once."""
         self.why = "deliveries hang"

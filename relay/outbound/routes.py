@@ -19,7 +19,7 @@ import trio
 
 from relay.crypto import Vault
 from relay.outbound.claimed import Claimed
-from relay.outbound.senders import LOOP, Upstream
+from relay.outbound.senders import DIRECT, LOOP, Upstream
 from relay.smtp.auth import Credentials
 from relay.smtp.connection import Connection, Deadlines, Route, TlsMode
 
@@ -84,6 +84,10 @@ class Routes:
         self._deadlines = deadlines
         self._context = context
         self._private_upstreams = private_upstreams
+
+    def is_direct(self, message: Claimed) -> bool:
+        """Whether a message goes to the exchangers of its domain, and not by a route of these."""
+        return (message.upstream or self._upstream.url) == DIRECT
 
     def key_of(self, message: Claimed) -> Hashable:
         """What tells a message's route from others; None: the relay's own."""

@@ -33,6 +33,9 @@ from relay.ssrf_guard import NotPublic, addresses_of
 LOOP = "loop:"
 """The upstream that leads to this relay's own mailboxes."""
 
+DIRECT = "mx:"
+"""The upstream that is none: mail goes to the exchangers of its domain."""
+
 PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 """The schemes of an upstream that is a server, and the port each means when none is named."""
 
@@ -42,7 +45,8 @@ _RESOLVE_TIMEOUT = 5.0  # s
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """An upstream taken apart: `url` is `loop:` or `scheme://host:port`, without credentials."""
+    """An upstream taken apart: `url` is `loop:`, `mx:` or `scheme://host:port`, without
+    credentials."""
 
     url: str
     username: str | None = None
@@ -60,13 +64,13 @@ class Sender:
 
 
 def parse_upstream(text: str) -> Upstream:
-    """Take `loop:` or `smtps://user:password@host:port` apart, or raise `MalformedMessage`.
+    """Take `loop:`, `mx:` or `smtps://user:password@host:port` apart, or raise `MalformedMessage`.
 
     `smtp+starttls://` likewise; `smtp://`, which is in clear, to loopback only.  User name and
     password are percent-encoded.  The sentence never repeats what was given: it holds a secret.
     """
     check_text(text, "upstream", limit=_MAX_URL)
-    if text == LOOP:
+    if text in {LOOP, DIRECT}:
         return Upstream(text)
     try:
         parts = urlsplit(text)
@@ -78,7 +82,7 @@ def parse_upstream(text: str) -> Upstream:
     if parts.scheme not in PORTS or not host or parts.path not in {"", "/"}:
         raise MalformedMessage(
             "upstream",
-            "must be loop:, smtp://, smtp+starttls:// or smtps://user:password@host:port",
+            "must be loop:, mx:, smtp://, smtp+starttls:// or smtps://user:password@host:port",
         )
     if parts.query or parts.fragment or port == 0 or any(c.isspace() for c in host):
         raise MalformedMessage("upstream", "holds more than user, password, host and port")
@@ -99,7 +103,7 @@ async def _check_public(upstream: Upstream) -> None:
     """Refuse an upstream whose host is inside this network, as far as can be known now."""
     parts = urlsplit(upstream.url)
     if parts.hostname is None or parts.port is None:
-        return  # the loop
+        return  # the loop, or whatever a domain's exchangers are
     try:
         with trio.move_on_after(_RESOLVE_TIMEOUT):
             await addresses_of(parts.hostname, parts.port)

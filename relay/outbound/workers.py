@@ -38,6 +38,11 @@ from relay.outbound.dkim import Unloadable
 from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.jobs import Job
 from relay.outbound.loopback import Loopback
+from relay.outbound.mx.connections import SiteConnections
+from relay.outbound.mx.direct import FIRST_WIDTH, OWN, Direct
+from relay.outbound.mx.exchangers import Unreachable
+from relay.outbound.mx.lookups import Lookups
+from relay.outbound.mx.sites import Site
 from relay.outbound.queue import Queue
 from relay.outbound.render import mail_of
 from relay.outbound.right_of_way import RightOfWay
@@ -87,8 +92,10 @@ class Workers:
         *,
         retry_unit: float,
         signer: Signer | None = None,
+        direct: Direct,
     ) -> None:
-        """`retry_unit` in seconds; `signer`: None signs nothing."""
+        """`retry_unit` in seconds; `signer`: None signs nothing; `direct`: the way of mail that
+        has no upstream."""
         self._queue = queue
         self._custody = custody
         self._dispatch = dispatch
@@ -97,6 +104,8 @@ class Workers:
         self._loopback = loopback
         self._right_of_way = right_of_way
         self._signer = signer
+        self._direct = direct
+        self._lookups = Lookups(direct.sites, self._looked_up)
         self._signing: Signing[Line[Job, Way]] = Signing(self._make, self._were_made)
         self._outage = MOMENT * retry_unit  # s; given back for so long when the database is away
         self._way_is_free = trio.lowlevel.ParkingLot()
@@ -108,11 +117,18 @@ class Workers:
 
     def put(self, job: Job, now: float) -> None:
         """Let a job that was claimed wait in the line of its route; `spread` begins it."""
+        if self._routes.is_direct(job.message):
+            self._put_direct(job, now)
+            return
         try:
             line = self._line(job)
         except (Unreadable, ValueError) as error:
             self._not_tried(job, error, now)
             return
+        self._wait(line, job, now)
+
+    def _wait(self, line: Line[Job, Way], job: Job, now: float) -> None:
+        """Let a job wait in a line, if the gates on its way let it through."""
         if not self._gatekeeper.lets(line, job, now):
             return
         if self.nursery is None:
@@ -141,13 +157,18 @@ class Workers:
     def look_after(self, now: float) -> None:
         """Every moment: take back what waits behind stalls, widen what nothing moves in."""
         self._gatekeeper.look_for_stalls(self._begun, now)
+        for domain in self._lookups.late(now):
+            for job in self._lookups.take(domain):
+                self._look_up(job, now)
         self._dispatch.widen(now)
         # Whether or not anything is under way: the right of way may be over without high mail, and
         # nobody says that.
         self.spread()
 
     def give_back_waiting(self, now: float) -> None:
-        """Give back what waits in a line, or to be signed."""
+        """Give back what waits in a line, for the DNS, or to be signed."""
+        for job in self._lookups.stop():
+            self._custody.give_back(job, now)
         for line, job in self._signing.take_all():
             line.coming -= 1
             self._custody.give_back(job, now)
@@ -165,6 +186,71 @@ class Workers:
         if way is None:
             return self._dispatch.add(key, None, width=self._dispatch.places)
         return self._dispatch.add(key, way)
+
+    # Mail without an upstream ---------------------------------------------------------------------
+
+    def _put_direct(self, job: Job, now: float) -> None:
+        """Let a job wait in the line of its domain's site, or until that is known."""
+        if self._direct.is_own(job.domain):
+            self._wait(self._own_line(), job, now)
+            return
+        found = self._direct.sites.known(job.domain, now)
+        if isinstance(found, Site):
+            self._wait(self._site_line(found), job, now)
+        elif found is not None:
+            self._unreachable(job, found, now)
+        else:
+            self._look_up(job, now)
+
+    def _look_up(self, job: Job, now: float) -> None:
+        """Let a job wait for the DNS about its domain."""
+        late = self._lookups.is_late(job.domain, now)
+        if self.nursery is None:
+            self._give_back(job)
+        elif self._gatekeeper.lets_look_up(job, now, late=late):
+            self._lookups.put(job, now, self.nursery)
+
+    def _looked_up(
+        self, domain: str, jobs: Sequence[Job], found: Site | Unreachable | Exception
+    ) -> None:
+        """The site of a domain is known, or why there is none."""
+        now = trio.current_time()
+        if isinstance(found, Unreachable) and not found.permanent:
+            self._gatekeeper.not_found(domain, [job.message.lane for job in jobs], now)
+        else:
+            self._gatekeeper.found(domain)
+        for job in jobs:
+            if job not in self._custody:
+                continue
+            if isinstance(found, Exception):
+                self._crashed(job, found)
+            elif isinstance(found, Unreachable):
+                self._unreachable(job, found, now)
+            elif self._custody.leaving:
+                self._give_back(job)
+            else:
+                self._wait(self._site_line(found), job, now)
+        self.spread()
+
+    def _site_line(self, site: Site) -> Line[Job, Way]:
+        """The line of a site, which leads to its exchangers as they are known now."""
+        line = self._dispatch.lines.get(site.key)
+        if line is None:
+            return self._dispatch.add(site.key, self._direct.connections(site), width=FIRST_WIDTH)
+        if isinstance(line.way, SiteConnections):
+            line.way.site = site
+        return line
+
+    def _own_line(self) -> Line[Job, Way]:
+        """The line of this relay's own domains, for whose mail nobody else is asked."""
+        line = self._dispatch.lines.get(OWN)
+        return line or self._dispatch.add(OWN, None, width=self._dispatch.places)
+
+    def _unreachable(self, job: Job, why: Unreachable, now: float) -> None:
+        """Nobody can be connected to for a job."""
+        verdict = Verdict.BOUNCED if why.permanent else Verdict.DEFERRED
+        outcome = ours(verdict, Phase.CONNECT, why.text)._replace(enhanced=why.enhanced)
+        self._settle(job, outcome, now, now=now)
 
     def _not_tried(self, job: Job, error: Exception, now: float) -> None:
         """The way itself cannot be read (a password, mostly): that is no fault of the message."""

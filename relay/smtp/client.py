@@ -12,7 +12,8 @@ Promises:
   line that starts with a dot is stuffed.
 - Credentials are written only after `tls_established`, or when the driver vouches for loopback.
   STARTTLS that is not offered, refused, or has plaintext behind its reply ends the session
-  before that.
+  before that.  Where TLS is opportunistic there are no credentials, and only an offer that is
+  broken ends it.
 - PIPELINING where offered: MAIL, RCPT and DATA in one write, and with a mail to follow, that
   mail's group in the same write as the final dot: one round trip a mail.
 - A reply that nobody asked for, or that arrived before its question, is nonsense: it could be
@@ -322,12 +323,15 @@ class SmtpClient:
         *,
         local_name: str = "localhost",
         starttls: bool = False,
+        opportunistic: bool = False,
         credentials: Credentials | None = None,
         secure: bool = False,
         plaintext_allowed: bool = False,
         limits: ReplyLimits = ReplyLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`secure`: verified TLS is established already.
+        """`opportunistic`: STARTTLS is said where it is offered, and not missed where it is not.
+
+        `secure`: verified TLS is established already.
 
         `plaintext_allowed`: the peer is on loopback, so credentials may go in clear.
         """
@@ -335,6 +339,7 @@ class SmtpClient:
         if not re.fullmatch(rb"[!-~]{1,255}", self._greeting):
             raise ValueError("the name to greet with holds what no host name can hold")
         self._starttls = starttls
+        self._opportunistic = opportunistic
         self._credentials = credentials
         self._secure = secure
         self._plaintext_allowed = plaintext_allowed
@@ -485,9 +490,11 @@ class SmtpClient:
         if self._starttls and not self._secure:
             if "STARTTLS" in self.features:
                 self._command(Phase.TLS, b"STARTTLS", now)
-            else:
+                return
+            if not self._opportunistic:
                 self._give_up(Phase.TLS, "the peer offers no STARTTLS", now)
-        elif self._credentials is None:
+                return
+        if self._credentials is None:
             self.ready = True
         elif not (self._secure or self._plaintext_allowed):
             self._give_up(Phase.AUTH, "credentials are not sent in clear", now)
@@ -756,7 +763,8 @@ class SmtpClient:
 
     def _may_greet_again(self) -> bool:
         """Whether HELO may do: it offers neither STARTTLS nor AUTH."""
-        if self._greeted_with == b"HELO" or self._starttls or self._credentials is not None:
+        needs_more = (self._starttls and not self._opportunistic) or self._credentials is not None
+        if self._greeted_with == b"HELO" or needs_more:
             return False
         self._greeted_with = b"HELO"
         return True

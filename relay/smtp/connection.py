@@ -13,7 +13,8 @@ Promises:
   `outcomes` then says whether the dot may have left.
 - A route that somebody else chose reaches public addresses only (`Route.public_only`).
 - TLS is verified (chain, name, TLS 1.2 or newer) or the connection fails; `TlsMode.NONE` speaks
-  to loopback only, judged by the address that was reached and not by its name.
+  to loopback only, judged by the address that was reached and not by its name.  What carries no
+  credentials may be `OPPORTUNISTIC` or `CLEAR` (RFC 7435): mail to whoever the DNS names.
 - Memory: one read of `streams.CHUNK` bytes, the caps of the core, and one mail.
 
 Fails: `open` raises `OpenFailed`, which carries its outcome (always deferred).
@@ -42,6 +43,7 @@ from relay.log import get_logger
 from relay.net import open_tcp_stream, peer_address
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, SmtpClient, Step, Verdict
+from relay.smtp.racing import race
 from relay.smtp.replies import ReplyLimits
 from relay.smtp.streams import PlainStream, TlsStream
 from relay.ssrf_guard import NotPublic, addresses_of
@@ -49,7 +51,6 @@ from relay.system_tasks import OfThisRun
 
 log = get_logger()
 
-_OTHERS_WAIT = 5.0  # s; for a connection, while there are further addresses
 BLOCK = 65_536
 """Bytes of a message that must get through within `Deadlines.block`."""
 
@@ -60,6 +61,15 @@ class TlsMode(StrEnum):
     IMPLICIT = "implicit"
     STARTTLS = "starttls"
     NONE = "none"
+    """In clear, to loopback only."""
+    OPPORTUNISTIC = "opportunistic"
+    """STARTTLS where it is offered; one that is offered and breaks is a failure."""
+    CLEAR = "clear"
+    """In clear to anywhere, whatever is offered."""
+
+
+Accepts = Callable[[ssl.SSLObject], str | None]
+"""Looks at a session that was shaken hands for: None, or a clause that says what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +86,17 @@ class Route:
     """The name in SNI and in the certificate; None: `host`."""
     public_only: bool = False
     """Whether the host must be one of the public internet: somebody else chose it."""
+    addresses: tuple[str, ...] = ()
+    """What the host's name was resolved to, and may be connected to; none: it is resolved."""
+    accepts: Accepts | None = None
+    """Who looks at the peer's certificate besides the context."""
 
     def __post_init__(self) -> None:
-        """Refuse a port that is none."""
+        """Refuse a port that is none, and credentials for whoever is there."""
         if not 0 < self.port < 65_536:
             raise ValueError("a port is a number from 1 to 65535")
+        if self.credentials is not None and self.tls in {TlsMode.OPPORTUNISTIC, TlsMode.CLEAR}:
+            raise ValueError("credentials need a server that is known")
 
     @property
     def peer(self) -> Peer:
@@ -150,6 +166,16 @@ def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
             context.load_verify_locations(cafile=ca_file)
         except OSError as error:  # ssl.SSLError is one
             raise ConfigError(f"The CA file {ca_file} cannot be read: {error}.") from error
+    return context
+
+
+def opportunistic_tls() -> ssl.SSLContext:
+    """Return a context that takes any certificate and any version: what is better than none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
     return context
 
 
@@ -235,17 +261,21 @@ class Connection:
         *,
         context: ssl.SSLContext | None = None,
         limits: ReplyLimits = ReplyLimits(),  # noqa: B008 - frozen
+        deadline: float = math.inf,
     ) -> Connection:
         """Connect, greet, secure, authenticate.  Raises `OpenFailed`, nothing else of the world's.
 
-        `context`: from `client_tls`; None makes one, which reads the system's authorities anew.
+        `context`: from `client_tls` or `opportunistic_tls`; None makes one that verifies, which
+        reads the system's authorities anew.  `deadline`: an instant on Trio's clock by which it is
+        open; `Deadlines.total` holds too.
         """
         began = trio.current_time()
-        ends = began + deadlines.total
-        plain = await _connect(route, deadlines, began)
+        ends = min(began + deadlines.total, deadline)
+        plain = await _connect(route, min(began + deadlines.connect, ends))
         core = SmtpClient(
             local_name=route.local_name,
-            starttls=route.tls is TlsMode.STARTTLS,
+            starttls=route.tls in {TlsMode.STARTTLS, TlsMode.OPPORTUNISTIC},
+            opportunistic=route.tls is TlsMode.OPPORTUNISTIC,
             credentials=route.credentials,
             secure=route.tls is TlsMode.IMPLICIT,
             plaintext_allowed=route.tls is TlsMode.NONE,
@@ -254,16 +284,16 @@ class Connection:
         core.started(began)
         self = cls(route, deadlines, plain, core)
         try:
-            if route.tls is not TlsMode.NONE and context is None:
+            if route.tls not in {TlsMode.NONE, TlsMode.CLEAR} and context is None:
                 context = client_tls()
             if route.tls is TlsMode.IMPLICIT and context is not None:
-                took = await self._secure(plain, context)
+                took = await self._secure(plain, context, ends)
                 now = trio.current_time()
                 core.trace.append((Phase.TLS, 220, now, took))
             while not core.ready:
                 await self._exchange(min(ends, trio.current_time() + self._allowed()))
                 if core.wants_tls and context is not None:
-                    took = await self._secure(plain, context)
+                    took = await self._secure(plain, context, ends)
                     now = trio.current_time()
                     core.tls_established(now, now - took)
         except BaseException:
@@ -272,13 +302,16 @@ class Connection:
         self.idle_since = trio.current_time()
         return self
 
-    async def _secure(self, plain: PlainStream, context: ssl.SSLContext) -> float:
+    async def _secure(self, plain: PlainStream, context: ssl.SSLContext, ends: float) -> float:
         """Shake hands; returns how many seconds it took."""
         began = trio.current_time()
         try:
             tls = TlsStream(plain, context, self.route.server_name or self.route.host)
-            with trio.fail_after(self._deadlines.tls):
+            with trio.fail_at(min(began + self._deadlines.tls, ends)):
                 await tls.handshake()
+            if self.route.accepts is not None and (wrong := self.route.accepts(tls.session)):
+                text = f"the peer's certificate is not accepted: {wrong}"
+                raise OpenFailed(_trouble(Phase.TLS, text, tuple(self._core.trace)), self.peer)
         except ssl.SSLCertVerificationError as error:
             text = f"the peer's certificate is not accepted: {error.verify_message}"
         except trio.TooSlowError:
@@ -500,10 +533,10 @@ class Connection:
             self._wire.close()
 
 
-async def _connect(route: Route, deadlines: Deadlines, began: float) -> PlainStream:
-    """Resolve and connect, trying all addresses (RFC 8305).  Raises OpenFailed."""
+async def _connect(route: Route, ends: float) -> PlainStream:
+    """Resolve and connect by an instant, trying all addresses.  Raises OpenFailed."""
     try:
-        with trio.fail_after(min(deadlines.connect, deadlines.total)):
+        with trio.fail_at(ends):
             stream = await _reach(route)
     except trio.TooSlowError:
         raise OpenFailed(_trouble(Phase.CONNECT, "connecting took too long"), route.peer) from None
@@ -532,20 +565,12 @@ def _peer(route: Route, wire: PlainStream) -> Peer:
 
 
 async def _reach(route: Route) -> trio.SocketStream:
+    if route.addresses:
+        return await race(route.addresses, route.port)
     if not route.public_only:
         return await open_tcp_stream(route.host, route.port)
     # Only addresses that were checked; what the name stands for the next moment does not matter.
-    addresses = await addresses_of(route.host, route.port)
-    for number, address in enumerate(addresses, start=1):
-        # The last may take all the time there is, the others a part of it.
-        seconds = math.inf if number == len(addresses) else _OTHERS_WAIT
-        with trio.move_on_after(seconds):
-            try:
-                return await open_tcp_stream(address, route.port)
-            except OSError:
-                if number == len(addresses):
-                    raise
-    raise OSError("no address")  # none was found, or the last has raised
+    return await race(await addresses_of(route.host, route.port), route.port)
 
 
 def _is_local(sock: socket.socket) -> bool:

@@ -148,6 +148,11 @@ class TlsStream:
             self._in.write_eof()
 
     @property
+    def session(self) -> ssl.SSLObject:
+        """What was agreed on, and the certificates that were shown."""
+        return self._tls
+
+    @property
     def version(self) -> str | None:
         """The version of TLS that the handshake agreed on, as `TLSv1.3`."""
         return self._tls.version()

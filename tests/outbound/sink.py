@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -53,12 +54,14 @@ class Received:
 class Session:
     """One connection as the sink sees it."""
 
-    stream: trio.SocketStream
+    stream: trio.abc.Stream
     number: int
     sender: str = ""
     recipients: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     """The verbs, in order."""
+    secured: bool = False
+    """Whether it is inside TLS."""
 
 
 Script = Callable[[Session, str, str], Awaitable[bytes | None]]
@@ -72,8 +75,10 @@ async def well_behaved(session: Session, verb: str, line: str) -> bytes | None:
 class Sink:
     """The server; `received` is what it took, in order."""
 
-    def __init__(self, script: Script = well_behaved) -> None:
+    def __init__(self, script: Script = well_behaved, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: what STARTTLS is offered with."""
         self.script = script
+        self.tls = tls
         self.received: list[Received] = []
         self.sessions: list[Session] = []
         self.port = 0
@@ -111,7 +116,7 @@ class Sink:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has gone
         finally:
-            await trio.aclose_forcefully(stream)
+            await trio.aclose_forcefully(stream)  # under TLS, too
 
     async def _converse(self, session: Session) -> None:
         await self._answer(session, "connect", "", b"220 sink ESMTP\r\n")
@@ -131,7 +136,11 @@ class Sink:
             usual = b"250 2.0.0 Ok\r\n"
             if verb == "EHLO":
                 pipelining = b"250-PIPELINING\r\n" if self.pipelining else b""
-                usual = b"250-sink\r\n" + pipelining + b"250-8BITMIME\r\n250 SIZE 10000000\r\n"
+                starttls = b"250-STARTTLS\r\n" if self.tls and not session.secured else b""
+                offers = pipelining + starttls
+                usual = b"250-sink\r\n" + offers + b"250-8BITMIME\r\n250 SIZE 10000000\r\n"
+            elif verb == "STARTTLS":
+                usual = b"220 2.0.0 go on\r\n"
             elif verb == "MAIL":
                 session.sender, session.recipients = _path(text), []
             elif verb == "DATA":
@@ -141,6 +150,11 @@ class Sink:
             answer = await self._answer(session, verb, text, usual)
             if verb == "QUIT":
                 return
+            if verb == "STARTTLS" and answer[:1] == b"2" and self.tls is not None:
+                inside = trio.SSLStream(session.stream, self.tls, server_side=True)
+                session.stream = inside
+                await inside.do_handshake()
+                session.secured = True
             if verb == "RCPT" and answer[:1] == b"2":
                 session.recipients.append(_path(text))
             if verb == "DATA" and answer[:1] == b"3":
@@ -197,11 +211,17 @@ def _path(line: str) -> str:
 
 
 @asynccontextmanager
-async def running_sink(script: Script = well_behaved) -> AsyncIterator[Sink]:
+async def running_sink(
+    script: Script = well_behaved,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[Sink]:
     """A sink on a free port, until the block ends."""
-    sink = Sink(script)
+    sink = Sink(script, tls)
     async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        listeners = await trio.open_tcp_listeners(port, host=host)
         sink.port = listeners[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, sink.serve, listeners)
         yield sink

@@ -148,6 +148,15 @@ def check_upstream(patient: Patient) -> Iterator[Finding]:
             "set RELAY_OUTBOUND__UPSTREAM to your provider's smtps:// or smtp+starttls:// server",
         )
         return
+    if upstream == "mx:":
+        name = settings.smtp.domains[0]
+        yield judged(
+            "upstream",
+            not _local(name),
+            f"mx: straight to the servers of each domain, greeted as {name}",
+            "set RELAY_SMTP__DOMAINS to a name that your address has: others refuse this one",
+        )
+        return
     shown = str(show(settings)["outbound.upstream"])
     fault = _trouble(upstream, settings.outbound.ca_file)
     yield judged(

@@ -33,8 +33,9 @@ class NewSender(Form):
         Field(
             max_length=2048,
             repr=False,
-            description="`loop:`, or smtp+starttls:// or smtps://user:password@host:port (user and "
-            "password percent-encoded); smtp:// to loopback only",
+            description="`loop:`, `mx:` (directly to the servers of each domain), or "
+            "smtp+starttls:// or smtps://user:password@host:port (user and password "
+            "percent-encoded); smtp:// to loopback only",
         ),
     ]
 

@@ -1,0 +1,117 @@
+"""The connections to a site: which exchanger is tried, and how each is secured.
+
+Promises
+- Exchangers are tried in their order within one attempt, as long as nothing of a mail was sent:
+  whoever refuses, breaks off or is silent while a connection is opened (5xx at the greeting, too)
+  is followed by the next, `MOST_TRIED` at most and within one delivery's deadline.
+- An exchanger that failed is tried after the others for `SHUN` seconds.
+- Only the addresses that were looked up and checked are connected to, IPv6 and IPv4 raced.
+- TLS is what the site's policy says (`relay.outbound.mx.policy` has the table): opportunistic, it
+  is used wherever it is offered, whatever the certificate, and only where STARTTLS is refused or
+  breaks is the mail sent in clear, over a new connection.
+
+Fails with `OpenFailed`, which has the outcome of the last exchanger that was tried: deferred.
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+from dataclasses import replace
+
+import trio
+
+from relay.log import get_logger
+from relay.outbound.mx.exchangers import Exchanger, in_order
+from relay.outbound.mx.policy import Security
+from relay.outbound.mx.sites import Site
+from relay.outbound.routes import Connections
+from relay.smtp.client import Phase
+from relay.smtp.connection import (
+    Connection,
+    Deadlines,
+    OpenFailed,
+    Route,
+    TlsMode,
+    opportunistic_tls,
+)
+
+log = get_logger()
+
+MOST_TRIED = 5
+"""Exchangers that one attempt tries."""
+
+SHUN = 60.0
+"""Seconds for which an exchanger that failed is tried last."""
+
+CONNECT = 15.0
+"""Seconds to connect to one exchanger, all its addresses together: there may be another."""
+
+
+class SiteConnections(Connections):
+    """The open connections to one site."""
+
+    def __init__(
+        self,
+        site: Site,
+        port: int,
+        local_name: str,
+        deadlines: Deadlines,
+        rng: random.Random,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        """`port` of every exchanger; `local_name`: what they are greeted with; `deadlines` of each
+        delivery; `context`: from `opportunistic_tls`, None makes one."""
+        route = Route(site.exchangers[0].name, port, local_name=local_name)
+        super().__init__(route, replace(deadlines, connect=min(deadlines.connect, CONNECT)))
+        self.site = site
+        """Where the next connection leads: its exchangers' addresses may change."""
+        self._rng = rng
+        self._any_certificate = context or opportunistic_tls()
+        self._failed: dict[str, float] = {}  # since when
+
+    async def open(self) -> Connection:
+        """Open a connection to the first exchanger that can be spoken to.  Raises `OpenFailed`."""
+        began = trio.current_time()
+        self._failed = {name: at for name, at in self._failed.items() if began < at + SHUN}
+        order = in_order(self.site.exchangers, self._failed, self._rng)[:MOST_TRIED]
+        ends = began + self.deadlines.total
+        failure: OpenFailed | None = None
+        for exchanger in order:
+            if failure is not None and trio.current_time() >= ends:
+                break
+            try:
+                connection = await self._open(exchanger, ends)
+            except OpenFailed as error:
+                failure = error
+                self._failed[exchanger.name] = trio.current_time()
+            else:
+                self._failed.pop(exchanger.name, None)
+                return connection
+        assert failure is not None  # a site has an exchanger
+        raise failure
+
+    async def _open(self, exchanger: Exchanger, ends: float) -> Connection:
+        """Open a connection to one exchanger, as its policy says."""
+        policy = self.site.policy(exchanger)
+        route = replace(self.route, host=exchanger.name, addresses=exchanger.addresses)
+        if policy.security is not Security.OPPORTUNISTIC:
+            verifier = policy.verifier
+            context = self._any_certificate if verifier is None else verifier.context()
+            accepts = None if verifier is None else verifier.accepts
+            route = replace(route, tls=TlsMode.STARTTLS, accepts=accepts)
+            return await Connection.open(route, self.deadlines, context=context, deadline=ends)
+        try:
+            return await Connection.open(
+                replace(route, tls=TlsMode.OPPORTUNISTIC),
+                self.deadlines,
+                context=self._any_certificate,
+                deadline=ends,
+            )
+        except OpenFailed as error:
+            if error.outcome.phase is not Phase.TLS:
+                raise
+            log.info("outbound.tls_given_up", peer=error.peer.name, reason=error.outcome.text)
+        return await Connection.open(
+            replace(route, tls=TlsMode.CLEAR), self.deadlines, deadline=ends
+        )

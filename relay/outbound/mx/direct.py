@@ -1,0 +1,74 @@
+"""Direct delivery as the sender has it: the sites, the connections to them, and how many.
+
+Promises
+- A site has at most `most` connections, and begins with `FIRST_WIDTH`: a site that stalls cannot
+  take the places of others, however much mail waits for it.
+- Mail for the relay's own domains takes the loop: nobody is asked where this relay is.
+
+Fails: never.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Hashable
+from typing import TYPE_CHECKING
+
+from relay.outbound.mx.connections import SiteConnections
+from relay.outbound.mx.policy import Policy
+from relay.outbound.mx.sites import Site, SiteKey, Sites
+from relay.smtp.connection import Deadlines, opportunistic_tls
+
+if TYPE_CHECKING:
+    from relay.dns.resolver import Resolver  # loaded when it is first needed
+
+FIRST_WIDTH = 2
+"""Connections that a site begins with; each answer makes it one more."""
+
+OWN = ("mx", "loop:")
+"""Instead of a site: this relay's own domains."""
+
+
+class Direct:
+    """The way of mail that goes to the exchangers of its domain."""
+
+    def __init__(
+        self,
+        resolver: Callable[[], Resolver],
+        *,
+        own: Collection[str],
+        deadlines: Deadlines,
+        rng: random.Random,
+        port: int = 25,
+        private: bool = False,
+        most: int = 8,
+        policy: Policy | None = None,
+    ) -> None:
+        """`resolver`: called when it is first needed; `own`: the relay's domains, the first of
+        which exchangers are greeted with; `port` of exchangers; `private`: whether they may have
+        private addresses; `most`: connections to one site; `policy`: of TLS, None for none.
+        """
+        self._own = frozenset(name.lower() for name in own)
+        self._local_name = next(iter(own))
+        self._deadlines = deadlines
+        self._rng = rng
+        self._port = port
+        self._most = most
+        self._any_certificate = opportunistic_tls()
+        self.sites = Sites(resolver, own=own, private=private, policy=policy)
+
+    def is_own(self, domain: str) -> bool:
+        """Whether a domain is this relay's."""
+        return domain.lower() in self._own
+
+    def connections(self, site: Site) -> SiteConnections:
+        """The connections to a site, none of them open yet."""
+        return SiteConnections(
+            site, self._port, self._local_name, self._deadlines, self._rng, self._any_certificate
+        )
+
+    def bound(self, key: Hashable, gate: int | None) -> int | None:
+        """Connections that a line may have: `gate` says what a gate lets through, None any."""
+        if not isinstance(key, SiteKey):
+            return gate
+        return self._most if gate is None else min(self._most, gate)

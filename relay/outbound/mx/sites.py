@@ -1,0 +1,160 @@
+"""Sites: the exchangers that a domain's mail goes to, shared by all domains that have the same.
+
+Mail waits, is limited and is paused by site, and connections are kept by site: a provider's ten
+thousand domains are one site, not ten thousand.  What makes a site is the names of its exchangers,
+the order of their preferences and the TLS policy for each (`SiteKey`).
+
+Promises
+- What was found is used for `FRESH` seconds; then the resolver is asked anew, which knows the TTLs.
+- A look-up ends within `LOOK_UP` seconds; what is not known then is unreachable for now.
+- At most `MOST_KNOWN` domains are remembered, the least recently looked up go first.
+
+Fails with an `Unreachable` that says for how long.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from relay.dns.questions import Answer, Question, Status
+from relay.outbound.mx.exchangers import (
+    Exchanger,
+    Unreachable,
+    candidates,
+    name_of,
+    questions,
+    usable,
+)
+from relay.outbound.mx.policy import NoPolicy, Policy, PolicyUnavailable, Security, TlsPolicy
+
+if TYPE_CHECKING:
+    from relay.dns.resolver import Resolver  # loaded when it is first needed
+
+FRESH = 30.0
+LOOK_UP = 25.0
+MOST_KNOWN = 20_000
+
+_OPPORTUNISTIC = TlsPolicy()
+
+
+class SiteKey(NamedTuple):
+    """What tells sites apart."""
+
+    kind: str
+    name: str
+    """What people call it: its best exchanger, and how many there are."""
+    exchangers: tuple[tuple[int, str], ...]
+    policies: tuple[TlsPolicy, ...]
+    """Of each exchanger; none: all are opportunistic."""
+
+
+class Site(NamedTuple):
+    """Where mail goes."""
+
+    key: SiteKey
+    exchangers: tuple[Exchanger, ...]
+    policies: Mapping[str, TlsPolicy]
+
+    def policy(self, exchanger: Exchanger) -> TlsPolicy:
+        """How an exchanger is spoken to."""
+        return self.policies.get(exchanger.name, _OPPORTUNISTIC)
+
+
+def site_of(
+    exchangers: tuple[Exchanger, ...], policies: Mapping[str, TlsPolicy]
+) -> Site | Unreachable:
+    """The site of these exchangers, without those that a policy refuses."""
+    allowed = tuple(
+        one
+        for one in exchangers
+        if policies.get(one.name, _OPPORTUNISTIC).security is not Security.REFUSED
+    )
+    if not allowed:
+        why = next((policy.why for policy in policies.values() if policy.why), "its policy")
+        return Unreachable(False, "4.7.5", f"{why} allows none of the domain's exchangers")
+    identity = tuple(sorted((one.rank, one.name) for one in allowed))
+    more = f" and {len(allowed) - 1} more" if len(allowed) > 1 else ""
+    each = tuple(policies.get(name, _OPPORTUNISTIC) for _, name in identity)
+    key = SiteKey(
+        "mx",
+        f"mx:{identity[0][1]}{more}",
+        identity,
+        () if all(policy == _OPPORTUNISTIC for policy in each) else each,
+    )
+    return Site(key, allowed, policies)
+
+
+class _Known(NamedTuple):
+    found: Site | Unreachable
+    until: float
+
+
+class Sites:
+    """Finds the site of a domain."""
+
+    def __init__(
+        self,
+        resolver: Callable[[], Resolver],
+        *,
+        own: Collection[str],
+        private: bool = False,
+        policy: Policy | None = None,
+    ) -> None:
+        """`own`: names of this relay; `private`: whether private addresses may be connected to."""
+        self._resolver = resolver
+        self._own = frozenset(name.lower() for name in own)
+        self._private = private
+        self._policy = policy or NoPolicy()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    def known(self, domain: str, now: float) -> Site | Unreachable | None:
+        """What was found lately, without asking; None: it has to be looked up."""
+        known = self._known.get(domain)
+        return None if known is None or known.until <= now else known.found
+
+    async def look_up(self, domain: str) -> Site | Unreachable:
+        """Ask the DNS, and the policy."""
+        found: Site | Unreachable = Unreachable(
+            False, "4.4.3", f"the domain's servers were not found within {LOOK_UP:g} s"
+        )
+        with trio.move_on_after(LOOK_UP):
+            found = await self._find(domain)
+        if isinstance(found, Site) or found.permanent:
+            self._known[domain] = _Known(found, trio.current_time() + FRESH)
+            self._known.move_to_end(domain)
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+        else:
+            self._known.pop(domain, None)
+        return found
+
+    async def _find(self, domain: str) -> Site | Unreachable:
+        name = name_of(domain)
+        if isinstance(name, Unreachable):
+            return name
+        resolver = self._resolver()
+        answer = await resolver.ask(Question(name, "MX"))
+        named = candidates(name, answer, self._own)
+        if isinstance(named, Unreachable):
+            return named
+        answers: dict[Question, Answer] = {}
+
+        async def ask(question: Question) -> None:
+            answers[question] = await resolver.ask(question)
+
+        async with trio.open_nursery() as nursery:
+            for question in questions(named):
+                nursery.start_soon(ask, question)
+        implicit = answer.status is Status.NO_DATA
+        exchangers = usable(named, answers, implicit=implicit, private=self._private)
+        if isinstance(exchangers, Unreachable):
+            return exchangers
+        try:
+            policies = await self._policy.policy_for(name, exchangers)
+        except PolicyUnavailable as error:
+            return Unreachable(False, "4.7.5", str(error))
+        return site_of(exchangers, policies)

@@ -1,0 +1,410 @@
+"""Direct delivery, whole: a DNS server, sinks on addresses of loopback, and a sender between."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import trio
+
+from relay import net
+from relay.db.pool import Pool
+from relay.dns.resolver import Resolver
+from relay.outbound.admin import QueueAdmin
+from relay.outbound.mx.connections import MOST_TRIED
+from relay.outbound.mx.exchangers import Exchanger
+from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
+from relay.smtp import racing
+from tests import certificates
+from tests.dns.server import DnsServer
+from tests.outbound.node import put
+from tests.outbound.running import Outbound, running_outbound
+from tests.outbound.sink import HangUp, Script, Session, Sink, running_sink, well_behaved
+
+
+@dataclass
+class World:
+    """What the tests deliver through."""
+
+    outbound: Outbound
+    sinks: Mapping[str, Sink]
+    """By the last number of their addresses."""
+
+    async def send(self, *addresses: str, status: str = "sent") -> list[tuple[Any, ...]]:
+        """Queue a message to each, and wait for what becomes of it."""
+        queued = await put(self.outbound.pool, *addresses)
+        self.outbound.wake()
+        attempts = 1 if status == "queued" else None
+        return [await self.outbound.becomes(one.id, status, attempts) for one in queued]
+
+    async def peers(self, address: str) -> set[str]:
+        """Which servers the attempts of a message to an address spoke to."""
+        found = await self.outbound.pool.fetch_value(
+            "SELECT id FROM relay.outbound_messages WHERE recipient = %s", (address,)
+        )
+        events = await QueueAdmin(self.outbound.pool).events(found)
+        assert events is not None
+        return {event["peer"] for event in events}
+
+
+@asynccontextmanager
+async def world(
+    pool: Pool,
+    zone: Mapping[tuple[str, str], Sequence[str]],
+    scripts: Mapping[str, Script] | None = None,
+    *,
+    tls: Mapping[str, ssl.SSLContext] | None = None,
+    **settings: Any,
+) -> AsyncIterator[World]:
+    """Sinks at 127.0.0.N for each N of `scripts`, all on one port, and a DNS that knows `zone`."""
+    async with AsyncExitStack() as stack:
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        stack.callback(nursery.cancel_scope.cancel)
+        server = await nursery.start(DnsServer(zone).run)
+        sinks: dict[str, Sink] = {}
+        port = 0
+        for number, script in (scripts or {"2": well_behaved}).items():
+            sink = await stack.enter_async_context(
+                running_sink(
+                    script, host=f"127.0.0.{number}", port=port, tls=(tls or {}).get(number)
+                )
+            )
+            sinks[number], port = sink, sink.port
+        resolver = Resolver([server.address], server_timeout=0.3)
+        outbound = await stack.enter_async_context(
+            running_outbound(
+                pool,
+                "mx:",
+                **{"private_mx": True, "mx_port": port, "resolver": lambda: resolver, **settings},
+            )
+        )
+        yield World(outbound, sinks)
+
+
+def mx(domain: str, *numbers: str, preference: int = 10) -> dict[tuple[str, str], list[str]]:
+    """A domain whose exchangers, each of more preference than the one before, are those sinks."""
+    return {
+        (domain, "MX"): [f"{preference * n} mx{of}.example." for n, of in enumerate(numbers, 1)],
+        **{(f"mx{of}.example", "A"): [f"127.0.0.{of}"] for of in numbers},
+    }
+
+
+def answers(verb: str, answer: bytes) -> Script:
+    """A script that gives one answer to one verb."""
+
+    async def script(session: Session, said: str, line: str) -> bytes | None:
+        return answer if said == verb else None
+
+    return script
+
+
+async def hangs_up(session: Session, said: str, line: str) -> bytes | None:
+    """Close every connection at once."""
+    raise HangUp
+
+
+async def stalls(session: Session, said: str, line: str) -> bytes | None:
+    """Never say a word."""
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+@pytest.fixture
+def any_tls(tmp_path) -> ssl.SSLContext:
+    """A server's TLS whose certificate nobody has signed, and for another name."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificates.write(tmp_path))
+    return context
+
+
+async def test_what_the_dns_says_decides(pool):
+    """Every row of the table of `relay.outbound.mx.exchangers`, by its status and its code."""
+    zone = {
+        **mx("plain.example", "2"),
+        ("implicit.example", "A"): ["127.0.0.2"],
+        ("alias.example", "CNAME"): ["plain.example."],
+        ("null.example", "MX"): ["0 ."],
+        ("empty.example", "TXT"): ["nothing"],
+        ("dangling.example", "MX"): ["10 nowhere.example."],
+        ("loop.example", "MX"): ["10 relay.localhost."],
+        ("backup.example", "MX"): ["10 mx2.example.", "20 relay.localhost.", "30 never.example."],
+        ("aliased.example", "MX"): ["10 cname.example."],
+        ("cname.example", "CNAME"): ["mx2.example."],
+        ("xn--mnchen-3ya.example", "MX"): ["10 mx2.example."],
+    }
+    goes = ["plain", "implicit", "alias", "backup", "aliased", "xn--mnchen-3ya"]
+    bounces = {
+        "null": "5.1.10",
+        "gone": "5.1.2",
+        "empty": "5.1.2",
+        "dangling": "5.4.4",
+        "loop": "5.4.6",
+    }
+    async with world(pool, zone) as w:
+        for row in await w.send(*(f"a@{name}.example" for name in goes)):
+            assert row[:2] == ("sent", 1)
+        rows = await w.send(*(f"a@{name}.example" for name in bounces), status="bounced")
+        assert [row[3].split()[0] for row in rows] == list(bounces.values())
+        for row in await w.send("a@servfail.example", "a@silent.example", status="queued"):
+            assert row[3].startswith("4.4.3 ")
+        assert len(w.sinks["2"].received) == len(goes)
+        assert await w.peers("a@alias.example") == {f"mx2.example[127.0.0.2]:{w.sinks['2'].port}"}
+        assert await w.peers("a@null.example") == {None}
+
+
+async def test_connects_to_no_private_address_unless_told(pool, monkeypatch):
+    """Not one connection is begun, whatever way the address is named; the mail bounces."""
+    begun: list[str] = []
+    connect = net.open_tcp_stream
+
+    async def logged(host: str, port: int) -> trio.SocketStream:
+        begun.append(host)
+        return await connect(host, port)
+
+    monkeypatch.setattr(racing, "open_tcp_stream", logged)
+    zone = {
+        **mx("loopback.example", "2"),
+        ("implicit.example", "A"): ["127.0.0.2"],
+        ("metadata.example", "A"): ["169.254.169.254"],
+        ("mapped.example", "AAAA"): ["::ffff:127.0.0.2"],
+        ("six.example", "AAAA"): ["::1"],
+        ("alias.example", "CNAME"): ["mx2.example."],
+    }
+    names = ["loopback", "implicit", "metadata", "mapped", "six", "alias"]
+    async with world(pool, zone, private_mx=False) as w:
+        rows = await w.send(*(f"a@{name}.example" for name in names), status="bounced")
+        assert {row[3].split()[0] for row in rows} == {"5.4.4"}
+        assert (begun, w.sinks["2"].sessions) == ([], [])
+    async with world(pool, zone) as w:
+        await w.send("b@loopback.example")
+        assert begun == ["127.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        answers("connect", b"554 5.7.1 go away\r\n"),
+        answers("connect", b"421 4.3.2 not now\r\n"),
+        answers("EHLO", b"451 4.3.0 not now\r\n"),
+        hangs_up,
+    ],
+    ids=["554 at greeting", "421 at greeting", "451 at EHLO", "hangs up"],
+)
+async def test_the_next_exchanger_is_tried_in_the_same_attempt(pool, first):
+    """As long as nothing of a mail was sent, one that will not talk costs no attempt."""
+    async with world(pool, mx("shop.example", "2", "3"), {"2": first, "3": well_behaved}) as w:
+        (row,) = await w.send("a@shop.example")
+        assert row[:2] == ("sent", 1)
+        assert len(w.sinks["3"].received) == 1
+        assert await w.peers("a@shop.example") == {f"mx3.example[127.0.0.3]:{w.sinks['3'].port}"}
+
+
+async def test_what_no_exchanger_takes_is_deferred(pool):
+    """5xx of every greeting is no bounce: it is the servers' trouble, and not the mail's."""
+    no = answers("connect", b"554 5.7.1 go away\r\n")
+    async with world(pool, mx("shop.example", "2", "3"), {"2": no, "3": no}) as w:
+        (row,) = await w.send("a@shop.example", status="queued")
+        assert row[3].startswith("554 5.7.1")
+        assert [len(sink.sessions) for sink in w.sinks.values()] == [1, 1]
+
+
+async def test_an_attempt_tries_so_many_exchangers_and_no_more(pool):
+    """A list of servers that are all away costs a bounded number of connections."""
+    numbers = [str(n) for n in range(2, 2 + MOST_TRIED + 2)]
+    scripts = dict.fromkeys(numbers, hangs_up)
+    async with world(pool, mx("shop.example", *numbers), scripts) as w:
+        await w.send("a@shop.example", status="queued")
+        tried = [len(sink.sessions) for sink in w.sinks.values()]
+        assert tried == [1] * MOST_TRIED + [0, 0]
+
+
+async def test_equal_exchangers_share_the_mail(pool):
+    """Of two of the same preference neither gets every first connection."""
+    zone = {**mx("shop.example", "2", "3", preference=0)}
+    scripts = dict.fromkeys(["2", "3"], answers("QUIT", b"221 bye\r\n"))
+    async with world(pool, zone, scripts) as w:
+        for number in range(40):
+            await w.send(f"a{number}@shop.example")
+            if all(sink.received for sink in w.sinks.values()):
+                break
+            for line in w.sinks.values():
+                for session in line.sessions:  # the next needs a connection anew
+                    await trio.aclose_forcefully(session.stream)
+        assert all(sink.received for sink in w.sinks.values())
+
+
+async def test_domains_of_one_provider_share_its_connections(pool):
+    """Pooled by site and not by domain, whatever their numbers for the same preferences are."""
+    zone = {
+        **mx("one.example", "2", "3"),
+        **mx("two.example", "2", "3", preference=5),
+        **mx("three.example", "3", "2"),
+    }
+    async with world(pool, zone, dict.fromkeys(["2", "3"], well_behaved)) as w:
+        for domain in ("one", "two", "one", "two"):
+            await w.send(f"a@{domain}.example")
+        assert len(w.sinks["2"].sessions) == 1
+        await w.send("a@three.example")
+        assert len(w.sinks["3"].sessions) == 1
+
+
+async def test_mail_for_this_relays_own_domains_does_not_leave(pool):
+    """Nobody is asked where it is: what its mailboxes say is the answer."""
+    async with world(pool, {("relay.localhost", "MX"): ["10 mx2.example."]}) as w:
+        (row,) = await w.send("nobody@relay.localhost", status="bounced")
+        assert "5.1.1" in row[3]
+        assert w.sinks["2"].sessions == []
+
+
+# TLS ----------------------------------------------------------------------------------------------
+
+
+async def test_tls_is_used_wherever_it_is_offered(pool, any_tls):
+    """Whatever the certificate is: a stranger's would stop nobody who reads along."""
+    async with world(pool, mx("shop.example", "2"), tls={"2": any_tls}) as w:
+        await w.send("a@shop.example")
+        (session,) = w.sinks["2"].sessions
+        assert session.secured
+        shown = await w.outbound.pool.fetch_value("SELECT tls FROM relay.outbound_attempts")
+        assert shown == "TLSv1.3"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        answers("STARTTLS", b"454 4.7.0 not now\r\n"),
+        answers("STARTTLS", b"220 go on\r\nnonsense\r\n"),
+    ],
+    ids=["refused", "broken"],
+)
+async def test_only_a_starttls_that_fails_goes_on_in_clear(pool, any_tls, script):
+    """Over a new connection, in the same attempt."""
+    async with world(pool, mx("shop.example", "2"), {"2": script}, tls={"2": any_tls}) as w:
+        (row,) = await w.send("a@shop.example")
+        assert row[:2] == ("sent", 1)
+        first, second = w.sinks["2"].sessions
+        assert (first.said, first.secured) == (["EHLO", "STARTTLS"], False)
+        assert "STARTTLS" not in second.said
+
+
+class Says:
+    """A policy that says the same of every exchanger of a domain."""
+
+    def __init__(self, policies: Mapping[str, TlsPolicy | Exception]) -> None:
+        self.policies = policies
+
+    async def policy_for(
+        self, domain: str, exchangers: Sequence[Exchanger]
+    ) -> Mapping[str, TlsPolicy]:
+        """What the test has said."""
+        said = self.policies.get(domain, TlsPolicy())
+        if isinstance(said, Exception):
+            raise said
+        return {one.name: said for one in exchangers}
+
+
+@dataclass(frozen=True)
+class Refuses:
+    """A verifier that no certificate satisfies."""
+
+    def context(self) -> ssl.SSLContext:
+        """Verify nothing in the handshake."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def accepts(self, session: ssl.SSLObject) -> str | None:
+        """Say why not."""
+        assert session.getpeercert(binary_form=True)
+        return "it is not the one"
+
+
+async def test_a_policy_decides_for_its_domain_and_for_no_other(pool, any_tls):
+    """One domain's policy stops its own mail, and shares no connection with a weaker one's."""
+    policy = Says(
+        {
+            "encrypted.example": TlsPolicy(Security.ENCRYPTED),
+            "verified.example": TlsPolicy(Security.VERIFIED, Refuses()),
+            "barred.example": TlsPolicy(Security.REFUSED, why="MTA-STS"),
+            "away.example": PolicyUnavailable("the policy cannot be fetched"),
+        }
+    )
+    zone = {
+        **mx("free.example", "2"),
+        **{(name, "MX"): ["10 mx2.example."] for name in policy.policies},
+    }
+    async with world(pool, zone, tls={"2": any_tls}, policy=policy) as w:
+        await w.send("a@free.example", "a@encrypted.example")
+        assert len(w.sinks["2"].sessions) == 2
+        told = {
+            "verified": "the peer's certificate is not accepted: it is not the one",
+            "barred": "4.7.5 MTA-STS allows none of the domain's exchangers",
+            "away": "4.7.5 the policy cannot be fetched",
+        }
+        rows = await w.send(*(f"a@{name}.example" for name in told), status="queued")
+        assert [row[3] for row in rows] == list(told.values())
+        await w.send("b@free.example")
+        assert len(w.sinks["2"].received) == 3
+
+
+async def test_what_must_be_encrypted_never_goes_in_clear(pool):
+    """Neither where STARTTLS is not offered."""
+    policy = Says({"shop.example": TlsPolicy(Security.ENCRYPTED)})
+    async with world(pool, mx("shop.example", "2"), policy=policy) as w:
+        (row,) = await w.send("a@shop.example", status="queued")
+        assert "offers no STARTTLS" in row[3]
+        assert w.sinks["2"].received == []
+
+
+# What stalls --------------------------------------------------------------------------------------
+
+
+async def test_a_site_that_stalls_holds_up_no_other(pool):
+    """Of many domains one says nothing, and one's DNS neither: all others have their mail."""
+    zone = mx("dead.example", "3")
+    for number in range(60):
+        zone |= {(f"d{number}.example", "A"): ["127.0.0.2"]}
+    async with world(pool, zone, {"2": well_behaved, "3": stalls}) as w:
+        dead = [f"a{n}@dead.example" for n in range(60)]
+        silent = [f"a{n}@silent.example" for n in range(60)]
+        await put(w.outbound.pool, *dead, *silent)
+        with trio.fail_after(20):
+            await w.send(*(f"a@d{number}.example" for number in range(60)))
+        assert len(w.sinks["3"].sessions) <= 2
+        # Its stalled sessions would wait for their deadlines: they need not be awaited here.
+        for session in w.sinks["3"].sessions:
+            await trio.aclose_forcefully(session.stream)
+
+
+# Racing -------------------------------------------------------------------------------------------
+
+
+async def test_addresses_are_raced():
+    """One that does not answer costs a quarter of a second, one that refuses nothing."""
+    with trio.socket.socket() as full:
+        await full.bind(("127.0.0.4", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        fillers = [trio.socket.socket() for _ in range(4)]
+        async with trio.open_nursery() as nursery:
+            for filler in fillers:  # no room is left in its queue
+                nursery.start_soon(filler.connect, ("127.0.0.4", port))
+            async with running_sink(host="127.0.0.5", port=port) as sink:
+                await trio.sleep(0.05)
+                for addresses in (["127.0.0.4", "127.0.0.5"], ["127.0.0.6", "127.0.0.5"]):
+                    began = trio.current_time()
+                    async with await racing.race(addresses, port) as stream:
+                        assert stream.socket.getpeername()[0] == "127.0.0.5"
+                    took = trio.current_time() - began
+                    assert took < (2.0 if addresses[0] == "127.0.0.4" else racing.DELAY)
+                with pytest.raises(OSError, match="all attempts"):
+                    await racing.race(["127.0.0.6", "127.0.0.7"], port)
+                assert len(sink.sessions) == 2
+            nursery.cancel_scope.cancel()
+        for filler in fillers:
+            filler.close()
