@@ -289,8 +289,8 @@ def _show_stats(now: dict[str, Any], as_json: bool) -> None:
 
 
 def _theirs(value: str | None) -> output.Cell:
-    """What only a message's owner is shown; `--raw` shows the administrator anybody's."""
-    return ("another's", "bright_black") if value is None else output.line(value)
+    """What a list shows to its owner only; `--raw` opens anybody's to the administrator."""
+    return ("another owner's", "bright_black") if value is None else output.line(value)
 
 
 def _code(event: dict[str, Any], events: list[dict[str, Any]]) -> output.Cell:

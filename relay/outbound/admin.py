@@ -278,6 +278,29 @@ class QueueAdmin:
         await announce(self._pool)
         return retried
 
+    async def count(self, owner: UUID | None = None) -> tuple[dict[str, int], list[str]]:
+        """How many messages there are, as `all`, and in each state; and of which there may be more.
+
+        Looked at are the newest `COUNTED` of `owner` (None: everybody's, and all that is
+        unfinished), and the newest `GROUPED` of everybody's that did not go well.
+        """
+        rows = await self._pool.fetch(
+            _COUNTS[owner is None], {"owner": owner}, timeout=_FLUSH_TIMEOUT
+        )
+        counts = dict.fromkeys(("all", *map(str, State)), 0)
+        counts |= {name: count for name, count, _ in rows}
+        more = []
+        if counts["all"] > COUNTED:
+            counts["all"] = COUNTED
+            more = ["all", str(State.SENT)]
+            if owner is not None:
+                more += [str(one) for one in State if one not in FINISHED]
+        if max(looked for _, _, looked in rows) >= GROUPED:
+            more += [str(one) for one in State if one in FINISHED and one is not State.SENT]
+        rest = sum(count for name, count in counts.items() if name not in ("all", State.SENT))
+        counts[str(State.SENT)] = max(0, counts["all"] - rest)
+        return counts, more
+
     async def count_matching(self, wanted: Wanted) -> dict[Cause, int]:
         """How many messages of a filter `change_matching` would change now, by cause."""
         counts = await self._pool.fetch_row(
@@ -671,15 +694,44 @@ _OF_LETTER = """
                                              WHERE c.id = l.content_id))
     """
 
-# The states as `relay.outbound_messages` shows them.
+# The state of what is unfinished, as `relay.outbound_messages` shows it.
+_STATE_OF_DUE = """CASE WHEN d.held_until IS NOT NULL THEN 'processing'
+                        WHEN NOT isfinite(d.run_at) THEN 'held'
+                        WHEN d.node IS NOT NULL AND d.run_at > now() THEN 'processing'
+                        ELSE 'queued' END"""
+
 _WANTED = f"""
     {_OF_LETTER}
-    AND (%(status)s::text IS NULL
-         OR %(status)s = CASE WHEN d.held_until IS NOT NULL THEN 'processing'
-                              WHEN NOT isfinite(d.run_at) THEN 'held'
-                              WHEN d.node IS NOT NULL AND d.run_at > now() THEN 'processing'
-                              ELSE 'queued' END)
+    AND (%(status)s::text IS NULL OR %(status)s = {_STATE_OF_DUE})
     """
+
+
+def _counts(of_all: bool) -> str:
+    """Counts by name, and of how many: of everybody's, or of `owner`'s."""
+    mine = "" if of_all else "WHERE l.owner = %(owner)s"
+    due = "" if of_all else "JOIN kept k ON k.id = d.id"
+    return f"""
+    WITH kept AS MATERIALIZED (
+        SELECT l.id FROM relay.outbound_letters l {mine} ORDER BY l.id DESC LIMIT {COUNTED + 1}
+    ), unlucky AS MATERIALIZED (
+        SELECT id, status FROM relay.outbound_log WHERE status <> 'sent'
+        ORDER BY id DESC
+        LIMIT {GROUPED}
+    )
+    SELECT 'all', count(*), 0::bigint FROM kept
+    UNION ALL
+    SELECT s.status, count(*), 0 FROM (SELECT {_STATE_OF_DUE} AS status
+                                       FROM relay.outbound_due d {due}) s
+    GROUP BY s.status
+    UNION ALL
+    SELECT u.status, count(*), (SELECT count(*) FROM unlucky)
+    FROM unlucky u
+    JOIN relay.outbound_letters l ON l.id = u.id {mine}
+    GROUP BY u.status
+    """  # noqa: S608 - constants of this module only
+
+
+_COUNTS = {of_all: _counts(of_all) for of_all in (True, False)}
 
 _DEFERRED = """
     FROM relay.outbound_due p

@@ -537,7 +537,13 @@ def test_the_palette_finds_inboxes_and_actors_and_g_leads_to_views(
         expect(page.locator("#address")).to_have_text(address)
         find("reap", "actor", "reaper")
         page.wait_for_url("**/#/logs?actor=reaper")
-        for key, view in (("a", "accounts"), ("d", "devices"), ("l", "logs")):
+        press("?")
+        told = page.get_by_role("dialog", name="Keys").locator("dt:has(kbd:text-is('g …')) + dd")
+        letters = re.findall(r"\b(\w) ([\w ]+?)(?:,|$)", told.inner_text().partition(": ")[2])
+        press("Escape")
+        assert len(letters) == page.locator("#views a").count()
+        for key, name in letters:
+            view = "keys" if name == "API keys" else name
             # Where the machine is slow the second key may come too late.
             eventually_sync(partial(led, key, view), f"g {key}")
             current = page.locator(f"#views [data-view={view}]")

@@ -306,7 +306,11 @@ def test_a_messages_story_is_told_and_changed(relay: RelayProcess, browse: Brows
         page = signed_in(visit, relay, "queue")
         page.get_by_role("button", name="pause all").click()
         page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+        visit.to("queue/overview")
         expect(page.locator("#queue-state")).to_contain_text("Paused")
+        here = page.locator(".rail [aria-current=page]")
+        expect(here).to_have_text("The whole queue")
+        visit.to("queue/all")
         send("waits", "x@relay.localhost")
         row(page, "outbound", "waits").get_by_role("link").click()
         story = page.locator("#story")
@@ -329,18 +333,18 @@ def test_a_messages_story_is_told_and_changed(relay: RelayProcess, browse: Brows
         story.get_by_role("link", name="Log lines").click()
         expect(page.locator("#lines")).to_contain_text("outbound.refused")
 
-        visit.to("queue")
+        visit.to("queue/overview")
         page.get_by_label("Address").fill("x@elsewhere.example")
         page.get_by_role("button", name="Suppress").click()
         suppressed = row(page, "suppressions", "x@elsewhere.example")
         expect(suppressed).to_be_visible()
+        suppressed.get_by_role("button", name="remove").click()
+        expect(suppressed).to_have_count(0)
         page.locator("#states").get_by_role("link", name="Bounced").click()
         expect(page).to_have_url(re.compile("#/queue/bounced$"))
         expect(row(page, "outbound", "waits")).to_be_visible()
         page.get_by_label("Destination").fill("other.example")
         expect(row(page, "outbound", "waits")).to_have_count(0)
-        suppressed.get_by_role("button", name="remove").click()
-        expect(suppressed).to_have_count(0)
         assert visit.errors == []
 
 

@@ -67,18 +67,18 @@ def test_a_message_is_sent_shown_listed_and_cancelled(relay: RelayProcess) -> No
 
 
 def test_whose_a_message_is_is_said_where_it_is_not_shown(relay: RelayProcess) -> None:
-    """The administrator sees that it is another's, and no blank; its owner sees it whole."""
+    """The administrator sees that it is another owner's, and no blank; its owner sees it whole."""
     token = text(relay, "key", "create", "--owner", "shop", "--scope", "send,read").strip()
     letter = ["--from", "a@b.example", "--to", "c@d.example", "--subject", "Hi", "--text", "x"]
     at = ["--at", "2040-01-01T00:00:00Z"]
     message = text(relay, "send", *letter, *at, "--token", token).strip()
     for shown in (text(relay, "queue", "list"), text(relay, "queue", "show", message)):
-        assert "another's" in shown
+        assert "another owner's" in shown
         assert "c@d.example" not in shown
     assert document(relay, "queue", "show", message)["recipient"] is None
     owners = text(relay, "queue", "show", message, "--token", token)
     assert "c@d.example" in owners
-    assert "another's" not in owners
+    assert "another owner's" not in owners
     assert run(relay, "queue", "cancel", message).returncode == 0
 
 

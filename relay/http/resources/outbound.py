@@ -44,7 +44,7 @@ from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
 from relay.http.routing import Api
 from relay.ids import parse_uuid
-from relay.outbound.admin import Wanted
+from relay.outbound.admin import COUNTED, Wanted
 from relay.outbound.message import MalformedMessage, plain_address
 from relay.outbound.states import Cause, Forbidden, State
 from relay.times import rfc3339
@@ -76,6 +76,20 @@ class Matching(View):
     retry: int
     cancel: int
     hold: int
+
+
+class OutboundCounts(View):
+    """How many messages are kept, and how many of them are in each state."""
+
+    all: int
+    queued: int
+    processing: int
+    held: int
+    sent: int
+    failed: int
+    bounced: int
+    cancelled: int
+    more: Annotated[list[str], Field(description="of which there may be more than were counted")]
 
 
 class OutboundMessage(View):
@@ -245,6 +259,25 @@ def register(api: Api) -> None:
 
     @api.add(
         "GET",
+        "/api/v1/outbound/counts",
+        Operation(
+            "countSentMessages",
+            "Count the messages in each state",
+            "sent",
+            Access.SCOPE,
+            (Answer(200, "how many each list would show", OutboundCounts),),
+            scope="send",
+            details=f"The holder of a key counts their own. Up to {COUNTED:,} messages are "
+            "counted, and as many that did not go well, the newest: what there may be more of is "
+            "named in `more`. The administrator's counts of what is unfinished are whole.",
+        ),
+    )
+    async def counts(call: Call) -> Response:
+        found, more = await admin.count(_owner(call.caller))
+        return json_response({**found, "more": more})
+
+    @api.add(
+        "GET",
         "/api/v1/outbound/matching",
         Operation(
             "countMatchingSentMessages",
@@ -348,7 +381,8 @@ def register(api: Api) -> None:
             ),
             scope="send",
             details="The same bytes at every attempt, with the Date and the Message-ID that go "
-            "out. Its owner and the administrator see it.",
+            "out. Its owner fetches it, and the administrator anybody's: no other call shows "
+            "them what another owner sends.",
         ),
     )
     async def raw(call: Call, message_id: str) -> Response:

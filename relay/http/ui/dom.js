@@ -251,7 +251,10 @@ const YEAR = new Intl.DateTimeFormat(locale, { day: "numeric", month: "short", y
 const WHOLE = new Intl.NumberFormat(locale);
 const TENTHS = new Intl.NumberFormat(locale, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
-// What is shown as a message's subject: never nothing, for it is a link; `hidden` where it is another's.
+// Whom a message is to or from; no list shows the administrator what another owner sends.
+export const whose = (address) => address ?? t("another owner's");
+
+// What is shown as a message's subject: never nothing, for it is a link; `hidden` where it is another owner's.
 export const titled = (subject, hidden) => (subject ?? null) === null ? hidden : subject.trim() || t("(no subject)");
 
 export function when(instant) {

@@ -13,7 +13,7 @@ const KEYS = [
   ["z", t("undo")],
   ["/", t("search")],
   ["g", t("the first message")],
-  ["g …", t("to a view: i mail, q queue, n now, l logs, k API keys, s settings, a accounts, d devices")],
+  ["g …", t("to a view: i mail, q queue, n now, l logs, k API keys, s settings, a accounts, d devices, o domains")],
   ["e", t("read")],
   ["i", t("load remote images, once")],
   ["Ctrl K, ⌘ K", t("find or do anything")],
@@ -21,7 +21,7 @@ const KEYS = [
   ["?", t("this list")],
 ];
 
-const VIEWS = { a: "accounts", d: "devices", i: "mail", k: "keys", l: "logs", n: "now", q: "queue", s: "settings" };
+const VIEWS = { a: "accounts", d: "devices", i: "mail", k: "keys", l: "logs", n: "now", o: "domains", q: "queue", s: "settings" };
 const LETTER = 1000; // ms that a g waits for its letter
 const WRITES = "input:not([type=checkbox]),textarea,select,[contenteditable]";
 

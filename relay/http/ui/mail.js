@@ -10,7 +10,7 @@
 import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, query, Refused, send } from "/ui/calls.js";
 import { came, counted, look as unreadOnes, LOOK, notifies, notify } from "/ui/badge.js";
 import { asking, field } from "/ui/dialogs.js";
-import { arrange, button, bytes, copyButton, doing, h, keepFocus, lasting, number, Pages, problem, say, settled, when, recall, retain } from "/ui/dom.js";
+import { arrange, button, bytes, copyButton, doing, h, keepFocus, lasting, number, Pages, problem, say, settled, titled, when, whose, recall, retain } from "/ui/dom.js";
 import { firstMail, howToSignIn } from "/ui/hello.js";
 import { keysOf, showKeys } from "/ui/hotkeys.js";
 import { MessageList } from "/ui/list.js";
@@ -734,7 +734,7 @@ class List {
     let { items, next } = await pageOf(path, { signal: this.signal });
     // A page may be empty and yet not the last: the relay looks at so many rows a call.
     for (let tries = 0; !items.length && next && tries < 10; tries += 1) ({ items, next } = await pageOf(next, { signal: this.signal }));
-    if (this.at.key === "sent") items = items.map((one) => ({ ...one, ...(one.recipient ? { from_address: one.recipient } : { from_address: "—", subject: t("hidden: of another owner") }), received_at: one.created_at, snippet: said(one.status), tags: one.tag ? [one.tag] : [] }));
+    if (this.at.key === "sent") items = items.map((one) => ({ ...one, from_address: whose(one.recipient), subject: titled(one.subject, one.id), received_at: one.created_at, snippet: said(one.status), tags: one.tag ? [one.tag] : [] }));
     return { items: items.filter((one) => !this.gone.has(one.id) && !this.mail.going.has(one.id) && !(this.swept && one.received_at < this.until)), next };
   }
 

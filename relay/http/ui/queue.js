@@ -2,12 +2,12 @@
 //
 // Each state has an address, so that reload, back and a shared link lead to it:
 //   #/queue                  all (a phone: the states)   #/queue/all[/ID]
-//   #/queue/STATE[/ID]       what is in a state          #/queue/overview  the queue as a whole
-//   #/queue/failures[/ID]    what failed, by error
+//   #/queue/STATE[/ID]       what is in a state          #/queue/failures[/ID]  what failed, by error
+//   #/queue/overview         the queue as a whole, in place of a list
 //   #/queue/ID               a message, as links from elsewhere say it
 
 import { clock, every, get, page as pageOf, query, send } from "/ui/calls.js";
-import { arrange, button, doing, fill, h, keepFocus, lasting, number, Pages, problem, say, settled, since, Table, tenths, titled, when } from "/ui/dom.js";
+import { arrange, button, doing, fill, h, keepFocus, lasting, number, Pages, problem, say, settled, since, Table, tenths, titled, when, whose } from "/ui/dom.js";
 import { asking } from "/ui/dialogs.js";
 import { makeFailures, messages } from "/ui/failures.js";
 import { divide } from "/ui/panes.js";
@@ -105,12 +105,13 @@ class Queue {
       this.acts.replaceChildren(...(ACTS[key] ?? []).map((verb) => button(OF_ALL[verb], doing(this.trouble, () => this.actOnAll(verb)))));
       this.refresh();
     }
-    this.element.dataset.pane = id || name === "overview" ? "reader" : name ? "list" : "rail";
-    this.rail.mark(name === "overview" ? name : key);
+    const whole = name === "overview";
+    this.element.dataset.pane = id ? "reader" : whole ? name : name ? "list" : "rail";
+    this.rail.mark(whole ? name : key);
     const fresh = (id ?? null) !== this.shown;
     this.shown = id ?? null;
     this.story.hidden = !id;
-    this.overview.hidden = Boolean(id);
+    this.overview.hidden = !whole;
     this.mark();
     if (!fresh) return;
     this.story.replaceChildren();
@@ -121,7 +122,6 @@ class Queue {
         .catch((error) => {
           if (this.page.signal.aborted || id !== this.shown) return;
           this.story.hidden = true;
-          this.overview.hidden = false;
           say(this.trouble, error.message);
           this.element.dataset.pane = "list";
         });
@@ -214,7 +214,7 @@ function fillRow(row, one, href) {
   const [subject, snippet] = what.children;
   state.className = `state status ${one.status}`;
   say(state, one.status === "processing" ? t("delivering") : named(one.status));
-  say(from, one.recipient ?? t("another's"));
+  say(from, whose(one.recipient));
   say(subject, titled(one.subject, one.id));
   say(snippet, [one.error, one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""].filter(Boolean).join(" · "));
   snippet.title = one.error ?? "";
@@ -235,27 +235,28 @@ function makeRail(page) {
   const trouble = problem();
   const body = h("div", { class: "scroller" }, states, h("ul", {}, entry("failures", LISTS.failures), entry("overview", t("The whole queue"))));
   const element = h("section", { class: "rail", "aria-label": t("States of the queue") }, body);
-  const count = (key, value, text = number(value)) => say(links.get(key).querySelector(".count"), value ? text : "");
-  let refresh = async () => {};
+  // How many its list shows; "+": more than are counted.
+  const tally = async () => {
+    const found = await get("/api/v1/outbound/counts", { signal: page.signal });
+    found.failures = found.failed + found.bounced;
+    if (["failed", "bounced"].some((key) => found.more.includes(key))) found.more.push("failures");
+    for (const [key, link] of links) say(link.querySelector(".count"), found[key] ? `${number(found[key])}${found.more.includes(key) ? "+" : ""}` : "");
+  };
+  let refresh = tally;
   if (page.may("admin")) {
     const paused = h("span", { class: "held" });
     const turn = async () => show(await send("POST", `/api/v1/queue/${swap.dataset.verb}`));
     const swap = button(t("pause all"), doing(trouble, () => swap.dataset.verb === "resume" ? turn() : asking({ title: t("Pause all deliveries?"), says: t("On every node, until somebody resumes them; what is under way ends."), fields: [], does: t("Pause"), act: turn })), { hidden: true });
     const show = (queue) => {
-      const sum = (...counts) => counts.reduce((all, one) => all + one, 0);
-      count("all", sum(queue.queued, queue.processing, queue.held, ...Object.values(queue.last_hour)));
-      links.get("all").title = t("What is unfinished, and what ended in the last hour");
-      for (const key of ["queued", "processing", "held"]) count(key, queue[key]);
-      for (const key of ["sent", "failed", "bounced", "cancelled"]) count(key, queue.last_hour[key], t("{0} in 1 h", number(queue.last_hour[key])));
       say(paused, queue.paused ? t("Paused") : "");
       swap.hidden = false; // it is known which of both
       swap.dataset.verb = queue.paused ? "resume" : "pause";
       say(swap, queue.paused ? t("resume all") : t("pause all"));
     };
     element.append(h("div", { class: "foot bar" }, swap, paused, trouble));
-    refresh = async () => show(await get("/api/v1/queue", { signal: page.signal }));
-    every(EVERY, page.signal, refresh, () => {}); // that it fails says the look at the list
+    refresh = async () => show((await Promise.all([get("/api/v1/queue", { signal: page.signal }), tally()]))[0]);
   }
+  every(EVERY, page.signal, refresh, () => {}); // that it fails says the look at the list
   const mark = (key) => {
     for (const [name, link] of links) link.ariaCurrent = name === key ? "page" : null;
   };

@@ -2,7 +2,7 @@
 // line (whom it spoke to, what was said and answered), and beside that what was sent, byte for byte.
 
 import { clock, get, send } from "/ui/calls.js";
-import { button, doing, h, keepFocus, lasting, problem, titled, when } from "/ui/dom.js";
+import { button, doing, h, keepFocus, lasting, problem, titled, when, whose } from "/ui/dom.js";
 import { rawOf } from "/ui/source.js";
 import { named, t } from "/ui/strings.js";
 
@@ -20,7 +20,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
   place.dataset.shown = shown;
   const trouble = problem();
   const facts = [
-    [t("Status"), named(message.status), `status ${message.status}`], [t("From"), message.sender], [t("To"), message.recipient ?? t("another's")], [t("Priority"), named(message.priority)], [t("Attempts"), message.attempts],
+    [t("Status"), named(message.status), `status ${message.status}`], [t("From"), whose(message.sender)], [t("To"), whose(message.recipient)], [t("Priority"), named(message.priority)], [t("Attempts"), message.attempts],
     [t("Queued"), when(message.created_at)], [t("Next attempt"), message.status === "queued" ? dueAt(message.next_retry_at) : null], [t("Held back"), gate], [t("Sent"), when(message.sent_at)], [t("Error"), message.error], [t("Id"), message.id],
   ];
   // Its bytes are the same at every attempt: what was opened stays open while the story goes on.
@@ -42,7 +42,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
       h("dl", {}, facts.filter(([, value]) => value !== null && value !== "").map(([name, value, kind]) => [h("dt", { text: name }), h("dd", { class: kind ?? "", text: String(value) })]).flat())),
     h("div", { class: "told" },
       h("section", { "aria-label": t("Attempts") }, h("h3", { text: t("Attempts") }), events.length ? timeLine(events, message) : h("p", { class: "small", text: t("None yet.") })),
-      kept ?? sentOf(path, id, page)),
+      kept ?? sentOf(path, message, page)),
   ];
   keepFocus(place, () => place.replaceChildren(...parts), () => title);
 }
@@ -83,12 +83,12 @@ function timeLine(events, { sender, recipient }) {
 
 const failed = (one) => one.code === null || one.code >= 400;
 
-// The message as it goes out, asked for when it is opened.
-function sentOf(path, id, page) {
+// The message as it goes out, asked for when it is opened: another owner's by nobody but who clicks.
+function sentOf(path, { id, recipient }, page) {
   const opened = h("details", { id: "story-sent", ontoggle: () => {
     if (opened.open && !opened.querySelector("pre")) opened.append(rawOf(`${path}/raw`, "story-raw", page.signal));
-  } }, h("summary", { text: t("As it is sent, byte for byte") }));
+  } }, h("summary", { text: recipient === null ? t("Another owner's mail, byte for byte: open it only with a reason") : t("As it is sent, byte for byte") }));
   opened.dataset.of = id;
-  opened.open = matchMedia(WIDE).matches;
+  opened.open = recipient !== null && matchMedia(WIDE).matches;
   return opened;
 }

@@ -739,6 +739,58 @@ async def test_failures_are_told_in_groups_and_retried_by_group(house: House) ->
     assert [claimed.id for claimed in await node.claim()] == [UUID(message)]
 
 
+async def test_messages_are_counted_by_state(house: House):
+    """Each owner counts their own, the administrator all; a state without one is 0."""
+    mine, other = await house.key("send"), await house.key("send")
+    for _ in range(4):
+        await queued(house, mine)
+    await queued(house, other)
+    node = Node(house.pool)
+    first, second, third, *_ = await node.claim()
+    await node.finish([first])
+    await node.finish([second], Cause.REFUSED, phase="rcpt", code=550, error="no")
+    await node.finish([third], Cause.DEFERRED, delay=3600.0, error="later")
+    states = {"queued", "processing", "held", "sent", "failed", "bounced", "cancelled"}
+    total = 0
+    for by, count in ((mine, 4), (other, 1), (house.admin, 5)):
+        found = (await get(house, "outbound/counts", by)).json()
+        assert found.pop("more") == []
+        assert found.pop("all") == count == sum(found.values())
+        assert set(found) == states
+        for state, told in found.items():
+            shown = (await get(house, f"outbound?status={state}", by)).json()
+            assert len(shown) == told, state
+            total += told
+    assert total == 10
+    assert (await get(house, "outbound/counts", await house.key("read"))).status_code == 403
+
+
+async def test_of_more_than_are_counted_is_said_that_there_are_more(house: House):
+    """The newest are counted; those that did not go well have a bound of their own."""
+    mine = await house.key("send")
+    await queued(house, mine)
+    (owner,) = await house.pool.fetch_row("SELECT owner FROM relay.outbound_letters")
+    await house.pool.execute(
+        "SELECT relay.send('a@example.org', 'x' || n || '@example.org', 's', 't')"
+        " FROM generate_series(1, 10000) n"
+    )
+    found = (await get(house, "outbound/counts")).json()
+    assert (found["all"], found["queued"], found["sent"]) == (10_000, 10_001, 0)
+    assert found["more"] == ["all", "sent"]
+    await house.pool.execute("UPDATE relay.outbound_letters SET owner = %s", (owner,))
+    found = (await get(house, "outbound/counts", mine)).json()
+    assert (found["all"], found["queued"]) == (10_000, 10_001)
+    assert found["more"] == ["all", "sent", "queued", "processing", "held"]
+    await house.pool.execute(
+        "WITH gone AS (DELETE FROM relay.outbound_due RETURNING id)"
+        " INSERT INTO relay.outbound_log (id, token, attempt, status)"
+        " SELECT id, 1, 1, 'bounced' FROM gone"
+    )
+    found = (await get(house, "outbound/counts")).json()
+    assert (found["bounced"], found["queued"], found["sent"]) == (10_000, 0, 0)
+    assert found["more"] == ["all", "sent", "failed", "bounced", "cancelled"]
+
+
 async def test_the_traffic_of_destinations_is_counted(house: House) -> None:
     """What is unfinished, and what finished within the hour, by how; for nobody else's eyes."""
     for to in ("a@one.example", "b@one.example", "c@two.example"):
