@@ -769,7 +769,7 @@ async def test_of_more_than_are_counted_is_said_that_there_are_more(house: House
     """The newest are counted; those that did not go well have a bound of their own."""
     mine = await house.key("send")
     await queued(house, mine)
-    (owner,) = await house.pool.fetch_row("SELECT owner FROM relay.outbound_letters")
+    owner = await house.pool.fetch_value("SELECT owner FROM relay.outbound_letters")
     await house.pool.execute(
         "SELECT relay.send('a@example.org', 'x' || n || '@example.org', 's', 't')"
         " FROM generate_series(1, 10000) n"
