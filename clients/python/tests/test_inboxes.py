@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import httpx
@@ -22,9 +22,11 @@ from relay_client import (
     Inbox,
     NoSuchLink,
     NotDelivered,
+    OutboundEntry,
     Refused,
     Relay,
     RelayError,
+    State,
     UnexpectedMail,
     Unreachable,
     WaitTimeout,
@@ -326,6 +328,32 @@ def test_what_is_not_sent_in_time_says_what_it_is(relay: Relay, inbox: Inbox) ->
     with pytest.raises(WaitTimeout) as waited:
         relay.outbound(queued["id"]).wait(timeout=0.1)
     assert str(waited.value) == f"waited 0.1 s for {queued['id']} to be sent; it is queued"
+
+
+def _spelt(schema: dict[str, Any]) -> str:
+    """A schema as `OutboundEntry` spells it."""
+    if "anyOf" in schema:
+        one, none = schema["anyOf"]
+        assert none == {"type": "null"}
+        return f"{_spelt(one)} | None"
+    if "$ref" in schema:
+        return str(schema["$ref"].rpartition("/")[2])
+    return {"string": "str", "integer": "int"}[schema["type"]]
+
+
+def test_an_entry_has_the_types_that_the_relay_declares(relay: Relay) -> None:
+    """`OutboundEntry` is what /openapi.json says of the call behind it, `State` its states."""
+    document = httpx.get(f"{relay.url}/openapi.json", trust_env=False).raise_for_status().json()
+    schemas = document["components"]["schemas"]
+    call = document["paths"]["/api/v1/outbound/{message_id}"]["get"]
+    schema = call["responses"]["200"]["content"]["application/json"]["schema"]
+    declared = schemas[schema["$ref"].rpartition("/")[2]]
+    assert set(declared["required"]) == set(declared["properties"])
+    assert {
+        name: getattr(type_, "__forward_arg__", type_)
+        for name, type_ in OutboundEntry.__annotations__.items()
+    } == {name: _spelt(one) for name, one in declared["properties"].items()}
+    assert list(get_args(State)) == schemas["State"]["enum"]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -18,7 +18,7 @@ from relay_client._async import (
     Opening,
 )
 from relay_client._flows import NewAttachment
-from relay_client._records import Check, Checks, Finding, Headers, Info
+from relay_client._records import Check, Checks, Finding, Headers, Info, OutboundEntry, State
 from relay_client._sync import Attachment, Inbox, Message, Outbound, Relay
 from relay_client.errors import (
     NoSuchLink,
@@ -49,9 +49,11 @@ __all__ = [
     "NotDelivered",
     "Opening",
     "Outbound",
+    "OutboundEntry",
     "Refused",
     "Relay",
     "RelayError",
+    "State",
     "UnexpectedMail",
     "Unreachable",
     "WaitTimeout",

@@ -19,6 +19,8 @@ from relay_client._records import (
     Checks,
     Info,
     MessageData,
+    OutboundEntry,
+    State,
     id_of,
     parsed_checks,
     parsed_info,
@@ -326,15 +328,14 @@ class AsyncOutbound:
         return f"<AsyncOutbound {self.id}>"
 
     @property
-    def status(self) -> Awaitable[str]:
+    def status(self) -> Awaitable[State]:
         """Where it is now: queued, processing, sent, failed, bounced, cancelled or held."""
         return self._status()
 
-    async def _status(self) -> str:
-        status: str = (await self.entry())["status"]
-        return status
+    async def _status(self) -> State:
+        return (await self.entry())["status"]
 
-    async def entry(self) -> dict[str, Any]:
+    async def entry(self) -> OutboundEntry:
         """Look at it: status, attempts, error, times."""
         return await self._relay._do(_flows.outbound(self.id))
 

@@ -21,7 +21,7 @@ from typing import Union
 from urllib.parse import quote
 
 from relay_client._exchange import ApiRequest, Flow, Pause, call, call_json, decoded
-from relay_client._records import JSON
+from relay_client._records import JSON, OutboundEntry
 from relay_client.errors import NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout
 
 __tracebackhide__ = True  # a test that fails shows the test
@@ -304,10 +304,10 @@ def _encoded(given: NewAttachment) -> JSON:
     }
 
 
-def outbound(message_id: str, deadline: float | None = None) -> Flow[JSON]:
+def outbound(message_id: str, deadline: float | None = None) -> Flow[OutboundEntry]:
     """Look at a message that was sent."""
     request = ApiRequest("GET", f"/api/v1/outbound/{quote(message_id, safe='')}")
-    found: JSON = yield from call_json(request, deadline)
+    found: OutboundEntry = yield from call_json(request, deadline)
     return found
 
 

@@ -9,12 +9,39 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, TypedDict
 from urllib.parse import urlsplit
 
 from relay_client.errors import NoSuchLink
 
 JSON = dict[str, Any]
+
+State = Literal["queued", "processing", "sent", "failed", "bounced", "cancelled", "held"]
+"""Where a message that was sent is."""
+
+
+class OutboundEntry(TypedDict):
+    """A message that was sent, as the relay writes it; times are RFC 3339.
+
+    `peer`, `tls` and `reply` are those of the last attempt.
+    """
+
+    id: str
+    sender: str | None
+    recipient: str | None
+    subject: str | None
+    status: State
+    attempts: int
+    next_retry_at: str | None
+    sent_at: str | None
+    priority: str
+    error: str | None
+    created_at: str
+    not_after: str | None
+    tag: str | None
+    peer: str | None
+    tls: str | None
+    reply: str | None
 
 
 class Headers(Mapping[str, str]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 
@@ -18,6 +18,8 @@ from relay_client._records import (
     Checks,
     Info,
     MessageData,
+    OutboundEntry,
+    State,
     id_of,
     parsed_checks,
     parsed_info,
@@ -283,12 +285,11 @@ class Outbound:
         return f"<Outbound {self.id}>"
 
     @property
-    def status(self) -> str:
+    def status(self) -> State:
         """Where it is now: queued, processing, sent, failed, bounced, cancelled or held."""
-        status: str = self.entry()["status"]
-        return status
+        return self.entry()["status"]
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> OutboundEntry:
         """Look at it: status, attempts, error, times."""
         return self._relay._do(_flows.outbound(self.id))
 
