@@ -18,6 +18,7 @@ import pytest
 
 from relay.http.openapi import SECTIONS
 from relay.http.problem_types import PREFIX, TYPES
+from tests.http.test_ui import PARTS, compare, table
 from tests.relay_process import RelayProcess
 
 DOCS = Path(__file__).parents[2] / "docs" / "http.md"
@@ -47,6 +48,28 @@ def test_every_call_has_a_name_that_reads_and_a_section(document: dict[str, Any]
     assert {"createMailbox", "waitForMessage", "sendMessage", "getSentMessage"} <= set(names)
     sections = list(dict.fromkeys(operation["tags"][0] for operation in operations(document)))
     assert sections == list(SECTIONS) == [tag["name"] for tag in document["tags"]]
+
+
+def test_each_language_says_what_calls_do(document: dict[str, Any]) -> None:
+    """Each summary and description, parameter, field and answer is in its tables, and no more."""
+    calls: set[str] = set()
+    answers: set[str] = set()
+    for schema in document["components"]["schemas"].values():
+        answers |= {one.get("description", "") for one in schema.get("properties", {}).values()}
+    for operation in operations(document):
+        description = operation.get("description", "")
+        calls |= {
+            operation["summary"],
+            operation["x-credential"],
+            re.sub(r" ?A key needs the scope `\w+`\.$", "", description),
+        }
+        answers |= {one.get("description", "") for one in operation["parameters"]}
+        answers |= {one["description"] for one in operation["responses"].values()}
+    answers = {re.sub(r"^(a body over )\d+", r"\1{0}", text) for text in answers}
+    for name, wanted in {"calls": calls, "answers": answers}.items():
+        for path in PARTS:
+            if path.name.endswith(f".{name}.js"):
+                compare(table(path), dict.fromkeys(wanted - {""}, "the relay"))
 
 
 def test_what_lists_is_called_list(document: dict[str, Any]) -> None:

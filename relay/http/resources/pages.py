@@ -75,7 +75,8 @@ _SHELL = """\
 </html>
 """
 """Of the reference and of a problem; the script says what has `data-t`, a number of its
-list, and what has `data-said` in the reader's language."""
+list, and what has `data-said`, `data-prose` (of which this is the text) or `data-call` in the
+reader's language."""
 
 _DOCS = """\
 <main><h1 data-t="0">API reference</h1>
@@ -87,9 +88,9 @@ _PROBLEM = """\
 <h1 data-said lang="en">{title}</h1>
 <p lang="en"><code>{type}</code> · {statuses}</p>
 <h2 data-t="3">What this means</h2>
-<p lang="en">{when}</p>
+<p lang="en" data-prose="{clause}">{when}</p>
 <h2 data-t="4">What to do</h2>
-<p lang="en">{remedy}</p>
+<p lang="en" data-prose="{sentences}">{remedy}</p>
 <h2 data-t="5">An answer</h2>
 <pre tabindex="0" lang="en">{answer}</pre>
 <h2 data-t="6">Calls that may answer so</h2>
@@ -250,7 +251,7 @@ def register(api: Api) -> None:
     def explained(case: str) -> Static:
         kind = TYPES[case]
         named = [
-            f'<li><a href="/docs#{operation.name}">{escape(operation.summary)}</a></li>'
+            f'<li><a href="/docs#{operation.name}" data-call>{escape(operation.summary)}</a></li>'
             for operation in (route.operation for route in api.described)
             if any(case in answer.cases for answer in answers_of(operation).values())
         ]
@@ -265,7 +266,9 @@ def register(api: Api) -> None:
             type=PREFIX + case,
             statuses=", ".join(statuses),
             when=_prose(f"{kind.when[0].upper()}{kind.when[1:]}."),
+            clause=escape(kind.when),
             remedy=_prose(kind.remedy),
+            sentences=escape(kind.remedy),
             answer=escape(answer),
             calls="\n".join(named),
         )

@@ -5,14 +5,22 @@ import { get, query } from "/ui/calls.js";
 import { asking } from "/ui/dialogs.js";
 import { button, copyButton, doing, h, problem } from "/ui/dom.js";
 import { handed, keysFor, pageKey } from "/ui/secrets.js";
-import { language, spoken, t, told } from "/ui/strings.js";
+import { language, learn, spoken, t, told } from "/ui/strings.js";
 
 const place = document.getElementById("calls");
 const known = new Map(); // a path up to one of its parts, to what stands there on this relay
 let api;
 
 // Prose in which `names` stand between backticks.
-const prose = (tag, text = "", lang = null) => h(tag, { lang }, ...text.split("`").map((part, at) => (at % 2 ? h("code", { text: part }) : part)));
+const prose = (tag, text = "", lang = null) => h(tag, lang ? { lang } : {}, ...text.split("`").map((part, at) => (at % 2 ? h("code", { lang: "en", text: part }) : part)));
+const inWords = (text) => spoken(text) ?? text;
+
+// What a call does, and what a key needs for it.
+function about(text = "") {
+  const [, does, scope] = /^(.*?) ?(?:A key needs the scope `(\w+)`\.)?$/s.exec(text);
+  return [does && inWords(does), scope && t("A key needs the scope `{0}`.", scope)].filter(Boolean).join(" ");
+}
+
 const shown = (value) => h("pre", { tabindex: "0", text: typeof value === "string" ? value : JSON.stringify(value, null, 2) });
 const snippet = (text, what) => h("div", { class: "snippet-code" }, shown(text), copyButton(text, what));
 
@@ -24,12 +32,12 @@ const nameOf = (schema) => {
   return schema.format ?? schema.type ?? "any";
 };
 
-// The roles, because a phone lays rows out as blocks; each cell carries its head for the same.
+// The last of a row says what it means.  The roles, because a phone lays rows out as blocks; each cell carries its head for the same.
 const table = (heads, rows) =>
   h("table", { role: "table" },
     h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads.map((text) => h("th", { role: "columnheader", scope: "col", text })))),
     h("tbody", { role: "rowgroup" }, rows.map((row) => h("tr", { role: "row" }, row.map((cell, at) => {
-      const made = Array.isArray(cell) ? h("td", {}, cell) : prose("td", cell, "en");
+      const made = Array.isArray(cell) ? h("td", {}, cell) : at === row.length - 1 ? prose("td", cell && inWords(cell)) : prose("td", cell, "en");
       made.role = "cell";
       made.dataset.head = heads[at];
       return made;
@@ -125,7 +133,7 @@ function trial(path, method, operation, values, changed) {
 
 async function inside(path, method, operation) {
   const values = await partsOf(path, operation.parameters.filter((one) => one.in === "path"));
-  const about = h("div", {}, prose("p", operation.description, "en"), h("p", { class: "small" }, told(t("Credential: {0}."), h("span", { lang: "en", text: operation["x-credential"] }))));
+  const does = h("div", {}, prose("p", about(operation.description)), h("p", { class: "small" }, told(t("Credential: {0}."), h("span", { text: inWords(operation["x-credential"]) }))));
   const parts = [];
   if (operation.parameters.length) {
     parts.push(table([t("Parameter"), t("In"), t("Type"), t("Default"), t("Meaning")], operation.parameters.map((p) => [
@@ -143,7 +151,7 @@ async function inside(path, method, operation) {
   const change = (given) => programs(programme, path, operation, given);
   change(values);
   const streams = operation.responses[101] ?? operation.responses[200]?.content?.["text/event-stream"];
-  return h("div", { class: "call" }, about, h("div", {}, programme,
+  return h("div", { class: "call" }, does, h("div", {}, programme,
     streams ? h("p", { class: "small", text: t("It goes on until you end it: follow it in a terminal.") }) : trial(path, method, operation, values, change)), h("div", {}, parts, good));
 }
 
@@ -153,7 +161,7 @@ function call(path, method, operation) {
     ontoggle: async () => {
       if (made.children.length === 1) made.append(await inside(path, method, operation));
     },
-  }, h("summary", {}, h("b", { class: method, text: method.toUpperCase() }), " ", h("code", { text: path }), " ", h("span", { lang: "en", text: operation.summary })));
+  }, h("summary", {}, h("b", { class: method, text: method.toUpperCase() }), " ", h("code", { text: path }), " ", h("span", { text: inWords(operation.summary) })));
   return made;
 }
 
@@ -165,12 +173,12 @@ function arrive() {
 
 function show() {
   const section = (id, title, about, ...more) => h("section", { id }, h("h2", { text: title }), prose("p", about), ...more);
-  const sections = api.tags.map((tag) => section(tag.name, ...[tag["x-displayName"], tag.description].map((text) => spoken(text) ?? text)));
+  const sections = api.tags.map((tag) => section(tag.name, ...[tag["x-displayName"], tag.description].map(inWords)));
   for (const [path, methods] of Object.entries(api.paths)) {
     for (const [method, operation] of Object.entries(methods)) sections.find((one) => one.id === operation.tags[0]).append(call(path, method, operation));
   }
   sections.push(section("problems", t("Problems"), t("What `type` says of an answer of 400 and above."), h("ul", {}, Object.values(api.components.examples).map(({ summary, value }) =>
-    h("li", {}, h("a", { href: value.type, text: value.type }), ` ${value.status} ${spoken(summary) ?? summary}`)))));
+    h("li", {}, h("a", { href: value.type, text: value.type }), ` ${value.status} ${inWords(summary)}`)))));
   const search = h("input", { type: "search", autocomplete: "off", oninput: () => {
     const wanted = search.value.trim().toLowerCase();
     for (const one of place.querySelectorAll("details, section li")) one.hidden = !`${one.id} ${one.firstChild.textContent}`.toLowerCase().includes(wanted);
@@ -178,8 +186,7 @@ function show() {
   } });
   place.replaceChildren(
     h("nav", { "aria-label": t("Sections") }, h("label", { text: `${t("Find a call")} ` }, search), sections.map((one) => h("a", { href: `#${one.id}`, text: one.firstChild.textContent }))),
-    h("div", {}, prose("p", spoken(api.info.description) ?? api.info.description),
-      language === "en" ? "" : h("p", { text: t("What the calls do is said in English.") }),
+    h("div", {}, prose("p", inWords(api.info.description)),
       prose("p", t("The programs read `RELAY_TOKEN`, a key or the administrator's token. Where the relay runs:")),
       snippet(api.info["x-token"], t("the line")),
       pageKey() ? h("p", { text: t("Calls are tried as who is signed in here.") }) : h("p", {}, h("a", { href: "/#/signin", text: t("Sign in to try them here.") })),
@@ -189,6 +196,8 @@ function show() {
   addEventListener("hashchange", arrive);
 }
 
+await Promise.all(["calls", place ? "answers" : "problems"].map(learn));
+
 // What stands in the markup that the relay made.
 const MARKUP = [t("API reference"), t("Problems"), t("Loading…"), t("What this means"), t("What to do"), t("An answer"), t("Calls that may answer so")];
 for (const one of document.querySelectorAll("[data-t]")) one.textContent = MARKUP[one.dataset.t];
@@ -197,6 +206,16 @@ for (const one of document.querySelectorAll("[data-said]")) {
   if (!said) continue;
   document.title = one.textContent = said;
   one.lang = language;
+}
+for (const one of document.querySelectorAll("[data-prose]")) {
+  const said = spoken(one.dataset.prose);
+  if (!said) continue;
+  one.replaceChildren(...prose("p", said[0].toUpperCase() + said.slice(1).replace(/[^.]$/, "$&.")).childNodes);
+  one.lang = language;
+}
+for (const one of document.querySelectorAll("[data-call]")) {
+  const said = spoken(one.textContent);
+  if (said) [one.textContent, one.lang] = [said, language];
 }
 if (place) {
   try {
