@@ -1,0 +1,6 @@
+class LazySettings:
+    @property
+    def configured(self) -> bool: ...
+    def configure(self) -> None: ...
+
+settings: LazySettings
