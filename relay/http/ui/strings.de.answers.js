@@ -101,7 +101,6 @@ export default {
   "not after then: what waits still is cancelled, with the error expired, and webhooks are told message.expired": "nicht danach: Was dann noch wartet, wird mit dem Fehler expired abgebrochen, und Webhooks erfahren message.expired",
   "what to do when a connection broke between the end of the message and its answer: send again, perhaps a second copy, or hold it for a person to decide": "was geschieht, wenn eine Verbindung zwischen dem Ende der Nachricht und der Antwort abbrach: erneut senden, vielleicht doppelt, oder zurückhalten, bis ein Mensch entscheidet",
   "addresses; all of them stand in Resent-To, which each recipient sees": "Adressen; alle stehen in Resent-To, das jeder Empfänger sieht",
-  "`loop:`, or smtp+starttls:// or smtps://user:password@host:port (user and password percent-encoded); smtp:// to loopback only": "`loop:`, oder smtp+starttls:// oder smtps://user:password@host:port (Benutzer und Passwort prozentkodiert); smtp:// nur auf Loopback",
   "of From, without the subdomains": "aus From, ohne die Subdomains",
   "of the RSA key; the Ed25519 key's has -ed25519 behind it. By the time if left out": "des RSA-Schlüssels; beim Ed25519-Schlüssel folgt -ed25519. Ohne Angabe nach der Zeit",
   "its reverse-path": "sein Reverse-Path",
@@ -296,5 +295,8 @@ export default {
   "a store does not answer; try again": "ein Speicher antwortet nicht; noch einmal versuchen",
   "done (or: another mail, where there is to be one)": "erledigt (oder: noch eine Mail, wo eine kommen soll)",
   "a recovery is done, and goes on at the product": "eine Wiederherstellung ist erledigt und geht beim Produkt weiter",
-  "the token or its code cannot be used": "das Token oder sein Code lässt sich nicht benutzen"
+  "the token or its code cannot be used": "das Token oder sein Code lässt sich nicht benutzen",
+  "`loop:`, `mx:` (directly to the servers of each domain), or smtp+starttls:// or smtps://user:password@host:port (user and password percent-encoded); smtp:// to loopback only": "`loop:`, `mx:` (direkt an die Server jeder Domain), oder smtp+starttls:// oder smtps://user:password@host:port (Benutzer und Passwort prozentkodiert); smtp:// nur auf Loopback",
+  "of which there may be more than were counted": "von denen es mehr geben kann, als gezählt wurden",
+  "how many each list would show": "wie viele jede Liste zeigen würde"
 };
