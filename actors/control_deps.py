@@ -8,9 +8,11 @@ that it knows) outlives what it heard of them.
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import trio
 
@@ -25,6 +27,7 @@ from relay.devices.inbox import DeviceInbox
 from relay.errors import DatabaseUnavailable
 from relay.history import History
 from relay.http.deps import Deps, Limits, MailPorts, MakeDeps, Serving
+from relay.http.domain_checks import DomainChecks
 from relay.http.fetch import fetch, fetch_object
 from relay.http.links import Links
 from relay.http.page_sessions import PageSessions
@@ -53,6 +56,7 @@ from relay.ports.connections import endpoint
 from relay.ports.proxy import networks
 from relay.settings import Settings, captures, explain
 from relay.smtp.chaos import Chaos
+from relay.webhooks.post import Poster
 from relay.webhooks.store import Webhooks
 from supervisor import Mailbox
 
@@ -79,6 +83,7 @@ def control_deps(
     signer: Signer,
     links: Links | None = None,
     upstream: str = LOOP,
+    posting: ssl.SSLContext | None = None,
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
 
@@ -87,10 +92,11 @@ def control_deps(
     mail has over other in this process's sender; `devices`: this node's device inbox, if any;
     `budget`: the collectors', to be shown; `chaos`: the faults of SMTP sessions; `connections`: how
     many may be open; `resolver`: gives what asks the DNS, `links` the web about links of messages;
-    `upstream`: the relay's own, without credentials.
+    `upstream`: the relay's own, without credentials; `posting`: whom HTTPS trusts.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
+    senders = Senders(pool, keyring.vault, private_upstreams=settings.outbound.private_upstreams)
     judge = Judge(resolver, receiver=store.domains[0])
 
     def destinations() -> Sequence[Standing]:
@@ -123,12 +129,19 @@ def control_deps(
             draining=serving.draining,
             enqueue=Enqueuer(pool, right_of_way).enqueue,
             queue_admin=QueueAdmin(pool),
-            senders=Senders(
-                pool, keyring.vault, private_upstreams=settings.outbound.private_upstreams
-            ),
+            senders=senders,
             suppressions=Suppressions(pool),
             dkim_keys=dkim_keys,
             signer=signer,
+            domain_checks=DomainChecks(
+                resolver,
+                dkim_keys,
+                senders,
+                lambda resolve: Poster(timeout=10.0, context=posting, resolve=resolve),
+                upstream=upstream,
+                host=urlsplit(settings.http.link_base).hostname or "",
+                received=store.domains,
+            ),
             keyring=keyring,
             webhooks=Webhooks(pool),
             accounts=Accounts(pool),

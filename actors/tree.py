@@ -761,6 +761,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 signer=signer,
                 links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),
                 upstream=upstream.url,
+                posting=posting,
             ),
             connections=connections["http"],
         ),

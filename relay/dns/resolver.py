@@ -110,11 +110,23 @@ class Resolver:
         self._failed_ttl = failed_ttl
         self._silent_ttl = silent_ttl
         self._silent: dict[Server, float] = {}  # since when
+        self._concurrency = concurrency
         self._places = trio.CapacityLimiter(concurrency)
         self._flights: dict[Question, _Flight] = {}
         self._cache: OrderedDict[Question, _Cached] = OrderedDict()
         self._system: tuple[int, tuple[Server, ...]] | None = None
         self._asked = 0
+
+    def anew(self) -> Resolver:
+        """Return a resolver that asks the same servers and remembers nothing yet."""
+        return Resolver(
+            self._servers,
+            ask_timeout=self._ask_timeout,
+            server_timeout=self._server_timeout,
+            concurrency=self._concurrency,
+            failed_ttl=self._failed_ttl,
+            silent_ttl=self._silent_ttl,
+        )
 
     def statistics(self) -> ResolverStatistics:
         """Return what is under way and kept."""

@@ -29,6 +29,7 @@ from relay.checks.evidence import Evidence
 from relay.db.listen import Hub
 from relay.devices.inbox import DeviceInbox
 from relay.history import History
+from relay.http.domain_checks import DomainChecks
 from relay.http.links import Links
 from relay.http.page_sessions import PageSessions
 from relay.http.rate_limits import KnownKeys
@@ -240,6 +241,7 @@ class Deps:
     suppressions: Suppressions
     dkim_keys: DkimKeys
     signer: Signer
+    domain_checks: DomainChecks
     keyring: Keyring
     webhooks: Webhooks
     accounts: Accounts

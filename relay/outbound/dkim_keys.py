@@ -122,7 +122,7 @@ class DkimKeys:
 
         `selector`: of the RSA key, and what that of the other begins with; None: by the time.
         """
-        domain = _domain(domain)
+        domain = domain_name(domain)
         if selector is not None:
             selector = _selector(selector, domain)
         made = await _make()
@@ -313,7 +313,8 @@ def _by_algorithm(key: DkimKey) -> int:
     return ALGORITHMS.index(key.algorithm)
 
 
-def _domain(text: str) -> str:
+def domain_name(text: str) -> str:
+    """The one spelling of a domain's name, or `MalformedMessage`."""
     try:
         domain = canonical_domain(text)
     except ValueError:
@@ -326,7 +327,7 @@ def _domain(text: str) -> str:
 def _known(text: str) -> str:
     """The name of a domain that may have keys; `NoKeys` for what is none."""
     try:
-        return _domain(text)
+        return domain_name(text)
     except MalformedMessage as error:
         raise NoKeys from error
 

@@ -166,6 +166,19 @@ class Senders:
             raise Bug("an insert without a row")
         return Sender(*row[:4]), row[4]
 
+    async def upstreams_of(self, domain: str) -> list[str]:
+        """The upstreams of the senders whose addresses are in a domain."""
+        rows = await self._pool.fetch(
+            """
+            SELECT DISTINCT upstream
+            FROM relay.senders
+            WHERE split_part(address, '@', 2) = %s
+            LIMIT 20
+            """,
+            (domain,),
+        )
+        return [upstream for (upstream,) in rows]
+
     async def list(self, owner: UUID, limit: int, after: str | None = None) -> list[Sender]:
         """The owner's senders by address, from beyond `after`."""
         rows = await self._pool.fetch(

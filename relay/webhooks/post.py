@@ -5,7 +5,8 @@ Promises
   connection goes to an address that was checked, so a name that resolves differently the next
   moment gains nothing.
 - TLS is verified against the name.  No redirect is followed, no proxy asked, no cookie kept, and
-  nothing of an answer is read beyond its head, which is bounded; all of it within one deadline.
+  nothing of an answer is read beyond its head, which is bounded, and what `get` was told to read;
+  all of it within one deadline.
 
 Fails with `NotPosted`, a sentence that repeats nothing of the URL or the answer; with its kind
 `Refused` where no other attempt will fare better.
@@ -60,20 +61,26 @@ class Poster:
 
     async def post(self, text: str, body: bytes, headers: Mapping[str, str]) -> int:
         """Post `body` and return the status of the answer, or raise `NotPosted`."""
-        return await self._ask("POST", text, body, headers)
+        return (await self._ask("POST", text, body, headers))[0]
 
     async def head(self, text: str, headers: Mapping[str, str]) -> int:
         """Ask for the head of what is there, and return the status, or raise `NotPosted`."""
-        return await self._ask("HEAD", text, b"", headers)
+        return (await self._ask("HEAD", text, b"", headers))[0]
 
-    async def _ask(self, method: str, text: str, body: bytes, headers: Mapping[str, str]) -> int:
+    async def get(self, text: str, headers: Mapping[str, str], most: int) -> tuple[int, bytes]:
+        """Return the status and the body, of which `NotPosted` if it has over `most` bytes."""
+        return await self._ask("GET", text, b"", headers, most)
+
+    async def _ask(
+        self, method: str, text: str, body: bytes, headers: Mapping[str, str], most: int = 0
+    ) -> tuple[int, bytes]:
         try:
             url = check_url(text, allow_private=self._allow_private)
         except BadUrl as error:
             raise Refused(f"the URL {error}") from error
         try:
             with trio.fail_after(self._timeout):
-                return await self._send(method, url, body, headers)
+                return await self._send(method, url, body, headers, most)
         except (UnicodeError, httpx.InvalidURL) as error:
             # What `check_url` takes and a codec further down does not.
             raise Refused("the URL cannot be posted to") from error
@@ -81,8 +88,8 @@ class Poster:
             raise NotPosted(f"no answer within {self._timeout:g} s") from error
 
     async def _send(
-        self, method: str, url: httpx.URL, body: bytes, headers: Mapping[str, str]
-    ) -> int:
+        self, method: str, url: httpx.URL, body: bytes, headers: Mapping[str, str], most: int
+    ) -> tuple[int, bytes]:
         failure: Exception | None = None
         for address in await addresses_of(
             url, allow_private=self._allow_private, resolve=self._resolve
@@ -107,8 +114,11 @@ class Poster:
                     timeout=self._timeout,
                 ) as client:
                     response = await client.send(request, stream=True)
-                    await response.aclose()  # its head has said all that matters
-                    return response.status_code
+                    try:
+                        # Of a post, its head has said all that matters.
+                        return response.status_code, await _body(response, most) if most else b""
+                    finally:
+                        await response.aclose()
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 failure = error  # nothing was sent; the next address may do
             except httpx.HTTPError as error:
@@ -117,6 +127,21 @@ class Poster:
             failure and failure.__cause__ and failure.__cause__.__cause__, ssl.SSLError
         )
         raise NotPosted("TLS could not be agreed" if tls else "no connection") from failure
+
+
+async def _body(response: httpx.Response, most: int) -> bytes:
+    body = bytearray()
+    enough = trio.CancelScope()
+    # Cancelled, not left: see `relay.http.fetch`.
+    with enough:
+        async for chunk in response.aiter_raw():
+            if len(body) + len(chunk) > most:
+                enough.cancel()
+            else:
+                body += chunk
+    if enough.cancel_called:
+        raise NotPosted("the answer is too large")
+    return bytes(body)
 
 
 async def addresses_of(

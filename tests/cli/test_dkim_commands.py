@@ -1,4 +1,7 @@
-"""`relay dkim` against running relays: what it prints, and that what it made signs at once."""
+"""`relay dkim` against running relays: what it prints, and that what it made signs at once.
+
+`relay domain check` prints what is to be published of it.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ def received(relay: RelayProcess, box: str, subject: str) -> bytes:
 def test_keys_are_made_used_rotated_and_removed(tmp_path: Path, database_url: str) -> None:
     """Two nodes on one database: mail is signed at once here, a moment later there."""
     env = {"RELAY_DATABASE__URL": database_url, "RELAY_ENCRYPTION_KEYS": KEY}
+    env["RELAY_DNS__SERVERS"] = '["127.0.0.1:9"]'  # nobody is there
     with (
         RelayProcess(tmp_path / "one", env=env) as one,
         RelayProcess(tmp_path / "two", env=env) as two,
@@ -96,6 +100,16 @@ def test_keys_are_made_used_rotated_and_removed(tmp_path: Path, database_url: st
         )
         assert is_signed(by_the_new)
         assert results(received(one, box, "one"), published) == ["pass", "pass"]
+
+        checked = cli("domain", "check", "shop.example", "--data-dir", one.data_dir)
+        assert checked.returncode == 0, checked.stderr
+        text = checked.stdout.decode()
+        for (name, _), value in published.items():
+            # Of the keys that sign: nobody answers, and what to publish is there to be copied.
+            line = f'{name}. IN TXT "{value[:255]}"' + f' "{value[255:]}"' * (len(value) > 255)
+            assert (line in text) == (not name.startswith("s1")), name
+        as_json = cli("domain", "check", "shop.example", "--json", "--data-dir", one.data_dir)
+        assert {entry["ok"] for entry in json.loads(as_json.stdout)} == {None}
 
         run("remove", "shop.example", "--selector", "s1")
         assert "s1" not in run("list")

@@ -66,6 +66,7 @@ def inert(house: House) -> Deps:
         suppressions=Suppressions(house.pool),
         dkim_keys=DkimKeys(house.pool, house.keyring.vault),
         signer=Signer(DkimKeys(house.pool, house.keyring.vault), house.keyring.vault),
+        domain_checks=None,  # type: ignore[arg-type]
         keyring=house.keyring,
         webhooks=Webhooks(house.pool),
         accounts=Accounts(house.pool),

@@ -1,8 +1,9 @@
-// Domains: which are this relay's own, what comes in for each, who sends from it.
+// Domains: which are this relay's own, what comes in for each, who sends from it, and whether it
+// publishes what its mail needs.
 
 import { every, get } from "/ui/calls.js";
-import { copyButton, fill, h, problem, say, Table } from "/ui/dom.js";
-import { t } from "/ui/strings.js";
+import { button, copyButton, doing, fill, h, problem, say, Table } from "/ui/dom.js";
+import { language, spoken, t } from "/ui/strings.js";
 
 export const title = t("Domains");
 export const scope = "admin";
@@ -16,10 +17,14 @@ export function open(place, page) {
   const trouble = problem();
   const facts = h("p", { class: "facts", id: "domain-facts" });
   const hint = h("div", { hidden: true });
+  const checked = h("div", { id: "domain-check", "aria-live": "polite" });
+  const check = (name) => doing(trouble, async () => showRecords(checked, name, await get(`/api/v1/domains/${encodeURIComponent(name)}/check`, { signal: page.signal })));
+  const other = h("input", { name: "domain", required: true, placeholder: t("a domain"), "aria-label": t("A domain to check"), autocapitalize: "none", spellcheck: false });
   const table = new Table(t("The relay's own domains, and those that keys send from"), {
     domain: t("Domain"), "mail-in": t("Mail in"), letters: t("Letters of accounts"), senders: t("Keys that send from it"),
   }, { none: t("This relay has no domain of its own."), id: "domains" });
-  place.append(h("section", { "aria-label": t("Domains") }, facts, trouble, table.element, hint));
+  place.append(h("section", { "aria-label": t("Domains") }, facts, trouble, table.element, hint,
+    h("form", { id: "check-domain", onsubmit: (sent) => check(other.value.trim())(sent) }, other, " ", h("button", { type: "submit", text: t("Check what it publishes") })), checked));
   every(EVERY, page.signal, async () => {
     const options = { signal: page.signal };
     const [info, settings, keys] = await Promise.all([get("/api/v1/info", options), get("/api/v1/settings", options), get(`/api/v1/keys?limit=${KEYS}`, options)]);
@@ -39,10 +44,25 @@ export function open(place, page) {
       own.has(name) ? (name === info.domains[0] ? t("received; new inboxes are here") : t("received")) : info.capture ? t("captured") : t("refused"),
       domainOf(letters) === name ? letters : "",
       patterns.filter((one) => domainOf(one.from) === name).map((one) => `${one.from} (${one.owner})`).filter((one, at, all) => all.indexOf(one) === at).join(", "),
-    ]), (row, name) => row.cells[0].append(name, " ", copyButton(name, t("the domain"))));
+    ]), (row, name) => row.cells[0].append(name, " ", copyButton(name, t("the domain")), " ", button(t("check"), check(name), { ariaLabel: t("Check what {0} publishes", name) })));
     hint.hidden = info.domains.some((name) => !name.endsWith("localhost"));
     if (!hint.hidden && !hint.childElementCount) hint.append(...howToAdd(info.domains));
   }, (text) => say(trouble, text));
+}
+
+// What a domain publishes, and what it is to publish, ready to copy.
+function showRecords(place, domain, records) {
+  const table = new Table(t("What {0} publishes for its mail", domain), { record: t("Record"), ok: t("Will it do?"), found: t("Found"), wanted: t("To be published"), detail: t("Why") }, { id: "records" });
+  table.show(records, (one) => `${one.record} ${one.name}`, (row, one) => fill(row, [undefined, one.ok === null ? t("nobody can say") : one.ok ? t("yes") : t("no"), undefined, undefined, spoken(one.detail) ?? one.detail]), (row, one) => {
+    const text = (value) => (value ?? "").split("\n").flatMap((line, at) => (at ? [h("br"), line] : [line]));
+    row.classList.toggle("wrong", one.ok === false);
+    row.cells[0].append(one.record, h("br"), h("code", { class: "small", text: one.name }));
+    for (const at of [2, 3]) row.cells[at].dir = "ltr";
+    row.cells[2].append(h("code", {}, text(one.found)));
+    if (one.wanted) row.cells[3].append(h("code", {}, text(one.wanted)), " ", copyButton(one.wanted, t("the record")));
+    if (language !== "en") row.cells[4].lang = "en";
+  });
+  place.replaceChildren(table.element);
 }
 
 // A relay that nobody gave a domain is told how, ready to copy.

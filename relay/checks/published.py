@@ -1,0 +1,523 @@
+"""What a domain publishes for its mail, beside what it should: MX, SPF, DKIM, DMARC and the rest.
+
+Each function is a generator that yields what it has to ask the DNS and is sent the answers
+(`relay.dns.questions`); `relay.http.domain_checks` drives them.  What is said of each record is an
+`Entry`: what was found, what is wanted, ready to be published, and whether that will do.
+
+Promises
+- What the DNS did not answer (SERVFAIL, nobody in time) is not called wrong: `ok` is None, and the
+  detail says why.
+- What is right is wanted as it is, however it is spelt; only what is not is wanted otherwise.
+- It never raises for what a domain publishes.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+from relay.checks import spf
+from relay.checks.details import in_one_line, quoted
+from relay.checks.dmarc import organisational_domain
+from relay.checks.tags import Unusable, decoded, parse, text
+from relay.dns.questions import Answer, Asking, Question, RecordType, Status, is_name
+from relay.ip import ip_address
+
+POLICY_AGE = 604_800
+"""Seconds for which a policy of MTA-STS that is proposed may be kept: a week."""
+_MAX_HOSTS = 20
+_NOBODY = "240.0.0.1"  # no client has it: every term of a record of SPF is looked at
+_SPF = re.compile(r"v=spf1(?: |\Z)", re.IGNORECASE)
+_DMARC = re.compile(r"v[ \t]*=[ \t]*DMARC1[ \t]*(?:;|\Z)")
+_STS = re.compile(r"v=STSv1\s*(?:;|\Z)")
+_STS_ID = re.compile(r"(?:\A|;)\s*id\s*=\s*[A-Za-z0-9]{1,32}\s*(?:;|\Z)")
+_REPORTS = re.compile(r"v=TLSRPTv1\s*;")
+_REPORTS_TO = re.compile(r";\s*rua\s*=\s*(?:mailto:[^\s@;,]+@[^\s;,]+|https://[^\s;,]+)")
+
+INCLUDES = {
+    "amazonaws.com": "amazonses.com",
+    "mailgun.org": "mailgun.org",
+    "postmarkapp.com": "spf.mtasv.net",
+    "sendgrid.net": "sendgrid.net",
+    "gmail.com": "_spf.google.com",
+    "google.com": "_spf.google.com",
+    "office365.com": "spf.protection.outlook.com",
+    "outlook.com": "spf.protection.outlook.com",
+}
+"""Providers whose mail leaves from elsewhere than it is handed to: by the end of the name of their
+servers, the domain that their customers' records are told to include."""
+
+
+class Entry(NamedTuple):
+    """One record; `ok` is None where nobody can say, and `detail` says why it is as it is.
+
+    `found` and `wanted` are texts as a zone file has them, a line for each record, without the
+    quotes; None: there is nothing, or nothing to publish.
+    """
+
+    record: str
+    name: str
+    type: str
+    found: str | None
+    wanted: str | None
+    ok: bool | None
+    detail: str = ""
+
+
+class Key(NamedTuple):
+    """A key of DKIM whose record is to be there."""
+
+    name: str
+    record: str
+    state: str
+
+
+def _entry(
+    record: str,
+    question: Question,
+    found: Sequence[str],
+    wanted: str | None,
+    ok: bool | None,
+    detail: str,
+) -> Entry:
+    shown = "\n".join(in_one_line(one, 4096) for one in found) or None
+    return Entry(record, question.name, question.type, shown, wanted, ok, in_one_line(detail))
+
+
+def _unknown(record: str, question: Question, wanted: str | None, answer: Answer) -> Entry:
+    return _entry(record, question, (), wanted, None, f"the DNS gave no answer: {answer.detail}")
+
+
+# ------------------------------------------------------------------------------- MX
+
+
+class Exchanges(NamedTuple):
+    """What the MX records say: the entry, and the hosts; none: nobody knows or there are none."""
+
+    entry: Entry
+    hosts: tuple[str, ...]
+
+
+def mx(domain: str, host: str | None) -> Asking[Exchanges]:
+    """Where mail to the domain goes; `host`: this relay's name, if it receives the domain's."""
+    question = Question(domain, "MX")
+    wanted = f"10 {host}." if host else None
+    answer = yield question
+    if answer.status is Status.FAILED:
+        return Exchanges(_unknown("MX", question, wanted, answer), ())
+    if not answer.records:
+        return Exchanges((yield from _no_mx(question, wanted)), ())
+
+    def entry(wanted: str | None, ok: bool | None, detail: str) -> Entry:
+        return _entry("MX", question, records, wanted, ok, detail)
+
+    ordered = sorted(answer.records, key=_preference)[:_MAX_HOSTS]
+    hosts = tuple(record.partition(" ")[2].lower() for record in ordered)
+    records = [
+        f"{_preference(record)} {name}." for record, name in zip(ordered, hosts, strict=True)
+    ]
+    if "." in hosts or "" in hosts:
+        records = ["0 ."] if len(hosts) == 1 else records
+        said = "the domain takes no mail (null MX): neither replies nor bounces arrive"
+        return Exchanges(entry(wanted, False, said), ())
+    doubt = ""
+    for name in hosts:
+        addresses = yield from _addresses(name)
+        if addresses is None:
+            doubt = doubt or f"the DNS gave no answer about the addresses of {name}"
+        elif not addresses:
+            return Exchanges(entry(wanted, False, f"{name} has no address"), hosts)
+    if doubt:
+        return Exchanges(entry(None, None, doubt), hosts)
+    return Exchanges(entry(None, True, "each of its hosts has an address"), hosts)
+
+
+def _no_mx(question: Question, wanted: str | None) -> Asking[Entry]:
+    addresses = yield from _addresses(question.name)
+    if addresses is None:
+        said = "there is no MX, and the DNS gave no answer about the addresses of the domain"
+        return _entry("MX", question, (), wanted, None, said)
+    if addresses:
+        said = "there is no MX: mail goes to the domain's own address, which some do not try"
+    else:
+        said = "there is no MX, and no address: neither replies nor bounces arrive"
+    return _entry("MX", question, (), wanted, False, said)
+
+
+def _preference(record: str) -> int:
+    number = record.partition(" ")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _addresses(name: str) -> Asking[list[str] | None]:
+    """All addresses of a host, or None where nobody can say."""
+    found: list[str] = []
+    failed = False
+    kinds: tuple[RecordType, ...] = ("A", "AAAA")
+    for kind in kinds:
+        answer = yield Question(name, kind)
+        failed = failed or answer.status is Status.FAILED
+        found += answer.records
+    return None if failed and not found else found
+
+
+# ------------------------------------------------------------------------------ SPF
+
+
+def sender_policy(
+    domain: str, helo: str, upstreams: Sequence[str], sources: Sequence[str]
+) -> Asking[Entry]:
+    """Whether what the domain publishes lets its mail leave the way that it does.
+
+    `upstreams`: the hosts that mail is handed to; `sources`: the addresses from which it is
+    delivered directly.
+    """
+    question = Question(domain, "TXT")
+    terms, doubts = yield from _terms(upstreams, sources)
+    answer = yield question
+    if answer.status is Status.FAILED:
+        return _unknown("SPF", question, _policy("", terms), answer)
+    records = [record for record in answer.records if _SPF.match(record)]
+    if not records:
+        return _entry("SPF", question, (), _policy("", terms), False, "there is no record of SPF")
+    if len(records) > 1:
+        terms = [term for record in records for term in record.split()[1:] if not _is_all(term)]
+        said = f"there are {len(records)} records of SPF, so none counts: join them"
+        wanted = _policy("", list(dict.fromkeys(terms)))
+        return _entry("SPF", question, records, wanted, False, said)
+    asked: list[str] = []
+    said_of_nobody = yield from _noting(spf.check(_NOBODY, helo, f"postmaster@{domain}"), asked)
+    if said_of_nobody.result == "permerror":
+        return _entry("SPF", question, records, None, False, said_of_nobody.detail)
+    if said_of_nobody.result == "temperror":
+        return _entry("SPF", question, records, None, None, said_of_nobody.detail)
+    if said_of_nobody.result == "pass":
+        wanted = _policy("", [term for term in records[0].split()[1:] if not _is_all(term)])
+        said = "it lets everybody send for the domain"
+        return _entry("SPF", question, records, wanted, False, said)
+    missing: list[str] = []
+    for term in terms:
+        if term.startswith("include:"):
+            if term.removeprefix("include:") not in asked:
+                missing.append(term)
+            continue
+        passes = yield from _lets_in(term, domain, helo)
+        if passes is None:
+            doubts.append(f"the DNS gave no answer about {term}")
+        elif not passes:
+            missing.append(term)
+    if missing:
+        said = f"it does not let in {', '.join(missing)}"
+        return _entry("SPF", question, records, _policy(records[0], missing), False, said)
+    if doubts:
+        return _entry("SPF", question, records, None, None, doubts[0])
+    said = "it lets in where mail leaves from, as far as is known here"
+    if not terms:
+        said = "it can be used; where mail leaves from is not known here"
+    return _entry("SPF", question, records, None, True, said)
+
+
+def _terms(upstreams: Sequence[str], sources: Sequence[str]) -> Asking[tuple[list[str], list[str]]]:
+    """The terms that let in where mail leaves from, and what is doubtful about them."""
+    terms: list[str] = []
+    doubts: list[str] = []
+    for address in sources:
+        terms.append(f"ip{ip_address(address).version}:{address}")
+    for host in upstreams:
+        provider = next((end for end in INCLUDES if f".{host}".endswith(f".{end}")), "")
+        if provider:
+            terms.append(f"include:{INCLUDES[provider]}")
+            continue
+        try:
+            terms.append(f"ip{ip_address(host).version}:{host}")
+        except ValueError:
+            addresses = yield from _addresses(host)
+            if addresses is None:
+                doubts.append(f"the DNS gave no answer about the addresses of {host}")
+            else:
+                terms.append(f"a:{host}")
+    return list(dict.fromkeys(terms)), doubts
+
+
+def _lets_in(term: str, domain: str, helo: str) -> Asking[bool | None]:
+    """Whether all addresses that a term of `_terms` stands for pass; None: nobody can say."""
+    kind, _, value = term.partition(":")
+    addresses: list[str] | None = [value]
+    if kind == "a":
+        addresses = yield from _addresses(value)
+    if not addresses:
+        return None
+    for address in addresses:
+        said = yield from spf.check(address, helo, f"postmaster@{domain}")
+        if said.result == "temperror":
+            return None
+        if said.result != "pass":
+            return False
+    return True
+
+
+def _noting(asking: Asking[spf.Spf], asked: list[str]) -> Generator[Question, Answer, spf.Spf]:
+    """`asking`, with the names whose TXT records it asked for in `asked`."""
+    try:
+        question = next(asking)
+        while True:
+            if question.type == "TXT":
+                asked.append(question.name.lower())
+            question = asking.send((yield question))
+    except StopIteration as stop:
+        said: spf.Spf = stop.value
+        return said
+
+
+def _policy(record: str, terms: Sequence[str]) -> str:
+    """A record with further terms in front of its `all` or redirect; a new one for an empty one."""
+    words = record.split()[1:]
+    if not record and not terms:
+        terms = ("mx",)  # what receives the domain's mail may send it
+    last = [word for word in words if _is_all(word) or word.lower().startswith("redirect=")]
+    others = [word for word in words if word not in last]
+    return " ".join(["v=spf1", *others, *terms, *(last or ["~all"])])
+
+
+def _is_all(term: str) -> bool:
+    return term.lower().lstrip("+-~?") == "all"
+
+
+# ----------------------------------------------------------------------------- DKIM
+
+
+def dkim(key: Key) -> Asking[Entry]:
+    """Whether the record of a key is there, as it is to be."""
+    question = Question(key.name, "TXT")
+    answer = yield question
+    state = f"of the {key.state} key"
+
+    def entry(ok: bool, detail: str) -> Entry:
+        wanted = None if ok else key.record
+        return _entry("DKIM", question, answer.records, wanted, ok, detail)
+
+    if answer.status is Status.FAILED:
+        return _unknown("DKIM", question, key.record, answer)
+    if not answer.records:
+        return entry(False, f"there is no record {state}")
+    if len(answer.records) > 1:
+        return entry(False, f"there are {len(answer.records)} records {state}: one is to be there")
+    try:
+        same = _public(answer.records[0]) == _public(key.record)
+    except Unusable as error:
+        return entry(False, f"the record cannot be used: {error}")
+    if not same:
+        return entry(False, f"it is another key than that {state.removeprefix('of ')}")
+    said = f"it is the record {state}"
+    if "y" in _flags(answer.records[0]):
+        said += "; it says that the domain only tests DKIM (t=y)"
+    return entry(True, said)
+
+
+def no_keys(domain: str) -> Entry:
+    """What is said of a domain without keys."""
+    said = "this relay has no keys of the domain: `relay dkim create` makes them"
+    return Entry("DKIM", f"_domainkey.{domain}", "TXT", None, None, False, said)
+
+
+def _public(record: str) -> tuple[str, bytes]:
+    """What a verifier takes from a record: the kind of the key, and the key."""
+    said = parse(record.encode("latin-1", "replace"))
+    if text(said, "v", "DKIM1") != "DKIM1":
+        raise Unusable("it is no key of DKIM (v=)")
+    if "sha256" not in text(said, "h", "sha256").lower().split(":"):
+        raise Unusable("it is not for SHA-256 (h=)")
+    if not {"*", "email"} & set(text(said, "s", "*").lower().split(":")):
+        raise Unusable("it is not for mail (s=)")
+    return text(said, "k", "rsa").lower(), decoded(said, "p")
+
+
+def _flags(record: str) -> list[str]:
+    return text(parse(record.encode("latin-1", "replace")), "t", "").lower().split(":")
+
+
+# ---------------------------------------------------------------------------- DMARC
+
+
+def dmarc(domain: str, *, signs: bool, return_path: str = "") -> Asking[Entry]:
+    """Whether there is one policy that can be used, and what of our mail is aligned by it.
+
+    `signs`: whether a key of the domain signs; `return_path`: the domain of return paths, where
+    that is another than From's.
+    """
+    where = Question(f"_dmarc.{domain}", "TXT")
+    wanted = f"v=DMARC1; p=none; rua=mailto:postmaster@{domain}"
+    organisation = organisational_domain(domain)
+    question, records = where, list[str]()
+    for name in dict.fromkeys((domain, organisation)):
+        question = Question(f"_dmarc.{name}", "TXT")
+        if not is_name(question.name):
+            continue
+        answer = yield question
+        if answer.status is Status.FAILED:
+            return _unknown("DMARC", question, wanted, answer)
+        records = [record for record in answer.records if _DMARC.match(record)]
+        if records:
+            break
+    if not records:
+        return _entry("DMARC", where, (), wanted, False, "there is no policy")
+    if len(records) > 1:
+        said = f"there are {len(records)} policies, so none counts"
+        return _entry("DMARC", question, records, records[0], False, said)
+    tags = {
+        name.strip().lower(): value.strip().lower()
+        for name, _, value in (part.partition("=") for part in reversed(records[0].split(";")))
+    }
+    inherited = question.name != where.name
+    policy = tags.get("sp" if inherited and "sp" in tags else "p", "")
+    if policy not in {"none", "quarantine", "reject"}:
+        said = f"the policy p={quoted(policy)} is none: it is none, quarantine or reject"
+        return _entry("DMARC", question, records, wanted, False, said)
+    aligned = []
+    if signs:
+        aligned.append("signatures (d= is From's own domain)")
+    if not return_path or _aligns(return_path, domain, strict=tags.get("aspf") == "s"):
+        aligned.append("SPF")
+    by = " and ".join(aligned)
+    said = f"p={policy}"
+    if not aligned:
+        said += f"; nothing aligns: no key signs, and return paths are at {return_path}"
+        return _entry("DMARC", question, records, None, False, said)
+    return _entry("DMARC", question, records, None, True, f"{said}; aligned by {by}")
+
+
+def _aligns(vouched: str, domain: str, *, strict: bool) -> bool:
+    if strict:
+        return vouched == domain
+    return organisational_domain(vouched) == organisational_domain(domain)
+
+
+# ------------------------------------------------------------------ MTA-STS, TLS-RPT
+
+
+def mta_sts(domain: str, new_id: str) -> Asking[Entry]:
+    """Whether the domain says that it has a policy (RFC 8461); `new_id`: of one to be published."""
+    question = Question(f"_mta-sts.{domain}", "TXT")
+    wanted = f"v=STSv1; id={new_id}"
+    answer = yield question
+    if answer.status is Status.FAILED:
+        return _unknown("MTA-STS", question, wanted, answer)
+    records = [record for record in answer.records if _STS.match(record)]
+    if len(records) == 1 and _STS_ID.search(records[0]):
+        return _entry("MTA-STS", question, records, None, True, "the domain says it has a policy")
+    if not records:
+        said = "there is none; where it and its policy are, mail to the domain comes by TLS alone"
+    elif len(records) > 1:
+        said = f"there are {len(records)} records, so none counts"
+    else:
+        said = "it has no id= of letters and digits"
+    return _entry("MTA-STS", question, records, wanted, False, said)
+
+
+def policy_name(domain: str) -> str:
+    """Where a policy of MTA-STS is served."""
+    return f"https://mta-sts.{domain}/.well-known/mta-sts.txt"
+
+
+def sts_policy(
+    domain: str, body: bytes | None, hosts: Sequence[str], trouble: str, *, known: bool = True
+) -> Entry:
+    """What the policy that was fetched says; `hosts`: those of the MX records.
+
+    `body`: None where there is none, for `trouble`; `known`: whether that is certain.
+    """
+    proposed = "\n".join(
+        [
+            "version: STSv1",
+            "mode: testing",
+            *(f"mx: {host}" for host in hosts or (f"mail.{domain}",)),
+            f"max_age: {POLICY_AGE}",
+        ]
+    )
+    question = Question(policy_name(domain), "TXT")
+
+    def entry(ok: bool | None, detail: str) -> Entry:
+        found = () if body is None else body.decode("utf-8", "replace").splitlines()
+        made = _entry("MTA-STS policy", question, found, None if ok else proposed, ok, detail)
+        return made._replace(type="HTTPS")
+
+    if body is None:
+        return entry(False if known else None, trouble)
+    values: dict[str, list[str]] = {}
+    for line in body.decode("utf-8", "replace").splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            values.setdefault(name.strip(), []).append(value.strip())
+    mode, age = values.get("mode", [""])[0], values.get("max_age", [""])[0]
+    if values.get("version") != ["STSv1"]:
+        return entry(False, "its version is not STSv1")
+    if mode not in {"enforce", "testing", "none"}:
+        return entry(False, f"its mode {quoted(mode)} is none of enforce, testing and none")
+    if not (age.isascii() and age.isdecimal() and len(age) <= 10 and int(age) <= 31_557_600):
+        return entry(False, "its max_age is no number of seconds up to a year")
+    patterns = [pattern.lower().removesuffix(".") for pattern in values.get("mx", ())]
+    if mode != "none" and not patterns:
+        return entry(False, "it names no mx")
+    left = [host for host in hosts if not any(_matches(host, one) for one in patterns)]
+    if mode != "none" and left:
+        return entry(False, f"it leaves out {', '.join(left)}, where the MX records lead")
+    return entry(True, f"mode {mode}")
+
+
+def _matches(host: str, pattern: str) -> bool:
+    """RFC 8461, 4.1: a `*` stands for the leftmost label."""
+    if pattern.startswith("*."):
+        return host.partition(".")[2] == pattern[2:]
+    return host == pattern
+
+
+def tls_reports(domain: str) -> Asking[Entry]:
+    """Whether the domain says where reports of TLS go (RFC 8460)."""
+    question = Question(f"_smtp._tls.{domain}", "TXT")
+    wanted = f"v=TLSRPTv1; rua=mailto:postmaster@{domain}"
+    answer = yield question
+    if answer.status is Status.FAILED:
+        return _unknown("TLS-RPT", question, wanted, answer)
+    records = [record for record in answer.records if _REPORTS.match(record)]
+    if len(records) == 1 and _REPORTS_TO.search(records[0]):
+        said = "reports of TLS to the domain have an address"
+        return _entry("TLS-RPT", question, records, None, True, said)
+    if not records:
+        said = "there is none; with it, others report where mail to the domain could not use TLS"
+    elif len(records) > 1:
+        said = f"there are {len(records)} records, so none counts"
+    else:
+        said = "it has no rua= that is mailto: or https:"
+    return _entry("TLS-RPT", question, records, wanted, False, said)
+
+
+# ------------------------------------------------------------------------------ PTR
+
+
+def reverse(address: str, host: str | None) -> Asking[Entry]:
+    """Whether the name of an address that mail leaves from leads back to it.
+
+    `host`: what servers are greeted with, if it is a name of the public DNS.
+    """
+    question = Question(ip_address(address).reverse_pointer, "PTR")
+    wanted = f"{host}." if host else None
+    answer = yield question
+    if answer.status is Status.FAILED:
+        return _unknown("PTR", question, wanted, answer)
+    if not answer.records:
+        said = f"{address} has no name, and many refuse mail from such an address"
+        return _entry("PTR", question, (), wanted, False, said)
+    shown = [f"{name}." for name in answer.records[:_MAX_HOSTS]]
+    doubt = False
+    for name in answer.records[:_MAX_HOSTS]:
+        addresses = yield from _addresses(name)
+        doubt = doubt or addresses is None
+        if any(ip_address(one) == ip_address(address) for one in addresses or ()):
+            return _entry("PTR", question, shown, None, True, f"{name} leads back to {address}")
+    if doubt:
+        said = "the DNS gave no answer about the addresses of that name"
+        return _entry("PTR", question, shown, None, None, said)
+    return _entry("PTR", question, shown, wanted, False, f"no such name leads back to {address}")

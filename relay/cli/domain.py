@@ -1,0 +1,67 @@
+"""`relay domain`: what a domain publishes for its mail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from relay.cli import options, output
+from relay.cli.client import Api, segment
+
+_SIGNS = {True: ("ok", "green"), False: ("wrong", "red"), None: ("unknown", "yellow")}
+_STRING = 255  # characters of one string of a TXT record
+
+
+@click.group()
+def domain() -> None:
+    """What a domain publishes for its mail."""
+
+
+@domain.command()
+@click.argument("domain")
+@options.data_dir
+@options.as_json
+def check(domain: str, data_dir: Path, as_json: bool) -> None:
+    """Ask the DNS for the records of DOMAIN: MX, SPF, DKIM, DMARC, MTA-STS, TLS-RPT.
+
+    What is missing or wrong is followed by what to publish, as a line of a zone file.
+    """
+    with output.working(f"asking about {output.line(domain)}"):
+        found = Api.find(data_dir).call("GET", f"/api/v1/domains/{segment(domain)}/check").json()
+    if as_json:
+        output.document(found)
+        return
+    output.table(
+        ("record", "ok", "name", "why"),
+        [
+            (output.line(one["record"]), _SIGNS[one["ok"]], output.line(one["name"]), _why(one))
+            for one in found
+        ],
+    )
+    for one in found:
+        if one["wanted"] and not one["ok"]:
+            output.say()
+            output.say(_to_publish(one))
+
+
+def _why(one: dict[str, Any]) -> str:
+    return output.line(one["detail"])
+
+
+def _to_publish(one: dict[str, Any]) -> str:
+    """What to publish: lines of a zone file; of a policy, the file."""
+    lines = [output.line(line) for line in one["wanted"].split("\n")]
+    name = output.line(one["name"])
+    if one["type"] == "HTTPS":
+        return "\n".join([f"; {name}", *lines])
+    if one["type"] == "TXT":
+        lines = [_strings(line) for line in lines]
+    return "\n".join(f"{name}. IN {one['type']} {line}" for line in lines)
+
+
+def _strings(value: str) -> str:
+    """A TXT record as a zone file has it: strings of at most 255 characters."""
+    parts = [value[at : at + _STRING] for at in range(0, len(value), _STRING)]
+    return " ".join('"' + part.replace("\\", "\\\\").replace('"', '\\"') + '"' for part in parts)

@@ -1,0 +1,169 @@
+"""Does a domain publish what its mail needs?  Asked of the DNS, and of its policy's server.
+
+Promises
+- The DNS is asked anew each time: what was published a moment ago is seen, as far as the servers
+  that are asked see it.
+- All of it within `timeout` seconds; what nobody has said by then is told as not known.
+- A policy of MTA-STS is fetched as senders fetch it: its certificate verified, no redirect
+  followed, and from the public internet alone (`relay.webhooks.post`).
+
+Fails with `DatabaseUnavailable`; what the DNS or others do is told in the entries.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import trio
+
+from relay.chance import utc_now
+from relay.dns.questions import Question, Status
+from relay.errors import TemporaryFailure
+from relay.ip import is_loopback
+from relay.outbound.dkim_keys import DkimKeys
+from relay.outbound.senders import Senders
+from relay.ssrf_guard import Resolve
+from relay.webhooks.post import NotPosted, Poster
+
+if TYPE_CHECKING:
+    from relay.checks.published import Entry, Exchanges  # which takes a while to load
+    from relay.dns.questions import Asking
+    from relay.dns.resolver import Resolver
+
+_MAX_POLICY = 65_536
+"""Bytes of a policy: what RFC 8461, 3.3, advises."""
+
+PosterBy = Callable[[Resolve], Poster]
+"""Makes what fetches a policy, of what resolves its host."""
+
+
+class DomainChecks:
+    """Checks the domains that mail leaves from."""
+
+    def __init__(
+        self,
+        resolver: Callable[[], Resolver],
+        keys: DkimKeys,
+        senders: Senders,
+        poster: PosterBy,
+        *,
+        upstream: str,
+        host: str,
+        received: Sequence[str],
+        sources: Sequence[str] = (),
+        timeout: float = 15.0,
+    ) -> None:
+        """`upstream`: the relay's own, without credentials; `host`: the relay's name in the DNS, if
+        it has one; `received`: the domains whose mail it receives; `sources`: the addresses from
+        which it delivers directly.
+        """
+        self._resolver = resolver
+        self._keys = keys
+        self._senders = senders
+        self._poster = poster
+        self._upstream = upstream
+        self._host = "" if is_loopback(host) or "." not in host else host.lower()
+        self._received = received
+        self._sources = sources
+        self._timeout = timeout
+
+    async def check(self, domain: str) -> list[Entry]:
+        """Return the entries of a domain (`domain_name`), those that matter most first."""
+        known = await self._keys.show(domain)
+        keys = [key for key in known.keys if key.state != "retired"] if known else []
+        upstreams = [self._upstream, *await self._senders.upstreams_of(domain)]
+        await trio.to_thread.run_sync(_load)
+        from relay.checks import published  # see `_load`
+
+        resolver = self._resolver().anew()
+        found: dict[int, list[Entry]] = {}
+
+        async def ask(place: int, asking: Asking[Entry]) -> None:
+            found[place] = [await resolver.drive(asking, timeout=self._timeout)]
+
+        async def exchanges() -> None:
+            asking: Asking[Exchanges] = published.mx(domain, self._own_host(domain))
+            entry, hosts = await resolver.drive(asking, timeout=self._timeout)
+            found[0] = [entry]
+            new_id = f"{utc_now():%Y%m%d%H%M%S}"
+            stated = await resolver.drive(published.mta_sts(domain, new_id), timeout=self._timeout)
+            found[5] = [stated]
+            if stated.found is not None:
+                found[5].append(await self._policy(resolver, domain, hosts))
+
+        signs = any(key.state == "active" for key in keys)
+        helo = self._host or domain
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(exchanges)
+            by = published.sender_policy(domain, helo, _hosts(upstreams), self._sources)
+            nursery.start_soon(ask, 1, by)
+            nursery.start_soon(ask, 4, published.dmarc(domain, signs=signs))
+            nursery.start_soon(ask, 6, published.tls_reports(domain))
+            for place, key in enumerate(keys):
+                named = published.Key(key.name, key.record, key.state)
+                nursery.start_soon(ask, 10 + place, published.dkim(named))
+            for place, address in enumerate(self._sources):
+                nursery.start_soon(ask, 1000 + place, published.reverse(address, self._host))
+        signatures = [found.pop(10 + place)[0] for place in range(len(keys))]
+        found[3] = signatures or [published.no_keys(domain)]
+        return [entry for _, entries in sorted(found.items()) for entry in entries]
+
+    def _own_host(self, domain: str) -> str | None:
+        if domain not in self._received:
+            return None
+        return self._host or f"mail.{domain}"
+
+    async def _policy(self, resolver: Resolver, domain: str, hosts: Sequence[str]) -> Entry:
+        from relay.checks.published import policy_name, sts_policy
+
+        async def resolve(host: str, port: int, **_: Any) -> list[Any]:
+            return await _resolve(resolver, host, port)
+
+        try:
+            with trio.fail_after(self._timeout):
+                status, body = await self._poster(resolve).get(
+                    policy_name(domain), {"Accept": "text/plain"}, _MAX_POLICY
+                )
+        except NotPosted as error:
+            return sts_policy(domain, None, hosts, f"it cannot be fetched: {error}")
+        except (TemporaryFailure, trio.TooSlowError) as error:
+            said = str(error) or "no answer in time"
+            return sts_policy(domain, None, hosts, f"it was not fetched: {said}", known=False)
+        if status != 200:
+            return sts_policy(domain, None, hosts, f"its server answers {status}, not 200")
+        return sts_policy(domain, body, hosts, "")
+
+
+def _load() -> None:
+    """Load what the checks take: a fifth of a second, of which the list of suffixes is half."""
+    import_module("relay.checks.published")
+    import_module("relay.dns.resolver")
+    from relay.checks.dmarc import organisational_domain
+
+    organisational_domain("relay.example")
+
+
+def _hosts(upstreams: Sequence[str]) -> list[str]:
+    """The hosts that mail is handed to, without those of this machine: from there it goes on."""
+    named = (urlsplit(upstream).hostname or "" for upstream in upstreams)
+    return list(dict.fromkeys(host for host in named if host and not is_loopback(host)))
+
+
+async def _resolve(resolver: Resolver, host: str, port: int) -> list[Any]:
+    """The addresses of a host, as `socket.getaddrinfo` has them, by the servers of the settings."""
+    found: list[Any] = []
+    failed = ""
+    four = await resolver.ask(Question(host, "A"))
+    six = await resolver.ask(Question(host, "AAAA"))
+    for family, answer in ((socket.AF_INET, four), (socket.AF_INET6, six)):
+        if answer.status is Status.FAILED:
+            failed = answer.detail
+        for address in answer.records:
+            found.append((family, socket.SOCK_STREAM, 0, "", (address, port)))
+    if not found and failed:
+        raise TemporaryFailure(f"the DNS gave no answer about {host}: {failed}")
+    return found

@@ -1,0 +1,153 @@
+"""What a domain publishes, over HTTP: a DNS on loopback, and a policy's server with a certificate."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from relay.db.pool import Pool
+from relay.dns.resolver import Resolver
+from relay.http.domain_checks import DomainChecks
+from relay.outbound.dkim_keys import DkimKeys
+from relay.outbound.senders import Senders
+from relay.self_signed import self_signed
+from relay.webhooks.post import Poster
+from tests.dns.server import DnsServer
+from tests.http.conftest import House, open_house
+
+POLICY = b"version: STSv1\nmode: enforce\nmx: mx.shop.example\nmax_age: 86400\n"
+
+
+def in_strings(text: str) -> str:
+    return " ".join(f'"{text[at : at + 200]}"' for at in range(0, len(text), 200))
+
+
+async def serve_policy(folder: Path, nursery: trio.Nursery) -> tuple[ssl.SSLContext, int]:
+    """Serve POLICY at mta-sts.shop.example; who trusts it, and the port."""
+    cert, key = self_signed(["mta-sts.shop.example"])
+    (folder / "cert.pem").write_bytes(cert)
+    (folder / "key.pem").write_bytes(key)
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    serving.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+
+    async def answer(stream: trio.SSLStream[trio.SocketStream]) -> None:
+        async with stream:
+            asked = await stream.receive_some(65536)
+            there = asked.startswith(b"GET /.well-known/mta-sts.txt ")
+            status = b"200 OK" if there else b"404 Not Found"
+            head = b"HTTP/1.1 %b\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
+            await stream.send_all(head % (status, len(POLICY)) + POLICY)
+
+    (listener,) = await trio.open_ssl_over_tcp_listeners(0, serving, host="127.0.0.1")
+    nursery.start_soon(trio.serve_listeners, answer, [listener])
+    trusting = ssl.create_default_context(cadata=cert.decode())
+    return trusting, listener.transport_listener.socket.getsockname()[1]
+
+
+class _Here(Poster):
+    """Asks at another port than 443, which only root may serve."""
+
+    port = 443
+
+    async def get(self, text: str, headers: Any, most: int) -> tuple[int, bytes]:
+        return await super().get(
+            text.replace("shop.example/", f"shop.example:{self.port}/"), headers, most
+        )
+
+
+async def test_a_domain_is_checked(
+    database_url: str, pool: Pool, nursery: trio.Nursery, tmp_path: Path
+):
+    """What is published is found, in several strings and behind CNAMEs; what is not is wanted."""
+    zone: dict[tuple[str, str], list[str]] = {
+        ("shop.example", "MX"): ["10 mx.shop.example."],
+        ("mx.shop.example", "A"): ["192.0.2.1"],
+        ("out.example", "A"): ["192.0.2.9"],
+        ("shop.example", "TXT"): ['"v=spf1 a:out.example" " -all"', '"something else"'],
+        ("_mta-sts.shop.example", "TXT"): ['"v=STSv1; id=1"'],
+        ("mta-sts.shop.example", "A"): ["127.0.0.1"],
+    }
+    names: DnsServer = await nursery.start(DnsServer(zone, ttl=3600, negative=3600).run)
+    trusting, port = await serve_policy(tmp_path, nursery)
+    _Here.port = port
+    async with open_house(database_url, pool, dns=names.address) as house:
+        keys, senders = DkimKeys(pool, house.keyring.vault), Senders(pool, house.keyring.vault)
+        made = await keys.create("shop.example", "s1")
+        resolver = Resolver([names.address])
+        checks = DomainChecks(
+            lambda: resolver,
+            keys,
+            senders,
+            lambda resolve: _Here(allow_private=True, context=trusting, resolve=resolve),
+            upstream="smtps://out.example:465",
+            host="relay.shop.example",
+            received=["shop.example"],
+        )
+        async with open_house(
+            database_url, pool, keyring=house.keyring, domain_checks=checks
+        ) as checking:
+            path = "/api/v1/domains/SHOP.example/check"
+
+            async def entries() -> dict[str, Any]:
+                answer = await checking.client.get(path, headers=checking.admin)
+                assert answer.status_code == 200, answer.text
+                return {f"{one['record']} {one['name']}": one for one in answer.json()}
+
+            found = await entries()
+            assert {name: one["ok"] for name, one in found.items()} == {
+                "MX shop.example": True,
+                "SPF shop.example": True,
+                "DKIM s1._domainkey.shop.example": False,
+                "DKIM s1-ed25519._domainkey.shop.example": False,
+                "DMARC _dmarc.shop.example": False,
+                "MTA-STS _mta-sts.shop.example": True,
+                "MTA-STS policy https://mta-sts.shop.example/.well-known/mta-sts.txt": True,
+                "TLS-RPT _smtp._tls.shop.example": False,
+            }
+            # What is wanted is published: the keys in strings, one of them elsewhere.
+            rsa, ed25519 = made.keys
+            zone[rsa.name, "TXT"] = [in_strings(rsa.record)]
+            zone[ed25519.name, "CNAME"] = ["key.hoster.example."]
+            zone["key.hoster.example", "TXT"] = [in_strings(ed25519.record)]
+            for record in ("DMARC _dmarc.shop.example", "TLS-RPT _smtp._tls.shop.example"):
+                zone[found[record]["name"], "TXT"] = [in_strings(found[record]["wanted"])]
+            found = await entries()
+            assert all(one["ok"] for one in found.values()), json.dumps(found, indent=1)
+            assert not any(one["wanted"] for one in found.values())
+
+
+async def test_what_nobody_answers_is_not_called_wrong(
+    database_url: str, pool: Pool, nursery: trio.Nursery
+):
+    """SERVFAIL: null and the reason; what leads into this network is not asked."""
+    zone = {
+        ("_mta-sts.shop.example", "TXT"): ['"v=STSv1; id=1"'],
+        ("mta-sts.shop.example", "A"): ["127.0.0.1"],
+    }
+    names: DnsServer = await nursery.start(DnsServer(zone).run)
+    async with open_house(database_url, pool, dns=names.address) as house:
+        lost = await house.client.get("/api/v1/domains/servfail.example/check", headers=house.admin)
+        by = {one["record"]: one for one in lost.json()}
+        for record in ("MX", "SPF"):
+            assert by[record]["ok"] is None
+            assert "SERVFAIL" in by[record]["detail"]
+        found = await house.client.get("/api/v1/domains/shop.example/check", headers=house.admin)
+        by = {one["record"]: one for one in found.json()}
+        assert by["MTA-STS policy"]["ok"] is False
+        assert "not on the public internet" in by["MTA-STS policy"]["detail"]
+        assert by["DKIM"]["ok"] is False
+
+
+@pytest.mark.parametrize(("scopes", "status"), [(("read", "send"), 403), ((), 401)])
+async def test_checking_is_the_administrators(house: House, scopes: tuple[str, ...], status: int):
+    """A key that may send is told nothing of the relay's keys; a name that is none is a 422."""
+    by = await house.key(*scopes) if scopes else {}
+    answer = await house.client.get("/api/v1/domains/shop.example/check", headers=by)
+    assert answer.status_code == status
+    answer = await house.client.get("/api/v1/domains/a%20b/check", headers=house.admin)
+    assert answer.status_code == 422
