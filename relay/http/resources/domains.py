@@ -49,7 +49,7 @@ def register(api: Api) -> None:
         "GET",
         "/api/v1/domains/<domain>/check",
         Operation(
-            "checkDomain",
+            "listDomainRecords",
             "Say whether a domain publishes what its mail needs, and what to publish",
             "sending",
             Access.SCOPE,

@@ -1,4 +1,4 @@
-"""What a domain publishes, over HTTP: a DNS on loopback, and a policy's server with a certificate."""
+"""What a domain publishes, over HTTP: with a DNS on loopback, and a server of policies."""
 
 from __future__ import annotations
 
