@@ -83,7 +83,7 @@ def control_deps(
     signer: Signer,
     links: Links | None = None,
     upstream: str = LOOP,
-    posting: ssl.SSLContext | None = None,
+    posting: Callable[[], ssl.SSLContext] = ssl.create_default_context,
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
 

@@ -83,7 +83,7 @@ async def test_a_domain_is_checked(
             lambda: resolver,
             keys,
             senders,
-            lambda resolve: _Here(allow_private=True, context=trusting, resolve=resolve),
+            lambda resolve: _Here(allow_private=True, context=lambda: trusting, resolve=resolve),
             upstream="smtps://out.example:465",
             host="relay.shop.example",
             received=["shop.example"],
