@@ -43,10 +43,10 @@ async def serve_policy(folder: Path, nursery: trio.Nursery) -> tuple[ssl.SSLCont
             head = b"HTTP/1.1 %b\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
             await stream.send_all(head % (status, len(POLICY)) + POLICY)
 
-    (listener,) = await trio.open_ssl_over_tcp_listeners(0, serving, host="127.0.0.1")
-    nursery.start_soon(trio.serve_listeners, answer, [listener])
+    (plain,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    nursery.start_soon(trio.serve_listeners, answer, [trio.SSLListener(plain, serving)])
     trusting = ssl.create_default_context(cadata=cert.decode())
-    return trusting, listener.transport_listener.socket.getsockname()[1]
+    return trusting, plain.socket.getsockname()[1]
 
 
 class _Here(Poster):
