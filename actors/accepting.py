@@ -11,10 +11,11 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import trio
 from aiosmtpd.smtp import Envelope, Session
 
@@ -27,10 +28,15 @@ from relay.futures import Future
 from relay.ids import new_id
 from relay.mailboxes.accept import Lookups, full_among
 from relay.mailboxes.capture import Capture, said_of
+from relay.outbound.returned import keep
+from relay.returns.paths import ReturnPaths
+from relay.returns.report import READ
 from relay.smtp.server import Server
 from supervisor import Mailbox
 
 _ENDED = "the writer has ended"
+_RETURNS = 64  # returned mails that wait to be kept; each of half a megabyte at most
+_TOGETHER = 8
 
 
 def hand_over_nowait(writer: Mailbox[Accept], message: Accept) -> Future[Accepted]:
@@ -53,15 +59,119 @@ async def hand_over(writer: Mailbox[Accept], message: Accept) -> Accepted:
     return await message.reply.wait()
 
 
+def both(first: Future[Accepted], second: Future[Accepted]) -> Future[Accepted]:
+    """The answer to a message of which two keep a part each: an error, if either has one."""
+    answer = Future[Accepted]()
+
+    def conclude() -> None:
+        if first.settled and second.settled:
+            one, other = first.result(), second.result()
+            error = one.error or other.error
+            stored = {} if error else {**one.stored, **other.stored}
+            captured = one.captured or other.captured
+            answer.settle(Accepted(stored, error, one.full | other.full, captured))
+
+    first.then(conclude)
+    second.then(conclude)
+    return answer
+
+
+class Returns:
+    """Keeps what comes to return paths; someone must `run` it."""
+
+    def __init__(self, pool: Pool, paths: ReturnPaths) -> None:
+        self.paths = paths
+        self._pool = pool
+        self._waiting: list[tuple[Sequence[str], bytes, Future[Accepted]]] = []
+        self._some = trio.lowlevel.ParkingLot()
+
+    def keep(self, addresses: Sequence[str], raw: bytes) -> Future[Accepted]:
+        """Keep a mail to these addresses, which `paths` covers."""
+        answer = Future[Accepted]()
+        if len(self._waiting) >= _RETURNS:
+            answer.settle(Accepted({}, "too much comes back at once"))
+        else:
+            self._waiting.append((addresses, raw[:READ], answer))
+            self._some.unpark()
+        return answer
+
+    async def run(self) -> None:
+        """Make durable what is to be kept, until cancelled; the rest is answered with an error."""
+        taken: list[tuple[Sequence[str], bytes, Future[Accepted]]] = []
+        try:
+            while True:
+                while not self._waiting:
+                    await self._some.park()
+                taken, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
+                await self._keep(taken)
+        finally:
+            for _, _, answer in (*taken, *self._waiting):
+                answer.settle(Accepted({}, _ENDED))
+
+    async def _keep(self, taken: Sequence[tuple[Sequence[str], bytes, Future[Accepted]]]) -> None:
+        rows: list[tuple[UUID, UUID | None, bytes]] = []
+        answers: list[tuple[Future[Accepted], dict[str, UUID]]] = []
+        for addresses, raw, answer in taken:
+            stored: dict[str, UUID] = {}
+            for address in addresses:
+                message_id = self.paths.message_of(address)
+                if message_id is not None or self.paths.is_complaints(address):
+                    stored[address] = new_id()
+                    rows.append((stored[address], message_id, raw))
+            answers.append((answer, stored))
+        try:
+            await keep(self._pool, rows)
+        except (DatabaseUnavailable, psycopg.Error) as error:
+            for answer, _ in answers:
+                answer.settle(Accepted({}, type(error).__name__))
+            return
+        for answer, stored in answers:
+            answer.settle(Accepted(stored))
+
+
 class AskedMailboxes:
     """What sessions see of the database: a shared look-up, and the writer's mailbox."""
 
-    def __init__(self, lookups: Lookups, writer: Mailbox[Accept], capture: Capture | None) -> None:
-        self.find = lookups.find
+    def __init__(
+        self,
+        lookups: Lookups,
+        writer: Mailbox[Accept],
+        capture: Capture | None,
+        returns: Returns | None = None,
+    ) -> None:
+        self._lookups = lookups
+        self.find = lookups.find if returns is None else self._find
         self._writer = writer
         self._capture = capture
+        self._returns = returns
+
+    def _find(self, address: str) -> Future[str | None]:
+        assert self._returns is not None
+        if not self._returns.paths.covers(address):
+            return self._lookups.find(address)
+        answer = Future[str | None]()
+        answer.settle(None if self._returns.paths.takes(address) else "unknown")
+        return answer
 
     def store(
+        self,
+        reverse_path: str,
+        recipients: Mapping[str, str],
+        raw: bytes,
+        login: object,
+        origin: Origin | None,
+    ) -> Future[Accepted]:
+        if self._returns is not None:
+            back = [address for address in recipients if self._returns.paths.covers(address)]
+            if back:
+                kept = self._returns.keep(back, raw)
+                rest = {a: said for a, said in recipients.items() if a not in back}
+                if not rest:
+                    return kept
+                return both(kept, self._stored(reverse_path, rest, raw, login, origin))
+        return self._stored(reverse_path, recipients, raw, login, origin)
+
+    def _stored(
         self,
         reverse_path: str,
         recipients: Mapping[str, str],
@@ -114,21 +224,24 @@ def accepting_server(
     capture: Capture | None,
     filter_: Mailbox[Consult] | None,
     filter_hooks: frozenset[str],
+    return_paths: ReturnPaths | None = None,
     **options: Any,
-) -> tuple[Server, Lookups]:
-    """Return a server for mail that comes in, and the look-ups that must run beside it.
+) -> tuple[Server, Sequence[Callable[[], Awaitable[None]]]]:
+    """Return a server for mail that comes in, and what must run beside it.
 
     `capture`: whether mail for others' domains is taken; `filter_` is the mailbox of the operator's
-    filter, `filter_hooks` what that filter has; `options`: the others of `Server`.
+    filter, `filter_hooks` what that filter has; `return_paths`: where what comes back is
+    taken; `options`: the others of `Server`.
     """
     lookups = Lookups(pool, captures=None if capture is None else capture.takes)
+    returns = None if return_paths is None else Returns(pool, return_paths)
     server = Server(
-        AskedMailboxes(lookups, writer, capture),
+        AskedMailboxes(lookups, writer, capture, returns),
         canonical,
         filter_=None if filter_ is None else AskedFilter(filter_, filter_hooks),
         **options,
     )
-    return server, lookups
+    return server, [lookups.run] if returns is None else [lookups.run, returns.run]
 
 
 class Acceptor:

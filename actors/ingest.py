@@ -27,6 +27,7 @@ from relay.mailboxes.capture import Capture
 from relay.ports.certificate import Certificate
 from relay.ports.memory_budget import MemoryBudget
 from relay.ports.proxy import Network
+from relay.returns.paths import ReturnPaths
 from relay.smtp.chaos import Chaos
 from relay.smtp.front import Front
 from relay.smtp.limits import SmtpLimits
@@ -57,6 +58,7 @@ async def run(
     chaos: Chaos | None = None,
     connections: Connections | None = None,
     senders: Senders | None = None,
+    return_paths: ReturnPaths | None = None,
 ) -> None:
     """Serve SMTP on `sockets`, which listen already and stay open, until drained.
 
@@ -66,9 +68,9 @@ async def run(
     mail for others' domains is taken, and anybody may sign in; `certificate`: for STARTTLS;
     `proxies`: whose connections begin with the PROXY protocol; `chaos`: faults on demand;
     `connections` serves those that come another way than by sockets, until cancelled; `senders` is
-    told how many there are in all.
+    told how many there are in all; `return_paths`: where what comes back is taken.
     """
-    server, lookups = accepting_server(
+    server, beside = accepting_server(
         pool,
         writer,
         capture=capture,
@@ -77,6 +79,7 @@ async def run(
         limits=limits,
         domains=domains,
         space=space,
+        return_paths=return_paths,
         scheduling=scheduling,
         budget=budget,
         authenticator=None if capture is None else Anybody(),
@@ -86,7 +89,7 @@ async def run(
     )
     if senders is not None:
         senders.count_by(lambda: server.gate.open)
-    await serve(ctx, server, sockets, connections=connections, beside=[lookups.run])
+    await serve(ctx, server, sockets, connections=connections, beside=beside)
 
 
 async def hand_on(ctx: Context, *, sockets: Sequence[socket.socket], front: Front) -> None:

@@ -33,7 +33,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -54,6 +54,7 @@ from relay.metrics import Moved
 from relay.ports.certificate import Certificate
 from relay.ports.memory_budget import PooledBudget
 from relay.ports.peers import Guest
+from relay.returns.paths import ReturnPaths
 from relay.smtp.channel import (
     ID_ROWS,
     IDLE_ROWS,
@@ -194,10 +195,18 @@ def _tree(
     setup: Setup, process: _Process, pool: Pool, certificate: Certificate | None
 ) -> SupervisorSpec:
     box: Mailbox[Accept] = writer.mailbox()
+    return_paths = None
+    if setup.returns is not None:
+        domain, keys = setup.returns
+        process.return_keys = tuple(map(bytes.fromhex, keys))
+        return_paths = ReturnPaths(domain, lambda: process.return_keys)
     capture = None
     if setup.capture is not None:
         # Faults on demand are for one process; elsewhere their addresses are nobody's.
-        capture = Capture.beside((*setup.domains, CHAOS_DOMAIN), *setup.capture)
+        capture = Capture.beside(
+            (*setup.domains, CHAOS_DOMAIN, *([setup.returns[0]] if setup.returns else ())),
+            *setup.capture,
+        )
     return SupervisorSpec(
         "ingest",
         (
@@ -221,6 +230,7 @@ def _tree(
                     budget=process.budget,
                     certificate=certificate,
                     connections=process.connections,
+                    return_paths=return_paths,
                 ),
                 drain_timeout=SMTP_DRAIN,
             ),
@@ -258,6 +268,7 @@ class _Process:
         self.space = Space()
         self.budget = budget
         self._certificate = certificate
+        self.return_keys: tuple[bytes, ...] = ()
         self._channel = channel
         self._hosts = hosts
         self._seats: dict[int, _Seat] = {}
@@ -376,8 +387,16 @@ class _Process:
         elif kind == Kind.DRAIN:
             self.supervisor.shutdown()
 
-    def _heed(self, space: list[Any], known: tuple[int, int] | None, level: str) -> None:
+    def _heed(
+        self,
+        space: list[Any],
+        known: tuple[int, int] | None,
+        level: str,
+        return_keys: Sequence[str] = (),
+    ) -> None:
         self.space.tell(space)
+        if return_keys:
+            self.return_keys = tuple(map(bytes.fromhex, return_keys))
         if known is not None:
             self._hosts.learn(*known)
         if level != logging.level():

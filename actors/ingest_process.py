@@ -26,7 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,12 +73,13 @@ async def run(
     wake_summariser: Callable[[], None],
     certificate: Certificate | None = None,
     patience: float = PATIENCE,
+    return_keys: Callable[[], Sequence[bytes]] = tuple,
 ) -> None:
     """Run the process at `setup.place` for `front` until drained.
 
     It is told what `hosts` and `space` know, and when `certificate` is to be read again, whose
     files are those of `setup`.  `wake_summariser` is called after its commits; `patience` in
-    seconds.
+    seconds; `return_keys`: those that return paths are read by now.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process: trio.Process | None = None
@@ -90,7 +91,16 @@ async def run(
             channel.put(packet)
         process = await _start(theirs.fileno(), front.board_file)
         ours_of = _Parent(
-            ctx, process, channel, link, front, hosts, space, wake_summariser, certificate
+            ctx,
+            process,
+            channel,
+            link,
+            front,
+            hosts,
+            space,
+            wake_summariser,
+            certificate,
+            return_keys,
         )
         await ours_of.run(patience)
     finally:
@@ -142,7 +152,9 @@ class _Parent:
         space: Space,
         wake_summariser: Callable[[], None],
         certificate: Certificate | None,
+        return_keys: Callable[[], Sequence[bytes]],
     ) -> None:
+        self._return_keys = return_keys
         self._ctx = ctx
         self._process = process
         self._channel = channel
@@ -197,7 +209,8 @@ class _Parent:
         """Say every second what the process cannot see for itself."""
         while True:
             if not self._channel.backlog:
-                state = (self._space.state, self._hosts.known, logging.level())
+                keys = [key.hex() for key in self._return_keys()]
+                state = (self._space.state, self._hosts.known, logging.level(), keys)
                 self._channel.put(pack_json(Kind.TICK, state))
             await trio.sleep(_TELL_EVERY)
 

@@ -16,6 +16,7 @@ from actors.messages import Accept, Consult
 from actors.serving import serve
 from relay.db.pool import Pool
 from relay.mailboxes.capture import Capture
+from relay.returns.paths import ReturnPaths
 from relay.smtp.limits import SmtpLimits
 from relay.storage import AMPLE, Space
 from supervisor import Context, Mailbox
@@ -33,12 +34,13 @@ async def run(
     filter_hooks: frozenset[str] = frozenset(),
     space: Space = AMPLE,
     capture: Capture | None = None,
+    return_paths: ReturnPaths | None = None,
 ) -> None:
     """Serve LMTP on `sockets`, which listen already and stay open, until drained.
 
     The others as in `actors/ingest.py`.
     """
-    server, lookups = accepting_server(
+    server, beside = accepting_server(
         pool,
         writer,
         capture=capture,
@@ -47,6 +49,7 @@ async def run(
         limits=limits,
         domains=domains,
         space=space,
+        return_paths=return_paths,
         lmtp=True,
     )
-    await serve(ctx, server, sockets, beside=[lookups.run])
+    await serve(ctx, server, sockets, beside=beside)

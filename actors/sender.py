@@ -79,6 +79,7 @@ from relay.outbound.settled import Settled
 from relay.outbound.settler import Settler
 from relay.outbound.signer import Signer
 from relay.outbound.workers import Way, Workers
+from relay.returns.paths import ReturnPaths
 from relay.smtp.connection import Deadlines
 from relay.storage import AMPLE, Space
 from supervisor import Context, Drained, Mailbox
@@ -152,13 +153,14 @@ async def run(
     capture: Capture | None = None,
     signer: Signer | None = None,
     hub: Hub | None = None,
+    return_paths: ReturnPaths | None = None,
 ) -> None:
     """Deliver until drained.
 
     `claimer`, `writer`: the mailboxes that `Credit` and `Due`, and the loop's `Accept`, go to;
     `right_of_way`: that of high mail, which whoever queues it asks for; without `space` on the disk
     the loop, which stores mail here, waits; `capture`: what the loop keeps besides; `signer`: signs
-    what goes, None nothing; `hub`: where it hears of other keys.
+    what goes, None nothing; `hub`: where it hears of other keys; `return_paths`: of what leaves.
     """
 
     async def store(reverse_path: str, message_id: UUID, address: str, raw: bytes) -> Accepted:
@@ -183,6 +185,7 @@ async def run(
         right_of_way or RightOfWay(),
         rng,
         signer,
+        return_paths,
     )
     async with trio.open_nursery() as recording:
         recording.start_soon(sender.record)
@@ -218,6 +221,7 @@ class _Sender:
         right_of_way: RightOfWay,
         rng: random.Random,
         signer: Signer | None,
+        return_paths: ReturnPaths | None,
     ) -> None:
         self._ctx = ctx
         self._signer = signer
@@ -279,6 +283,7 @@ class _Sender:
             retry_unit=unit,
             signer=signer,
             direct=direct,
+            return_paths=return_paths,
         )
 
     # From the claimer -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
     ├── outbound          what is sent
     │   ├── sender        delivers what was claimed, and has the outcomes recorded
     │   ├── claimer       leases outbound mail that is due, as much as the sender has room for
+    │   ├── returns       reads bounces and complaints (only if there is a bounce domain)
     │   └── webhooks      posts signed webhooks
     ├── lifecycle         mail about accounts
     │   └── collector     turns account tokens into letters, in batches, within a budget
@@ -42,7 +43,7 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
     ingest, lmtp             Consult                         filter
     writer                   Wake                            summariser
     listener                 Wake                            summariser, ticker, claimer,
-                                                             webhooks, collector
+                                                             returns, webhooks, collector
     control, collector,      Due                             claimer
     submission
     sender                   Credit, Due                     claimer
@@ -103,6 +104,7 @@ from actors import (
     postgres,
     reaper,
     recorder,
+    returns,
     sender,
     submission,
     summariser,
@@ -117,6 +119,7 @@ from actors.resources import Resources
 from actors.serving import SMTP_DRAIN
 from relay.access.keys import Keys
 from relay.access.password_checks import PasswordChecks
+from relay.addresses import canonical_domain
 from relay.chance import new_rng, utc_now, uuid4
 from relay.db import channels
 from relay.db.pool import Pool
@@ -147,12 +150,14 @@ from relay.outbound.lanes import DueLane
 from relay.outbound.message import MalformedMessage
 from relay.outbound.queue import Queue
 from relay.outbound.rates import LeaseBudget, SharedRates
+from relay.outbound.returned import Returned
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.outbound.signer import Signer
 from relay.pop3.limits import Pop3Limits
 from relay.ports.peers import shares
 from relay.ports.proxy import networks
+from relay.returns.paths import ReturnPaths, derived
 from relay.settings import CONNECTIONS_A_PROCESS, Settings, captures, parse_dns_server
 from relay.smtp.channel import Setup
 from relay.smtp.chaos import DOMAIN as CHAOS_DOMAIN
@@ -187,6 +192,7 @@ ROLES = (
     "sender",
     "reaper",
     "collector",
+    "returns",
     "webhooks",
     "devices",
     "control",
@@ -236,6 +242,7 @@ class Mailboxes:
     ticker: Mailbox[Any] = field(default_factory=lambda: Mailbox("ticker", capacity=64))
     claimer: Mailbox[Any] = field(default_factory=lambda: Mailbox("claimer", capacity=4096))
     sender: Mailbox[Any] = field(default_factory=lambda: Mailbox("sender", capacity=64))
+    returns: Mailbox[Any] = field(default_factory=lambda: Mailbox("returns", capacity=16))
     webhooks: Mailbox[Any] = field(default_factory=lambda: Mailbox("webhooks", capacity=16))
     collector: Mailbox[Any] = field(default_factory=lambda: Mailbox("collector", capacity=16))
 
@@ -259,6 +266,7 @@ class Parts:
     reaper: Run
     sender: Run
     claimer: Run
+    returns: Run | None
     webhooks: Run
     collector: Run | None
     device_store: Run
@@ -369,6 +377,13 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 parts.claimer,
                 hears=(SweepNow,),
                 mailbox=boxes.claimer,
+                liveness=120.0,
+            ),
+            actor(
+                "returns",
+                parts.returns,
+                hears=(SweepNow,),
+                mailbox=boxes.returns,
                 liveness=120.0,
             ),
             actor(
@@ -496,6 +511,9 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     resolver = cache(partial(_resolver, settings))
     dkim_keys = DkimKeys(pool, resources.keyring.vault)
     signer = Signer(dkim_keys, resources.keyring.vault)
+    return_paths = _return_paths(settings, resources)
+    # The oldest key: correlations outlast a rotation for as long as it is kept.
+    redact_key = hmac.digest(resources.keyring.signing[-1], b"relay redact", "sha256")
     wake_outbound = _local_wake(boxes.claimer, right_of_way) if "claimer" in wanted else None
 
     senders = Senders(partial(_unanswered, boxes.writer))
@@ -542,6 +560,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 channels.MESSAGES: _wake(boxes.summariser),
                 channels.EXPIRY: _wake(boxes.ticker),
                 channels.OUTBOUND: _outbound_route(boxes.claimer, right_of_way),
+                channels.RETURNS: _wake(boxes.returns),
                 channels.WEBHOOKS: _wake(boxes.webhooks),
                 channels.TOKENS: _wake(boxes.collector),
             },
@@ -575,8 +594,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             settings=sender.DeliverySettings(
                 upstream,
                 settings.smtp.domains,
-                # The oldest key: correlations outlast a rotation for as long as it is kept.
-                redact_key=hmac.digest(resources.keyring.signing[-1], b"relay redact", "sha256"),
+                redact_key=redact_key,
                 context=client_tls(outbound.ca_file or None),
                 private_upstreams=outbound.private_upstreams,
                 concurrency=outbound.concurrency,
@@ -591,6 +609,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             capture=capture,
             signer=signer,
             hub=resources.hub,
+            return_paths=return_paths,
         ),
         claimer=partial(
             claimer.run,
@@ -606,6 +625,9 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             upstream=upstream.url,
             announce=partial(announce, pool),
         ),
+        returns=None
+        if return_paths is None
+        else partial(returns.run, returned=Returned(pool, redact_key), paths=return_paths),
         webhooks=partial(
             webhooks.run,
             webhooks=Webhooks(pool),
@@ -659,6 +681,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 space=resources.space,
                 wake_summariser=_nudge(boxes.summariser),
                 certificate=resources.certificate,
+                return_keys=lambda: derived(resources.keyring.signing),
             )
             for place in range(processes)
         ),
@@ -679,6 +702,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             certificate=resources.certificate,
             proxies=proxies,
             senders=senders,
+            return_paths=return_paths,
         ),
         lmtp=partial(
             lmtp.run,
@@ -691,6 +715,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             filter_=boxes.filter if filter_class else None,
             filter_hooks=filter_class.hooks if filter_class else frozenset(),
             space=resources.space,
+            return_paths=return_paths,
         )
         if settings.smtp.lmtp
         else None,
@@ -845,6 +870,8 @@ def _capture(settings: Settings, resources: Resources) -> Capture | None:
     if not captures(smtp, (own_address(sock)[0] for sock in resources.smtp_sockets)):
         return None
     own = smtp.domains if smtp.chaos else (*smtp.domains, CHAOS_DOMAIN)
+    if settings.outbound.bounce_domain:
+        own = (*own, settings.outbound.bounce_domain)
     return Capture.beside(own, smtp.capture_ttl, smtp.capture_mailboxes)
 
 
@@ -868,7 +895,26 @@ def _process_setup(
         limits=part_of(limits, places),
         capture=None if capture is None else (capture.ttl, capture.most),
         certificate=settings.smtp.certificate,
+        returns=(
+            settings.outbound.bounce_domain,
+            tuple(key.hex() for key in derived(resources.keyring.signing)),
+        )
+        if settings.outbound.bounce_domain
+        else None,
     )
+
+
+def _return_paths(settings: Settings, resources: Resources) -> ReturnPaths | None:
+    """The return paths of what leaves, if there is a domain for them."""
+    domain = settings.outbound.bounce_domain
+    if not domain:
+        return None
+    if domain in map(canonical_domain, settings.smtp.domains):
+        raise ConfigError(
+            "RELAY_OUTBOUND__BOUNCE_DOMAIN is one of RELAY_SMTP__DOMAINS: it must be a domain that "
+            "is used for nothing else."
+        )
+    return ReturnPaths(domain, lambda: derived(resources.keyring.signing))
 
 
 def _resolver(settings: Settings) -> Resolver:

@@ -41,7 +41,10 @@ _COUNTED = {
         ("relay_outbound_outcomes", "cause", "rejected"),
         ("relay_outbound_outcomes", "cause", "exhausted"),
     ),
-    "bounced": (("relay_outbound_outcomes", "cause", "refused"),),
+    "bounced": (
+        ("relay_outbound_outcomes", "cause", "refused"),
+        ("relay_returns", "outcome", "bounced"),
+    ),
 }
 
 

@@ -34,6 +34,7 @@ from pydantic import (
     field_validator,
 )
 
+from relay.addresses import canonical_domain
 from relay.errors import ConfigError
 from relay.ip import is_loopback
 
@@ -390,9 +391,20 @@ class Outbound(_Section):
     retention: Annotated[Seconds, Field(ge=86_400)] = 30 * 86_400.0
     private_upstreams: bool = False
     release_to: Texts = ()
+    bounce_domain: str = ""
     ca_file: str = ""
     private_mx: bool = False
     mx_port: Annotated[int, Field(ge=1, le=65_535)] = 25
+
+    @field_validator("bounce_domain")
+    @classmethod
+    def _bounce_domain(cls, value: str) -> str:
+        if not value:
+            return value
+        try:
+            return canonical_domain(value)
+        except ValueError as error:
+            raise ValueError(f"it must be a domain: {error}") from error
 
     @field_validator("upstream")
     @classmethod

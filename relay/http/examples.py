@@ -384,6 +384,7 @@ SPECIAL: Mapping[str, Any] = {
         }.items()
     },
     "SuppressionEntry.address": "bob@example.org",
+    "SuppressionEntry.cause": "manual",
     "WebhookEntry.id": _WEBHOOK,
     "UntoldEvent.id": _EVENT,
     "UntoldEvent.type": "message.bounced",

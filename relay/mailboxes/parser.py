@@ -52,9 +52,11 @@ from relay.mailboxes.worker import (
     LENGTH,
     NOTHING,
     REPLY,
+    REPORT,
     REQUEST,
     SUMMARISE,
 )
+from relay.returns.report import Report
 
 log = get_logger()
 
@@ -168,6 +170,13 @@ class Parser:
         if fault is not None:
             raise TemporaryFailure(fault)
         return Examined.from_json(replies[0][2])
+
+    async def report(self, raw: bytes) -> tuple[Report | None, str]:
+        """What a mail that came back reports; None, and why, when it cannot be read within the
+        limits."""
+        async with self._lock:
+            replies, fault = await self._converse([(REQUEST.pack(REPORT, 0, len(raw)), raw)])
+        return (None, fault) if fault is not None else (Report.from_json(replies[0][2]), "")
 
     async def filter(self, text: bytes, details: bytes = b"") -> bytes:
         """`relay.mailboxes.worker.filter_of`; `TemporaryFailure` when it could not be made."""

@@ -6,8 +6,8 @@ side.  It gives way to everybody else (nice 10), and limits itself in memory, an
 request: whatever a message does to it, the relay loses one child that it starts again.
 
 Wire, big-endian:
-    request   kind u8 (1 summarise, 2 attachment, 3 headers, 4 filter, 5 examine; +128: the reply
-              may wait for the next), argument u32, length u32, payload
+    request   kind u8 (1 summarise, 2 attachment, 3 headers, 4 filter, 5 examine, 6 report; +128:
+              the reply may wait for the next), argument u32, length u32, payload
     reply     status u8 (0 done, 1 nothing there, 2 failed, 3 left), microseconds of CPU u32,
               length u32, payload
 The argument of the first summary of a batch is what the batch may take in milliseconds of CPU (0:
@@ -21,7 +21,8 @@ Replies that may wait are written together: each write wakes the parent up, whic
 what parsing a small message does.
 A filter is made of text in UTF-8, the front of the payload as long as the argument says, and of the
 senders in the details behind it (`filter_of`).  To examine a message is to read what a
-check of it takes: the answer is that of `Examined.as_json` (`relay.mailboxes.examination`).
+check of it takes: the answer is that of `Examined.as_json` (`relay.mailboxes.examination`).  What a
+mail that came back reports is answered as `Report.as_json` (`relay.returns.report`) writes it.
 
 Imports the standard library and pure modules only, so that it starts in a moment.
 """
@@ -44,7 +45,7 @@ from relay.mailboxes.summary import extract_attachment, fallback, senders, summa
 REQUEST = struct.Struct(">BII")
 REPLY = struct.Struct(">BII")
 LENGTH = struct.Struct(">I")
-SUMMARISE, ATTACHMENT, HEADERS, FILTER, EXAMINE = 1, 2, 3, 4, 5
+SUMMARISE, ATTACHMENT, HEADERS, FILTER, EXAMINE, REPORT = 1, 2, 3, 4, 5, 6
 HOLD = 128
 DONE, NOTHING, FAILED, LEFT = 0, 1, 2, 3
 FOLLOWS = 0xFFFFFFFF
@@ -110,6 +111,10 @@ def _answer(kind: int, argument: int, payload: bytes) -> tuple[int, bytes]:
         from relay.mailboxes.examination import examine
 
         return DONE, examine(payload).as_json()
+    if kind == REPORT:
+        from relay.returns.report import read
+
+        return DONE, read(payload).as_json()
     found = extract_attachment(payload, argument)
     if found is None:
         return NOTHING, b""

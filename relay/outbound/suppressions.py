@@ -30,6 +30,8 @@ class Suppression:
 
     address: str
     reason: str
+    cause: str
+    """What put it there: manual, bounced, complained or unsubscribed."""
     created_at: datetime
 
 
@@ -46,20 +48,20 @@ class Suppressions:
             INSERT INTO relay.suppressions (address, owner, reason)
             VALUES (%s, %s, %s)
             ON CONFLICT (address, owner) DO UPDATE
-            SET reason = excluded.reason
-            RETURNING address, reason, created_at, xmax = 0
+            SET reason = excluded.reason, cause = 'manual'
+            RETURNING address, reason, cause, created_at, xmax = 0
             """,
             (plain_address(address), owner, check_text(reason, "reason", limit=MAX_REASON)),
         )
         if row is None:
             raise Bug("an insert without a row")
-        return Suppression(*row[:3]), row[3]
+        return Suppression(*row[:4]), row[4]
 
     async def list(self, owner: UUID, limit: int, after: str | None = None) -> list[Suppression]:
         """The owner's entries by address, from beyond `after`."""
         rows = await self._pool.fetch(
             """
-            SELECT address, reason, created_at
+            SELECT address, reason, cause, created_at
             FROM relay.suppressions
             WHERE owner = %s
               AND address > %s

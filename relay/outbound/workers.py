@@ -50,6 +50,7 @@ from relay.outbound.routes import MOST_MAILS, Connections, Routes
 from relay.outbound.settler import ours
 from relay.outbound.signer import Signer
 from relay.outbound.signing import Signing
+from relay.returns.paths import ReturnPaths
 from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, Step, Verdict
 from relay.smtp.connection import Connection, OpenFailed
 
@@ -93,9 +94,11 @@ class Workers:
         retry_unit: float,
         signer: Signer | None = None,
         direct: Direct,
+        return_paths: ReturnPaths | None = None,
     ) -> None:
         """`retry_unit` in seconds; `signer`: None signs nothing; `direct`: the way of mail that
-        has no upstream."""
+        has no upstream; `return_paths`: what leaves comes back to, None: to its sender."""
+        self._return_paths = return_paths
         self._queue = queue
         self._custody = custody
         self._dispatch = dispatch
@@ -417,7 +420,7 @@ class Workers:
     ) -> Job | None:
         """Deliver a message, and those that are announced behind it; returns the next job."""
         line = place.line
-        mail = self._composed(job)
+        mail = self._leaving(job)
         if mail is None:
             return self._next(place)
         began_at = await self._give_way(job, trio.current_time())
@@ -541,7 +544,7 @@ class Workers:
         if following is None:
             return None
         try:
-            following.mail = self._composed(following)
+            following.mail = self._leaving(following)
         except Exception as error:  # its own fault, and not that of the one before it
             self._crashed(following, error)
         if following.mail is None:
@@ -569,6 +572,13 @@ class Workers:
         late = ours(Verdict.DEFERRED, Phase.CONNECT, text)
         self._settle(job, late, began_at, (), line, peer=connections.route.peer)
         return None
+
+    def _leaving(self, job: Job) -> Mail | None:
+        """The mail of a job with its own return path, if it has one; None as `_composed`."""
+        mail = self._composed(job)
+        if mail is None or self._return_paths is None or not mail.sender:
+            return mail
+        return mail.returning(self._return_paths.path_of(job.message.id))
 
     def _composed(self, job: Job) -> Mail | None:
         """The mail of a job; None if there can be none, which is settled then."""

@@ -19,6 +19,7 @@ import base64
 import binascii
 import hmac
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from uuid import UUID
 
 from relay.addresses import canonical_domain
@@ -32,7 +33,8 @@ _TOKEN = 48  # characters: of 30 octets, without padding
 _PURPOSE = b"relay return path"
 
 
-def derived(signing: Sequence[bytes]) -> tuple[bytes, ...]:
+@lru_cache(maxsize=4)
+def derived(signing: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Return the keys of return paths, one of each signing key."""
     return tuple(hmac.digest(key, _PURPOSE, "sha256") for key in signing)
 

@@ -101,7 +101,8 @@ class Setup:
 
     `place` is its own on the board; `capture`: for how many seconds mail for others' domains is
     kept, and in how many mailboxes at most, or None; `certificate`: for STARTTLS, the paths of the
-    files (with the key) that it reads itself; `environment`: variables that are not for all to
+    files (with the key) that it reads itself; `returns`: the domain of return paths, and the keys
+    that they are read by, in hexadecimal digits; `environment`: variables that are not for all to
     read.
     """
 
@@ -115,6 +116,7 @@ class Setup:
     limits: SmtpLimits
     capture: tuple[float, int] | None = None
     certificate: tuple[str, str] | None = None
+    returns: tuple[str, tuple[str, ...]] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def packets(self) -> list[bytes]:
@@ -149,11 +151,12 @@ class Setup:
     @classmethod
     def _read(cls, said: dict[str, Any]) -> Setup:
         limits, domains = SmtpLimits(**said.pop("limits")), tuple(said.pop("domains"))
-        certificate = said.pop("certificate")
+        certificate, returns = said.pop("certificate"), said.pop("returns")
         return cls(
             limits=limits,
             domains=domains,
             certificate=None if certificate is None else tuple(certificate),
+            returns=None if returns is None else (returns[0], tuple(returns[1])),
             **said,
         )
 

@@ -248,6 +248,15 @@ class Mail:
         other._data = fields + self._data
         return other
 
+    def returning(self, path: str) -> Mail:
+        """The same mail with another return path: an address in ASCII that needs no quotes."""
+        other = Mail.__new__(Mail)
+        for name in Mail.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.sender = path
+        other.mail_from = b"MAIL FROM:<%b>" % path.encode("ascii")
+        return other
+
     @property
     def data(self) -> bytes:
         """The message itself: CRLF line ends, dots unstuffed."""

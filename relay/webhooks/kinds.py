@@ -12,6 +12,9 @@ Kind = Literal[
     "message.failed",
     "message.bounced",
     "message.expired",
+    "message.delayed",
+    "message.complained",
+    "message.unsubscribed",
     "account.activated",
     "account.recovered",
 ]

@@ -93,7 +93,11 @@ def names(
     return [child.name for child in leaves(built(settings, only, page_url))]
 
 
-OFTEN_OFF = {"RELAY_POP3__BIND": "127.0.0.1:0", "RELAY_SMTP__LMTP": "/nowhere/lmtp"}
+OFTEN_OFF = {
+    "RELAY_POP3__BIND": "127.0.0.1:0",
+    "RELAY_SMTP__LMTP": "/nowhere/lmtp",
+    "RELAY_OUTBOUND__BOUNCE_DOMAIN": "returns.example",
+}
 PROCESSES = {"RELAY_SMTP__PROCESSES": "2"} | OFTEN_OFF
 FILTER = {"RELAY_SMTP__FILTER": "tests.actors.test_filter:Handler"} | OFTEN_OFF
 
@@ -253,6 +257,7 @@ NEEDED = {
     "sender": [*CORE, *MAIL, "sender", "claimer"],
     "reaper": [*CORE, "reaper"],
     "collector": [*CORE, "collector"],
+    "returns": [*CORE, "returns"],
     "webhooks": [*CORE, "webhooks"],
     "devices": [*CORE, "device_store", "devices"],
     "control": [*CORE, *MAIL, "control"],

@@ -6,7 +6,7 @@ from relay.addresses import MAX_LOCAL_BYTES, canonical
 from relay.ids import new_id
 from relay.returns.paths import ReturnPaths, derived
 
-ONE, OTHER = derived([b"1" * 32]), derived([b"2" * 32])
+ONE, OTHER = derived((b"1" * 32,)), derived((b"2" * 32,))
 
 
 def paths(*keys: bytes) -> ReturnPaths:

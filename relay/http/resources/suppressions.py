@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import Field
@@ -36,6 +36,7 @@ class SuppressionEntry(View):
 
     address: str
     reason: str
+    cause: Literal["manual", "bounced", "complained", "unsubscribed"]
     created_at: Instant
 
 
@@ -93,5 +94,6 @@ def _shown(entry: Suppression, owner: UUID) -> dict[str, Any]:
     return {
         "address": entry.address,
         "reason": entry.reason,
+        "cause": entry.cause,
         "created_at": rfc3339(entry.created_at),
     }
