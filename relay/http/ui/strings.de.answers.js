@@ -1,5 +1,11 @@
 // German: parameters, fields and answers of the calls.  JSON, as in strings.de.js.
 export default {
+  "its records, one by one": "ihre Einträge, einer nach dem anderen",
+  "a store does not answer, or too many are checked at once": "ein Speicher antwortet nicht, oder es werden zu viele zugleich geprüft",
+  "MX, SPF, DKIM, DMARC, MTA-STS, MTA-STS policy, TLS-RPT or PTR": "MX, SPF, DKIM, DMARC, MTA-STS, MTA-STS policy, TLS-RPT oder PTR",
+  "MX, TXT or PTR; HTTPS: a file at that URL": "MX, TXT oder PTR; HTTPS: eine Datei unter dieser URL",
+  "null: nobody can say, for instance as the DNS failed": "null: nicht zu sagen, etwa weil das DNS versagt hat",
+  "why, in a sentence": "warum, in einem Satz",
   "rows at most; more than 200 gives 200": "höchstens so viele Zeilen; mehr als 200 ergibt 200",
   "from the Link header of the page before": "aus dem Header Link der Seite davor",
   "the key's id": "die Kennung des Schlüssels",
