@@ -793,8 +793,15 @@ _RETRY_FINISHED = """
         FROM gone
     )
     INSERT INTO relay.outbound_due (id, lane, token, run_at, priority, attempt, base, not_after)
-    SELECT g.id, relay.outbound_lane(l.owner, l.domain), g.token + 1, clock_timestamp(),
-           l.priority, g.attempt, g.attempt, l.not_after
+    SELECT g.id,
+           relay.outbound_lane(
+               l.owner, l.domain,
+               (SELECT s.id
+                FROM relay.outbound_contents c
+                JOIN relay.senders s ON s.owner = l.owner AND s.address = lower(c.sender)
+                WHERE c.id = l.content_id)
+           ),
+           g.token + 1, clock_timestamp(), l.priority, g.attempt, g.attempt, l.not_after
     FROM gone g
     JOIN relay.outbound_letters l ON l.id = g.id
     RETURNING id

@@ -14,15 +14,16 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from relay.outbound.lanes import PRIORITIES, DueLane
+from relay.outbound.lanes import PRIORITIES, DueLane, lane_of
 from relay.outbound.message import Address, Attachment, Message
 
 
 class Claimed(NamedTuple):
     """A leased message with all that delivering it needs; the columns of relay.outbound_claim.
 
-    `attempt` counts deliveries begun, this one included; `turn` the same since it was last queued
-    by hand (for back-off).  `has_body` False: it is large, and `Queue.with_body` fetches it.
+    `lane` is the one that it was claimed from.  `attempt` counts deliveries begun, this one
+    included; `turn` the same since it was last queued by hand (for back-off).  `has_body` False: it
+    is large, and `Queue.with_body` fetches it.
     `password` is encrypted; `upstream` None means the default route; `private`: whether the
     upstream may lie inside this network.  `fence` is the lease's number, the column `token`.
     `letter_of` is the token whose letter this is: `expired` if it may not be used any more,
@@ -66,9 +67,14 @@ class Claimed(NamedTuple):
     password: bytes | None
     private: bool | None
 
+    @property
+    def own_lane(self) -> int:
+        """The lane of its route, as that was when it was claimed: of its sender, if it has one."""
+        return lane_of(self.owner, self.domain, self.sender_id)
+
     def due_lane(self, due_at: datetime) -> DueLane:
-        """The due lane in which the message will wait, due at `due_at`."""
-        return DueLane(self.lane, self.priority, due_at, self.domain)
+        """The due lane in which the message will wait once put back, due at `due_at`."""
+        return DueLane(self.own_lane, self.priority, due_at, self.domain)
 
     @property
     def raw(self) -> bytes | None:

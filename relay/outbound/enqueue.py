@@ -156,15 +156,20 @@ _ENQUEUE = f"""
         -- and the claim's floor can rise within the batch.
         SELECT m.*, go.at,
                COALESCE(m.send_at, go.at - make_interval(secs => 0.000001 * (%(count)s - m.place)))
-                   AS run_at
-        FROM go, unnest(
+                   AS run_at,
+               s.id AS sender_id,
+               CASE WHEN s.id IS NULL THEN m.unrouted
+                    ELSE relay.outbound_lane(m.owner, m.domain, s.id) END AS lane
+        FROM go CROSS JOIN unnest(
                 %(m_id)b::uuid[], %(m_content)b::uuid[], %(m_owner)b::uuid[],
                 %(m_recipient)s::text[], %(m_name)s::text[], %(m_address)s::text[],
                 %(m_domain)s::text[], %(m_priority)s::smallint[], %(m_hold)s::boolean[],
-                %(m_lane)s::bigint[], %(m_send_at)s::timestamptz[],
+                %(m_lane)s::bigint[], %(m_sender)s::text[], %(m_send_at)s::timestamptz[],
                 %(m_not_after)s::timestamptz[], %(m_token)s::bigint[])
             WITH ORDINALITY AS m (id, content_id, owner, recipient, name, address, domain, priority,
-                                  hold, lane, send_at, not_after, token, place)
+                                  hold, unrouted, sender, send_at, not_after, token, place)
+        -- Looked up where it is queued: who makes a sender and mails from it has its lane.
+        LEFT JOIN relay.senders s ON s.owner = m.owner AND s.address = lower(m.sender)
     ), letters AS (
         INSERT INTO relay.outbound_letters (id, content_id, owner, recipient, recipient_name,
             address, domain, priority, hold_unknown, created_at, not_after, token)
@@ -181,7 +186,10 @@ _ENQUEUE = f"""
     )
     SELECT (SELECT array_agg(address) FROM refused),
            EXISTS (SELECT FROM go),
-           (SELECT min(run_at) FROM given)
+           (SELECT min(run_at) FROM given),
+           (SELECT array_agg(g.lane ORDER BY g.place)
+            FROM given g
+            HAVING bool_or(g.sender_id IS NOT NULL))
 """  # noqa: S608 - constants of this module only
 
 
@@ -217,12 +225,14 @@ async def enqueue(
     params |= {"key": key, "key_hash": key_hash, "key_owner": owner}
     size = sum(params["c_size"])
     timeout = pool.call_timeout + size / _BYTES_A_SECOND + len(rows) / _LETTERS_A_SECOND
-    refused, stored, due_at = await _row(
+    refused, stored, due_at, lanes = await _row(
         pool, _ENQUEUE, params, conn, durable=repeated, timeout=timeout
     )
     if refused:
         raise Suppressed(sorted(refused))
     if stored:
+        if lanes is not None:
+            rows = [row._replace(lane=lane) for row, lane in zip(rows, lanes, strict=True)]
         return Enqueued(rows, due_at=due_at)
     return await _replay(pool, owner, str(key), key_hash, conn)
 
@@ -320,7 +330,7 @@ def _arrays(
         for recipient in message.recipients:
             address = recipient.address.lower()
             domain = domain_of(address)
-            lane = lane_of(message.owner, domain)
+            lane = lane_of(message.owner, domain)  # the statement puts it right for a sender's mail
             row = Queued(ids[len(rows)], recipient.address, lane, priority, domain)
             rows.append(row)
             letters.append(
@@ -335,6 +345,7 @@ def _arrays(
                     priority,
                     message.hold_unknown,
                     lane,
+                    message.sender.address,
                     message.send_at,
                     message.not_after,
                     message.letter_of,
@@ -371,6 +382,7 @@ _LETTER_COLUMNS = (
     "priority",
     "hold",
     "lane",
+    "sender",
     "send_at",
     "not_after",
     "token",

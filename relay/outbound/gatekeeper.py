@@ -65,16 +65,20 @@ class Gatekeeper:
         if not self._gates:
             return True
         passed = []
+        met = False
         for key in _on_the_way(line, job):
             gate = self._gates.find(key)
             if gate is None:
                 continue
-            self._gates.before(job.message.lane, gate)
+            met = True
+            self._gates.before(job.message.own_lane, gate)
             if gate.room(now) < 1:
                 self._give_back(job, now, gate.wait(now))
                 return False
             if key.domain is not None or key.owner is not None:
                 passed.append(gate)  # that of a route counts nothing: `Gates.bound` asks it
+        if not met:
+            self._gates.nothing_before(job.message.lane)
         for gate in passed:
             job.pass_gate(gate)
         return True
@@ -103,7 +107,7 @@ class Gatekeeper:
         opening = outcome.phase in _OPENING
         domain = None if opening else job.domain
         gate = self._gates.make(GateKey(line.key, domain))
-        self._gates.before(job.message.lane, gate)
+        self._gates.before(job.message.own_lane, gate)
         plain = opening or outcome.route_trouble or outcome.code == 421
         phase, code = outcome.phase.value, outcome.code
         why = f"{phase}: no answer" if code is None else f"{phase}: {code}"
@@ -121,7 +125,7 @@ class Gatekeeper:
         if opening:
             self._dispatch.troubled(line)
         for waiting in self._dispatch.remove(line, domain):
-            self._gates.before(waiting.message.lane, gate)
+            self._gates.before(waiting.message.own_lane, gate)
             self._give_back(waiting, now, gate.wait(now))
 
     # Domains whose servers are looked up ----------------------------------------------------------
@@ -205,7 +209,7 @@ class Gatekeeper:
                 job.pass_gate(gate)
         for line in lines:
             for job in self._dispatch.remove(line, key.domain, key.owner):
-                self._gates.before(job.message.lane, gate)
+                self._gates.before(job.message.own_lane, gate)
                 if gate not in job.gates and gate.room(now) < 1:
                     self._give_back(job, now, gate.wait(now))
                 else:

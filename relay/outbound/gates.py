@@ -10,9 +10,9 @@ Promises
   `backoff.pause`, which grows with each strike in a row and never exceeds ten units.
 - After a pause a single delivery probes; its success opens the gate, its failure strikes again.
 - What is in one gate's way is in no other's: gates are kept by route, by route and domain, and for
-  what hangs by route and owner, and by owner over all routes.  But a lane (`relay.outbound.lanes`:
-  an owner and a domain) is claimed from as the gate allows that its mail met last: where senders of
-  one owner have upstreams of their own, mail to the same domain waits for a shut gate of another's.
+  what hangs by route and owner, and by owner over all routes.  A lane (`relay.outbound.lanes`: an
+  owner, a domain and a route) is claimed from as the gate allows that its mail met last; what waits
+  in the lane of a route that it takes no more concerns only the lane of the one that it does take.
 - A destination or an owner whose deliveries hang and would take all places is narrowed, which is
   no strike.
 - What was not met for long after its pause is forgotten: domains that nobody writes to any more
@@ -236,6 +236,10 @@ class Gates:
     def before(self, lane: int, gate: Gate) -> None:
         """Note that mail of this lane met this gate last."""
         self._lanes[lane] = gate
+
+    def nothing_before(self, lane: int) -> None:
+        """Note that mail of this lane met no gate: what it had met is not on its way any more."""
+        self._lanes.pop(lane, None)
 
     def claimed(self, lane: int) -> None:
         """One of a lane's messages was claimed, and has not come to any gate yet."""

@@ -1,7 +1,8 @@
 """The book of what to claim next: priorities without starvation, lanes with fair shares.
 
-A lane is one tenant's mail to one destination domain; within it, each priority is a range of
-the index that the claim reads.  `LaneBook` keeps the earliest due time of each, and turns "room
+A lane is one tenant's mail to one destination domain by one route: through the relay's own
+upstream, or through that of a sender; within it, each priority is a range of the index that the
+claim reads.  `LaneBook` keeps the earliest due time of each, and turns "room
 for 32" into "up to 11 of this lane, 20 of that".
 
 Promises
@@ -13,6 +14,11 @@ Promises
 - What a survey found is forgotten only by a later survey, and a wake-up that arrives while a
   survey is under way is kept.
 
+A message's lane is that of its route as it was when it was queued, or put back last.  Where its
+sender was made, replaced or removed since, it waits in another one for its first turn: it is
+delivered as it should be, what it meets holds back only its own lane (`Claimed.own_lane`), and if
+it is put back it is put there.
+
 Fails: never; asking for nothing is an empty plan.  What the book knows may be out of date (other
 nodes claim and enqueue); then a claim finds less than was asked, or the next survey finds more.
 
@@ -20,7 +26,13 @@ Why a floor for each: rows are claimed in order of `run_at`, so below the last o
 are only dead index entries, and while some old snapshot keeps those alive a scan from the very
 beginning reads all of them again at each claim (measured: 21 ms against 2.4 ms).  What can turn
 up below the floor (a transaction that committed late) announces itself, and each survey starts
-from the beginning.  Pure.
+from the beginning.
+
+Why the row of relay.senders, and not the upstream that it names: whoever mends a sender makes a new
+row of it, and its new mail waits for nothing that the old one met.  A lane costs one index probe a
+survey and an entry of the book, and is there only while something is queued in it; an owner has as
+many to a domain as senders with an upstream of their own, and one.  Two lanes with one number (64
+bits of a hash: among a million lanes, once in 37 million cases) would take turns as one.  Pure.
 """
 
 from __future__ import annotations
@@ -43,12 +55,14 @@ GUARANTEE = 20
 _MOST_ASKS = 64  # index probes that one claim may cost
 
 
-def lane_of(owner: UUID, domain: str) -> int:
+def lane_of(owner: UUID, domain: str, sender: UUID | None = None) -> int:
     """Return the lane of `owner`'s mail to `domain` (lower case): a signed 64-bit number.
 
-    The first eight bytes of the SHA-256 of both; `relay.outbound_lane` is the same in SQL.
+    `sender`: the `relay.senders.id` whose upstream it takes, None for the relay's own.  The first
+    eight bytes of the SHA-256 of all; `relay.outbound_lane` is the same in SQL.
     """
-    digest = hashlib.sha256(owner.bytes + domain.encode()).digest()
+    route = b"" if sender is None else sender.bytes
+    digest = hashlib.sha256(owner.bytes + route + domain.encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 

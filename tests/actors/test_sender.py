@@ -226,6 +226,55 @@ async def test_what_hangs_of_one_owner_over_two_routes_stops_no_high_mail_of_oth
             await outbound.becomes(each.id, "sent")
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_dead_upstream_of_one_sender_holds_up_no_other_of_its_owner(pool, when):
+    """To the same domain, over minutes of pauses; also if the senders were made once it waited."""
+    owner = uuid4()
+
+    async def make_senders(**upstreams: str) -> None:
+        for name, upstream in upstreams.items():
+            await pool.execute(
+                "INSERT INTO relay.senders (owner, address, upstream) VALUES (%s, %s, %s)",
+                (owner, f"{name}@example.org", upstream),
+            )
+
+    async def put_from(name: str, count: int) -> list[UUID]:
+        addresses = (f"{name}{number}@x.example" for number in range(count))
+        return await ids(pool, *addresses, sender=f"{name}@example.org", owner=owner)
+
+    async with (
+        running_sink(answering("connect", b"421 4.3.2 closed\r\n")) as dead,
+        running_sink() as alive,
+        running_sink() as relays_own,
+    ):
+        upstreams = {"dead": dead.url, "alive": alive.url}
+        if when == "before":
+            await make_senders(**upstreams)
+        unsent = await put_from("dead", 5)
+        if when == "after":
+            await make_senders(**upstreams)
+        async with running_outbound(pool, relays_own.url, concurrency=2) as outbound:
+            outbound.wake()
+            await outbound.becomes(unsent[0], "queued", 1)
+            first, second = await put_from("alive", 1), await put_from("none", 1)
+            outbound.wake()
+            for each in (*first, *second):
+                await outbound.becomes(each, "sent")
+            again = [*await put_from("alive", 3), *await put_from("none", 3)]
+            outbound.wake()
+            for each in again:
+                await outbound.becomes(each, "sent")
+            assert not dead.received
+            statuses = [(await outbound.row(each))[0] for each in unsent]
+            assert statuses == ["queued"] * 5
+            lanes = "SELECT count(DISTINCT lane) FROM relay.outbound_due"
+            await eventually(
+                lambda: pool.fetch_value(lanes), "they are in one lane", until=lambda n: n == 1
+            )
+    assert {mail.sender for mail in alive.received} == {"alive@example.org"}
+    assert {mail.sender for mail in relays_own.received} == {"none@example.org"}
+
+
 async def test_keeps_connections(pool):
     """Many messages go over few connections, each exactly once."""
     async with running_sink() as sink, running_outbound(pool, sink.url, concurrency=4) as outbound:

@@ -485,6 +485,28 @@ HERITAGE = (
         """,
         ("manual", 1, 1),
     ),
+    # What waits since before 37 keeps its lane until it is put back, and is delivered from there.
+    Heritage(
+        37,
+        """
+        SELECT relay.send('S@example.org', 'ada@example.org', 'Routed', 'By its own upstream.',
+                          send_at => '2097-01-01T00:00:00Z')
+        """,
+        """
+        SELECT count(*),
+               bool_and(d.lane = relay.outbound_lane(l.owner, l.domain, s.id)),
+               bool_and((SELECT o.lane = relay.outbound_lane(l.owner, l.domain)
+                         FROM relay.outbound_due AS o
+                         JOIN relay.outbound_messages AS m ON m.id = o.id
+                         WHERE m.subject = 'In time'))
+        FROM relay.outbound_due AS d
+        JOIN relay.outbound_letters AS l ON l.id = d.id
+        JOIN relay.outbound_contents AS c ON c.id = l.content_id
+        JOIN relay.senders AS s ON s.address = 's@example.org'
+        WHERE c.subject = 'Routed'
+        """,
+        (1, True, True),
+    ),
 )
 
 

@@ -6,19 +6,22 @@ from uuid import UUID, uuid4
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.outbound.claimed import Claimed
+from relay.outbound.lanes import lane_of
 
 AT = datetime(2026, 11, 20, 20, 0, 0, 123456, tzinfo=UTC)
 ID = UUID(int=7)
 
 
 def claimed(**values: Any) -> Claimed:
-    """A claimed message to b@y.example; what is not given is empty."""
+    """A claimed message to b@y.example, of its own lane; what is not given is empty."""
     row: dict[str, Any] = dict.fromkeys(Claimed._fields)
-    row |= {"id": ID, "fence": 1, "lane": 7, "priority": 1, "attempt": 1, "turn": 1, "lost": False}
+    row |= {"id": ID, "fence": 1, "priority": 1, "attempt": 1, "turn": 1, "lost": False}
     row |= {"created_at": AT, "sender": "a@x.example", "recipient": "b@y.example", "subject": "s"}
     row |= {"hold_unknown": False, "owner": ADMINISTRATOR_ID, "domain": "y.example"}
     row |= {"has_body": True}
-    return Claimed(**{**row, **values})
+    row |= values
+    lane = lane_of(row["owner"], row["domain"], row["sender_id"])
+    return Claimed(**{**row, "lane": values.get("lane", lane)})
 
 
 def another(**values: Any) -> Claimed:

@@ -69,6 +69,7 @@ class Node:
 async def put(
     pool: Pool,
     *addresses: str,
+    sender: str = "sender@example.org",
     owner: UUID = ADMINISTRATOR_ID,
     priority: str = "normal",
     send_at: datetime | None = None,
@@ -79,7 +80,7 @@ async def put(
 ) -> list[Queued]:
     """Queue one short message to each address."""
     message = Message(
-        Address("sender@example.org"),
+        Address(sender),
         [Address(address) for address in addresses],
         "Subject",
         text="text",

@@ -9,11 +9,12 @@ from uuid import UUID
 
 import pytest
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.outbound.claimed import Claimed
 from relay.outbound.custody import Custody
 from relay.outbound.gates import Gate
 from relay.outbound.jobs import FRESH, Job
-from relay.outbound.lanes import DueLane
+from relay.outbound.lanes import DueLane, lane_of
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.settled import Settled
 from relay.outbound.settler import Settler, ours
@@ -107,7 +108,8 @@ def test_what_is_given_back_or_deferred_is_due_again_by_the_databases_clock(hous
     delays = [each.delay for each in house.recorder.waiting]
     assert delays[0] == 3.0
     assert 48.0 <= delays[1] <= 72.0
-    due = [DueLane(7, 1, AT + timedelta(seconds=4.0 + delay), "y.example") for delay in delays[:2]]
+    lane = lane_of(ADMINISTRATOR_ID, "y.example")
+    due = [DueLane(lane, 1, AT + timedelta(seconds=4.0 + delay), "y.example") for delay in delays[:2]]
     assert house.listener.heard == due
 
 

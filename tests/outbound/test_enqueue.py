@@ -1,5 +1,6 @@
 """Putting in: all or nothing, once per key, nothing for the suppressed."""
 
+import dataclasses
 import unicodedata
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -15,6 +16,7 @@ from relay.db.pool import Pool
 from relay.errors import Invalid
 from relay.ids import new_id, new_ids
 from relay.outbound.enqueue import KeyConflict, Suppressed, announce, body_hash, domain_of, enqueue
+from relay.outbound.lanes import lane_of
 from relay.outbound.message import Address, Message, parse_address
 from relay.outbound.suppressions import Suppressions
 from tests.actors.running import blocked
@@ -209,6 +211,62 @@ async def test_send_takes_all_that_docs_sql_says(node: Node):
         (sent,),
     )
     assert row == ("Shop@x.org", "Bob@X.example", "Hi", "bulk", "queued", 0, when)
+
+
+async def test_both_ways_of_queueing_give_the_lane_of_the_sender(node: Node):
+    """The same for the same message, whatever else the call queues, and no other owner's."""
+    sender = await node.pool.fetch_value(
+        "INSERT INTO relay.senders (address, upstream) VALUES ('own@x.org', 'smtps://up:465')"
+        " RETURNING id"
+    )
+    mine = uuid4()
+    messages = [
+        Message(Address(address), [Address("b@y.example"), Address("c@z.example")], "s", text="t")
+        for address in ("none@x.org", "OWN@x.org")
+    ]
+    messages.append(dataclasses.replace(messages[1], owner=mine))
+    queued = (await enqueue(node.pool, messages)).messages
+    routes = [(ADMINISTRATOR_ID, None), (ADMINISTRATOR_ID, sender), (mine, None)]
+    expected = [
+        lane_of(owner, domain, route)
+        for owner, route in routes
+        for domain in ("y.example", "z.example")
+    ]
+    assert [each.lane for each in queued] == expected
+    stored = dict(await node.pool.fetch("SELECT id, lane FROM relay.outbound_due"))
+    assert [stored[each.id] for each in queued] == expected
+    for address, lane in (("none@x.org", expected[0]), ("Own <OWN@x.org>", expected[2])):
+        sent = await node.pool.fetch_value(
+            "SELECT relay.send(%s, 'b@Y.example', 's', 't')", (address,)
+        )
+        assert lane == await node.pool.fetch_value(
+            "SELECT lane FROM relay.outbound_due WHERE id = %s", (sent,)
+        )
+
+
+async def test_send_needs_no_more_rights_than_docs_sql_says(node: Node):
+    """Its lane is found for a role that may not read relay.senders."""
+    role = f"shop_{uuid4().hex}"
+    async with node.pool.connection() as conn:
+        await conn.execute(f"CREATE ROLE {role}")
+        try:
+            await conn.execute(f"GRANT USAGE ON SCHEMA relay TO {role}")
+            await conn.execute(
+                "GRANT INSERT ON relay.outbound_contents, relay.outbound_letters,"
+                f" relay.outbound_due TO {role}"
+            )
+            await conn.execute(f"GRANT SELECT, INSERT, UPDATE ON relay.outbound_keys TO {role}")
+            await conn.execute(f"SET ROLE {role}")
+            await conn.execute(
+                "SELECT relay.send('a@x.org', 'b@x.org', 's', 't', idempotency_key => 'k')"
+            )
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                await conn.execute("SELECT FROM relay.senders")
+        finally:
+            await conn.execute("RESET ROLE")
+            await conn.execute(f"DROP OWNED BY {role}")
+            await conn.execute(f"DROP ROLE {role}")
+    assert await count(node.pool) == 1
 
 
 async def test_send_with_the_same_key_gives_the_same_id_and_with_another_body_raises(node: Node):

@@ -9,10 +9,12 @@ from uuid import UUID
 
 import pytest
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.outbound.dispatch import Dispatch, Line, Place
 from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.gates import GateKey, Gates
 from relay.outbound.jobs import Job
+from relay.outbound.lanes import lane_of
 from relay.outbound.right_of_way import RightOfWay
 from relay.smtp.client import Outcome, Phase, Verdict
 from tests.outbound.claims import another
@@ -101,6 +103,29 @@ def test_trouble_after_mail_is_the_destinations():
     assert house.gatekeeper.lets(house.line, house.job("b.example"), 1.0)
     lane = mine[0].message.lane
     assert house.gates.allowance(lane, 1.0) == 0
+
+
+def test_what_waits_in_a_lane_that_is_not_its_routes_holds_back_only_its_own():
+    """Its sender was made since, and has a dead upstream: the lane that it came from goes on."""
+    house = House()
+    sender = UUID(int=3)
+    stale = house.job(sender_id=sender, lane=lane_of(ADMINISTRATOR_ID, "y.example"))
+    assert not house.ends(stale, Verdict.DEFERRED, Phase.CONNECT)
+    assert not house.gatekeeper.lets(house.line, stale, 1.0)
+    assert house.gates.allowance(stale.message.lane, 1.0) is None
+    assert house.gates.allowance(lane_of(ADMINISTRATOR_ID, "y.example", sender), 1.0) == 0
+
+
+def test_a_lane_whose_mail_meets_no_gate_any_more_waits_for_none():
+    """Its sender was given another upstream, and the one that was dead stays so."""
+    house = House()
+    job = house.job()
+    house.ends(job, Verdict.DEFERRED, Phase.CONNECT)
+    assert house.gates.allowance(job.message.lane, 1.0) == 0
+    mended: Line[Job, Any] = house.dispatch.add("mended", None)
+    assert house.gatekeeper.lets(mended, job, 1.0)
+    assert house.gates.allowance(job.message.lane, 1.0) is None
+    assert house.gates.find(GateKey("route")) is not None
 
 
 def test_a_busy_mailbox_halves_its_destinations_window_and_takes_nothing_back():

@@ -178,3 +178,7 @@ async def test_python_and_sql_number_a_lane_alike(any_pool: Pool, domain: str):
     assert lane_of(owner, domain) == await any_pool.fetch_value(
         "SELECT relay.outbound_lane(%s, %s)", (owner, domain)
     )
+    for sender in (None, uuid4()):
+        assert lane_of(owner, domain, sender) == await any_pool.fetch_value(
+            "SELECT relay.outbound_lane(%s, %s, %s)", (owner, domain, sender)
+        )

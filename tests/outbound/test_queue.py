@@ -5,13 +5,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+import pytest
 import trio
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import enqueue
-from relay.outbound.lanes import Ask
+from relay.outbound.lanes import Ask, lane_of
 from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
@@ -454,6 +455,58 @@ async def test_an_identity_is_used_for_its_owners_mail_alone(node: Node):
     await put(node.pool, "a@x.example")
     routes = {message.owner: message.upstream for message in await node.drain()}
     assert routes == {mine: "smtps://up.example:465", ADMINISTRATOR_ID: None}
+
+
+async def lanes(pool: Pool) -> dict[UUID, int]:
+    """The lane of each message that waits."""
+    return dict(await pool.fetch("SELECT id, lane FROM relay.outbound_due"))
+
+
+async def make_sender(pool: Pool, address: str, upstream: str = "smtps://up.example:465") -> UUID:
+    """A sender of the administrator's with an upstream of its own; its id."""
+    made: UUID = await pool.fetch_value(
+        "INSERT INTO relay.senders (address, upstream) VALUES (%s, %s) RETURNING id",
+        (address, upstream),
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("cause", "values"),
+    [(Cause.DEFERRED, {"delay": 0.0}), (Cause.RELEASED, {"delay": 0.0}), (Cause.UNCERTAIN, {})],
+)
+async def test_what_is_put_back_goes_into_the_lane_of_its_route(node: Node, cause, values):
+    """A sender that was made since, or removed, is noticed; what ends beside it is recorded."""
+    plain = lane_of(ADMINISTRATOR_ID, "x.example")
+    await make_sender(node.pool, "late@example.org")
+    gone = await put(node.pool, "a@x.example", sender="late@example.org")
+    await node.pool.execute("DELETE FROM relay.senders")
+    made = await put(node.pool, "a@x.example", sender="Early@example.org")
+    sender = await make_sender(node.pool, "early@example.org")
+    own = lane_of(ADMINISTRATOR_ID, "x.example", sender)
+    other = await put(node.pool, "b@x.example")
+    messages = {message.id: message for message in await node.drain()}
+    assert messages[made[0].id].lane == messages[other[0].id].lane == plain
+    assert messages[made[0].id].own_lane == own
+    assert messages[gone[0].id].lane != plain
+    assert messages[gone[0].id].own_lane == plain
+    reports = [
+        Settled(message.id, message.fence, Cause.DELIVERED)
+        if message.id == other[0].id
+        else Settled(message.id, message.fence, cause, **values)
+        for message in messages.values()
+    ]
+    assert await node.queue.finalise(reports) == set(messages)
+    assert await lanes(node.pool) == {made[0].id: own, gone[0].id: plain}
+
+
+async def test_what_failed_and_is_queued_again_goes_into_the_lane_of_its_route(node: Node):
+    """By the sender as it is then."""
+    (one,) = await put(node.pool, "a@x.example")
+    await node.finish(await node.claim(), Cause.REJECTED)
+    sender = await make_sender(node.pool, "sender@example.org")
+    await QueueAdmin(node.pool).retry(one.id)
+    assert await lanes(node.pool) == {one.id: lane_of(ADMINISTRATOR_ID, "x.example", sender)}
 
 
 async def reads(pool: Pool) -> tuple[int, int]:
