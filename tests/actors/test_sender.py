@@ -253,7 +253,9 @@ async def test_a_dead_upstream_of_one_sender_holds_up_no_other_of_its_owner(pool
         unsent = await put_from("dead", 5)
         if when == "after":
             await make_senders(**upstreams)
-        async with running_outbound(pool, relays_own.url, concurrency=2) as outbound:
+        async with running_outbound(
+            pool, relays_own.url, concurrency=2, retry_unit=3600.0
+        ) as outbound:
             outbound.wake()
             await outbound.becomes(unsent[0], "queued", 1)
             first, second = await put_from("alive", 1), await put_from("none", 1)

@@ -109,7 +109,8 @@ def test_what_is_given_back_or_deferred_is_due_again_by_the_databases_clock(hous
     assert delays[0] == 3.0
     assert 48.0 <= delays[1] <= 72.0
     lane = lane_of(ADMINISTRATOR_ID, "y.example")
-    due = [DueLane(lane, 1, AT + timedelta(seconds=4.0 + delay), "y.example") for delay in delays[:2]]
+    instants = [AT + timedelta(seconds=4.0 + delay) for delay in delays[:2]]
+    due = [DueLane(lane, 1, at, "y.example") for at in instants]
     assert house.listener.heard == due
 
 
