@@ -139,7 +139,7 @@ class Gatekeeper:
         gate = self._gates.make(key) if late else self._gates.find(key)
         if gate is None:
             return True
-        self._gates.before(job.message.lane, gate)
+        self._gates.before(job.message.own_lane, gate)
         if late:
             gate.narrow(_WAIT_FOR_LATE, now)
         if gate not in job.gates and gate.room(now) < 1:

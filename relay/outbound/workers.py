@@ -219,7 +219,7 @@ class Workers:
         """The site of a domain is known, or why there is none."""
         now = trio.current_time()
         if isinstance(found, Unreachable) and not found.permanent:
-            self._gatekeeper.not_found(domain, [job.message.lane for job in jobs], now)
+            self._gatekeeper.not_found(domain, [job.message.own_lane for job in jobs], now)
         else:
             self._gatekeeper.found(domain)
         for job in jobs:
