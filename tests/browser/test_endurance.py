@@ -65,7 +65,7 @@ def test_a_relay_of_receiving_alone_shows_every_view(own: RelayProcess, browse: 
         expect(node(page, "control")).to_contain_text("running")
         expect(page.locator("#counts")).to_contain_text("queued")
         for view, shown in (
-            ("mail", "#folders"), ("queue", "#queue-state"), ("accounts", "#collector"),
+            ("mail", "#folders"), ("queue/overview", "#queue-state"), ("accounts", "#collector"),
             ("logs", "#lines li"),
         ):  # fmt: skip
             visit.to(view)
