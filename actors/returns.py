@@ -17,6 +17,7 @@ Fails: never on an outage of the database (back-off, one warning).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from uuid import UUID
@@ -59,7 +60,7 @@ async def run(
     although nobody called.
     """
     with closing(Parser(deadline=parse_timeout)) as parser:
-        reading = _Reading(returned, paths, parser)
+        reading = _Reading(returned, paths, parser, ctx.beat)
         ctx.processes = partial(_processes, parser)
         outage = Outage()
         forget_at = -math.inf
@@ -73,7 +74,7 @@ async def run(
                     forget_at = -math.inf
                 try:
                     while not (ctx.draining.is_set() or ctx.paused) and await reading.some():
-                        ctx.beat()
+                        pass
                     if trio.current_time() >= forget_at:
                         forget_at = trio.current_time() + _FORGET_EVERY
                         await returned.forget()
@@ -99,16 +100,24 @@ def _processes(parser: Parser) -> list[Process]:
 
 
 class _Reading:
-    def __init__(self, returned: Returned, paths: ReturnPaths, parser: Parser) -> None:
+    def __init__(
+        self,
+        returned: Returned,
+        paths: ReturnPaths,
+        parser: Parser,
+        beat: Callable[[], None],
+    ) -> None:
         self._returned = returned
         self._paths = paths
         self._parser = parser
+        self._beat = beat
 
     async def some(self) -> bool:
         """Read some of what is due; whether there was any."""
         came = await self._returned.claim()
         for one in came:
             report, fault = await self._parser.report(one.raw)
+            self._beat()  # one may take the parser all of its time
             if report is None:
                 if one.attempt < _ATTEMPTS:
                     continue  # it is due again when its lease is over

@@ -46,7 +46,7 @@ _COMMANDS = {
     "queue": "The outbound queue: count it, look at messages, retry, cancel, hold, flush, pause.",
     "sender": "Upstream identities: whose mail goes through which server.",
     "dkim": "Keys that sign what leaves (DKIM).",
-    "domain": "What a domain publishes for its mail: check it.",
+    "domain": "What a domain publishes for its mail.",
     "suppression": "Addresses that get no mail.",
     "webhook": "Who is told what becomes of outbound mail and of accounts.",
     "account": "Accounts: make, look at, suspend, mail again.",

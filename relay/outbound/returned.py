@@ -192,10 +192,9 @@ class Returned:
         unless the message is being delivered.
         """
         next_state(State.SENT, Cause.RETURNED)  # the law has it; the statement says the same
-        if finding.kind is Kind.BOUNCED or finding.kind is Kind.DELAYED:
-            state = await self._state(message_id)
-            if state is State.PROCESSING:
-                return Applied(False, False, state)
+        state = await self._state(message_id)
+        if state is State.PROCESSING:
+            return Applied(False, False, state)
         known = [value for value in (await self.recipient(message_id),) if value]
         words = " ".join(filter(None, (finding.enhanced, finding.error)))
         error = redact(words, self._key, known) or "the receiver gave no reason"

@@ -306,7 +306,7 @@ _FINAL = re.compile(
 )
 _ORIGINAL = re.compile(
     r"^\W*(this is a copy of|below (this line )?is (a copy|the)"
-    r"|-{2,}.{0,9}(original|returned|begin|start of ret)|original message follows"
+    r"|--.{0,9}(original|returned|begin|start of ret)|original message follows"
     r"|return-path:|received:|the header of"
     r"|unsent message below|message (header|text) follows|here is a copy of)",
     re.IGNORECASE,

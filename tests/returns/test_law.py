@@ -118,6 +118,8 @@ HOSTILE = {
     "dots": b"From: postmaster\r\n\r\nundeliverable\r\n" + b"a." * 200_000,
     "brackets": b"From: postmaster\r\nContent-Type: text/html\r\n\r\nundeliverable\r\n"
     + b"<" * 400_000,
+    "lines of dashes": b"From: MAILER-DAEMON@x.example\r\n\r\n" + (b"-" * 8000 + b"\r\n") * 40,
+    "one line of dashes": b"From: MAILER-DAEMON@x.example\r\n\r\n" + b"-" * 400_000,
     "blank lines": b"Content-Type: message/delivery-status\r\n\r\n" + b"\r\n \t" * 150_000,
     "bomb of base64": report("A" * 400_000, encoding="base64"),
     "boundary without an end": b'Content-Type: multipart/report; boundary="' + b"b" * 400_000,

@@ -60,7 +60,7 @@ function showRecords(place, domain, records) {
     for (const at of [2, 3]) row.cells[at].dir = "ltr";
     row.cells[2].append(h("code", {}, text(one.found)));
     if (one.wanted) row.cells[3].append(h("code", {}, text(one.wanted)), " ", copyButton(one.wanted, t("the record")));
-    if (language !== "en") row.cells[4].lang = "en";
+    if (language !== "en" && !spoken(one.detail)) row.cells[4].lang = "en";
   });
   place.replaceChildren(table.element);
 }
