@@ -2,9 +2,10 @@
 
 Run as `python -m tests.browser.screenshots OUT [VIEW …]`.
 A relay is started and given newsletters with inline and remote images, invoices with attachments,
-Arabic, Hebrew and Japanese, long links, a queue in which some fails and some waits, and the history
-of a day.  Each view (or those that are named) is captured at 1400, 820 and 390 px, light and dark,
-as `OUT/VIEW-WIDTH-SCHEME.png`.
+Arabic, Hebrew and Japanese, long links, mail that filters would take for junk, a queue in which
+some is refused, some waits and some is held back, and the history of a day.  Each view (or those
+that are named), with what opens on it, is captured at 1400, 820 and 390 px, light and dark, as
+`OUT/VIEW-WIDTH-SCHEME.png`: `first-…` before there is anything, `de-…` in German, in light only.
 
 Fails where a view is wider than the screen or the page reports an error: each is said, and the exit
 code is 1.  Whether it is fit to be seen nobody but who looks can say.
@@ -13,26 +14,31 @@ code is 1.  Whether it is fit to be seen nobody but who looks can say.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import smtplib
+import socket
 import struct
 import sys
 import tempfile
+import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from email import policy
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import psycopg
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+import trio
+from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwright
 
 from tests.browser.conftest import ARGUMENTS, SIZES, Visit
-from tests.browser.steps import signed_in
+from tests.browser.steps import commands, create_inbox, signed_in
+from tests.dns.server import DnsServer
 from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
@@ -56,7 +62,26 @@ alt="Moths"><br>Moths<br>26 €
 alt="Bread"><br>Bread<br>31 €
 </tr></table><p><small>You asked for it. <a href="https://shop.example/unsubscribe">Unsubscribe</a>
 </small></p></td></tr></table></body></html>"""
+_JUNK = """<html><body><div style="display: none">win win win</div><script>go()</script>
+<form action="https://win.example"><input name="card"></form>
+<img src="https://win.example/a.png"><img src="https://win.example/b.png">
+<p><a href="http://192.0.2.7/claim">https://bank.example/login</a> <a href="https://bit.ly/x">now</a>
+<video src="https://win.example/film.mp4"></video></body></html>"""
 _LONG = "https://build.example/runs/1234567890123456789?" + "check_suite_focus=true&" * 12
+
+Act = Callable[[Page], object]
+
+# What the world publishes.
+_ZONE: dict[tuple[str, str], list[str]] = {
+    ("shop.example", "MX"): ["10 mx.shop.example.", "20 a-second-exchanger.shop.example."],
+    ("mx.shop.example", "A"): ["192.0.2.1"],
+    ("a-second-exchanger.shop.example", "A"): ["192.0.2.2"],
+    ("shop.example", "TXT"): ['"v=spf1 ip4:192.0.2.0/24 include:_spf.mail.example ~all"'],
+    ("_spf.mail.example", "TXT"): ['"v=spf1 ip4:198.51.100.0/24 -all"'],
+    ("_dmarc.shop.example", "TXT"): ['"v=DMARC1; p=none"'],
+    ("_mta-sts.shop.example", "TXT"): ['"v=STSv1; id=20260101"'],
+    ("_dmarc.bank.example", "TXT"): ['"v=DMARC1; p=reject"'],
+}
 
 # A minute of the last day each; a night, a morning's rush, and an hour in which much bounced.
 _HISTORY = """
@@ -147,6 +172,11 @@ def letters() -> Iterator[tuple[str, EmailMessage]]:
     made.add_attachment(picture(300, 200, 40, 90, 150), "image", "png", filename="photo.png")
     yield ADA, made
     made = mail(
+        ADA, "YOUR BANK <service@bank.example>", "URGENT!!! You have WON 1,000,000 $", "win", "junk"
+    )
+    made.set_content(_JUNK, subtype="html")
+    yield ADA, made
+    made = mail(
         ADA, '"Shop, Inc." <news@shop.example>',
         "The autumn list: forty-two new titles, three signed editions and one very large atlas",
         "Hello Ada, here is what our readers loved.", "newsletter",
@@ -158,12 +188,31 @@ def letters() -> Iterator[tuple[str, EmailMessage]]:
     yield ADA, made
 
 
-def fill(relay: RelayProcess) -> dict[str, str]:
+def refused(other: RelayProcess, api: Any) -> None:
+    """Have mail refused by another server, and mail wait for one that does not answer."""
+    host, port = other.smtp
+    with closing(socket.create_server(("127.0.0.1", 0))) as nobody:
+        down = nobody.getsockname()[1]
+    for name, upstream in (("away", f"{host}:{port}"), ("waits", f"127.0.0.1:{down}")):
+        sender = {"address": f"{name}@relay.localhost", "upstream": f"smtp://{upstream}"}
+        api.post("/api/v1/senders", json=sender).raise_for_status()
+        for number in range(5):
+            letter = {
+                "from": f"{name}@relay.localhost",
+                "to": [f"reader{number}@customers-of-the-shop.example"],
+                "subject": f"The receipt of your order {10_500 + number}, and what comes next",
+                "text": "Hello.\n\nThank you for your order.\n",
+            }
+            api.post("/api/v1/messages/send", json=letter).raise_for_status()
+
+
+def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
     """Put everything there; returns the views by name."""
     for to, made in letters():
         with smtplib.SMTP(*relay.smtp) as client:
             client.sendmail("bounce@shop.example", [to], made.as_bytes())
     with relay.http() as api:
+        refused(other, api)
         for hours in (1, 5, 30, 200):
             api.post("/api/v1/mailboxes", json={"ttl_minutes": 60 * hours}).raise_for_status()
         box = api.post("/api/v1/mailboxes").json()["address"]
@@ -199,9 +248,20 @@ def fill(relay: RelayProcess) -> dict[str, str]:
             lambda: api.get(f"/api/v1/outbound/{bounced}").json()["status"],
             "what bounces has bounced", until=lambda status: status == "bounced", within=30.0,
         )  # fmt: skip
+        eventually_sync(
+            lambda: api.get("/api/v1/outbound?domain=customers-of-the-shop.example").json(),
+            "what is refused has bounced",
+            until=lambda items: sum(one["status"] == "bounced" for one in items) == 5,
+            within=30.0,
+        )  # fmt: skip
+        turned = next(
+            one["id"]
+            for one in api.get("/api/v1/outbound?status=bounced").json()
+            if one["recipient"].endswith("customers-of-the-shop.example")
+        )
         found = eventually_sync(
             lambda: api.get(f"/api/v1/mailboxes/{quote(ADA)}/messages").json(), "all is parsed",
-            until=lambda items: len(items) == 8 and all(one["subject"] for one in items),
+            until=lambda items: len(items) == 9 and all(one["subject"] for one in items),
             within=30.0,
         )  # fmt: skip
     with psycopg.connect(relay.run["database_url"], autocommit=True) as connection:
@@ -211,23 +271,136 @@ def fill(relay: RelayProcess) -> dict[str, str]:
         (one,) = (one["id"] for one in found if words in one["subject"])
         return f"mail/all/{quote(ADA)}/{one}"
 
-    return {
+    views = {
         "now": "now", "mail": "mail/all", "inboxes": "mail", "inbox": f"mail/{ADA}",
-        "newsletter": at("autumn"), "invoice": at("Invoice"), "code": at("verification"),
-        "arabic": at("تأكيد"), "hebrew": at("ההזמנה"), "japanese": at("ご注文"),
-        "long-link": at("build.example"), "headers": at("autumn"), "checks": at("autumn"),
-        "source": at("autumn"), "raw": at("Invoice"), "tag": "mail/tag:invoice",
-        "nothing-found": f"mail/{ADA}?q=nothing", "sent": "mail/sent", "queue": "queue",
-        "queue-bounced": "queue/bounced", "story": f"queue/bounced/{bounced}",
+        "empty-inbox": f"mail/{box}", "newsletter": at("autumn"), "invoice": at("Invoice"),
+        "code": at("verification"), "arabic": at("تأكيد"), "hebrew": at("ההזמנה"),
+        "japanese": at("ご注文"), "long-link": at("build.example"), "tag": "mail/tag:invoice",
+        "search": "mail/all?q=order is:read", "nothing-found": f"mail/{ADA}?q=nothing",
+        "sent": "mail/sent", "queue": "queue", "queue-bounced": "queue/bounced",
+        "queue-queued": "queue/queued", "story": f"queue/bounced/{bounced}",
         "story-of-another": f"queue/all/{hidden}", "failures": "queue/failures",
-        "overview": "queue/overview", "accounts": "accounts", "devices": "devices",
-        "domains": "domains", "keys": "keys", "settings": "settings", "logs": "logs",
+        "failure": f"queue/failures/{turned}", "overview": "queue/overview",
+        "accounts": "accounts", "devices": "devices", "domains": "domains", "keys": "keys",
+        "settings": "settings", "logs": "logs", "logs-of-one": f"logs?text={turned}",
+        "logs-filtered": "logs?actor=ingest&text=event=smtp.session_ended accepted=1",
     }  # fmt: skip
+    opened: dict[str, tuple[str, Act | None]] = {
+        "width-375": (at("autumn"), partial(_press, "375")),
+        "width-768": (at("autumn"), partial(_press, "768")),
+        "dark-shade": (at("autumn"), partial(_press, "dark")),
+        "images-loaded": (at("autumn"), partial(_press, "Load once")),
+        "link-asked": (at("autumn"), _link),
+        "headers": (at("autumn"), partial(_press, "Headers")),
+        "source": (at("autumn"), partial(_press, "Source")),
+        "raw": (at("Invoice"), partial(_press, "Raw")),
+        "checks": (at("autumn"), partial(_press, "Checks")),
+        "checks-poor": (at("WON"), partial(_press, "Checks")),
+        "deleted": (at("Invoice"), partial(_press, "Delete")),
+        "reply": (at("Invoice"), partial(_press, "Reply")),
+        "add-tag": (at("Invoice"), partial(_press, "+ Tag")),
+        "release": (at("Invoice"), partial(_press, "Release")),
+        "delete-inbox": (f"mail/{ADA}", partial(_press, "Delete this inbox")),
+        "chosen": ("mail/all", _choose),
+        "palette": ("mail/all", _palette),
+        "keys-help": ("mail/all", lambda page: page.keyboard.press("?")),
+        "cancel-all": ("queue/queued", partial(_press, "cancel all")),
+        "retry-group": ("queue/failures", partial(_press, "retry")),
+        "pause-all": ("queue/overview", partial(_press, "pause all")),
+        "commands": ("now", lambda page: commands(page, "sender")),
+        "restart": ("now", _restart),
+        "letters": ("accounts", lambda page: page.locator("#accounts summary").first.click()),
+        "domain-check": ("domains", _domain),
+        "revoke": ("keys", partial(_press, "revoke")),
+        "settings-found": ("settings?q=retention", None),
+    }
+    german = {
+        name: views[name]
+        for name in ("mail", "newsletter", "queue", "failure", "overview", "accounts", "domains")
+    } | {"keys": "keys", "settings": "settings", "logs": "logs"}
+    return (
+        {name: Shot(view) for name, view in views.items()}
+        | {name: Shot(view, act) for name, (view, act) in opened.items()}
+        | _PAGES
+        | {f"de-{name}": Shot(view, german=True) for name, view in german.items()}
+        | {
+            "de-checks": Shot(at("WON"), _checks, german=True),
+            "de-keys-help": Shot("mail/all", lambda page: page.keyboard.press("?"), german=True),
+            "de-docs-call": Shot("/docs#waitForMessage", german=True),
+            "de-problem": Shot("/problems/quota", german=True),
+        }
+    )
 
 
-_TABS = {"headers": "Headers", "checks": "Checks", "source": "Source", "raw": "Raw"}
-_PATHS = {"docs": "/docs", "docs-call": "/docs#waitForMessage", "problem": "/problems/quota"}
-_STILL = 700  # ms, after which a view has what it asked for
+class Shot(NamedTuple):
+    """A view, and what is done on it first; `act` says False where there is nothing to be done."""
+
+    at: str
+    act: Act | None = None
+    german: bool = False
+
+
+def _press(name: str, page: Page) -> bool:
+    found = page.get_by_role("button", name=name, exact=True).locator("visible=true")
+    if not found.count():
+        return False  # as the widths are on a phone
+    found.first.click()
+    return True
+
+
+def _checks(page: Page) -> None:
+    page.locator("#message-forms button").last.click()
+
+
+def _link(page: Page) -> None:
+    page.frame_locator("#message-html").get_by_role("link", name="See it").click()
+
+
+def _choose(page: Page) -> None:
+    for at in (0, 1, 3):
+        page.locator("#messages .pick input").nth(at).check()
+
+
+def _palette(page: Page) -> None:
+    page.keyboard.press("Control+k")
+    page.keyboard.type("in")
+
+
+def _restart(page: Page) -> None:
+    commands(page, "sender").get_by_role("button", name="restart").click()
+
+
+def _domain(page: Page) -> None:
+    page.get_by_label("A domain to check").fill("shop.example")
+    page.get_by_role("button", name="Check what it publishes").click()
+    expect(page.locator("#records tbody tr").first).to_be_visible()
+    page.locator("#records").scroll_into_view_if_needed()
+
+
+def _try(page: Page) -> None:
+    page.locator("#getMailbox").get_by_role("button", name="Try it").click()
+    page.locator("#getMailbox [role=status]").scroll_into_view_if_needed()
+
+
+def _find(page: Page) -> None:
+    page.get_by_label("Find a call").fill("message")
+
+
+FIRST = {
+    "first-visit": Shot("mail/all"), "first-inboxes": Shot("mail"), "first-sent": Shot("mail/sent"),
+    "first-rails": Shot("mail/all", partial(_press, "Rails")), "first-queue": Shot("queue"),
+    "first-failures": Shot("queue/failures"), "first-overview": Shot("queue/overview"),
+    "first-accounts": Shot("accounts"), "first-devices": Shot("devices"),
+    "first-keys": Shot("keys"), "first-logs": Shot("logs?text=nothing"),
+}  # fmt: skip
+_PAGES = {
+    "docs": Shot("/docs"), "docs-call": Shot("/docs#waitForMessage"),
+    "docs-send": Shot("/docs#sendMessage"), "docs-tried": Shot("/docs#getMailbox", _try),
+    "docs-found": Shot("/docs", _find), "docs-problems": Shot("/docs#problems"),
+    "problem": Shot("/problems/quota"),
+}  # fmt: skip
+_ALONE = ("signed-out", "signin", "own-inbox")  # of who has not signed in
+_STILL = 600  # ms, after which a view has what it asked for
 
 
 def _keep(visit: Visit, out: Path, shown: str, wrong: list[str], name: str) -> None:
@@ -237,7 +410,40 @@ def _keep(visit: Visit, out: Path, shown: str, wrong: list[str], name: str) -> N
         wrong.append(f"{name}, {shown}: {visit.overflow()} px too wide")
 
 
-def capture(browser: Browser, relay: RelayProcess, views: dict[str, str], out: Path) -> list[str]:
+def _remote(route: Route) -> None:
+    """Answer as the newsletter's server does: one of its pictures is gone."""
+    if route.request.url.endswith("c.png"):
+        return route.fulfill(status=404)
+    return route.fulfill(body=picture(340, 240, 60, 120, 90), content_type="image/png")
+
+
+def _tidy(page: Page) -> None:
+    """Close what was opened, and take back what was deleted."""
+    while page.locator("dialog[open], :popover-open").count():
+        page.keyboard.press("Escape")
+    undo = page.locator("#toast button")
+    if undo.count():
+        undo.click()
+    page.evaluate("localStorage.removeItem('relay.preview_width')")
+
+
+def _alone(visit: Visit, relay: RelayProcess, views: dict[str, Shot], keep: Any) -> None:
+    """Capture what is seen by who has not signed in."""
+    page = visit.page
+    page.goto(relay.run["http"])
+    expect(page.locator("#health")).to_have_text("ready")
+    if "signed-out" in views:
+        keep("signed-out")
+    if "signin" in views:
+        visit.to("signin")
+        keep("signin")
+    if "own-inbox" in views:
+        visit.to("mail")
+        create_inbox(page)
+        keep("own-inbox")
+
+
+def capture(browser: Browser, relay: RelayProcess, views: dict[str, Shot], out: Path) -> list[str]:
     """Capture each view at each size; returns what is wrong."""
     wrong: list[str] = []
     for size, scheme in ((size, scheme) for size in SIZES for scheme in ("light", "dark")):
@@ -247,32 +453,57 @@ def capture(browser: Browser, relay: RelayProcess, views: dict[str, str], out: P
             color_scheme=scheme,  # type: ignore[arg-type]
         )
         with closing(context):
+            context.route("https://*.shop.example/**", _remote)
             visit = Visit(context, context.new_page(), f"{width}-{scheme}")
-
             keep = partial(_keep, visit, out, f"{width}-{scheme}", wrong)
-            if "signed-out" in views:
-                visit.page.goto(relay.run["http"])
-                expect(visit.page.locator("#health")).to_have_text("ready")
-                keep("signed-out")
+            if views.keys() & set(_ALONE):
+                _alone(visit, relay, views, keep)
             page: Page = signed_in(visit, relay)
-            for name, view in views.items():
-                if name in _PATHS or name == "signed-out":
-                    continue
-                visit.to(view)
-                page.wait_for_timeout(_STILL)
-                if name in _TABS:
-                    page.locator("#message-forms").get_by_role("button", name=_TABS[name]).click()
-                if name == "palette":
-                    page.keyboard.press("Control+k")
-                    page.keyboard.type("in")
-                keep(name)
-                if name == "palette":
-                    page.keyboard.press("Escape")
-            for name in _PATHS.keys() & views.keys():
-                page.goto(f"{relay.run['http']}{_PATHS[name]}")
-                keep(name)
+            for german in (False, True) if scheme == "light" else (False,):
+                if german:
+                    page.evaluate("localStorage.setItem('relay.language', 'de')")
+                for name, shot in views.items():
+                    if shot.german == german and name not in _ALONE:
+                        try:
+                            _show(page, relay, shot)
+                            page.wait_for_timeout(_STILL)
+                            if shot.act is None or shot.act(page) is not False:
+                                keep(name)
+                            _tidy(page)
+                        except (Error, AssertionError) as error:
+                            wrong.append(f"{name}, {width}-{scheme}: {error}")
             wrong += [f"{size}, {scheme}: {error}" for error in visit.errors]
     return wrong
+
+
+def _show(page: Page, relay: RelayProcess, shot: Shot) -> None:
+    path = shot.at if shot.at.startswith("/") else f"/#/{shot.at}"
+    page.goto("about:blank")  # a page of its own, whatever was shown before
+    page.goto(f"{relay.run['http']}{path}")
+
+
+@contextmanager
+def _names() -> Iterator[str]:
+    """Serve `_ZONE`; yields where."""
+    server, stop, ready = DnsServer(_ZONE), trio.Event(), threading.Event()
+    tokens: list[trio.lowlevel.TrioToken] = []
+
+    async def serve() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run)
+            tokens.append(trio.lowlevel.current_trio_token())
+            ready.set()
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    ready.wait()
+    try:
+        yield f"127.0.0.1:{server.address[1]}"
+    finally:
+        tokens[0].run_sync_soon(stop.set)
+        thread.join()
 
 
 def main() -> int:
@@ -285,19 +516,34 @@ def main() -> int:
     if program is None:
         parser.error("Chromium is not installed.")
     asked.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="relay-screenshots-") as folder:
-        env = {"RELAY_OUTBOUND__UPSTREAM": "loop:"}
-        with RelayProcess(Path(folder) / "data", env=env) as relay, sync_playwright() as driver:
-            views = fill(relay) | {"palette": "mail/all", "signed-out": ""} | _PATHS
-            unknown = set(asked.views) - views.keys()
+    wrong: list[str] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="relay-screenshots-") as folder,
+        _names() as names,
+        sync_playwright() as driver,
+        closing(driver.chromium.launch(executable_path=program, args=ARGUMENTS)) as browser,
+    ):
+        env = {
+            "RELAY_OUTBOUND__UPSTREAM": "loop:",
+            "RELAY_DNS__SERVERS": json.dumps([names]),
+            "RELAY_OUTBOUND__RELEASE_TO": json.dumps(["*@customer.example"]),
+        }
+        strict = {"RELAY_SMTP__CAPTURE": "off"}
+        with (
+            RelayProcess(Path(folder) / "data", env=env) as relay,
+            RelayProcess(Path(folder) / "other", env=strict) as other,
+        ):
+            first = {name: shot for name, shot in FIRST.items() if name in (asked.views or FIRST)}
+            if first:
+                wrong += capture(browser, relay, first, asked.out)
+            views = fill(relay, other) | {name: Shot("") for name in _ALONE}
+            unknown = set(asked.views) - views.keys() - FIRST.keys()
             if unknown:
                 parser.error(f"No view is {', '.join(sorted(unknown))}: {', '.join(views)}.")
             if asked.views:
-                views = {name: views[name] for name in asked.views}
-            with closing(
-                driver.chromium.launch(executable_path=program, args=ARGUMENTS)
-            ) as browser:
-                wrong = capture(browser, relay, views, asked.out)
+                views = {name: shot for name, shot in views.items() if name in asked.views}
+            if views:
+                wrong += capture(browser, relay, views, asked.out)
     sys.stderr.writelines(f"{one}\n" for one in wrong)
     return 1 if wrong else 0
 
