@@ -196,4 +196,5 @@ def _program() -> str:
 def _looks(size: str, scheme: str, locale: str | None) -> dict[str, Any]:
     width, height = SIZES[size]
     viewport = {"width": width, "height": height}
-    return {"viewport": viewport, "color_scheme": scheme, "locale": locale}
+    touch = size != "desktop"  # a finger is wider than a mouse's pointer
+    return {"viewport": viewport, "color_scheme": scheme, "locale": locale, "has_touch": touch}

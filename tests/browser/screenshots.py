@@ -451,6 +451,7 @@ def capture(browser: Browser, relay: RelayProcess, views: dict[str, Shot], out: 
         context = browser.new_context(
             viewport={"width": width, "height": height},
             color_scheme=scheme,  # type: ignore[arg-type]
+            has_touch=size != "desktop",
         )
         with closing(context):
             context.route("https://*.shop.example/**", _remote)

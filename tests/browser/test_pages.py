@@ -524,8 +524,9 @@ def test_settings_are_found_and_say_where_they_come_from(
 _WHOLE = "it => it.scrollWidth <= it.clientWidth && it.scrollHeight <= it.clientHeight"
 
 
-def test_domains_say_what_they_do(relay: RelayProcess, browse: Browse) -> None:
-    """The relay's own, with who sends from them, and those that only keys name."""
+def test_domains_say_what_they_do(relay: RelayProcess, browse: Browse, axe: str) -> None:
+    """The relay's own, with who sends from them, and those that only keys name; what one publishes
+    fits each screen, and what is wrong with it has another colour than what is well."""
     with browse() as visit, relay.http() as api:
         wanted = {"owner": "shop", "scopes": "send", "from": ["@shop.example", "own"]}
         key = api.post("/api/v1/keys", json=wanted).json()
@@ -538,6 +539,12 @@ def test_domains_say_what_they_do(relay: RelayProcess, browse: Browse) -> None:
         page.get_by_label("A domain to check").fill("shop.invalid")
         page.get_by_role("button", name="Check what it publishes").click()
         expect(row(page, "records", "DKIM")).to_contain_text("relay dkim create", timeout=30_000)
+        expect(row(page, "records", "DKIM").locator("td.ok")).to_have_text("no")
+        bad = "getComputedStyle(document.querySelector('#records .wrong td.ok')).color"
+        assert page.evaluate(bad) == "rgb(176, 0, 32)"
+        visit.check("domain-check", axe)
+        for size in ("tablet", "phone"):
+            visit.check_width("domain-check", size, axe)
         visit.to("keys")
         expect(row(page, "keys", "shop")).to_contain_text("@shop.example, own inboxes")
         api.delete(f"/api/v1/keys/{key['id']}").raise_for_status()

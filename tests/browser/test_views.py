@@ -16,6 +16,13 @@ pytestmark = pytest.mark.browser
 expect.set_options(timeout=TIMEOUT)
 
 
+# What is pressed by a finger, and is lower than one needs.
+_LOW = """() => [...document.querySelectorAll("button, select, summary, input, nav a, .rail a")]
+    .filter((one) => one.type !== "checkbox" && one.checkVisibility({ visibilityProperty: true }))
+    .filter((one) => one.getBoundingClientRect().height < 43.5)
+    .map((one) => one.outerHTML)"""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", ["desktop", "phone"])
 def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
@@ -29,6 +36,8 @@ def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
 
         def check(what: str) -> None:
             visit.check(what, axe)
+            if size == "phone":
+                assert page.evaluate(_LOW) == [], what
             if size == "desktop":
                 visit.check_width(what, "tablet", axe)
 

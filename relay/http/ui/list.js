@@ -1,6 +1,6 @@
 // A list of messages that stays smooth with 100,000 rows: only those near what is seen exist.
 //
-// A row is 36 px, so that the place of each is known without being measured: it stands there by a
+// A row is 36 px (48 under a finger), so that the place of each is known without being measured: it stands there by a
 // transform, and a row that is seen no more is filled anew and moved to where one is wanted, so that
 // nothing else is laid out; the rows are put in order again once the list rests.  Rows come page by
 // page as the end comes near.  What arrives stands on top and slides in; where the list is scrolled, what
@@ -9,7 +9,7 @@
 import { clip, copied, h, say, since, when } from "/ui/dom.js";
 import { t } from "/ui/strings.js";
 
-const ROW = 36; // px; style.css says the same
+const ROW = matchMedia("(pointer:coarse)").matches ? 48 : 36; // px; style.css says the same
 const ALL = 250; // rows that are all there, so that the browser's own search finds them
 const AROUND = 16; // rows beyond what is seen, above and below
 const SUBJECT = 300; // characters of a subject
