@@ -215,6 +215,7 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
         refused(other, api)
         for hours in (1, 5, 30, 200):
             api.post("/api/v1/mailboxes", json={"ttl_minutes": 60 * hours}).raise_for_status()
+        empty = api.post("/api/v1/mailboxes").json()["address"]
         box = api.post("/api/v1/mailboxes").json()["address"]
         theirs = api.post("/api/v1/keys", json={"owner": "shop", "scopes": ["send"]}).json()[
             "token"
@@ -273,10 +274,10 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
 
     views = {
         "now": "now", "mail": "mail/all", "inboxes": "mail", "inbox": f"mail/{ADA}",
-        "empty-inbox": f"mail/{box}", "newsletter": at("autumn"), "invoice": at("Invoice"),
+        "empty-inbox": f"mail/{empty}", "newsletter": at("autumn"), "invoice": at("Invoice"),
         "code": at("verification"), "arabic": at("تأكيد"), "hebrew": at("ההזמנה"),
         "japanese": at("ご注文"), "long-link": at("build.example"), "tag": "mail/tag:invoice",
-        "search": "mail/all?q=order is:read", "nothing-found": f"mail/{ADA}?q=nothing",
+        "search": "mail/all?q=from:shop.example", "nothing-found": f"mail/{ADA}?q=nothing",
         "sent": "mail/sent", "queue": "queue", "queue-bounced": "queue/bounced",
         "queue-queued": "queue/queued", "story": f"queue/bounced/{bounced}",
         "story-of-another": f"queue/all/{hidden}", "failures": "queue/failures",

@@ -85,7 +85,7 @@ export class MessageFrame {
       button(t("Load once"), () => this.show("loaded")), " ",
       h("span", { class: "small", text: t("Your browser fetches them: their sender learns that you read.") }));
     if (this.images === "loaded") this.tellMissing();
-    this.fit();
+    this.shade(this.dark);
   }
 
   // What was asked for and did not come: else a newsletter would just have holes.
@@ -97,7 +97,8 @@ export class MessageFrame {
 
   // As a reader in dark mode shows it, or in light mode, whichever this browser is in: what the
   // message's styles say of dark mode holds, or does not.
-  shade(dark) {
+  shade(dark = false) {
+    this.dark = dark; // also of the same message with its images
     const ALWAYS = "(min-width: 0.01px)", NEVER = "(max-width: 0.01px)";
     for (const sheet of this.page ? sheets.call(this.page) : []) {
       for (const { media } of [sheet, ...sheet.cssRules]) {

@@ -343,6 +343,7 @@ export class MessageList {
     const item = this.known.get(row?.dataset.id);
     if (!item) return;
     row.children[1].title = [item.from_name, item.from_address, this.toOf(item) && `→ ${this.toOf(item)}`].filter(Boolean).join(" · ");
+    row.children[2].title = item.subject ?? "";
     row.lastChild.title = when(item.received_at);
   }
 

@@ -214,8 +214,8 @@ function fillRow(row, one, href) {
   const [subject, snippet] = what.children;
   state.className = `state status ${one.status}`;
   say(state, one.status === "processing" ? t("delivering") : named(one.status));
-  say(from, whose(one.recipient));
-  say(subject, titled(one.subject, one.id));
+  say(from, from.title = whose(one.recipient));
+  say(subject, what.title = titled(one.subject, one.id));
   say(snippet, [one.error, one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""].filter(Boolean).join(" · "));
   snippet.title = one.error ?? "";
   if (subject.getAttribute("href") !== href) subject.setAttribute("href", href);
