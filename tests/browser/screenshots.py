@@ -1,6 +1,6 @@
 """Every view as a picture, filled with realistic mail.
 
-Run as `python -m tests.browser.screenshots OUT [VIEW …]`.
+Run as `python -m tests.browser.screenshots OUT [VIEW …] [--width WIDTH]`.
 A relay is started and given newsletters with inline and remote images, invoices with attachments,
 Arabic, Hebrew and Japanese, long links, mail that filters would take for junk, a queue in which
 some is refused, some waits and some is held back, and the history of a day.  Each view (or those
@@ -306,7 +306,10 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
         "palette": ("mail/all", _palette),
         "keys-help": ("mail/all", lambda page: page.keyboard.press("?")),
         "cancel-all": ("queue/queued", partial(_press, "cancel all")),
-        "retry-group": ("queue/failures", partial(_press, "retry")),
+        "retry-group": (
+            "queue/failures",
+            lambda page: page.locator("#failures button").first.click(),
+        ),
         "pause-all": ("queue/overview", partial(_press, "pause all")),
         "commands": ("now", lambda page: commands(page, "sender")),
         "restart": ("now", _restart),
@@ -444,11 +447,19 @@ def _alone(visit: Visit, relay: RelayProcess, views: dict[str, Shot], keep: Any)
         keep("own-inbox")
 
 
-def capture(browser: Browser, relay: RelayProcess, views: dict[str, Shot], out: Path) -> list[str]:
-    """Capture each view at each size; returns what is wrong."""
+def capture(
+    browser: Browser,
+    relay: RelayProcess,
+    views: dict[str, Shot],
+    out: Path,
+    only: int | None = None,
+) -> list[str]:
+    """Capture each view at each size, or at one width; returns what is wrong."""
     wrong: list[str] = []
     for size, scheme in ((size, scheme) for size in SIZES for scheme in ("light", "dark")):
         width, height = SIZES[size]
+        if only not in (None, width):
+            continue
         context = browser.new_context(
             viewport={"width": width, "height": height},
             color_scheme=scheme,  # type: ignore[arg-type]
@@ -513,6 +524,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.browser.screenshots")
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("views", nargs="*", metavar="VIEW")
+    parser.add_argument("--width", type=int, choices=[width for width, _ in SIZES.values()])
     asked = parser.parse_args()
     program = shutil.which("chromium")
     if program is None:
@@ -537,7 +549,7 @@ def main() -> int:
         ):
             first = {name: shot for name, shot in FIRST.items() if name in (asked.views or FIRST)}
             if first:
-                wrong += capture(browser, relay, first, asked.out)
+                wrong += capture(browser, relay, first, asked.out, asked.width)
             views = fill(relay, other) | {name: Shot("") for name in _ALONE}
             unknown = set(asked.views) - views.keys() - FIRST.keys()
             if unknown:
@@ -545,7 +557,7 @@ def main() -> int:
             if asked.views:
                 views = {name: shot for name, shot in views.items() if name in asked.views}
             if views:
-                wrong += capture(browser, relay, views, asked.out)
+                wrong += capture(browser, relay, views, asked.out, asked.width)
     sys.stderr.writelines(f"{one}\n" for one in wrong)
     return 1 if wrong else 0
 

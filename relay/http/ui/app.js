@@ -91,10 +91,10 @@ const more = () => {
 };
 const seen = (link) => link?.scrollIntoView({ block: "nearest", inline: "nearest" });
 views.addEventListener("scroll", more);
-addEventListener("resize", () => {
+new ResizeObserver(() => { // also when what stands beside it grows
   seen(views.querySelector("[aria-current]"));
   more();
-});
+}).observe(views);
 
 function showWho() {
   views.replaceChildren(

@@ -58,7 +58,7 @@ function showRecords(place, domain, records) {
     row.className = one.ok === null ? "unsaid" : one.ok ? "" : "wrong";
     row.cells[0].append(one.record, h("br"), h("code", { class: "small", text: one.name }));
     for (const at of [2, 3]) row.cells[at].dir = "ltr";
-    row.cells[2].append(h("code", {}, text(one.found)));
+    if (one.found) row.cells[2].append(h("code", {}, text(one.found)));
     if (one.wanted) row.cells[3].append(h("code", {}, text(one.wanted)), " ", copyButton(one.wanted, t("the record")));
     row.cells[4].append(...(spoken(one.detail) ?? one.detail).split("`").map((part, at) => (at % 2 ? h("code", { lang: "en", text: part }) : part)));
     if (language !== "en" && !spoken(one.detail)) row.cells[4].lang = "en";
