@@ -11,6 +11,7 @@ answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -28,7 +29,7 @@ from relay.futures import Future
 from relay.ids import new_id
 from relay.mailboxes.accept import Lookups, full_among
 from relay.mailboxes.capture import Capture, said_of
-from relay.outbound.returned import keep
+from relay.outbound.returned import Waiting, keep, waiting
 from relay.returns.paths import ReturnPaths
 from relay.returns.report import READ
 from relay.smtp.server import Server
@@ -37,6 +38,7 @@ from supervisor import Mailbox
 _ENDED = "the writer has ended"
 _RETURNS = 64  # returned mails that wait to be kept; each of half a megabyte at most
 _TOGETHER = 8
+_COUNT_EVERY = 1.0  # s
 
 
 def hand_over_nowait(writer: Mailbox[Accept], message: Accept) -> Future[Accepted]:
@@ -77,13 +79,33 @@ def both(first: Future[Accepted], second: Future[Accepted]) -> Future[Accepted]:
 
 
 class Returns:
-    """Keeps what comes to return paths; someone must `run` it."""
+    """Keeps what comes to return paths; someone must `run` it.
+
+    What waits to be read is bounded: counted when something comes, once a second at most, with what
+    was kept here since then.  A mail to several paths is kept for each, and all that is kept of it
+    has no more bytes than one could have: each has its share of the front.
+    """
 
     def __init__(self, pool: Pool, paths: ReturnPaths) -> None:
         self.paths = paths
         self._pool = pool
         self._waiting: list[tuple[Sequence[str], bytes, Future[Accepted]]] = []
         self._some = trio.lowlevel.ParkingLot()
+        self._counted = Waiting()
+        self._counted_at = -math.inf
+
+    def find(self, address: str) -> Future[str | None]:
+        """Why an address at the domain takes no mail: `unknown`, or `OverQuota`; None: it does."""
+        answer = Future[str | None]()
+        if not self.paths.takes(address):
+            answer.settle("unknown")
+        elif self._counted.has_room(signed=not self.paths.is_complaints(address)):
+            answer.settle(None)
+        else:
+            answer.fail(OverQuota("too much waits to be read"))
+            if self._is_old():
+                self._some.unpark()  # there may be room by now; the next one is told
+        return answer
 
     def keep(self, addresses: Sequence[str], raw: bytes) -> Future[Accepted]:
         """Keep a mail to these addresses, which `paths` covers."""
@@ -102,31 +124,53 @@ class Returns:
             while True:
                 while not self._waiting:
                     await self._some.park()
+                    await self._count()
                 taken, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
                 await self._keep(taken)
         finally:
             for _, _, answer in (*taken, *self._waiting):
                 answer.settle(Accepted({}, _ENDED))
 
+    def _is_old(self) -> bool:
+        return trio.current_time() >= self._counted_at + _COUNT_EVERY
+
+    async def _count(self) -> None:
+        """Count what waits to be read, where that was long ago."""
+        if not self._is_old():
+            return
+        try:
+            self._counted = await waiting(self._pool)
+        except (DatabaseUnavailable, psycopg.Error):
+            return  # who keeps something is told
+        self._counted_at = trio.current_time()
+
     async def _keep(self, taken: Sequence[tuple[Sequence[str], bytes, Future[Accepted]]]) -> None:
+        await self._count()
         rows: list[tuple[UUID, UUID | None, bytes]] = []
-        answers: list[tuple[Future[Accepted], dict[str, UUID]]] = []
+        answers: list[tuple[Future[Accepted], Accepted]] = []
         for addresses, raw, answer in taken:
             stored: dict[str, UUID] = {}
+            full: set[str] = set()
+            share = raw[: READ // max(1, len(addresses))]
             for address in addresses:
                 message_id = self.paths.message_of(address)
-                if message_id is not None or self.paths.is_complaints(address):
-                    stored[address] = new_id()
-                    rows.append((stored[address], message_id, raw))
-            answers.append((answer, stored))
+                if message_id is None and not self.paths.is_complaints(address):
+                    continue
+                if not self._counted.has_room(signed=message_id is not None):
+                    full.add(address)
+                    continue
+                stored[address] = new_id()
+                rows.append((stored[address], message_id, share))
+                self._counted = Waiting(self._counted.rows + 1, self._counted.size + len(share))
+            answers.append((answer, Accepted(stored, full=frozenset(full))))
         try:
             await keep(self._pool, rows)
         except (DatabaseUnavailable, psycopg.Error) as error:
             for answer, _ in answers:
                 answer.settle(Accepted({}, type(error).__name__))
             return
-        for answer, stored in answers:
-            answer.settle(Accepted(stored))
+        for answer, accepted in answers:
+            answer.settle(accepted)
 
 
 class AskedMailboxes:
@@ -149,9 +193,7 @@ class AskedMailboxes:
         assert self._returns is not None
         if not self._returns.paths.covers(address):
             return self._lookups.find(address)
-        answer = Future[str | None]()
-        answer.settle(None if self._returns.paths.takes(address) else "unknown")
-        return answer
+        return self._returns.find(address)
 
     def store(
         self,

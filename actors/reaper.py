@@ -13,6 +13,7 @@ Promises
   could be mailed and were missed by the triggers are made ready.
 - Partitions of finished outbound mail are made ahead and dropped after
   `outbound_retention`.
+- What was reported of messages is deleted when full mailboxes are not counted by it any more.
 - What was appended to the counts of mailboxes is folded, and that of mailboxes that are gone
   removed.
 - One node reaps at a time, under the lease `reaper`; its statements carry the term.
@@ -48,6 +49,7 @@ from relay.mailboxes import reclaim
 from relay.metrics import registry
 from relay.outage import Outage
 from relay.outbound.queue import Queue
+from relay.outbound.returned import forget_reports
 from supervisor import Context, Drained
 
 log = get_logger()
@@ -155,6 +157,7 @@ class Reaper:
                 )
         if trio.current_time() < self.rolled_at + _ROLL_EVERY:
             return
+        await forget_reports(self.pool)
         try:
             dropped = await queue.forget(keep=self.outbound_retention)
         except RolledBack:

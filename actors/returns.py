@@ -9,31 +9,26 @@ Promises
 - What follows is `relay.returns.law`; what is done about it `relay.outbound.returned`, once.
 - A complaint at the address for complaints counts for the message whose return path it names, if
   that is one of ours.
-- `SweepNow` is a reason to forget what is past its time, too.
 
 Fails: never on an outage of the database (back-off, one warning).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from uuid import UUID
 
 import psycopg
-import trio
 
-from actors.messages import SweepNow
 from actors.periodic import wait_for_messages
 from relay.errors import TemporaryFailure
 from relay.load import cpu_seconds
 from relay.log import get_logger
 from relay.mailboxes.parser import Parser
 from relay.outage import Outage
-from relay.outbound.returned import RETURNS, Came, Returned
-from relay.outbound.states import State
+from relay.outbound.returned import RETURNS, About, Came, Returned
 from relay.returns.law import Finding, finding
 from relay.returns.paths import ReturnPaths
 from relay.returns.report import COMPLAINT, Report
@@ -42,8 +37,7 @@ from supervisor import Context, Drained, Process
 log = get_logger()
 
 _ATTEMPTS = 5
-_SOON = 2.0  # s; after which a report of a message that is still being delivered is looked at again
-_FORGET_EVERY = 3600.0  # s
+_SOON = 2.0
 
 
 async def run(
@@ -53,31 +47,26 @@ async def run(
     paths: ReturnPaths,
     parse_timeout: float = 5.0,
     sweep_every: float = 5.0,
+    soon: float = _SOON,
 ) -> None:
     """Read until drained.
 
     `parse_timeout`: seconds that one mail may take; `sweep_every`: seconds after which it looks
-    although nobody called.
+    although nobody called; `soon`: after which a report of a message that is still being delivered
+    is looked at again, the second time after twice as many.
     """
     with closing(Parser(deadline=parse_timeout)) as parser:
-        reading = _Reading(returned, paths, parser, ctx.beat)
+        reading = _Reading(returned, paths, parser, soon, ctx.beat)
         ctx.processes = partial(_processes, parser)
         outage = Outage()
-        forget_at = -math.inf
         seconds = 0.0
         ctx.ready()
         try:
             while True:
-                if any(
-                    isinstance(each, SweepNow) for each in await wait_for_messages(ctx, seconds)
-                ):
-                    forget_at = -math.inf
+                await wait_for_messages(ctx, seconds)
                 try:
                     while not (ctx.draining.is_set() or ctx.paused) and await reading.some():
                         pass
-                    if trio.current_time() >= forget_at:
-                        forget_at = trio.current_time() + _FORGET_EVERY
-                        await returned.forget()
                 except (TemporaryFailure, psycopg.Error) as error:
                     if not outage.is_on:
                         own = isinstance(error, TemporaryFailure)
@@ -105,11 +94,13 @@ class _Reading:
         returned: Returned,
         paths: ReturnPaths,
         parser: Parser,
+        soon: float,
         beat: Callable[[], None],
     ) -> None:
         self._returned = returned
         self._paths = paths
         self._parser = parser
+        self._soon = soon
         self._beat = beat
 
     async def some(self) -> bool:
@@ -129,15 +120,15 @@ class _Reading:
 
     async def _follow(self, one: Came, report: Report) -> None:
         message_id = one.message_id or self._named(report)
-        recipient = message_id and await self._returned.recipient(message_id)
-        found = finding(report, recipient) if recipient else None
-        if message_id is None or found is None:
+        about = await self._returned.about(message_id) if message_id else None
+        found = finding(report, about.recipient) if about else None
+        if about is None or found is None:
             log.info(
                 "returns.ignored", id=message_id and str(message_id), report=report.kind or None
             )
             await self._end(one, "ignored")
             return
-        await self._apply(one, message_id, found)
+        await self._apply(one, about, found)
 
     def _named(self, report: Report) -> UUID | None:
         """The message that a complaint is about, by its return path."""
@@ -146,19 +137,18 @@ class _Reading:
         named = map(self._paths.message_of, report.paths)
         return next((message_id for message_id in named if message_id is not None), None)
 
-    async def _apply(self, one: Came, message_id: UUID, found: Finding) -> None:
-        applied = await self._returned.apply(message_id, found, one.id)
-        if applied.state is State.PROCESSING and not applied.changed:
+    async def _apply(self, one: Came, about: About, found: Finding) -> None:
+        applied = await self._returned.apply(about, found, one.id)
+        if applied is None:
             if one.attempt < _ATTEMPTS * 4:
-                await self._returned.later(one.id, _SOON * one.attempt)
-                return
-            await self._end(one, "ignored")
-            return
-        if applied.changed:
+                await self._returned.later(one.id, self._soon * one.attempt)
+            else:
+                await self._end(one, "ignored")
+        elif applied.changed:
             RETURNS.labels(str(found.kind)).inc()
             log.info(
                 "outbound.returned",
-                id=str(message_id),
+                id=str(about.id),
                 outcome=str(found.kind),
                 enhanced=found.enhanced,
                 suppressed=applied.suppressed,

@@ -12,7 +12,8 @@ Promises
 - This process reads nothing of a message: no header, no character set, no pattern.
 - A call that is cancelled kills the child: half a conversation is worth nothing.
 
-Fails with `TemporaryFailure` when no child can be started (no process, no memory).
+Fails with `TemporaryFailure` when no child can be started (no process, no memory), or none is ready
+within `_START` seconds: a message's deadline begins when the child is ready for it.
 
 One call at a time; others wait their turn.  The child starts with the first call.
 """
@@ -54,6 +55,7 @@ from relay.mailboxes.worker import (
     REPLY,
     REPORT,
     REQUEST,
+    STARTED,
     SUMMARISE,
 )
 from relay.returns.report import Report
@@ -64,7 +66,7 @@ _CHUNK = 256 * 1024
 _PIPE = 256 * 1024  # bytes that a pipe to or from the child holds, if the kernel lets it
 _HARMLESS = 8 * 1024  # bytes; parsing so little can take neither the time nor the memory that kill
 _REAP = 1.0  # s; a killed child is gone within milliseconds
-_START = 30.0  # s; a first reply may include the start of the child on a busy machine
+_START = 30.0  # s; what a child may take to start on a busy machine
 
 
 class Parsed(NamedTuple):
@@ -240,7 +242,9 @@ class Parser:
         assert process.stdin is not None
         finished = False
         try:
-            if sum(len(raw) for _, raw in requests) + REQUEST.size * len(requests) <= self._room:
+            if self._fresh and not await self._ready(process):
+                fault = _DIED
+            elif sum(len(raw) for _, raw in requests) + REQUEST.size * len(requests) <= self._room:
                 # The pipe is empty and takes it all: no task is needed to go on writing.
                 await _send(process.stdin, requests)
                 fault = await self._collect(process, len(requests), replies)
@@ -257,6 +261,21 @@ class Parser:
                 self.close()
         return replies, fault
 
+    async def _ready(self, process: trio.Process) -> bool:
+        """Wait until a child has started; False: it died meanwhile."""
+        assert process.stdout is not None
+        with trio.move_on_after(_START) as scope:
+            while not (found := _replies(self._buffer)):
+                chunk = await process.stdout.receive_some(_CHUNK)
+                if not chunk:
+                    return False
+                self._buffer += chunk
+        if scope.cancelled_caught:
+            raise TemporaryFailure(f"the parser was not ready within {_START:g} s")
+        assert [status for status, _, _ in found] == [STARTED]
+        self._fresh = False
+        return True
+
     async def _collect(
         self, process: trio.Process, count: int, replies: list[_Reply]
     ) -> str | None:
@@ -264,9 +283,7 @@ class Parser:
         assert process.stdout is not None
         buffer = self._buffer
         while True:
-            # The first reply may include the start of the child on a busy machine.
-            seconds = self.deadline + (_START if self._fresh else 0.0)
-            with trio.move_on_after(seconds) as scope:
+            with trio.move_on_after(self.deadline) as scope:
                 while not (found := _replies(buffer)):
                     chunk = await process.stdout.receive_some(_CHUNK)
                     if not chunk:
@@ -274,7 +291,6 @@ class Parser:
                     buffer += chunk
             if scope.cancelled_caught:
                 return f"not parsed within {self.deadline:g} s"
-            self._fresh = False
             replies += found
             if replies[-1][0] == FAILED:
                 return replies.pop()[2].decode()

@@ -8,8 +8,9 @@ request: whatever a message does to it, the relay loses one child that it starts
 Wire, big-endian:
     request   kind u8 (1 summarise, 2 attachment, 3 headers, 4 filter, 5 examine, 6 report; +128:
               the reply may wait for the next), argument u32, length u32, payload
-    reply     status u8 (0 done, 1 nothing there, 2 failed, 3 left), microseconds of CPU u32,
-              length u32, payload
+    reply     status u8 (0 done, 1 nothing there, 2 failed, 3 left, 4 started), microseconds of
+              CPU u32, length u32, payload
+The first reply is to no request: it says that the child has started.
 The argument of the first summary of a batch is what the batch may take in milliseconds of CPU (0:
 no limit), or `STRETCH` times that where the machine is busy; that of the others is `FOLLOWS`: those
 that have not begun when the time is over are left, each answered at once.  The argument of an
@@ -47,7 +48,7 @@ REPLY = struct.Struct(">BII")
 LENGTH = struct.Struct(">I")
 SUMMARISE, ATTACHMENT, HEADERS, FILTER, EXAMINE, REPORT = 1, 2, 3, 4, 5, 6
 HOLD = 128
-DONE, NOTHING, FAILED, LEFT = 0, 1, 2, 3
+DONE, NOTHING, FAILED, LEFT, STARTED = 0, 1, 2, 3, 4
 FOLLOWS = 0xFFFFFFFF
 STRETCH = 4
 """How much longer a batch may take than its CPU time: one cut into single messages costs more."""
@@ -67,6 +68,7 @@ def main() -> None:
     cpu_until = until = math.inf
     limited = -1
     held: list[bytes] = []
+    _write([_reply(STARTED, 0, b"")])
     ended = time.process_time_ns()
     while True:
         head = requests.read(REQUEST.size)

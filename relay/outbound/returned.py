@@ -9,6 +9,8 @@ Promises
 - Each report counts once for each attempt of a message, however often it comes.
 - The recipient of the message is suppressed for its owner, and nobody else, whatever a report says.
 - A report of a message that is still being delivered (its 250 is not recorded yet) waits for that.
+- What waits to be read is bounded (`ROWS`, `BYTES`), and what comes without a signed path takes a
+  quarter of that at most (`has_room`).
 
 Crash safety: what a kill leaves
     before `keep` has committed   nothing; the peer heard no 250, and sends it again
@@ -35,12 +37,16 @@ from relay.metrics import registry
 from relay.outbound.states import Cause, State, next_state
 from relay.redact import redact
 from relay.returns.law import FULL_MOST, FULL_WITHIN, Finding, Kind
-from relay.returns.report import READ
 
-AT_ONCE = 16
+AT_ONCE = 8
 """Returned mails that are claimed together."""
 
-_LEASE = 120.0  # s; beyond what reading so many may take
+_LEASE = 120.0  # s; of which each may take the parser its deadline of 5 s and another start
+
+ROWS = 20_000
+"""Returned mails that wait to be read, at most,"""
+BYTES = 256 * 2**20
+"""and their bytes; a second's worth more may come, for they are counted once a second."""
 
 RETURNS = Counter(
     "relay_returns", "Mail that came to return paths, by what followed.", ["outcome"],
@@ -59,16 +65,34 @@ class Came(NamedTuple):
     attempt: int
 
 
+class About(NamedTuple):
+    """The message that a report is about, as it is now."""
+
+    id: UUID
+    recipient: str
+    state: State
+
+
 class Applied(NamedTuple):
     """What became of a report.
 
-    `changed`: it counted; `suppressed`: for it, the recipient is suppressed now; `state`: the
-    message's, None where there is none.
+    `changed`: it counted; `suppressed`: for it, the recipient is suppressed now.
     """
 
     changed: bool
     suppressed: bool
-    state: State | None
+
+
+class Waiting(NamedTuple):
+    """What waits to be read."""
+
+    rows: int = 0
+    size: int = 0
+
+    def has_room(self, *, signed: bool) -> bool:
+        """Whether another may wait, too; `signed`: it came to a message's own return path."""
+        part = 1 if signed else 4
+        return self.rows < ROWS // part and self.size < BYTES // part
 
 
 _KEEP = Statement(
@@ -178,31 +202,37 @@ class Returned:
         )
         return [Came(*row) for row in rows]
 
-    async def recipient(self, message_id: UUID) -> str | None:
-        """The recipient of a message, or None when there is no such message (any more)."""
-        address: str | None = await self._pool.fetch_value(
-            "SELECT address FROM relay.outbound_letters WHERE id = %s", (message_id,)
+    async def about(self, message_id: UUID) -> About | None:
+        """The message of this id, or None when there is none (any more)."""
+        row = await self._pool.fetch_row(
+            """
+            SELECT m.id, l.address, m.status
+            FROM relay.outbound_messages m
+            JOIN relay.outbound_letters l ON l.id = m.id
+            WHERE m.id = %s
+            """,
+            (message_id,),
         )
-        return address
+        return None if row is None else About(row[0], row[1], State(row[2]))
 
-    async def apply(self, message_id: UUID, finding: Finding, came: UUID | None = None) -> Applied:
+    async def apply(
+        self, about: About, finding: Finding, came: UUID | None = None
+    ) -> Applied | None:
         """Do what follows for a message, and forget what came.
 
-        Where its state does not allow it nothing changes; what came is forgotten all the same,
-        unless the message is being delivered.
+        Where its state does not allow it nothing changes; what came is forgotten all the same.
+        None: the message is being delivered, so nothing is done yet, nor forgotten.
         """
+        if about.state is State.PROCESSING:
+            return None
         next_state(State.SENT, Cause.RETURNED)  # the law has it; the statement says the same
-        state = await self._state(message_id)
-        if state is State.PROCESSING:
-            return Applied(False, False, state)
-        known = [value for value in (await self.recipient(message_id),) if value]
         words = " ".join(filter(None, (finding.enhanced, finding.error)))
-        error = redact(words, self._key, known) or "the receiver gave no reason"
+        error = redact(words, self._key, [about.recipient]) or "the receiver gave no reason"
         row = await self._pool.fetch_row(
             _APPLY,
             {
                 "came": came,
-                "id": message_id,
+                "id": about.id,
                 "kind": str(finding.kind),
                 "enhanced": finding.enhanced,
                 "error": error,
@@ -214,14 +244,7 @@ class Returned:
                 "within": FULL_WITHIN,
             },
         )
-        changed, suppressed = (False, False) if row is None else row[:2]
-        return Applied(changed, suppressed, await self._state(message_id))
-
-    async def _state(self, message_id: UUID) -> State | None:
-        status = await self._pool.fetch_value(
-            "SELECT status FROM relay.outbound_messages WHERE id = %s", (message_id,)
-        )
-        return State(status) if status else None
+        return Applied(False, False) if row is None else Applied(*row[:2])
 
     async def drop(self, came: UUID) -> None:
         """Forget what came: nothing follows from it."""
@@ -238,32 +261,42 @@ class Returned:
             (seconds, came),
         )
 
-    async def find(self, message_id: UUID) -> bool:
-        """Whether there is such a message."""
-        return await self.recipient(message_id) is not None
 
-    async def forget(self) -> None:
-        """Delete reports that are older than full mailboxes are counted."""
-        await self._pool.execute(
-            """
-            DELETE FROM relay.outbound_reports
-            WHERE created_at < now() - make_interval(days => %s)
-            """,
-            (FULL_WITHIN,),
-        )
+async def forget_reports(pool: Pool) -> None:
+    """Delete reports that are older than full mailboxes are counted."""
+    await pool.execute(
+        """
+        DELETE FROM relay.outbound_reports
+        WHERE created_at < now() - make_interval(days => %s)
+        """,
+        (FULL_WITHIN,),
+    )
+
+
+async def waiting(pool: Pool) -> Waiting:
+    """Count what waits to be read, to `ROWS` of it."""
+    # The length of what is stored apart is asked for, not its bytes.
+    row = await pool.fetch_row(
+        """
+        SELECT count(*), COALESCE(sum(octet_length(raw)), 0)
+        FROM (SELECT raw FROM relay.returns LIMIT %s) AS r
+        """,
+        (ROWS,),
+    )
+    return Waiting() if row is None else Waiting(row[0], int(row[1]))
 
 
 async def keep(pool: Pool, came: Sequence[tuple[UUID, UUID | None, bytes]]) -> None:
-    """Make mails that came to return paths durable, the front of each that is read.
+    """Make mails that came to return paths durable.
 
     Of each: an id of the caller's, under which it is kept once; the message whose return path it
-    came to, None: the address for complaints; and the mail.
+    came to, None: the address for complaints; and as much of the mail as is to be read.
     """
     await pool.run(
         _KEEP,
         (
             uuids_of([id.bytes for id, _, _ in came]).data,
             uuids_of([_NOBODY if m is None else m.bytes for _, m, _ in came]).data,
-            byteas([raw[:READ] for _, _, raw in came]).data,
+            byteas([raw for _, _, raw in came]).data,
         ),
     )

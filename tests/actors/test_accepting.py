@@ -7,13 +7,17 @@ import pytest
 import trio
 import trio.testing
 
-from actors.accepting import Acceptor, hand_over, hand_over_nowait
+from actors.accepting import Acceptor, Returns, hand_over, hand_over_nowait
 from actors.messages import Accept
 from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota
 from relay.ids import new_id
+from relay.outbound.returned import ROWS
+from relay.returns.paths import ReturnPaths
+from relay.returns.report import READ
 from supervisor import ChildSpec, Context, Mailbox, Restart, Supervisor, SupervisorSpec
+from tests.eventually import eventually
 
 
 def message() -> Accept:
@@ -88,3 +92,59 @@ async def test_a_writer_that_ends_while_one_waits_for_room_is_an_answer():
             nursery.start_soon(wait)
             await ended(writer)
     assert answers == [Accepted({}, "the writer has ended")]
+
+
+PATHS = ReturnPaths("returns.example", lambda: (b"k" * 32,))
+FBL = "fbl@returns.example"
+
+
+async def test_of_a_mail_to_many_return_paths_no_more_is_kept_than_of_one(pool: Pool):
+    """Each has its share of the front; a path that is nobody's keeps nothing."""
+    paths = [PATHS.path_of(new_id()) for _ in range(100)]
+    returns = Returns(pool, PATHS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(returns.run)
+        accepted = await returns.keep([*paths, "b-x@returns.example"], b"x" * (READ + 1)).wait()
+        assert set(accepted.stored) == set(paths)
+        one = await returns.keep(paths[:1], b"x" * (READ + 1)).wait()
+        nursery.cancel_scope.cancel()
+    sizes = (
+        "SELECT array_agg(DISTINCT octet_length(raw) ORDER BY octet_length(raw)) FROM relay.returns"
+    )
+    assert await pool.fetch_value(sizes) == [READ // 101, READ]
+    assert len(one.stored) == 1
+
+
+async def test_what_comes_back_is_refused_for_now_when_too_much_waits(pool: Pool):
+    """Complaints first, at RCPT and at the dot; when it was read, there is room again."""
+    path = PATHS.path_of(new_id())
+    fill = "INSERT INTO relay.returns (raw) SELECT '' FROM generate_series(1, %s)"
+    returns = Returns(pool, PATHS)
+
+    async def full(address: str) -> bool:
+        try:
+            return await returns.find(address).wait() is not None
+        except OverQuota:
+            return True
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(returns.run)
+        assert await returns.find("b-x@returns.example").wait() == "unknown"
+        await pool.execute(fill, (ROWS // 4,))
+        assert (await returns.keep([FBL], b"x").wait()).full == {FBL}
+        assert await full(FBL)
+        assert not await full(path)
+        await pool.execute(fill, (ROWS,))
+        await eventually(lambda: counted(returns, path), "all is full", until=bool)
+        assert await full(path)
+        await pool.execute("TRUNCATE relay.returns")
+        await eventually(
+            lambda: full(FBL), "there is room again", until=lambda is_full: not is_full
+        )
+        assert set((await returns.keep([FBL], b"x").wait()).stored) == {FBL}
+        nursery.cancel_scope.cancel()
+
+
+async def counted(returns: Returns, path: str) -> bool:
+    """Whether a mail to a path is not kept."""
+    return bool((await returns.keep([path], b"x").wait()).full)

@@ -51,6 +51,21 @@ async def test_deletes_what_has_been_closed_long_enough(pool):
     assert await pool.fetch_value("SELECT count(*) FROM relay.summaries") == 0
 
 
+async def test_reports_go_when_full_mailboxes_are_not_counted_by_them_any_more(pool: Pool):
+    """Those of the last thirty days stay, whether there is a domain for bounces or none."""
+    await pool.execute(
+        """
+        INSERT INTO relay.outbound_reports (message_id, attempt, kind, owner, address, created_at)
+        SELECT relay.uuidv7(), 1, 'bounced', relay.uuidv7(), 'a@b', now() - make_interval(days => d)
+        FROM unnest(ARRAY[29, 31]) AS d
+        """
+    )
+    queue = Queue(pool, uuid4())
+    assert await reaper.Reaper(pool, retention=3600, queue=queue).round(undisturbed())
+    days = "SELECT array_agg(extract(day FROM now() - created_at)::int) FROM relay.outbound_reports"
+    assert await pool.fetch_value(days) == [29]
+
+
 async def test_retention_counts_from_the_close(pool):
     """A mailbox closed by plain SQL a moment ago is kept, however old it is."""
     await make_mailbox(pool, -30 * 86400)

@@ -13,6 +13,7 @@ import trio.testing
 from relay.errors import TemporaryFailure
 from relay.mailboxes.examination import examine
 from relay.mailboxes.parser import Parsed, Parser
+from relay.returns.report import NOTHING
 from tests.checks.signing import rsa_key, sign
 from tests.eventually import eventually_sync
 from tests.mailboxes.mail import read_row
@@ -63,6 +64,16 @@ async def test_examines_a_message_for_a_check():
         os.kill(parser.pid, signal.SIGSTOP)
         with pytest.raises(TemporaryFailure, match=r"not parsed within 0\.2 s"):
             await parser.examine(signed)
+
+
+async def test_a_deadline_begins_when_the_child_has_started_and_holds_from_then_on():
+    """However fresh it is: half a megabyte is not read within a millisecond."""
+    async with Parser(deadline=0.001) as parser:
+        with trio.fail_after(20):
+            assert await parser.report(b"x" * 512 * 1024) == (None, "not parsed within 0.001 s")
+        assert parser.restarts == 1
+        parser.deadline = 5.0
+        assert (await parser.report(b"x"))[0] == NOTHING
 
 
 async def test_a_child_killed_from_outside_costs_no_message_anything():

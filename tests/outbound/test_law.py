@@ -87,7 +87,11 @@ async def flushed(case: Case) -> None:
 
 
 async def returned(case: Case) -> None:
-    applied = await Returned(case.pool, b"key").apply(case.id, Finding(Kind.BOUNCED, "5.1.1", "no"))
+    returns = Returned(case.pool, b"key")
+    about = await returns.about(case.id)
+    assert about is not None
+    applied = await returns.apply(about, Finding(Kind.BOUNCED, "5.1.1", "no"))
+    assert applied is not None
     assert applied.changed
 
 
