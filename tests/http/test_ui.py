@@ -18,6 +18,7 @@ from relay.checks import (
     dkim,
     dmarc,
     fields,
+    published,
     signatures,
     spf,
     tags,
@@ -25,14 +26,17 @@ from relay.checks import (
 )
 from relay.checks.findings import GMAIL_CLIPS, find
 from relay.dns import questions, resolver
-from relay.http import links
+from relay.http import domain_checks, links
 from relay.http.links import unasked
 from relay.http.openapi import SECTIONS, describe
 from relay.http.problem_types import TYPES
 from relay.http.problems import mailbox_not_found, message_not_found, no_space
 from relay.http.resources import overview
 from relay.http.resources.pages import Static, served
+from relay.outbound import workers
+from relay.outbound.mx import exchangers, sites
 from relay.settings import Settings, explain
+from relay.smtp import client, connection, replies
 from relay.smtp.chaos import Chaos, Rate
 from relay.storage import Space
 
@@ -157,6 +161,24 @@ VERDICTS = [
 """What words the reasons of a check."""
 PIECES = {"{0}: ignored by {1}.", "-{0} {1} is {2}", "is no domain name"}
 """Of `relay.checks.findings`, which `mended` tells, and of `relay.addresses`."""
+FAILURES = [workers, exchangers, sites, client, connection, replies]
+"""What words why a message of the queue failed or waits."""
+BUGS = {
+    "<Mail of {0} bytes to {1} recipients>", "Reply({0}, {1})", "Connections to upstreams.",
+    "TLS was established when nobody had asked for it", "a group without a mail",
+    "a mail was begun on a connection that is not ready for one", "a result without a mail",
+    "an outcome without a mail", "no outcome follows from {0} at {1}",
+    "the name to greet with holds what no host name can hold",
+    "The CA file {0} cannot be read: {1}.", "a port is a number from 1 to 65535",
+    "credentials need a server that is known", "the connection was closed by `abort`",
+    "nothing at all matches, too", " and {0} more", "its policy",
+}  # fmt: skip
+"""Of these, what no message is said to have failed for: bugs, settings, and names of things."""
+RECORDS = {
+    "MTA-STS policy", "id={0}", "max_age: {0}", "mode: testing", "mx: {0}", "p=none",
+    "rua=mailto:postmaster@{0}", "version: STSv1",
+}  # fmt: skip
+"""Of `relay.checks.published`, what stands in records."""
 NO_REASON = re.compile(r"v=spf1|Relay \(do the links")
 
 
@@ -208,7 +230,18 @@ def parts() -> dict[str, set[str]]:
     """What the relay says that is not in the tables, by the last name of the file that has it."""
     verdicts = set().union(*map(reasons, VERDICTS))
     problems = {text for kind in TYPES.values() for text in (kind.when, kind.remedy)}
-    return {"checks": verdicts | mended() | PIECES, "settings": meanings(), "problems": problems}
+    failures, records = (
+        set().union(*map(reasons, modules)) for modules in (FAILURES, [published, domain_checks])
+    )
+    assert failures >= BUGS
+    assert records >= RECORDS
+    return {
+        "checks": verdicts | mended() | PIECES,
+        "domains": records - RECORDS,
+        "problems": problems,
+        "queue": failures - BUGS | {"no answer", "suppressed"},  # the gatekeeper's, SQL's
+        "settings": meanings(),
+    }
 
 
 DESCRIBED = {"calls", "answers"}

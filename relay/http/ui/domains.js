@@ -3,7 +3,7 @@
 
 import { every, get } from "/ui/calls.js";
 import { button, copyButton, doing, fill, h, problem, say, Table } from "/ui/dom.js";
-import { language, spoken, t } from "/ui/strings.js";
+import { language, learn, spoken, t } from "/ui/strings.js";
 
 export const title = t("Domains");
 export const scope = "admin";
@@ -18,7 +18,10 @@ export function open(place, page) {
   const facts = h("p", { class: "facts", id: "domain-facts" });
   const hint = h("div", { hidden: true });
   const checked = h("div", { id: "domain-check", "aria-live": "polite" });
-  const check = (name) => doing(trouble, async () => showRecords(checked, name, await get(`/api/v1/domains/${encodeURIComponent(name)}/check`, { signal: page.signal })));
+  const check = (name) => doing(trouble, async () => {
+    const [records] = await Promise.all([get(`/api/v1/domains/${encodeURIComponent(name)}/check`, { signal: page.signal }), learn("checks"), learn("domains")]);
+    showRecords(checked, name, records);
+  });
   const other = h("input", { name: "domain", required: true, placeholder: t("a domain"), "aria-label": t("A domain to check"), autocapitalize: "none", spellcheck: false });
   const table = new Table(t("The relay's own domains, and those that keys send from"), {
     domain: t("Domain"), "mail-in": t("Mail in"), letters: t("Letters of accounts"), senders: t("Keys that send from it"),

@@ -3,10 +3,11 @@
 import { get, query, send } from "/ui/calls.js";
 import { asking } from "/ui/dialogs.js";
 import { button, doing, h, keepFocus, number, problem, say, since, when } from "/ui/dom.js";
-import { named, t } from "/ui/strings.js";
+import { named, spoken, t } from "/ui/strings.js";
 
 const keyOf = (one) => JSON.stringify([one.status, one.domain, one.error]);
 const pathOf = (verb, { status, domain, error }) => `/api/v1/outbound/${verb}?${new URLSearchParams({ status, domain, error: error ?? "" })}`;
+const errorOf = ({ error }) => (error ? spoken(error) ?? error : t("without an error"));
 export const messages = (count) => (count === 1 ? t("1 message") : t("{0} messages", number(count)));
 
 // `changed()`: called when mail was queued again.
@@ -25,7 +26,7 @@ export function makeFailures(page, changed) {
     }
     asking({
       title: t("Retry {0}?", messages(now.count)),
-      says: `${group.domain}: ${group.error ?? t("without an error")}`,
+      says: `${group.domain}: ${errorOf(group)}`,
       fields: [],
       does: t("Retry {0}", messages(now.count)),
       act: async () => {
@@ -61,7 +62,7 @@ export function makeFailures(page, changed) {
       }
       const link = row.querySelector("a");
       say(row.firstChild, number(one.count));
-      say(link, one.error ?? t("without an error"));
+      say(link, errorOf(one));
       link.setAttribute("href", `#/queue/failures/${one.latest}`);
       say(row.querySelector(".small"), `${named(one.status)} · ${one.domain} · ${t("last")} ${since(one.finished_at)}`);
       row.querySelector(".small").title = when(one.finished_at);

@@ -12,7 +12,7 @@ import { asking } from "/ui/dialogs.js";
 import { makeFailures, messages } from "/ui/failures.js";
 import { divide } from "/ui/panes.js";
 import { showStory } from "/ui/story.js";
-import { named, t } from "/ui/strings.js";
+import { learn, named, spoken, t } from "/ui/strings.js";
 
 export const title = t("Queue");
 export const scope = "send";
@@ -128,8 +128,9 @@ class Queue {
     }
   }
 
-  tell() {
+  async tell() {
     const id = this.shown;
+    await learn("queue");
     return showStory(this.story, this.page, id, { wanted: () => this.shown === id, refresh: () => this.refresh(), back: `#/queue/${this.key}` });
   }
 
@@ -156,7 +157,8 @@ class Queue {
     } });
   }
 
-  load() {
+  async load() {
+    await learn("queue");
     if (this.key !== "failures") return this.pages.start(this.path);
     this.looked = Date.now();
     return this.failures.refresh();
@@ -216,7 +218,7 @@ function fillRow(row, one, href) {
   say(state, one.status === "processing" ? t("delivering") : named(one.status));
   say(from, from.title = whose(one.recipient));
   say(subject, what.title = titled(one.subject, one.id));
-  say(snippet, [one.error, one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""].filter(Boolean).join(" · "));
+  say(snippet, [one.error && (spoken(one.error) ?? one.error), one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""].filter(Boolean).join(" · "));
   snippet.title = one.error ?? "";
   if (subject.getAttribute("href") !== href) subject.setAttribute("href", href);
   say(time, since(one.created_at));
@@ -281,6 +283,7 @@ function makeState(page) {
     ].filter(Boolean).join(" · "));
   };
   every(EVERY, page.signal, async () => {
+    await learn("queue");
     show(await get("/api/v1/queue", { signal: page.signal }));
     if (Date.now() - looked < FAILURES) return;
     looked = Date.now();
@@ -293,7 +296,8 @@ function makeState(page) {
     held.show(shown, (one) => `${one.route} ${one.domain}`, (row, one) => {
       const pace = hour && one.sent ? ` (${one.sent < 6 ? `<${tenths(0.1)}` : tenths(one.sent / 60)}/min)` : "";
       fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : `${number(count)}${at === 1 ? pace : ""}`))]);
-      const gate = one.route ? [one.route === "default" ? "" : one.route, one.opens_in ? t("held back for {0}: {1}", lasting(one.opens_in), one.reason ?? "?") : one.reason, t("{0} at once", number(one.window))] : [];
+      const reason = one.reason && (spoken(one.reason) ?? one.reason);
+      const gate = one.route ? [one.route === "default" ? "" : one.route, one.opens_in ? t("held back for {0}: {1}", lasting(one.opens_in), reason ?? "?") : reason, t("{0} at once", number(one.window))] : [];
       say(row.cells[0].lastChild, gate.filter(Boolean).join(" · "));
       row.cells[0].lastChild.classList.toggle("held", Boolean(one.opens_in));
     }, (row, one) => row.cells[0].append(one.domain ?? t("(the whole route)"), h("div", { class: "small" })));
@@ -315,9 +319,9 @@ function makeState(page) {
 
 function makeSuppressions(page) {
   const trouble = problem();
-  const table = new Table(t("Addresses that get no mail"), { address: t("Address"), reason: t("Reason"), since: t("Since"), command: t("Command") }, { none: t("No address is suppressed."), id: "suppressions" });
-  const add = (one, first) => table.add(one.address, (row) => fill(row, [one.address, one.reason, when(one.created_at)]), (row) =>
-    row.cells[3].append(button(t("remove"), doing(trouble, async () => {
+  const table = new Table(t("Addresses that get no mail"), { address: t("Address"), cause: t("Cause"), reason: t("Reason"), since: t("Since"), command: t("Command") }, { none: t("No address is suppressed."), id: "suppressions" });
+  const add = (one, first) => table.add(one.address, (row) => fill(row, [one.address, named(one.cause), one.reason, when(one.created_at)]), (row) =>
+    row.cells[4].append(button(t("remove"), doing(trouble, async () => {
       await send("DELETE", `/api/v1/suppressions/${encodeURIComponent(one.address)}`);
       table.remove(one.address);
     }), { ariaDescription: one.address })), first);

@@ -4,7 +4,7 @@
 import { clock, get, send } from "/ui/calls.js";
 import { button, doing, h, keepFocus, lasting, problem, titled, when, whose } from "/ui/dom.js";
 import { rawOf } from "/ui/source.js";
-import { named, t } from "/ui/strings.js";
+import { language, named, spoken, t } from "/ui/strings.js";
 
 const ACTS = { queued: ["hold", "cancel"], deferred: ["retry", "hold", "cancel"], held: ["retry", "cancel"], failed: ["retry"], bounced: ["retry"] };
 const WIDE = "(min-width: 80rem)"; // there is room for what was sent beside the story
@@ -21,7 +21,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
   const trouble = problem();
   const facts = [
     [t("Status"), named(message.status), `status ${message.status}`], [t("From"), whose(message.sender)], [t("To"), whose(message.recipient)], [t("Priority"), named(message.priority)], [t("Attempts"), message.attempts],
-    [t("Queued"), when(message.created_at)], [t("Next attempt"), message.status === "queued" ? dueAt(message.next_retry_at) : null], [t("Held back"), gate], [t("Sent"), when(message.sent_at)], [t("Error"), message.error], [t("Id"), message.id],
+    [t("Queued"), when(message.created_at)], [t("Next attempt"), message.status === "queued" ? dueAt(message.next_retry_at) : null], [t("Held back"), gate], [t("Sent"), when(message.sent_at)], [t("Error"), message.error && (spoken(message.error) ?? message.error), "", message.error && !spoken(message.error)], [t("Id"), message.id],
   ];
   // Its bytes are the same at every attempt: what was opened stays open while the story goes on.
   const kept = place.querySelector(`#story-sent[data-of="${id}"]`);
@@ -39,7 +39,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
       h("a", { class: "close", href: back, text: t("Close") })),
     h("div", { class: "head" },
       title, trouble,
-      h("dl", {}, facts.filter(([, value]) => value !== null && value !== "").map(([name, value, kind]) => [h("dt", { text: name }), h("dd", { class: kind ?? "", text: String(value) })]).flat())),
+      h("dl", {}, facts.filter(([, value]) => value !== null && value !== "").map(([name, value, kind, foreign]) => [h("dt", { text: name }), h("dd", { class: kind ?? "", lang: foreign ? "en" : language, text: String(value) })]).flat())),
     h("div", { class: "told" },
       h("section", { "aria-label": t("Attempts") }, h("h3", { text: t("Attempts") }), events.length ? timeLine(events, message) : h("p", { class: "small", text: t("None yet.") })),
       kept ?? sentOf(path, message, page)),
@@ -54,7 +54,7 @@ async function gateOf({ recipient }, page) {
   const domain = recipient?.slice(recipient.lastIndexOf("@") + 1);
   const gates = await get("/api/v1/queue/destinations", { signal: page.signal });
   const shut = gates.find((one) => one.opens_in > 0 && (one.domain === domain || !one.domain));
-  return shut ? t("{0} for {1}: {2}", shut.domain ?? shut.route, shut.opens_in < 60 ? t("less than a minute") : lasting(60 * Math.ceil(shut.opens_in / 60)), shut.reason) : null;
+  return shut ? t("{0} for {1}: {2}", shut.domain ?? shut.route, shut.opens_in < 60 ? t("less than a minute") : lasting(60 * Math.ceil(shut.opens_in / 60)), spoken(shut.reason ?? "") ?? shut.reason) : null;
 }
 
 // Each attempt with its phases: how long each took is a bar, all of one scale.
@@ -76,9 +76,15 @@ function timeLine(events, { sender, recipient }) {
         bar.style.width = `${Math.max(2, (100 * (one.duration ?? 0)) / most)}%`;
         return h("li", { class: echo ? "echo" : failed(one) ? "bad" : "good" },
           h("span", { class: "phase", dir: "ltr", text: says[one.phase] ?? one.phase }), h("b", { text: [one.code ?? t("no reply"), one.enhanced].filter(Boolean).join(" ") }), h("span", { class: "track" }, bar), h("small", { text: lasting(one.duration) }),
-          one.error ?? one.reply ? h("span", { class: "said", dir: "auto", text: one.error ?? one.reply }) : "");
+          one.error ?? one.reply ? saidOf(one) : "");
       })));
   }));
+}
+
+// What the relay itself says is said in the page's language; what a peer said stays as it said it.
+function saidOf({ error, reply }) {
+  const own = error && spoken(error);
+  return h("span", { class: "said", dir: "auto", lang: own ? language : "en", text: own ?? error ?? reply });
 }
 
 const failed = (one) => one.code === null || one.code >= 400;

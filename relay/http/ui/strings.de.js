@@ -1,6 +1,10 @@
 // German.  A JSON object between the head and the last semicolon: tests read it, too.
 export default {
   "Accounts": "Konten",
+  "Cause": "Ursache",
+  "manual": "von Hand",
+  "complained": "Beschwerde",
+  "unsubscribed": "abgemeldet",
   "resend": "erneut senden",
   "recover": "wiederherstellen",
   "suspend": "sperren",

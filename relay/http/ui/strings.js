@@ -87,6 +87,7 @@ const NAMES = {
   starting: t("starting"), running: t("running"), paused: t("paused"), draining: t("draining"), backing_off: t("backing off"), stopped: t("stopped"),
   error: t("error"), warning: t("warning"), note: t("note"),
   activation: t("activation"), password_recovery: t("password recovery"),
+  manual: t("manual"), complained: t("complained"), unsubscribed: t("unsubscribed"),
   default: t("default"), file: t("file"), environment: t("environment"),
 };
 
