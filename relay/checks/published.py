@@ -310,7 +310,7 @@ def dkim(key: Key) -> Asking[Entry]:
     except Unusable as error:
         return entry(False, f"the record cannot be used: {error}")
     if not same:
-        return entry(False, f"it is another key than that {state.removeprefix('of ')}")
+        return entry(False, f"it is not the {key.state} key but another")
     said = f"it is the record {state}"
     if "y" in _flags(answer.records[0]):
         said += "; it says that the domain only tests DKIM (t=y)"

@@ -9,7 +9,7 @@ export default {
   "it is no key of DKIM (v=)": "es ist kein DKIM-Schlüssel (v=)",
   "it is not for SHA-256 (h=)": "er ist nicht für SHA-256 (h=)",
   "it is not for mail (s=)": "er ist nicht für Mail (s=)",
-  "it is another key than that {0}": "es ist ein anderer Schlüssel als der {0}",
+  "it is not the {0} key but another": "es ist nicht der Schlüssel im Zustand {0}, sondern ein anderer",
   "it is the record {0}": "es ist der Eintrag {0}",
   "of the {0} key": "des Schlüssels im Zustand {0}",
   "it leaves out {0}, where the MX records lead": "sie lässt {0} aus, wohin die MX-Einträge führen",
