@@ -8,6 +8,7 @@ Promises
     know it by its id.
   * A receiver that hangs holds a few places for one deadline; the others do not notice.  Nor do
     other owners notice one all of whose receivers hang: a quarter of the places is not for one.
+    All anonymous mailboxes together are one.
   * A message is a reason to look; `SweepNow` one to forget what is past its time, too.
   * Draining: posts under way end (each has its deadline), nothing new is claimed.
 
@@ -168,7 +169,7 @@ class _Posting:
             self._outage.over()
             for event in events:
                 self._under_way[event.origin] += 1
-                self._of_owners[event.signer] += 1
+                self._of_owners[event.owner] += 1
                 posts.start_soon(self._tell, event)
 
     async def _forget(self) -> None:
@@ -196,9 +197,9 @@ class _Posting:
             self._under_way[event.origin] -= 1
             if not self._under_way[event.origin]:
                 del self._under_way[event.origin]
-            self._of_owners[event.signer] -= 1
-            if not self._of_owners[event.signer]:
-                del self._of_owners[event.signer]
+            self._of_owners[event.owner] -= 1
+            if not self._of_owners[event.owner]:
+                del self._of_owners[event.owner]
             self.look()
 
     async def _post(self, event: Event) -> None:

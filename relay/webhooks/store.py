@@ -4,7 +4,8 @@ Promises
 - An event is told at least once: it is deleted when its receiver has answered, and whoever has
   lost its lease changes nothing.  Receivers know a repetition by its id.
 - Of each receiver (scheme, host and port) a few events are claimed at once, whatever waits; and of
-  each owner, whose receivers may be many, no more than the caller says, in turn with others'.
+  each owner, whose receivers may be many, no more than the caller says, in turn with others'.  All
+  anonymous mailboxes together count as one owner: anybody makes as many as they like.
 
 Crash safety: which row exists in which state, and what a kill leaves
 
@@ -40,6 +41,9 @@ from relay.webhooks.kinds import ARRIVED
 PER_RECEIVER = 4
 """Events of one receiver that are posted at once."""
 
+ANONYMOUS = UUID(int=2**128 - 1)
+"""Whose places the events of mailboxes without an owner take."""
+
 KEEP_GIVEN_UP = 7 * 86400.0
 """Seconds for which an event that was given up is kept, to be looked at."""
 
@@ -47,7 +51,7 @@ KEEP_GIVEN_UP = 7 * 86400.0
 class Event(NamedTuple):
     """An event that was claimed; `attempt` counts from 1, this one included.
 
-    `fence` is the number of its lease, the column `token`.
+    `fence` is the number of its lease, the column `token`; `owner` is whose places its post takes.
     """
 
     id: UUID
@@ -60,6 +64,7 @@ class Event(NamedTuple):
     origin: str
     detail: dict[str, Any]
     created_at: datetime
+    owner: UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,7 @@ class Webhooks:
     ) -> tuple[Sequence[Event], datetime]:
         """Lease up to `count` due events for `lease` seconds; `busy`: posts under way by origin.
 
-        `owners`: likewise by signer; `each`: how many one may have at once, None: any number.
+        `owners`: likewise by `Event.owner`; `each`: how many one may have at once, None: any.
         Returns them, and the instant by which they were due.
         """
         owners = owners or {}
@@ -183,27 +188,36 @@ class Webhooks:
                 WHERE o.origin IS NOT NULL
                   AND COALESCE(b.posts, 0) < %(most)s
             ), due AS MATERIALIZED (
-                SELECT n.id, n.run_at, n.signer
+                SELECT n.id, n.run_at, n.owner
                 FROM room r
                 CROSS JOIN LATERAL (
-                    SELECT e.id, e.run_at, e.signer
+                    SELECT e.id, e.run_at, o.owner
                     FROM relay.webhook_events e
+                    -- A mailbox signs for itself when it has no owner.  Asked row by row, as a
+                    -- scalar: a join, or EXISTS, might read all mailboxes first.
+                    CROSS JOIN LATERAL (
+                        SELECT CASE
+                            WHEN (SELECT true FROM relay.mailboxes m WHERE m.id = e.signer)
+                            THEN %(anonymous)s::uuid
+                            ELSE e.signer
+                        END AS owner
+                    ) o
                     WHERE e.origin = r.origin
                       AND e.run_at <= now()
-                      AND e.signer <> ALL (%(full)s::uuid[])
+                      AND o.owner <> ALL (%(full)s::uuid[])
                     ORDER BY e.run_at
                     LIMIT r.posts
-                    FOR NO KEY UPDATE SKIP LOCKED
+                    FOR NO KEY UPDATE OF e SKIP LOCKED
                 ) n
             ), ranked AS (
-                SELECT d.id, d.run_at,
+                SELECT d.id, d.run_at, d.owner,
                        COALESCE(b.posts, 0)
-                       + row_number() OVER (PARTITION BY d.signer ORDER BY d.run_at) AS place
+                       + row_number() OVER (PARTITION BY d.owner ORDER BY d.run_at) AS place
                 FROM due d
-                LEFT JOIN unnest(%(signers)s::uuid[], %(of_signers)s::integer[])
-                    AS b (signer, posts) ON b.signer = d.signer
+                LEFT JOIN unnest(%(owners)s::uuid[], %(of_owners)s::integer[])
+                    AS b (owner, posts) ON b.owner = d.owner
             ), picked AS MATERIALIZED (
-                SELECT id
+                SELECT id, owner
                 FROM ranked
                 WHERE place <= COALESCE(%(each)s::integer, place)
                 ORDER BY place, run_at
@@ -216,7 +230,7 @@ class Webhooks:
                 FROM picked p
                 WHERE e.id = p.id
                 RETURNING e.id, e.token, e.attempt, e.kind, e.subject_id, e.signer, e.url,
-                          e.origin, e.detail, e.created_at
+                          e.origin, e.detail, e.created_at, p.owner
             )
             SELECT now(), c.*
             FROM (SELECT) one
@@ -226,8 +240,9 @@ class Webhooks:
                 "most": PER_RECEIVER,
                 "origins": list(busy),
                 "posts": list(busy.values()),
-                "signers": list(owners),
-                "of_signers": list(owners.values()),
+                "anonymous": ANONYMOUS,
+                "owners": list(owners),
+                "of_owners": list(owners.values()),
                 "each": each,
                 "full": [one for one, posts in owners.items() if each and posts >= each],
                 "count": count,

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from datetime import datetime
@@ -335,6 +336,22 @@ async def test_whoever_has_all_its_places_takes_none_of_a_receiver_that_others_u
     (claimed,), _ = await webhooks.claim(4, 60.0, {}, {ADMINISTRATOR_ID: 12}, 12)
     assert claimed.signer == other
     assert len((await webhooks.claim(9, 60.0, {}, {ADMINISTRATOR_ID: 11}, 12))[0]) == 1
+
+
+async def test_anonymous_mailboxes_together_have_the_places_of_one_owner(pool: Pool):
+    """However many there are: the others' places are left, of a receiver they share, too."""
+    store, webhooks = Store(pool, ["relay.localhost"]), Webhooks(pool)
+    for number in range(4):
+        mine = await store.create(webhook_url=f"https://{number}.example/")
+        for _ in range(PER_RECEIVER):
+            await arrive(pool, mine.mailbox.id, "Your code")
+    first, _ = await webhooks.claim(16, 60.0, {}, {}, 12)
+    assert len(first) == 12
+    await webhooks.put(ADMINISTRATOR_ID, "https://3.example/other", KINDS)
+    await finish(pool, Cause.DELIVERED, "ada@example.org")
+    (claimed,), _ = await webhooks.claim(4, 60.0, {}, Counter(one.owner for one in first), 12)
+    assert claimed.signer == ADMINISTRATOR_ID
+    assert len((await webhooks.claim(16, 60.0, {}, {}, 12))[0]) == 4
 
 
 async def test_a_lost_lease_changes_nothing(pool: Pool):
