@@ -15,7 +15,7 @@ Pure.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from relay.addresses import a_labels
@@ -167,18 +167,29 @@ def header_digest(
 
     A name that is used up, or was never there, signs that no such field may be added.
     """
-    left: dict[bytes, list[Field]] = {}
-    for other, field in enumerate(fields):
-        if field.name and other != place:
-            left.setdefault(field.name, []).append(field)
     form = relaxed_field if relaxed else _as_it_is
-    digest = hashlib.sha256()
-    for name in names:
-        if found := left.get(name.encode("utf-8", "surrogateescape")):
-            digest.update(form(found.pop()) + b"\r\n")
     own = fields[place]
-    digest.update(form(own._replace(raw=_without_signature(own.raw))))
-    return digest.digest()
+    signed = _fields_signed((*fields[:place], *fields[place + 1 :]), names, form)
+    return hashlib.sha256(signed + form(own._replace(raw=_without_signature(own.raw)))).digest()
+
+
+def relaxed_fields(fields: Sequence[Field], names: Iterable[str]) -> bytes:
+    """What `header_digest` hashes in front of the signature itself, relaxed."""
+    return _fields_signed(fields, names, relaxed_field)
+
+
+def _fields_signed(
+    fields: Iterable[Field], names: Iterable[str], form: Callable[[Field], bytes]
+) -> bytes:
+    left: dict[bytes, list[Field]] = {}
+    for field in fields:
+        if field.name:
+            left.setdefault(field.name, []).append(field)
+    return b"".join(
+        form(found.pop()) + b"\r\n"
+        for name in names
+        if (found := left.get(name.encode("utf-8", "surrogateescape")))
+    )
 
 
 def _as_it_is(field: Field) -> bytes:

@@ -44,7 +44,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from relay.checks.author import author
 from relay.checks.fields import Field, Oversize, split
-from relay.checks.signatures import header_digest, relaxed_body
+from relay.checks.signatures import relaxed_body, relaxed_field, relaxed_fields
 from relay.errors import PermanentFailure
 
 RSA_BITS = 2048
@@ -148,7 +148,8 @@ def signatures(message: bytes, keys_of: Callable[[str], Sequence[Signatory]]) ->
         return b""
     names = _names(fields)
     body_hash = base64.b64encode(hashlib.sha256(relaxed_body(body)).digest())
-    return b"".join(_signature(key, fields, names, body_hash) for key in keys)
+    signed = relaxed_fields(fields, names)
+    return b"".join(_signature(key, signed, names, body_hash) for key in keys)
 
 
 def _author_domain(fields: Sequence[Field]) -> str:
@@ -171,7 +172,7 @@ def _names(fields: Sequence[Field]) -> tuple[str, ...]:
 
 
 def _signature(
-    signatory: Signatory, fields: Sequence[Field], names: tuple[str, ...], body_hash: bytes
+    signatory: Signatory, signed: bytes, names: tuple[str, ...], body_hash: bytes
 ) -> bytes:
     domain, selector, key = signatory
     unsigned = b"%b\r\n\tbh=%b;\r\n\tb=" % (
@@ -179,7 +180,7 @@ def _signature(
         body_hash,
     )
     own = Field(b"dkim-signature", unsigned)
-    digest = header_digest((own, *fields), 0, names, relaxed=True)
+    digest = hashlib.sha256(signed + relaxed_field(own)).digest()
     if isinstance(key, RSAPrivateKey):
         made = key.sign(digest, _PADDING, Prehashed(_HASH))
     else:
