@@ -381,7 +381,7 @@ def register(api: Api) -> None:
             ),
             scope="send",
             details="The same bytes at every attempt, with the Date and the Message-ID that go "
-            "out. Its owner fetches it, and the administrator anybody's: no other call shows "
+            "out, without the signatures of DKIM in front of them. Its owner fetches it, and the administrator anybody's: no other call shows "
             "them what another owner sends.",
         ),
     )

@@ -1,5 +1,5 @@
 // The story of one outbound message: what it is, what may be done with it, each attempt on a time
-// line (whom it spoke to, what was said and answered), and beside that what was sent, byte for byte.
+// line (whom it spoke to, what was said and answered), and beside that what was sent.
 
 import { clock, get, send } from "/ui/calls.js";
 import { button, doing, h, keepFocus, lasting, problem, titled, when, whose } from "/ui/dom.js";
@@ -58,8 +58,9 @@ async function gateOf({ recipient }, page) {
 }
 
 // Each attempt with its phases: how long each took is a bar, all of one scale.
-function timeLine(events, { sender, recipient }) {
-  const says = { tls: "TLS", ehlo: "EHLO", auth: "AUTH", mail: `MAIL FROM:<${sender ?? "…"}>`, rcpt: `RCPT TO:<${recipient ?? "…"}>`, data: "DATA", dot: "." };
+// The return path that was said may be one of its own (BOUNCE_DOMAIN), which is not kept.
+function timeLine(events, { recipient }) {
+  const says = { tls: "TLS", ehlo: "EHLO", auth: "AUTH", mail: "MAIL FROM", rcpt: `RCPT TO:<${recipient ?? "…"}>`, data: "DATA", dot: "." };
   const attempts = new Map();
   for (const one of events) attempts.set(one.attempt, [...(attempts.get(one.attempt) ?? []), one]);
   const most = Math.max(...events.map((one) => one.duration ?? 0), 0.001);
@@ -93,7 +94,7 @@ const failed = (one) => one.code === null || one.code >= 400;
 function sentOf(path, { id, recipient }, page) {
   const opened = h("details", { id: "story-sent", ontoggle: () => {
     if (opened.open && !opened.querySelector("pre")) opened.append(rawOf(`${path}/raw`, "story-raw", page.signal));
-  } }, h("summary", { text: recipient === null ? t("Another owner's mail, byte for byte: open it only with a reason") : t("As it is sent, byte for byte") }));
+  } }, h("summary", { text: recipient === null ? t("Another owner's mail, byte for byte: open it only with a reason") : t("As it is sent, without its signatures") }));
   opened.dataset.of = id;
   opened.open = recipient !== null && matchMedia(WIDE).matches;
   return opened;

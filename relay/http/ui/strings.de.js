@@ -549,7 +549,7 @@ export default {
   "None yet.": "Noch keine.",
   "Attempt {0}": "Versuch {0}",
   "no reply": "keine Antwort",
-  "As it is sent, byte for byte": "Wie sie gesendet wird, Byte für Byte",
+  "As it is sent, without its signatures": "Wie sie gesendet wird, ohne ihre Signaturen",
   "Account not found": "Konto nicht gefunden",
   "Actor not found": "Akteur nicht gefunden",
   "Address taken": "Adresse vergeben",
