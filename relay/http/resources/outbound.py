@@ -381,8 +381,8 @@ def register(api: Api) -> None:
             ),
             scope="send",
             details="The same bytes at every attempt, with the Date and the Message-ID that go "
-            "out, without the signatures of DKIM in front of them. Its owner fetches it, and the administrator anybody's: no other call shows "
-            "them what another owner sends.",
+            "out, without the signatures of DKIM in front of them. Its owner fetches it, and the "
+            "administrator anybody's: no other call shows them what another owner sends.",
         ),
     )
     async def raw(call: Call, message_id: str) -> Response:
