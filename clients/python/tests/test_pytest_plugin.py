@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from cases import CASES
 import relay_client
 from relay_client import Relay
 from relay_client._records import parsed_info
-from relay_client._started import _runs, running, started, stop
+from relay_client._started import _OURS, _runs, running, started, stop
 from relay_client.pytest_plugin import smtp_server_of
 
 _SENDS = """
@@ -310,12 +311,14 @@ def test_sign_up(inbox, relay, smtp_server, number):
     result.stdout.fnmatch_lines(["*the relay ended as it started:", "*no disk"])
 
 
+_RUNS = """sh -c 'mkdir -p "$RELAY_DATA_DIR/run"; cd "$RELAY_DATA_DIR/run";
+    echo "{}" >relay.new; mv relay.new relay.json; exec sleep 100'"""
+
+
 def test_a_relay_ends_with_a_run_that_was_killed(tmp_path: Path) -> None:
     """By CI, or by an editor, which let it stop nothing."""
-    command = """sh -c 'mkdir -p "$RELAY_DATA_DIR/run"; cd "$RELAY_DATA_DIR/run";
-        echo "{}" >relay.new; mv relay.new relay.json; exec sleep 100'"""
     owner = subprocess.Popen(["sleep", "100"])
-    assert started(tmp_path, command, owner.pid) == {}
+    assert started(tmp_path, _RUNS, owner.pid) == {}
     process = running(tmp_path)
     assert process is not None
     assert started(tmp_path, "false", owner.pid) == {}, "it runs already"
@@ -325,6 +328,26 @@ def test_a_relay_ends_with_a_run_that_was_killed(tmp_path: Path) -> None:
     while _runs(process) or (tmp_path / "data").exists():
         assert time.monotonic() < deadline, f"process {process} is left, or its data"
         time.sleep(0.05)
+
+
+def test_who_watched_one_run_leaves_the_next_its_data(tmp_path: Path) -> None:
+    """In the same folder, begun before it was seen that the owner of the one has gone."""
+    owner = subprocess.Popen(["sleep", "100"])
+    started(tmp_path, _RUNS, owner.pid)
+    watch, first = _OURS[-1], running(tmp_path)
+    assert first is not None
+    watch.send_signal(signal.SIGSTOP)
+    stop(tmp_path, first)
+    assert not (tmp_path / "data").exists()
+    owner.kill()
+    owner.wait()
+    started(tmp_path, _RUNS, os.getpid())
+    watch.send_signal(signal.SIGCONT)
+    watch.wait(20)
+    second = running(tmp_path)
+    assert second not in (None, first)
+    assert (tmp_path / "data" / "run" / "relay.json").exists()
+    stop(tmp_path, int(str(second)))
 
 
 def test_a_relay_that_nobody_reaps_has_stopped(tmp_path: Path) -> None:

@@ -28,13 +28,14 @@ _STARTS_WITHIN = 60.0  # s; the first start of all makes a database
 _STOPS_WITHIN = 20.0  # s
 _OURS: list[subprocess.Popen[bytes]] = []
 # Ends a relay ($2) whose owner ($1) has gone: one that was killed stops nothing.  Then removes its
-# data ($3; empty: it stays), as `stop` does it where there is an owner.
+# data ($3; empty: it stays), as `stop` does it where there is an owner.  Where that was done, and
+# perhaps another relay started there meanwhile, what says which relay has the folder ($4) says so.
 _WATCH = """exec 2>/dev/null
 while kill -0 "$1" && kill -0 "$2"; do sleep 1; done
 kill -0 "$1" && exit
 kill "$2"
 n=0; while kill -0 "$2" && [ $n -lt 20 ]; do sleep 1; n=$((n + 1)); done
-[ -z "$3" ] || rm -rf "$3"
+[ -z "$3" ] || [ "$(cat "$4")" != "$2" ] || rm -rf "$3" "$4"
 """
 _FREE_PORTS = {
     "RELAY_HTTP__BIND": "127.0.0.1:0",
@@ -58,7 +59,7 @@ def started(folder: Path, command: str | None, owner: int, *, keep: bool = False
         if not process.exists():
             relay = _start(folder, command)
             process.write_text(str(relay))
-            _watch(owner, relay, None if keep else folder / "data")
+            _watch(owner, relay, None if keep else folder / "data", process)
         return _ready(folder, int(process.read_text()))
 
 
@@ -72,7 +73,6 @@ def running(folder: Path) -> int | None:
 
 def stop(folder: Path, process: int, *, keep: bool = False) -> None:
     """Stop what `running` has returned, wait for its end, and remove its data or keep it."""
-    (folder / "pid").unlink(missing_ok=True)
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGTERM)
         deadline = time.monotonic() + _STOPS_WITHIN
@@ -83,6 +83,8 @@ def stop(folder: Path, process: int, *, keep: bool = False) -> None:
             time.sleep(0.02)
     if not keep:
         shutil.rmtree(folder / "data", ignore_errors=True)
+    # Last: whoever is killed before leaves the rest to who watches.
+    (folder / "pid").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -123,9 +125,10 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**others, **_FREE_PORTS, "RELAY_DATA_DIR": str(folder / "data")}
 
 
-def _watch(owner: int, relay: int, data: Path | None) -> None:
+def _watch(owner: int, relay: int, data: Path | None, process: Path) -> None:
     quiet = subprocess.DEVNULL
-    words = ["/bin/sh", "-c", _WATCH, "relay-client", str(owner), str(relay), str(data or "")]
+    what = [str(owner), str(relay), str(data or ""), str(process)]
+    words = ["/bin/sh", "-c", _WATCH, "relay-client", *what]
     _OURS.append(
         subprocess.Popen(  # noqa: S603  # numbers and a path of ours
             words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
