@@ -510,14 +510,15 @@ HERITAGE = (
 )
 
 
-def settle(dsn: str, upto: int, directory: Path) -> None:
-    """Bring an empty database to migration `upto`, with the heritage of that time in it.
+def settle(dsn: str, upto: int, directory: Path, since: int = 0) -> None:
+    """Bring a database to migration `upto`, with the heritage of that time in it.
 
-    Each part is made as soon as its migration is there, as it was in real life.
+    Each part is made as soon as its migration is there, as it was in real life.  The database is
+    empty, or was brought to migration `since` with the same directory.
     """
     for migration in migrations():
-        if migration.number > upto:
-            break
+        if not since < migration.number <= upto:
+            continue
         (directory / migration.name).write_text(migration.sql)
         trio.run(functools.partial(migrate, dsn, directory))
         with psycopg.connect(dsn, autocommit=True) as connection:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -25,12 +26,53 @@ def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> Cluster:
     return clusters.get(request.param)
 
 
+class Past:
+    """A database that goes through the schemas in order, of which a test takes a copy."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self._cluster = cluster
+        self._directory = directory
+        self._name = ""
+        self._at = 0
+
+    def as_of(self, number: int) -> str:
+        """Return the name of a database as a relay of that migration left it; nobody may write."""
+        if not self._name or number < self._at:
+            self.forget()
+            self._directory.mkdir()
+            self._name = self._cluster.new_database()
+        settle(self._cluster.dsn(self._name), number, self._directory, self._at)
+        self._at = number
+        return self._name
+
+    def forget(self) -> None:
+        """Leave nothing of it."""
+        if self._name:
+            self._cluster.drop_database(self._name)
+            shutil.rmtree(self._directory)
+        self._name, self._at = "", 0
+
+
+@pytest.fixture(scope="module")
+def past(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
+    """What earlier relays left; to make it anew for each test would be half of all migrations."""
+    past = Past(cluster, tmp_path_factory.mktemp("past") / "migrations")
+    yield past
+    past.forget()
+
+
 @pytest.fixture
-def empty(cluster: Cluster) -> Iterator[str]:
-    """A database without the schema."""
-    name = cluster.new_database()
-    yield cluster.dsn(name)
-    cluster.drop_database(name)
+def left(cluster: Cluster, past: Past) -> Iterator[Callable[[int], str]]:
+    """Makes a database of the test's own as a relay of a migration left it; its DSN."""
+    made: list[str] = []
+
+    def make(number: int) -> str:
+        made.append(cluster.new_database(past.as_of(number)))
+        return cluster.dsn(made[-1])
+
+    yield make
+    for name in made:
+        cluster.drop_database(name)
 
 
 def upgrade(dsn: str) -> list[int]:
@@ -39,14 +81,14 @@ def upgrade(dsn: str) -> list[int]:
 
 @pytest.mark.parametrize("start", range(1, LAST + 1), ids=lambda number: f"from_{number:04}")
 def test_what_an_earlier_relay_held_is_there_after_the_upgrade(
-    empty: str, start: int, tmp_path: Path
+    left: Callable[[int], str], start: int
 ) -> None:
     """From each migration on, with the data of its time, the rest applies and the data stays."""
-    settle(empty, start, tmp_path)
-    assert inherited(empty, start) == {}
-    assert upgrade(empty) == list(range(start + 1, LAST + 1))
-    assert inherited(empty, start) == {}
-    assert upgrade(empty) == []
+    dsn = left(start)
+    assert inherited(dsn, start) == {}
+    assert upgrade(dsn) == list(range(start + 1, LAST + 1))
+    assert inherited(dsn, start) == {}
+    assert upgrade(dsn) == []
 
 
 def test_each_migration_has_a_heritage() -> None:
@@ -55,13 +97,13 @@ def test_each_migration_has_a_heritage() -> None:
 
 
 def test_every_released_schema_is_brought_up_to_date(
-    cluster: Cluster, empty: str, tmp_path: Path
+    cluster: Cluster, left: Callable[[int], str]
 ) -> None:
     """A dump of each release, and of now, is migrated to exactly the schema of a fresh start."""
-    settle(empty, LAST, tmp_path)
-    fresh = dump(empty, schema_only=True)
+    here = left(LAST)
+    fresh = dump(here, schema_only=True)
     dumps = {file.stem: file.read_text() for file in sorted(RELEASED.glob("*.sql"))}
-    for version, text in {**dumps, "now": dump(empty)}.items():
+    for version, text in {**dumps, "now": dump(here)}.items():
         name = cluster.new_database()
         try:
             dsn = cluster.dsn(name)
@@ -78,27 +120,28 @@ def test_every_released_schema_is_brought_up_to_date(
             cluster.drop_database(name)
 
 
-def test_an_older_relay_refuses_a_newer_schema(empty: str, tmp_path: Path) -> None:
+def test_an_older_relay_refuses_a_newer_schema(left: Callable[[int], str], tmp_path: Path) -> None:
     """The program of every earlier release would say so, and touch nothing."""
-    settle(empty, LAST, tmp_path)
-    (tmp_path / migrations()[-1].name).unlink()
+    dsn = left(LAST)
+    for migration in migrations()[:-1]:
+        (tmp_path / migration.name).write_text(migration.sql)
     with pytest.raises(SchemaTooNew):
-        trio.run(functools.partial(migrate, empty, tmp_path))
-    assert inherited(empty, LAST) == {}
+        trio.run(functools.partial(migrate, dsn, tmp_path))
+    assert inherited(dsn, LAST) == {}
 
 
-def test_what_was_read_before_it_was_counted_is_counted(empty: str, tmp_path: Path) -> None:
+def test_what_was_read_before_it_was_counted_is_counted(left: Callable[[int], str]) -> None:
     """Mail that was read, in an earlier relay, is not unread again; nor is what is deleted then."""
     unread = next(m.number for m in migrations() if m.name.endswith("_unread.sql"))
-    settle(empty, unread - 1, tmp_path)
+    dsn = left(unread - 1)
     counts = """
         SELECT sum(messages)::integer, sum(was_read)::integer
         FROM (SELECT messages, was_read FROM relay.mailbox_usage UNION ALL
               SELECT messages, was_read FROM relay.usage_changes) counted
         """
-    with psycopg.connect(empty, autocommit=True) as sql:
+    with psycopg.connect(dsn, autocommit=True) as sql:
         sql.execute("UPDATE relay.messages SET is_read = true")
-        upgrade(empty)
+        upgrade(dsn)
         assert sql.execute(counts).fetchone() == (2, 2)
         sql.execute("SELECT relay.fold_usage(NULL, 1)")
         sql.execute("DELETE FROM relay.messages WHERE id = (SELECT min(id::text)::uuid"
@@ -107,17 +150,17 @@ def test_what_was_read_before_it_was_counted_is_counted(empty: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_who_might_call_relay_send_still_may(empty: str, granted: bool, tmp_path: Path) -> None:
+def test_who_might_call_relay_send_still_may(left: Callable[[int], str], granted: bool) -> None:
     """The function was made anew with one parameter more; grants and revocations are kept."""
     deadlines = next(m.number for m in migrations() if m.name.endswith("_deadlines.sql"))
-    settle(empty, deadlines - 1, tmp_path)
-    with psycopg.connect(empty, autocommit=True) as sql:
+    dsn = left(deadlines - 1)
+    with psycopg.connect(dsn, autocommit=True) as sql:
         sql.execute("CREATE ROLE relay_test_product")
         try:
             if granted:
                 sql.execute("REVOKE EXECUTE ON FUNCTION relay.send FROM PUBLIC")
                 sql.execute("GRANT EXECUTE ON FUNCTION relay.send TO relay_test_product")
-            upgrade(empty)
+            upgrade(dsn)
             may = sql.execute(
                 """
                 SELECT has_function_privilege('relay_test_product', p.oid, 'EXECUTE'),
