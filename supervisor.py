@@ -733,7 +733,8 @@ class Node:
     `started_at` in seconds since the epoch, or None.  `last_error`: what ended an incarnation since
     the child was last ready; of a supervisor, why it gave up.  `processes`: those that the actor
     runs, as far as it says so.  `pausable` and `hears` as in `ChildSpec`; of a supervisor, what any
-    of its children has.
+    of its children has.  `restart`, and of a supervisor `strategy`, `max_restarts` and `within`, as
+    in their specs.
     """
 
     name: str
@@ -748,6 +749,10 @@ class Node:
     last_event_at: float | None = None
     pausable: bool = True
     hears: tuple[type, ...] = ()
+    restart: Restart = Restart.PERMANENT
+    strategy: Strategy | None = None
+    max_restarts: float | None = None
+    within: float | None = None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1186,6 +1191,7 @@ class _Child:
             last_error=self.last_error,
             last_event_at=None if last is None else last.at,
             pausable=self.pausable,
+            restart=self.policy.restart,
         )
 
     def enter(self, phase: _Phase, timeout: float = math.inf) -> None:
@@ -1554,7 +1560,14 @@ class _Branch(_Child):
     def node(self) -> Node:
         children = tuple(child.node() for child in self.children)
         hears = tuple({kind: None for child in children for kind in child.hears})
-        return replace(super().node(), children=children, hears=hears)
+        return replace(
+            super().node(),
+            children=children,
+            hears=hears,
+            strategy=self.spec.strategy,
+            max_restarts=self.spec.max_restarts,
+            within=self.spec.within,
+        )
 
     # By hand.
 

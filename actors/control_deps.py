@@ -81,6 +81,7 @@ def control_deps(
     resolver: Callable[[], Resolver],
     dkim_keys: DkimKeys,
     signer: Signer,
+    history: History,
     links: Links | None = None,
     upstream: str = LOOP,
     posting: Callable[[], ssl.SSLContext] = ssl.create_default_context,
@@ -91,8 +92,9 @@ def control_deps(
     tells this process's claimer of what was queued, None where none runs; `right_of_way`: what high
     mail has over other in this process's sender; `devices`: this node's device inbox, if any;
     `budget`: the collectors', to be shown; `chaos`: the faults of SMTP sessions; `connections`: how
-    many may be open; `resolver`: gives what asks the DNS, `links` the web about links of messages;
-    `upstream`: the relay's own, without credentials; `posting`: whom HTTPS trusts.
+    many may be open; `history`: what the recorder writes down; `resolver`: gives what asks the DNS,
+    `links` the web about links of messages; `upstream`: the relay's own, without credentials;
+    `posting`: whom HTTPS trusts.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
@@ -145,7 +147,7 @@ def control_deps(
             keyring=keyring,
             webhooks=Webhooks(pool),
             accounts=Accounts(pool),
-            history=History(pool),
+            history=history,
             unparsed=partial(unparsed, pool),
             consumption=Consumption(pool, lambda: keyring.signing),
             collector_report=partial(report, pool, budget),

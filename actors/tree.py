@@ -508,6 +508,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         cap=outbound.domain_connections,
     )
     right_of_way = RightOfWay()
+    history = History(pool)
     resolver = cache(partial(_resolver, settings))
     dkim_keys = DkimKeys(pool, resources.keyring.vault)
     signer = Signer(dkim_keys, resources.keyring.vault)
@@ -565,7 +566,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 channels.TOKENS: _wake(boxes.collector),
             },
         ),
-        recorder=partial(recorder.run, history=History(pool)),
+        recorder=partial(recorder.run, history=history),
         writer=partial(
             writer.run, pool=pool, wake_summariser=_nudge(boxes.summariser), capture=capture
         ),
@@ -784,6 +785,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 resolver=resolver,
                 dkim_keys=dkim_keys,
                 signer=signer,
+                history=history,
                 links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),
                 upstream=upstream.url,
                 posting=posting,

@@ -17,6 +17,7 @@ and counting rows would cost by the message.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -34,18 +35,25 @@ KEPT = 25
 _TIMEOUT = 30.0  # s; it counts all that is queued
 _SOON = 0.5  # s after the end of a minute, so that a clock a little off does not cut it short
 
+_APART = 30.0  # s, at least, between two notes of the counters
+
 _COUNTED = {
     "received": (("relay_smtp_messages", "outcome", "accepted"),),
+    "refused": (("relay_smtp_messages", "outcome", "rejected"),),
+    "parsed": (("relay_messages_summarised", "", ""),),
+    "claimed": (("relay_outbound_claimed", "", ""),),
     "sent": (("relay_outbound_outcomes", "cause", "delivered"),),
     "failed": (
         ("relay_outbound_outcomes", "cause", "rejected"),
         ("relay_outbound_outcomes", "cause", "exhausted"),
     ),
+    "deferred": (("relay_outbound_outcomes", "cause", "deferred"),),
     "bounced": (
         ("relay_outbound_outcomes", "cause", "refused"),
         ("relay_returns", "outcome", "bounced"),
     ),
 }
+_KEPT_OF_THESE = ("received", "sent", "failed", "bounced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +88,26 @@ class History:
         self._pool = pool
         self._added = dict.fromkeys(_COUNTED, 0)
         self._added_at: float | None = None  # by Trio's clock
+        self._noted: deque[tuple[float, dict[str, int]]] = deque(maxlen=2)
+
+    def earlier(self) -> tuple[float, dict[str, int]] | None:
+        """Return what the counters were, and how many seconds ago: one to two minutes.
+
+        Sooner after the start; None where nothing is recorded in this process.
+        """
+        if not self._noted:
+            return None
+        at, counters = self._noted[0]
+        return trio.current_time() - at, counters
 
     async def record(self) -> float:
         """Add what was counted since the last time; return the seconds to the next minute's end.
 
         It belongs to the minute in which most of that time was, the last one of an outage.
         """
-        counted, now = _counted(), trio.current_time()
+        counted, now = counters(), trio.current_time()
+        if not self._noted or now - self._noted[-1][0] >= _APART:
+            self._noted.append((now, counted))
         since = 0.0 if self._added_at is None else now - self._added_at
         rest = await self._pool.fetch_value(
             f"""
@@ -113,7 +134,7 @@ class History:
             {
                 "kept": KEPT,
                 "back": min(since, 60.0) / 2,
-                **{name: value - self._added[name] for name, value in counted.items()},
+                **{name: counted[name] - self._added[name] for name in _KEPT_OF_THESE},
             },
             timeout=_TIMEOUT,
         )
@@ -134,14 +155,14 @@ class History:
         return [Minute(*row) for row in rows]
 
 
-def _counted() -> dict[str, int]:
+def counters() -> dict[str, int]:
     """What the counters of this relay say now, those of its SMTP processes among them."""
     wanted = {name for sources in _COUNTED.values() for name, _, _ in sources}
     found: dict[tuple[str, str, str], float] = {}
     for metric in registry.collect():
         if metric.name in wanted:
             for sample in metric.samples:
-                for label, value in sample.labels.items():
+                for label, value in (sample.labels or {"": ""}).items():
                     found[metric.name, label, value] = sample.value
     return {
         name: int(sum(found.get(source, 0.0) for source in sources))

@@ -75,6 +75,13 @@ class Process(Protocol):
     def cpu_seconds(self) -> float | None: ...
 
 
+class Named(Protocol):
+    """A member of an enumeration."""
+
+    @property
+    def value(self) -> str: ...
+
+
 class Node(Protocol):
     """One child in the snapshot of the supervision tree."""
 
@@ -102,6 +109,14 @@ class Node(Protocol):
     def pausable(self) -> bool: ...
     @property
     def hears(self) -> Sequence[type]: ...
+    @property
+    def restart(self) -> Named: ...
+    @property
+    def strategy(self) -> Named | None: ...
+    @property
+    def max_restarts(self) -> float | None: ...
+    @property
+    def within(self) -> float | None: ...
 
 
 class Event(Protocol):

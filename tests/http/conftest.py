@@ -28,6 +28,7 @@ from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
 from relay.dns.resolver import Resolver, Server
+from relay.history import History
 from relay.http.deps import Deps, Limits, Serving
 from relay.http.serve import MAX_CONNECTIONS
 from relay.ids import new_id
@@ -67,6 +68,7 @@ class House:
     client: httpx.AsyncClient
     keyring: Keyring
     chaos: Chaos
+    history: History
     fetch: list[Callable[[str], Awaitable[bytes]]] = field(default_factory=lambda: [no_fetch])
 
     def __post_init__(self) -> None:
@@ -171,6 +173,7 @@ async def open_house(
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     supervisor, hub, ring = Supervisor(), Hub(), LogRing()
+    history = History(pool)
     chaos = Chaos()
     token = new_admin_token()
     # Keys as the settings give them, so that no directory is touched.
@@ -221,6 +224,7 @@ async def open_house(
         resolver=functools.cache(lambda: Resolver([dns])),
         dkim_keys=dkim_keys,
         signer=Signer(dkim_keys, keyring.vault),
+        history=history,
     )
 
     def make_deps(serving: Serving) -> Deps:
@@ -255,7 +259,9 @@ async def open_house(
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
                 try:
                     yield House(
-                        pool, port, supervisor, token, ring, hub, client, keyring, chaos, fetchers
+                        *(pool, port, supervisor, token, ring, hub, client, keyring, chaos),
+                        history,
+                        fetchers,
                     )
                 finally:
                     supervisor.shutdown()

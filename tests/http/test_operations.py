@@ -19,18 +19,22 @@ TREE = "/api/v1/supervision"
 
 
 async def test_the_tree_is_shown_as_the_specification_has_it(house: House):
-    """Every node has the eleven fields; times are RFC 3339."""
+    """Every node has the fifteen fields; times are RFC 3339."""
     tree = (await house.client.get(TREE, headers=house.admin)).json()
     assert [child["name"] for child in tree["children"]] == ["listener", "writer", "control"]
     for node in (tree, *tree["children"]):
         assert set(node) == {
             "name", "state", "restarts", "started_at", "mailbox_depth", "last_event",
-            "last_event_at", "last_log", "commands", "processes", "children",
+            "last_event_at", "last_log", "commands", "processes", "children", "restart",
+            "strategy", "max_restarts", "within",
         }  # fmt: skip
+        assert node["restart"] == "permanent"
         assert node["state"] == "running"
         assert node["started_at"].endswith("Z")
         assert node["last_event_at"].endswith("Z")
         assert node["commands"][0] == "restart"
+    assert (tree["strategy"], tree["max_restarts"], tree["within"]) == ("one_for_one", 5, 30.0)
+    assert tree["children"][0]["strategy"] is None
     for event in ("control.began", "loop.blocked"):  # the latter is over when it is told
         line = {"actor": "control", "event": event, "level": "info", "timestamp": "2026-11-23"}
         house.ring.append(line)

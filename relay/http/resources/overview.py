@@ -1,7 +1,8 @@
 """`/api/v1/overview`: the relay at one glance, and what needs a person first.
 
 Counters are this process's, since its start: a page that asks every other second makes rates of
-them.  What is counted in the database (the queue, the mailboxes) is of all nodes.
+them, and of what they were `earlier` when it asks first.  What is counted in the database (the
+queue, the mailboxes) is of all nodes.
 
 What needs attention is worked out here and not in the page, so that the page, the terminal and an
 agent are told the same, in the same order.
@@ -16,6 +17,7 @@ from quart import Response
 
 from relay.chance import time
 from relay.errors import DatabaseUnavailable
+from relay.history import counters
 from relay.http.deps import Deps, Node
 from relay.http.operations import (
     Access,
@@ -29,7 +31,6 @@ from relay.http.operations import (
 from relay.http.resources.health import notices, troubles
 from relay.http.resources.queue import QueueState
 from relay.http.routing import Api
-from relay.metrics import registry
 from relay.outbound.admin import Stats
 from relay.times import rfc3339
 
@@ -50,28 +51,23 @@ class Concern(View):
     command: str | None
 
 
+class Earlier(View):
+    """What the counters were so many `seconds` before: one to two minutes, less after a start."""
+
+    seconds: float
+    counters: dict[str, int]
+
+
 class Overview(View):
-    """One glance."""
+    """One glance; `earlier` is null where the relay has just begun."""
 
     at: Instant
-    counters: dict[str, float]
+    counters: dict[str, int]
+    earlier: Earlier | None
     mailboxes: int | None
     unparsed: int | None
     queue: QueueState | None
     attention: list[Concern]
-
-
-_OUTCOMES = "relay_outbound_outcomes_total"
-_COUNTERS: dict[str, tuple[str, tuple[dict[str, str], ...]]] = {
-    "received": ("relay_smtp_messages_total", ({"outcome": "accepted"},)),
-    "refused": ("relay_smtp_messages_total", ({"outcome": "rejected"},)),
-    "sent": (_OUTCOMES, ({"cause": "delivered"},)),
-    "deferred": (_OUTCOMES, ({"cause": "deferred"},)),
-    "bounced": (_OUTCOMES, ({"cause": "refused"},)),
-    "failed": (_OUTCOMES, ({"cause": "rejected"}, {"cause": "exhausted"})),  # as in `states`
-    "parsed": ("relay_messages_summarised_total", ({},)),
-    "claimed": ("relay_outbound_claimed_total", ({},)),
-}
 
 
 def register(api: Api) -> None:
@@ -92,6 +88,7 @@ def register(api: Api) -> None:
         ),
     )
     async def overview(call: Call) -> Response:
+        earlier = deps.history.earlier()
         queue: Stats | None = None
         mailboxes: int | None = None
         unparsed: int | None = None
@@ -104,10 +101,10 @@ def register(api: Api) -> None:
         return json_response(
             {
                 "at": rfc3339(time()),
-                "counters": {
-                    name: sum(registry.get_sample_value(metric, each) or 0.0 for each in labels)
-                    for name, (metric, labels) in _COUNTERS.items()
-                },
+                "counters": counters(),
+                "earlier": None
+                if earlier is None
+                else {"seconds": earlier[0], "counters": earlier[1]},
                 "mailboxes": mailboxes,
                 "unparsed": unparsed,
                 "queue": None if queue is None else queue.as_json(),

@@ -11,10 +11,11 @@ cannot be told now.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from quart import Response
 
@@ -63,6 +64,9 @@ class LastLine(View):
 class TreeNode(View):
     """An actor or a supervisor, the processes that it runs, and what is under it.
 
+    `restart`: when it is started again; of a supervisor, `strategy` says who is started again with
+    a child that failed, and after more than `max_restarts` failures (null: any number) `within` so
+    many seconds it gives up.
     `last_event` is what supervision did to it last, `last_log` what it said itself; `commands` are
     those that it understands as it is now.
     """
@@ -70,6 +74,10 @@ class TreeNode(View):
     name: str
     state: str
     restarts: int
+    restart: Literal["permanent", "transient", "temporary"]
+    strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] | None
+    max_restarts: int | None
+    within: float | None
     started_at: Instant | None
     mailbox_depth: int
     last_event: str | None
@@ -87,6 +95,12 @@ def as_json(node: Node, supervision: Supervision, logs: Logs) -> dict[str, Any]:
         "name": node.name,
         "state": str(node.state),
         "restarts": node.restarts,
+        "restart": node.restart.value,
+        "strategy": node.strategy and node.strategy.value,
+        "max_restarts": None
+        if node.max_restarts is None or math.isinf(node.max_restarts)
+        else int(node.max_restarts),
+        "within": node.within,
         "started_at": _instant(node.started_at),
         "mailbox_depth": node.mailbox_depth,
         "last_event": node.last_event,

@@ -1,5 +1,7 @@
 """One glance at the relay: counters, and what needs a person first."""
 
+from typing import Any
+
 from relay.outbound.finaliser import OUTCOMES
 from relay.outbound.gates import Standing
 from relay.outbound.states import Cause
@@ -16,6 +18,22 @@ async def test_a_quiet_relay_needs_nobody(house: House):
     assert seen["mailboxes"] == 1
     assert seen["queue"]["queued"] == 0
     assert set(seen["counters"]) >= {"received", "sent", "deferred", "bounced", "failed"}
+
+
+async def test_what_moved_is_known_at_the_first_look(house: House):
+    """What the counters were a minute or two ago comes with what they are."""
+
+    async def seen() -> dict[str, Any]:
+        answer = await house.client.get("/api/v1/overview", headers=house.admin)
+        return dict(answer.json())
+
+    assert (await seen())["earlier"] is None  # nothing is recorded in this house
+    await house.history.record()
+    OUTCOMES.labels(Cause.DELIVERED).inc(3)
+    await house.history.record()  # too soon to be noted
+    now = await seen()
+    assert now["counters"]["sent"] - now["earlier"]["counters"]["sent"] == 3
+    assert 0 < now["earlier"]["seconds"] < 60
 
 
 async def test_failed_means_what_it_means_of_a_message(house: House):
