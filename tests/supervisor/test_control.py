@@ -265,6 +265,22 @@ async def test_the_snapshot(autojump_clock):
         assert b.started_at == house.began
 
 
+async def test_the_snapshot_says_when_a_child_is_started_again(autojump_clock):
+    """The policy of each child, and of a supervisor whom it takes along and when it gives up."""
+    inner = SupervisorSpec(
+        "inner",
+        (ChildSpec("b", idle, Restart.TRANSIENT),),
+        Strategy.REST_FOR_ONE,
+        max_restarts=2,
+        within=9.0,
+    )
+    async with running(SupervisorSpec("root", (ChildSpec("a", idle), inner))) as house:
+        a, group = house.supervisor.tree().children
+        assert (a.restart, a.strategy, a.max_restarts) == (Restart.PERMANENT, None, None)
+        assert (group.strategy, group.max_restarts, group.within) == (Strategy.REST_FOR_ONE, 2, 9.0)
+        assert group.children[0].restart is Restart.TRANSIENT
+
+
 async def test_the_snapshot_has_the_processes_that_an_actor_runs(autojump_clock):
     """As it says whenever the tree is asked for; an incarnation that has ended has none."""
     used = itertools.count(1.5)
