@@ -1,8 +1,8 @@
 // Accounts: who there is, which letters they got, what mail waits for them, and what of the budget
 // is used.
 
-import { every, get, page as pageOf, send } from "/ui/calls.js";
-import { button, doing, fill, h, keepFocus, lasting, number, Pages, problem, say, Table, when } from "/ui/dom.js";
+import { send } from "/ui/calls.js";
+import { button, doing, fill, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, Table, when } from "/ui/dom.js";
 import { locale, named, t } from "/ui/strings.js";
 
 export const title = t("Accounts");
@@ -21,26 +21,26 @@ export function open(place, page) {
   }, { none: t("No account yet."), id: "accounts" });
   const make = (row, one) => row.cells[4].append(lettersOf(one.id, page));
   const show = (one, first = false) => table.add(String(one.id), (row) => fillRow(row, one, act), (row) => make(row, one), first);
-  const pages = new Pages((path) => pageOf(path, { signal: page.signal }), (items, fresh) => {
+  const pages = new Pages(page.list, (items, fresh) => {
     if (fresh) table.show(items, (one) => String(one.id), (row, one) => fillRow(row, one, act), make);
     else items.forEach((one) => show(one));
   });
   const act = (id, verb) => doing(trouble, async () => {
-    show(await send("POST", `/api/v1/accounts/${id}/${verb}`));
+    show(await send("POST", `accounts/${id}/${verb}`));
     const letters = table.rows.get(String(id)).querySelector("details");
     if (letters.open) letters.ontoggle(); // there is another now
   });
   const form = h("form", { onsubmit: doing(trouble, async () => {
-    show(await send("POST", "/api/v1/accounts", Object.fromEntries(new FormData(form))), true);
+    show(await send("POST", "accounts", Object.fromEntries(new FormData(form))), true);
     form.reset();
   }) },
-    h("label", { text: `${t("Email")} ` }, h("input", { name: "email", required: true, autocapitalize: "none" })),
-    h("label", { text: `${t("Login")} ` }, h("input", { name: "login", required: true, autocapitalize: "none" })),
+    labelled(t("Email"), input("email", { required: true })),
+    labelled(t("Login"), input("login", { required: true })),
     h("button", { text: t("Make an account") }));
   if (page.may("admin")) place.append(makeCollector(page));
-  place.append(h("section", { "aria-label": t("Accounts") }, form, trouble, outage, table.element, pages.element));
+  place.append(section(t("Accounts"), form, trouble, outage, table.element, pages.element));
   // Rows that came by "More" are left alone: a list that jumps cannot be read.
-  every(EVERY, page.signal, async () => table.rows.size > PAGE || pages.start(`/api/v1/accounts?limit=${PAGE}`), (text) => say(outage, text));
+  page.every(EVERY, async () => table.rows.size > PAGE || pages.start(`accounts?limit=${PAGE}`), outage);
 }
 
 function fillRow(row, one, act) {
@@ -60,7 +60,7 @@ function lettersOf(id, page) {
   opened.ontoggle = async () => {
     if (!opened.open) return;
     try {
-      const { letters } = await get(`/api/v1/accounts/${id}`, { signal: page.signal });
+      const { letters } = await page.get(`accounts/${id}`);
       list.replaceChildren(...letters.map((one) => h("li", {},
         page.may("admin") ? h("a", { href: `#/queue/${one.message_id}`, text: named(one.action) }) : named(one.action), " ",
         h("span", { class: `status ${one.status}`, text: named(one.status) }), ` · ${when(one.at)}`)));
@@ -78,8 +78,8 @@ function makeCollector(page) {
   const trouble = problem();
   const waiting = h("p", { class: "facts", id: "collector" });
   const budget = h("div", { id: "budget" });
-  every(EVERY, page.signal, async () => {
-    const seen = await get("/api/v1/collector", { signal: page.signal });
+  page.every(EVERY, async () => {
+    const seen = await page.get("collector");
     say(waiting, [
       t("{0} activation and {1} recovery letters wait", number(seen.activations), number(seen.recoveries)),
       seen.oldest_seconds === null ? "" : t("the oldest for {0}", lasting(seen.oldest_seconds)),
@@ -87,8 +87,8 @@ function makeCollector(page) {
       t("batches since this start: {0}, letters in them: {1}", number(seen.batches), number(seen.letters)),
     ].filter(Boolean).join(" · "));
     showBudget(budget, seen.budget);
-  }, (text) => say(trouble, text));
-  return h("section", { "aria-label": t("The collector") }, waiting, budget, trouble);
+  }, trouble);
+  return section(t("The collector"), waiting, budget, trouble);
 }
 
 function showBudget(place, budget) {
@@ -98,7 +98,7 @@ function showBudget(place, budget) {
   }
   const used = budget.spent / budget.monthly;
   if (!place.querySelector("meter")) {
-    place.replaceChildren(h("p", {}, h("label", { text: `${t("Used of the month's budget")} ` }, h("meter", { min: 0, max: 1 })), " ", h("span", { class: "said" })));
+    place.replaceChildren(h("p", {}, labelled(t("Used of the month's budget"), h("meter", { min: 0, max: 1 })), " ", h("span", { class: "said" })));
   }
   place.querySelector("meter").value = used;
   const money = (value) => value.toLocaleString(locale, { minimumFractionDigits: 2, maximumFractionDigits: 2 });

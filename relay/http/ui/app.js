@@ -1,11 +1,12 @@
 // The operator's page: who is signed in, which view is open, and whether the relay is well.
 //
 // A view is a module with `title`, `scope` (what a key needs for it; null: nothing) and
-// `open(place, page)`, which fills `place`.  What it starts ends with `page.signal`.  It may return
+// `open(place, page)`, which fills `place`.  What it starts ends with `page.signal`, as do the calls
+// by `page.get` and `page.list`, and those of `page.every`, which fail into an element.  It may return
 // a function that takes a change of address within the view, so that lists stay as they are.  It may
 // have `strange(parts, who)`: whether an address of it is not for who is here.
 
-import { ask, get, Refused, send, session } from "/ui/calls.js";
+import { ask, every, get, page as list, Refused, send, session } from "/ui/calls.js";
 import { feed, LOOK, look, titled } from "/ui/badge.js";
 import { button, h, say } from "/ui/dom.js";
 import { palette } from "/ui/palette.js";
@@ -77,7 +78,12 @@ function open() {
   page.said = "";
   page.done = false;
   page.acts = null;
-  page.move = view.open(place, { ...at, who: page.who, said, done, signal, may, enter, find: () => palette(found), acts: (acts) => (page.acts = acts) }) ?? null;
+  const own = { // until the view is left
+    get: (path) => get(path, { signal }),
+    list: (path) => list(path, { signal }),
+    every: (milliseconds, once, told) => every(milliseconds, signal, once, (text) => told && say(told, text)),
+  };
+  page.move = view.open(place, { ...at, ...own, who: page.who, said, done, signal, may, enter, find: () => palette(found), acts: (acts) => (page.acts = acts) }) ?? null;
   if (page.opened) heading.focus({ preventScroll: true });
   page.opened = true;
 }
@@ -121,7 +127,7 @@ function become(who) {
 
 // `credentials`: {token} or {code}; `first`: what is opened then.
 async function enter(credentials, first = "#/") {
-  const { owner, scopes, plan, page_key } = await send("POST", "/api/v1/session", credentials, { free: true });
+  const { owner, scopes, plan, page_key } = await send("POST", "session", credentials, { free: true });
   hold(page_key);
   if (where().view === "signin") history.replaceState(null, "", first);
   become({ owner, scopes, plan });
@@ -141,7 +147,7 @@ async function byLink(code) {
 async function leave() {
   page.left.abort(); // what the view still has to say is said as who one was
   // Where the relay does not answer, the key is gone all the same, so nobody is signed in.
-  await send("DELETE", "/api/v1/session", undefined, { free: true }).catch(() => {});
+  await send("DELETE", "session", undefined, { free: true }).catch(() => {});
   drop();
   page.said = t("You are signed out.");
   page.done = true; // nothing is wrong
@@ -156,7 +162,7 @@ session.over = () => {
 
 const signedIn = async () => {
   if (!pageKey()) return null;
-  const found = await get("/api/v1/session", { free: true });
+  const found = await get("session", { free: true });
   return found.scopes.length ? found : null;
 };
 

@@ -19,6 +19,9 @@ function icon(unread) {
   return `data:image/svg+xml,${drawn}`;
 }
 
+const draw = () => (document.querySelector("link[rel=icon]").href = icon(count));
+draw();
+
 function show() {
   document.title = count ? `(${count}) ${shown}` : shown;
 }
@@ -31,7 +34,7 @@ export function titled(title) {
 export function unread(number) {
   if (String(number || "") === String(count ?? "")) return;
   count = number || null;
-  document.querySelector("link[rel=icon]").href = icon(count);
+  draw();
   show();
 }
 
@@ -39,8 +42,8 @@ export function unread(number) {
 let since = null;
 export async function look(options) {
   const [found, { unread: count }] = await Promise.all([
-    get(`/api/v1/messages${query({ q: "is:unread", limit: NEWEST })}`, options),
-    get("/api/v1/quota", options),
+    get(`messages${query({ q: "is:unread", limit: NEWEST })}`, options),
+    get("quota", options),
   ]);
   for (const one of found) if (since && one.received_at > since) came(one, hrefOf(one));
   since = [since ?? "0", found[0]?.received_at ?? "0"].sort().pop();
@@ -73,7 +76,7 @@ export function feed(may = allowed) {
 }
 
 async function follow(signal) {
-  for await (const { kind, data } of eventsIn(await ask("/api/v1/messages/events", { signal }))) {
+  for await (const { kind, data } of eventsIn(await ask("messages/events", { signal }))) {
     if (kind !== "new_message") continue;
     came(data, hrefOf(data));
     recount();

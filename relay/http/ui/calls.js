@@ -37,9 +37,11 @@ const outliving = new Caller({ ...own, fetch: (url, options) => fetch(url, { ...
 // What to do when the session is over; the page sets it.
 export const session = { over: () => {} };
 
-// An answer, as soon as it begins.  `free`: it may be refused for want of a session; `keepalive`: the
-// call goes on when the page is left, as one of few, with 64 kB in all of their bodies.
+// An answer, as soon as it begins, of a path below /api/v1/, or from the root.  `free`: it may be
+// refused for want of a session; `keepalive`: the call goes on when the page is left, as one of few,
+// with 64 kB in all of their bodies.
 export async function ask(path, { method = "GET", body, headers, signal, free, keepalive } = {}) {
+  if (path[0] !== "/") path = `/api/v1/${path}`;
   try {
     return await (keepalive ? outliving : relay).once({ method, path, body, headers: { ...keysFor(path), ...headers } }, signal);
   } catch (error) {

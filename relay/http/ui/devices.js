@@ -1,7 +1,6 @@
 // Devices: inboxes by depth and age, and the sessions that are open.
 
-import { every, get } from "/ui/calls.js";
-import { bytes, copyButton, fill, h, lasting, number, problem, say, Table } from "/ui/dom.js";
+import { bytes, copyButton, fill, h, lasting, number, problem, say, section, Table } from "/ui/dom.js";
 import { t } from "/ui/strings.js";
 
 export const title = t("Devices");
@@ -13,9 +12,9 @@ export function open(place, page) {
   const trouble = problem();
   const counts = h("p", { class: "facts", id: "device-counts" });
   const table = new Table(t("The fullest inboxes"), { device: t("Device"), blobs: t("Blobs"), size: t("Size"), sessions: t("Sessions") }, { none: t("No blob is waiting."), id: "device-inboxes" });
-  place.append(h("section", { "aria-label": t("Devices") }, counts, trouble, table.element));
-  every(EVERY, page.signal, async () => {
-    const seen = await get("/api/v1/devices", { signal: page.signal });
+  place.append(section(t("Devices"), counts, trouble, table.element));
+  page.every(EVERY, async () => {
+    const seen = await page.get("devices");
     say(counts, [
       t("blobs: {0} ({1}), inboxes: {2}", number(seen.blobs), bytes(seen.bytes), number(seen.inboxes)),
       seen.oldest_age ? t("the oldest for {0}", lasting(seen.oldest_age)) : "",
@@ -24,5 +23,5 @@ export function open(place, page) {
     table.show(seen.fullest, (one) => one.key,
       (row, one) => fill(row, [undefined, number(one.blobs), bytes(one.bytes), number(one.sessions)]),
       (row, one) => row.cells[0].append(`${one.key} `, copyButton(one.key, t("the key"))));
-  }, (text) => say(trouble, text));
+  }, trouble);
 }

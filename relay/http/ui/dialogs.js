@@ -29,7 +29,7 @@ export function asking({ title, says, fields, does, act, keep = t("Cancel") }) {
       }
     }),
   }, ...fields, h("p", { class: "bar" }, h("button", { class: "main", text: does }), close), far, trouble);
-  const dialog = h("dialog", { class: "asks", "aria-label": title, onclose: () => dialog.remove() }, h("h2", { text: title }), says ? h("p", { class: "small", text: says }) : "", form);
+  const dialog = h("dialog", { class: "asks", ariaLabel: title, onclose: () => dialog.remove() }, h("h2", { text: title }), says ? h("p", { class: "small", text: says }) : "", form);
   document.body.append(dialog);
   dialog.showModal();
 }

@@ -17,6 +17,13 @@ export function h(tag, properties = {}, ...children) {
   return made;
 }
 
+export const section = (ariaLabel, ...children) => h("section", { ariaLabel }, ...children);
+
+export const labelled = (text, control) => h("label", { text: `${text} ` }, control);
+
+// A field for what is no sentence: an address, a name.
+export const input = (name, properties) => h("input", { name, autocapitalize: "none", ...properties });
+
 export const button = (text, act, properties = {}) => h("button", { type: "button", text, onclick: act, ...properties });
 
 // A live region is read out when it changes, so it is changed only when it has to be.

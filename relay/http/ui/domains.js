@@ -1,8 +1,8 @@
 // Domains: which are this relay's own, what comes in for each, who sends from it, and whether it
 // publishes what its mail needs.
 
-import { every, get } from "/ui/calls.js";
-import { button, copyButton, doing, fill, h, problem, say, Table } from "/ui/dom.js";
+import { get } from "/ui/calls.js";
+import { button, copyButton, doing, fill, h, input, problem, say, section, Table } from "/ui/dom.js";
 import { language, learn, spoken, t } from "/ui/strings.js";
 
 export const title = t("Domains");
@@ -19,18 +19,18 @@ export function open(place, page) {
   const hint = h("div", { hidden: true });
   const checked = h("div", { id: "domain-check", "aria-live": "polite" });
   const check = (name) => doing(trouble, async () => {
-    const [records] = await Promise.all([get(`/api/v1/domains/${encodeURIComponent(name)}/check`, { signal: page.signal }), learn("checks"), learn("domains")]);
+    const [records] = await Promise.all([page.get(`domains/${encodeURIComponent(name)}/check`), learn("checks"), learn("domains")]);
     showRecords(checked, name, records);
   });
-  const other = h("input", { name: "domain", required: true, placeholder: t("a domain"), "aria-label": t("A domain to check"), autocapitalize: "none", spellcheck: false });
+  const other = input("domain", { required: true, placeholder: t("a domain"), ariaLabel: t("A domain to check"), spellcheck: false });
   const table = new Table(t("The relay's own domains, and those that keys send from"), {
     domain: t("Domain"), "mail-in": t("Mail in"), letters: t("Letters of accounts"), senders: t("Keys that send from it"),
   }, { none: t("This relay has no domain of its own."), id: "domains" });
-  place.append(h("section", { "aria-label": t("Domains") }, facts, trouble, table.element, hint,
+  place.append(section(t("Domains"), facts, trouble, table.element, hint,
     h("form", { id: "check-domain", onsubmit: (sent) => check(other.value.trim())(sent) }, other, " ", h("button", { type: "submit", text: t("Check what it publishes") })), checked));
-  every(EVERY, page.signal, async () => {
+  page.every(EVERY, async () => {
     const options = { signal: page.signal };
-    const [info, settings, keys] = await Promise.all([get("/api/v1/info", options), get("/api/v1/settings", options), get(`/api/v1/keys?limit=${KEYS}`, options)]);
+    const [info, settings, keys] = await Promise.all([get("info", options), get("settings", options), get(`keys?limit=${KEYS}`, options)]);
     const valueOf = (name) => settings.find((one) => one.name === name)?.value;
     const letters = valueOf("collector.sender") || `no-reply@${info.domains[0]}`;
     say(facts, [
@@ -50,7 +50,7 @@ export function open(place, page) {
     ]), (row, name) => row.cells[0].append(name, " ", copyButton(name, t("the domain")), " ", button(t("check"), check(name), { ariaLabel: t("Check what {0} publishes", name) })));
     hint.hidden = info.domains.some((name) => !name.endsWith("localhost"));
     if (!hint.hidden && !hint.childElementCount) hint.append(...howToAdd(info.domains));
-  }, (text) => say(trouble, text));
+  }, trouble);
 }
 
 // What a domain publishes, and what it is to publish, ready to copy.

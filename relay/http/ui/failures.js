@@ -1,12 +1,12 @@
 // What failed or bounced, by destination and error: a group is retried at once, its count asked first.
 
-import { get, query, send } from "/ui/calls.js";
+import { query, send } from "/ui/calls.js";
 import { asking } from "/ui/dialogs.js";
 import { button, doing, h, keepFocus, number, problem, say, since, when } from "/ui/dom.js";
 import { named, spoken, t } from "/ui/strings.js";
 
 const keyOf = (one) => JSON.stringify([one.status, one.domain, one.error]);
-const pathOf = (verb, { status, domain, error }) => `/api/v1/outbound/${verb}?${new URLSearchParams({ status, domain, error: error ?? "" })}`;
+const pathOf = (verb, { status, domain, error }) => `outbound/${verb}?${new URLSearchParams({ status, domain, error: error ?? "" })}`;
 const errorOf = ({ error }) => (error ? spoken(error) ?? error : t("without an error"));
 export const messages = (count) => (count === 1 ? t("1 message") : t("{0} messages", number(count)));
 
@@ -15,11 +15,11 @@ export function makeFailures(page, changed) {
   const rows = new Map();
   const trouble = problem();
   const done = h("p", { class: "small", role: "status" });
-  const list = h("ul", { id: "failures", "aria-label": t("Failures by error, the most first") });
+  const list = h("ul", { id: "failures", ariaLabel: t("Failures by error, the most first") });
   const none = h("p", { class: "none", hidden: true, text: t("Nothing failed.") });
 
   async function retry(group) {
-    const [now] = await get(pathOf("failures", group), { signal: page.signal });
+    const [now] = await page.get(pathOf("failures", group));
     if (!now) {
       await refresh();
       throw new Error(t("None of them is left to be retried."));
@@ -70,6 +70,6 @@ export function makeFailures(page, changed) {
     none.hidden = rows.size > 0;
   }
 
-  const refresh = async () => show(await get("/api/v1/outbound/failures", { signal: page.signal }));
+  const refresh = async () => show(await page.get("outbound/failures"));
   return { element: h("div", {}, trouble, done, list, none), refresh };
 }

@@ -43,9 +43,9 @@ function parted(place) {
 
 // `address`: an inbox that mail is to come to, or null.
 export function firstMail(address, page, signal) {
-  const place = h("section", { class: "hello", "aria-label": t("Send the first mail") });
+  const place = h("section", { class: "hello", ariaLabel: t("Send the first mail") });
   // Who has no credential has an address, and is told no more than where to send to it.
-  const info = get(page.who === null ? "/api/v1/quota" : "/api/v1/info", { signal });
+  const info = get(page.who === null ? "quota" : "info", { signal });
   info.then(
     (info) => {
       const at = parted(info.smtp);
@@ -62,9 +62,9 @@ export function firstMail(address, page, signal) {
 }
 
 function snippets(values, address, info, page) {
-  const code = h("pre", { tabindex: "0", "aria-label": t("The lines to copy") });
+  const code = h("pre", { tabindex: "0", ariaLabel: t("The lines to copy") });
   const copy = h("span");
-  const names = h("div", { role: "group", "aria-label": t("Client"), class: "tabs" });
+  const names = h("div", { role: "group", ariaLabel: t("Client"), class: "tabs" });
   const choose = (name, pressed) => {
     const text = SNIPPETS[name](values);
     for (const other of names.children) other.ariaPressed = String(other === pressed);
@@ -89,8 +89,8 @@ function snippets(values, address, info, page) {
 function testMail(address, page) {
   const trouble = problem();
   return h("p", {}, t("Or see one come:"), " ", button(t("Send a test mail"), doing(trouble, async () => {
-    const to = address ?? (page.may("read") ? (await send("POST", "/api/v1/mailboxes", {})).address : null);
-    await send("POST", `/api/v1/mailboxes/${encodeURIComponent(to)}/test-message`);
+    const to = address ?? (page.may("read") ? (await send("POST", "mailboxes", {})).address : null);
+    await send("POST", `mailboxes/${encodeURIComponent(to)}/test-message`);
     if (!address) location.hash = `#/mail/${encodeURIComponent(to)}`;
   })), trouble);
 }
@@ -98,7 +98,7 @@ function testMail(address, page) {
 // Who is not signed in is told how.
 export function howToSignIn() {
   const command = "relay open";
-  return h("section", { class: "hello", "aria-label": t("Sign in or make an inbox") },
+  return h("section", { class: "hello", ariaLabel: t("Sign in or make an inbox") },
     h("h3", { text: t("See all mail, or make an inbox") }),
     h("p", {}, told(t("To see all the mail of this relay, run {0} where it runs: it opens this page signed in. Or {1}."), h("span", {}, h("code", { text: command }), " ", copyButton(command, t("the command"))), h("a", { href: "#/signin", text: t("enter a token") }))),
     h("p", { text: t("Or create an inbox of your own: a disposable address, whose mail only this browser sees.") }));

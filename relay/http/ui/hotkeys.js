@@ -26,7 +26,7 @@ const LETTER = 1000; // ms that a g waits for its letter
 const WRITES = "input:not([type=checkbox]),textarea,select,[contenteditable]";
 
 export function showKeys() {
-  const dialog = h("dialog", { id: "keys-help", "aria-label": t("Keys"), onclose: () => dialog.remove() },
+  const dialog = h("dialog", { id: "keys-help", ariaLabel: t("Keys"), onclose: () => dialog.remove() },
     h("h2", { text: t("Keys") }),
     h("dl", {}, KEYS.map(([key, does]) => [h("dt", {}, h("kbd", { text: key })), h("dd", { text: does })]).flat()),
     button(t("Close"), () => dialog.close()));

@@ -1,8 +1,8 @@
 // Keys: who else may call the relay.  Making one needs the token itself: it outlives this session.
 
-import { page as pageOf, Refused, send } from "/ui/calls.js";
+import { Refused, send } from "/ui/calls.js";
 import { asking } from "/ui/dialogs.js";
-import { button, copyButton, doing, fill, h, Pages, problem, say, Table, when } from "/ui/dom.js";
+import { button, copyButton, doing, fill, h, input, labelled, Pages, problem, say, section, Table, when } from "/ui/dom.js";
 import { t } from "/ui/strings.js";
 
 export const title = t("API keys");
@@ -19,12 +19,12 @@ export function open(place, page) {
   }, { none: t("No key yet."), id: "keys" });
   const show = (one, first = false) => table.add(one.id, (row) => fillRow(row, one, revoke), null, first);
   const revoke = (one) => () => asking({ title: t("Revoke the key of {0}?", one.owner), says: t("It opens nothing from then on."), fields: [], does: t("Revoke"), act: async () => {
-    await send("DELETE", `/api/v1/keys/${one.id}`);
+    await send("DELETE", `keys/${one.id}`);
     if (one.expires_at) table.remove(one.id); // such a key is deleted
     else show({ ...one, revoked_at: new Date().toISOString() });
   } });
   const token = h("input", { name: "confirm", type: "password", autocomplete: "off", required: true });
-  const asked = h("label", { text: `${t("The administrator's token (admin_token in run/relay.json of the data directory)")} ` }, token);
+  const asked = labelled(t("The administrator's token (admin_token in run/relay.json of the data directory)"), token);
   const form = h("form", { id: "make-key", onsubmit: doing(trouble, async () => {
     const given = new FormData(form);
     const wanted = { owner: given.get("owner"), scopes: given.getAll("scopes"), plan: given.get("plan") };
@@ -34,7 +34,7 @@ export function open(place, page) {
     token.value = ""; // it stays in no field
     made.replaceChildren();
     try {
-      const key = await send("POST", "/api/v1/keys", wanted);
+      const key = await send("POST", "keys", wanted);
       form.reset();
       show(key, true);
       made.replaceChildren(h("span", { text: `${t("The key of {0}, shown this once:", key.owner)} ` }), h("output", { text: key.token }), copyButton(key.token, t("the key")));
@@ -44,15 +44,15 @@ export function open(place, page) {
       throw error;
     }
   }) },
-    h("label", { text: `${t("Owner")} ` }, h("input", { name: "owner", required: true, autocapitalize: "none" })),
+    labelled(t("Owner"), input("owner", { required: true })),
     h("fieldset", {}, h("legend", { text: t("Scopes") }), SCOPES.map((name) => h("label", { class: "check", lang: "en" }, h("input", { type: "checkbox", name: "scopes", value: name, defaultChecked: name === "read" }), ` ${name}`))),
-    h("label", { text: `${t("Plan")} ` }, h("select", { name: "plan" }, PLANS.map((name) => h("option", { value: name, text: name })))),
-    h("label", { text: `${t("From (empty: any address)")} ` }, h("input", { name: "from", placeholder: t("own, @example.org, ann@example.com"), autocapitalize: "none" })),
+    labelled(t("Plan"), h("select", { name: "plan" }, PLANS.map((name) => h("option", { value: name, text: name })))),
+    labelled(t("From (empty: any address)"), input("from", { placeholder: t("own, @example.org, ann@example.com") })),
     asked,
     h("button", { text: t("Make a key") }));
-  const pages = new Pages((path) => pageOf(path, { signal: page.signal }), (items) => items.forEach((one) => show(one)));
-  place.append(h("section", { "aria-label": t("API keys") }, form, trouble, made, table.element, pages.element));
-  pages.start("/api/v1/keys?limit=50").catch((error) => page.signal.aborted || say(trouble, error.message));
+  const pages = new Pages(page.list, (items) => items.forEach((one) => show(one)));
+  place.append(section(t("API keys"), form, trouble, made, table.element, pages.element));
+  pages.start("keys?limit=50").catch((error) => page.signal.aborted || say(trouble, error.message));
 }
 
 // What a key may send from; a key that may not send sends from nowhere.

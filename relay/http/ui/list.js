@@ -39,7 +39,7 @@ export class MessageList {
     this.rows = new Map();
     this.picked = new Set();
     this.more = false;
-    this.body = h("ul", { "aria-label": label });
+    this.body = h("ul", { ariaLabel: label });
     this.element = h("div", { id: "messages", class: "scroller" }, this.body);
     if (!picked) this.element.classList.add("unpicked");
     this.element.addEventListener("scroll", () => this.scrolled(), { passive: true });

@@ -5,7 +5,7 @@
 //   #/logs?actor=NAME&level=LEVEL&text=WORDS        a word may be FIELD=VALUE
 
 import { ask, keepUp, linesIn, query } from "/ui/calls.js";
-import { button, h, number, problem, say, settled } from "/ui/dom.js";
+import { button, h, labelled, number, problem, say, section, settled } from "/ui/dom.js";
 import { t } from "/ui/strings.js";
 
 export const title = t("Logs");
@@ -36,15 +36,15 @@ function selection(text) {
 
 export function open(place, page) {
   const trouble = problem();
-  const list = h("ol", { id: "lines", class: "lines", tabindex: "0", "aria-label": t("Log lines, newest last"), onclick: (pressed) => press(pressed.target) });
+  const list = h("ol", { id: "lines", class: "lines", tabindex: "0", ariaLabel: t("Log lines, newest last"), onclick: (pressed) => press(pressed.target) });
   const count = h("p", { class: "facts", id: "line-count" }); // not read out: it never rests
   const story = h("p", { id: "log-story", hidden: true });
   const input = (name, text, properties) => h("label", { text: `${text} ` }, h("input", { name, autocapitalize: "none", spellcheck: false, ...properties }));
   const level = h("select", { name: "level" }, LEVELS.map((name) => h("option", { value: name, text: name, lang: "en" })));
   const form = h("form", { id: "log-filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => start()) },
-    input("actor", t("Actor"), { placeholder: t("any") }), h("label", { text: `${t("Level")} ` }, level), input("text", t("Text or message id"), { type: "search", placeholder: t("words, or event=relay.ready") }));
+    input("actor", t("Actor"), { placeholder: t("any") }), labelled(t("Level"), level), input("text", t("Text or message id"), { type: "search", placeholder: t("words, or event=relay.ready") }));
   const swap = button(t("hold still"), () => hold(!held), { id: "log-hold" });
-  place.append(h("section", { "aria-label": t("Log") }, form, h("p", { class: "bar" }, swap, h("span", { class: "small", text: t("A press of a field narrows to it; of an id, it tells its story.") })), story, count, trouble, list));
+  place.append(section(t("Log"), form, h("p", { class: "bar" }, swap, h("span", { class: "small", text: t("A press of a field narrows to it; of an id, it tells its story.") })), story, count, trouble, list));
 
   let waiting = [];
   let lost = 0;
@@ -95,7 +95,7 @@ export function open(place, page) {
     tell(ID.test(text) ? text : null);
     const meant = selection(text);
     keepUp(signal, async () => {
-      const response = await ask(`/api/v1/logs${query({ actor, level: values.level, follow: 1 })}`, { signal });
+      const response = await ask(`logs${query({ actor, level: values.level, follow: 1 })}`, { signal });
       anew = true; // not before: in an outage the last lines are what one looks for
       waiting = [];
       say(trouble, "");
@@ -122,7 +122,7 @@ export function open(place, page) {
     const also = h("span");
     story.replaceChildren(t("Every line with {0}.", id), " ", also, " ", button(t("All lines"), () => want({ text: "", level: "info" })));
     const { signal } = following;
-    ask(`/api/v1/outbound/${id}`, { signal }).then(() => also.append(h("a", { href: `#/queue/${id}`, text: t("Its deliveries, attempt by attempt") })), () => {}); // no message of the queue
+    ask(`outbound/${id}`, { signal }).then(() => also.append(h("a", { href: `#/queue/${id}`, text: t("Its deliveries, attempt by attempt") })), () => {}); // no message of the queue
   }
 
   function want(values) {

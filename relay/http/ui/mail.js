@@ -10,7 +10,7 @@
 import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, query, Refused, send } from "/ui/calls.js";
 import { came, counted, look as unreadOnes, LOOK, notifies, notify } from "/ui/badge.js";
 import { asking, field } from "/ui/dialogs.js";
-import { arrange, button, bytes, copyButton, doing, h, keepFocus, lasting, number, Pages, problem, say, settled, titled, when, whose, recall, retain } from "/ui/dom.js";
+import { arrange, button, bytes, copyButton, doing, h, input, keepFocus, lasting, number, Pages, problem, recall, retain, say, settled, titled, when, whose } from "/ui/dom.js";
 import { firstMail, howToSignIn } from "/ui/hello.js";
 import { keysOf, showKeys } from "/ui/hotkeys.js";
 import { MessageList } from "/ui/list.js";
@@ -66,7 +66,7 @@ class Mail {
     this.reader = new Reader(this);
     this.tags = new Set();
     this.rail = makeRail(this);
-    this.middle = h("section", { class: "middle", "aria-label": t("The inbox") });
+    this.middle = h("section", { class: "middle", ariaLabel: t("The inbox") });
     this.toast = h("div", { id: "toast", role: "status" });
     this.element = h("div", { class: "mail" });
     divide(this.element, [this.rail.element, this.middle, this.reader.place]);
@@ -153,7 +153,7 @@ class Mail {
   async release(items) {
     const { list } = this;
     const { signal } = this.page;
-    const { release } = await get("/api/v1/info", { signal });
+    const { release } = await get("info", { signal });
     if (!release) throw new Error(t("Nothing can be released here: RELAY_OUTBOUND__UPSTREAM has to name a server that takes mail, and RELAY_OUTBOUND__RELEASE_TO who may get it."));
     const left = (items === list ? await this.matching(list) : items).map((item) => ({ path: `${base(item.mailbox ?? list.at.address)}/messages/${item.id}/release`, about: item.subject || t("(no subject)") }));
     asking({
@@ -196,7 +196,7 @@ class Mail {
   async matching(list) {
     const found = [];
     for (let path = `${list.everything}&limit=${ROWS}`; path; ) {
-      const { items, next } = await pageOf(path, { signal: this.page.signal });
+      const { items, next } = await this.page.list(path);
       found.push(...items);
       path = next;
       this.say(t("{0} found", number(found.length)));
@@ -400,13 +400,13 @@ function makeRail(mail) {
   const all = page.may("read");
   const trouble = problem();
   const rows = new Map();
-  const body = h("ul", { id: "inboxes", "aria-label": t("Live inboxes") });
-  const folders = h("ul", { id: "folders", "aria-label": t("All") });
+  const body = h("ul", { id: "inboxes", ariaLabel: t("Live inboxes") });
+  const folders = h("ul", { id: "folders", ariaLabel: t("All") });
   const none = h("p", { class: "none", text: `${all ? t("No inbox yet.") : t("None made in this browser yet: create one.")} ` });
   // The narrowest screens show the inboxes alone, and the lines to copy stand in the list.
   if (all) none.append(h("a", { class: "first", href: "#/mail/all", text: t("Send the first mail") }));
   const quota = h("p", { class: "small" });
-  const search = h("input", { type: "search", name: "q", placeholder: t("find an inbox"), "aria-label": t("Find an inbox"), oninput: settled(() => refresh()) });
+  const search = h("input", { type: "search", name: "q", placeholder: t("find an inbox"), ariaLabel: t("Find an inbox"), oninput: settled(() => refresh()) });
   let [marked, unread, counting, again] = [null, 0, false, false];
 
   const folder = (key, href, text) => h("li", {}, h("a", { href, "data-key": key }, h("span", { text, dir: "auto" }), h("b", { class: "badge", hidden: true })));
@@ -454,14 +454,14 @@ function makeRail(mail) {
     badges();
     mark(marked);
   };
-  const pages = new Pages((path) => pageOf(path, { signal: page.signal }), show);
+  const pages = new Pages(page.list, show);
 
   async function look() {
-    const { mailboxes, max_mailboxes: most, default_ttl_minutes: lives, unread: count } = await get("/api/v1/quota", { signal: page.signal });
+    const { mailboxes, max_mailboxes: most, default_ttl_minutes: lives, unread: count } = await page.get("quota");
     unread = count;
     form.elements.ttl_minutes.placeholder = lives;
     say(quota, most === null ? "" : t("{0} of {1} inboxes that you may have.", number(mailboxes), number(most)));
-    if (all) await pages.start(`/api/v1/mailboxes${query({ q: search.value, limit: PAGE })}`);
+    if (all) await pages.start(`mailboxes${query({ q: search.value, limit: PAGE })}`);
     else show(kept().map((one) => ({ ...one, message_count: "" })), true);
   }
   const told = (text) => page.signal.aborted || say(pages.problem, text);
@@ -488,7 +488,7 @@ function makeRail(mail) {
     const { signal } = page;
     const [{ found, count: sum }, listed] = await Promise.all([
       unreadOnes({ signal }),
-      get(`/api/v1/mailboxes${query({ q: search.value, limit: Math.min(Math.max(rows.size, PAGE), ROWS) })}`, { signal }),
+      get(`mailboxes${query({ q: search.value, limit: Math.min(Math.max(rows.size, PAGE), ROWS) })}`, { signal }),
     ]);
     for (const one of listed) if (rows.has(one.address)) fillRow(rows.get(one.address), one);
     for (const { tags } of found) note(tags);
@@ -513,7 +513,7 @@ function makeRail(mail) {
   // All that there are, loaded or not.
   async function retag() {
     if (!all) return;
-    const found = await get("/api/v1/tags", { signal: page.signal }).catch(() => null); // what comes tells, too
+    const found = await page.get("tags").catch(() => null); // what comes tells, too
     if (!found) return;
     mail.tags = new Set(found.map((one) => one.tag));
     showFolders();
@@ -530,7 +530,7 @@ function makeRail(mail) {
       onsubmit: doing(trouble, async () => {
         const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
         if (given.ttl_minutes) given.ttl_minutes = Number(given.ttl_minutes);
-        const made = await send("POST", "/api/v1/mailboxes", given);
+        const made = await send("POST", "mailboxes", given);
         if (made.session_token) {
           const opened = await ask(`${base(made.address)}/session`, { method: "POST", headers: { "X-Session-Token": made.session_token } });
           const { page_key } = await opened.json();
@@ -541,7 +541,7 @@ function makeRail(mail) {
         refresh();
       }),
     },
-    h("label", { text: t("Name ") }, h("input", { name: "local_part", autocomplete: "off", autocapitalize: "none", spellcheck: false, placeholder: t("random") })),
+    h("label", { text: t("Name ") }, input("local_part", { autocomplete: "off", spellcheck: false, placeholder: t("random") })),
     h("label", { text: t("Minutes ") }, h("input", { name: "ttl_minutes", type: "number", min: "1" })),
     h("button", { text: t("Create") }),
   );
@@ -549,7 +549,7 @@ function makeRail(mail) {
     words.ariaPressed = String(await notify(!notifies()));
   }, { title: t("Say so when mail comes while this page is not looked at"), ariaPressed: String(notifies()) });
   const makes = page.who === null || page.may("read");
-  const element = h("section", { class: "rail", "aria-label": t("Inboxes") },
+  const element = h("section", { class: "rail", ariaLabel: t("Inboxes") },
     h("div", { class: "scroller" },
       makes ? form : h("p", { class: "small", text: t("A key makes and reads inboxes with the scope read, which this one has not.") }), trouble,
       folders,
@@ -585,7 +585,7 @@ class List {
     this.trouble = problem();
     this.stream = h("span", { id: "stream", role: "status", text: at.key === "sent" ? "" : t("connecting") });
     this.expires = h("span", { id: "expires" });
-    this.field = h("input", { type: "search", name: "messages", value: q, placeholder: at.key === "sent" ? t("an address or a domain") : t("words, from: subject: tag: is:unread …"), "aria-label": t("Search"), list: "search-terms", autocomplete: "off", oninput: () => {
+    this.field = h("input", { type: "search", name: "messages", value: q, placeholder: at.key === "sent" ? t("an address or a domain") : t("words, from: subject: tag: is:unread …"), ariaLabel: t("Search"), list: "search-terms", autocomplete: "off", oninput: () => {
       this.suggest();
       this.soon();
     }, onkeydown: (pressed) => this.leave(pressed) });
@@ -600,7 +600,7 @@ class List {
       picked: at.key === "sent" ? undefined : () => this.showPicked(),
     });
     this.empty = h("div", { class: "empty", hidden: true });
-    this.chosen = h("div", { class: "chosen", role: "group", "aria-label": t("Chosen messages"), hidden: true });
+    this.chosen = h("div", { class: "chosen", role: "group", ariaLabel: t("Chosen messages"), hidden: true });
     const { address, tag } = at;
     this.hits = h("span", { role: "status" });
     this.heading = h("h2", { tabindex: "-1" }, address
@@ -637,15 +637,15 @@ class List {
 
   get path() {
     const { address, tag, key } = this.at;
-    if (key === "sent") return `/api/v1/outbound${query({ [this.q.includes("@") ? "recipient" : "domain"]: this.q, limit: ROWS })}`;
+    if (key === "sent") return `outbound${query({ [this.q.includes("@") ? "recipient" : "domain"]: this.q, limit: ROWS })}`;
     if (address) return `${base(address)}/messages${query({ q: this.q, limit: ROWS })}`;
-    return `/api/v1/messages${query({ q: [tag ? `tag:${quoted(tag)}` : "", this.q].filter(Boolean).join(" "), limit: ROWS })}`;
+    return `messages${query({ q: [tag ? `tag:${quoted(tag)}` : "", this.q].filter(Boolean).join(" "), limit: ROWS })}`;
   }
 
   async follow() {
     const { signal } = this;
     const { address } = this.at;
-    const events = address ? `${base(address)}/events` : "/api/v1/messages/events";
+    const events = address ? `${base(address)}/events` : "messages/events";
     const response = await ask(events, { signal, headers: this.last ? { "Last-Event-ID": this.last } : {} });
     if (address) {
       const found = await get(base(address), { signal });

@@ -13,9 +13,9 @@ const MOST = 6; // of a kind
 export function palette(page) {
   if (document.querySelector("dialog[open]")) return;
   const left = new AbortController();
-  const field = h("input", { type: "text", placeholder: t("Find an inbox, a message, an actor, or something to do"), "aria-label": t("Find or do"), role: "combobox", "aria-expanded": "true", "aria-controls": "palette-found", autocomplete: "off", spellcheck: false });
-  const found = h("ul", { id: "palette-found", role: "listbox", "aria-label": t("Found") });
-  const dialog = h("dialog", { id: "palette", "aria-label": t("Find or do"), onclose: () => {
+  const field = h("input", { type: "text", placeholder: t("Find an inbox, a message, an actor, or something to do"), ariaLabel: t("Find or do"), role: "combobox", "aria-expanded": "true", "aria-controls": "palette-found", autocomplete: "off", spellcheck: false });
+  const found = h("ul", { id: "palette-found", role: "listbox", ariaLabel: t("Found") });
+  const dialog = h("dialog", { id: "palette", ariaLabel: t("Find or do"), onclose: () => {
     left.abort();
     dialog.remove();
   } }, field, found);
@@ -57,7 +57,7 @@ export function palette(page) {
       names.push(node.name);
       node.children.forEach(walk);
     };
-    walk(await get("/api/v1/supervision", options));
+    walk(await get("supervision", options));
     return names.filter((name) => name.includes(wanted.toLowerCase())).slice(0, MOST)
       .map((name) => ({ kind: t("actor"), title: name, says: t("its log"), href: `#/logs?actor=${part(name)}` }));
   }
@@ -70,8 +70,8 @@ export function palette(page) {
     if (!wanted) return;
     const none = () => []; // what cannot be asked is not found
     const [inboxes, messages, nodes, others] = await Promise.all([
-      page.may("read") ? get(`/api/v1/mailboxes${query({ q: wanted, limit: MOST })}`, options).catch(none) : [],
-      page.may("read") ? get(`/api/v1/messages${query({ q: wanted, limit: MOST })}`, options).catch(none) : [],
+      page.may("read") ? get(`mailboxes${query({ q: wanted, limit: MOST })}`, options).catch(none) : [],
+      page.may("read") ? get(`messages${query({ q: wanted, limit: MOST })}`, options).catch(none) : [],
       page.may("admin") ? actors(wanted).catch(none) : [],
       page.more(wanted, options).then((found) => found.slice(0, MOST), none),
     ]);

@@ -6,8 +6,8 @@
 //   #/queue/overview         the queue as a whole, in place of a list
 //   #/queue/ID               a message, as links from elsewhere say it
 
-import { clock, every, get, page as pageOf, query, send } from "/ui/calls.js";
-import { arrange, button, doing, fill, h, keepFocus, lasting, number, Pages, problem, say, settled, since, Table, tenths, titled, when, whose } from "/ui/dom.js";
+import { clock, query, send } from "/ui/calls.js";
+import { arrange, button, doing, fill, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, settled, since, Table, tenths, titled, when, whose } from "/ui/dom.js";
 import { asking } from "/ui/dialogs.js";
 import { makeFailures, messages } from "/ui/failures.js";
 import { divide } from "/ui/panes.js";
@@ -39,7 +39,7 @@ export function open(place, page) {
   const view = new Queue(page);
   place.append(view.element);
   view.move(page);
-  every(EVERY, page.signal, () => view.look(), (text) => say(view.outage, text));
+  page.every(EVERY, () => view.look(), view.outage);
   return (at) => view.move(at);
 }
 
@@ -57,22 +57,22 @@ class Queue {
     this.list = h("ul", { "aria-labelledby": "queue-heading" });
     this.heading.id = "queue-heading";
     this.none = h("p", { class: "none", hidden: true });
-    this.pages = new Pages((path) => pageOf(path, { signal: page.signal }), (items, fresh) => this.show(items, fresh));
+    this.pages = new Pages(page.list, (items, fresh) => this.show(items, fresh));
     this.filter = h("form", { id: "filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => this.refresh()) },
-      h("input", { name: "recipient", placeholder: t("an address"), "aria-label": t("Recipient"), autocapitalize: "none" }),
-      h("input", { name: "domain", placeholder: t("a domain"), "aria-label": t("Destination"), autocapitalize: "none" }),
-      h("input", { name: "tag", placeholder: t("a tag"), "aria-label": t("Tag"), autocapitalize: "none" }),
-      h("select", { name: "priority", "aria-label": t("Priority") }, h("option", { value: "", text: t("any priority") }), ["high", "normal", "bulk"].map((value) => h("option", { value, text: named(value) }))));
+      input("recipient", { placeholder: t("an address"), ariaLabel: t("Recipient") }),
+      input("domain", { placeholder: t("a domain"), ariaLabel: t("Destination") }),
+      input("tag", { placeholder: t("a tag"), ariaLabel: t("Tag") }),
+      h("select", { name: "priority", ariaLabel: t("Priority") }, h("option", { value: "", text: t("any priority") }), ["high", "normal", "bulk"].map((value) => h("option", { value, text: named(value) }))));
     this.done = h("p", { class: "small", role: "status" });
-    this.acts = h("div", { class: "bar", id: "acts", role: "group", "aria-label": t("With all of the list") });
-    this.scroller = h("div", { id: "outbound", class: "scroller", tabindex: "0", role: "region", "aria-label": t("Messages, newest first") }, this.failures.element, this.list, this.none, this.pages.element);
-    const middle = h("section", { class: "middle", "aria-label": t("Messages") },
+    this.acts = h("div", { class: "bar", id: "acts", role: "group", ariaLabel: t("With all of the list") });
+    this.scroller = h("div", { id: "outbound", class: "scroller", tabindex: "0", role: "region", ariaLabel: t("Messages, newest first") }, this.failures.element, this.list, this.none, this.pages.element);
+    const middle = h("section", { class: "middle", ariaLabel: t("Messages") },
       h("div", { class: "top" }, h("div", { class: "bar" }, h("a", { class: "back", href: "#/queue", text: t("‹ States") }), this.heading, h("span", { class: "space" }), this.acts), this.filter, this.done, this.trouble, this.outage),
       this.scroller);
     this.story = h("article", { id: "story", "aria-labelledby": "story-title", hidden: true });
     this.overview = h("div", { class: "overview" }, h("a", { class: "back", href: "#/queue", text: t("‹ States") }),
       page.may("admin") ? makeState(page) : "", makeSuppressions(page));
-    const reader = h("section", { class: "reader", "aria-label": t("The story") }, this.story, this.overview);
+    const reader = h("section", { class: "reader", ariaLabel: t("The story") }, this.story, this.overview);
     addEventListener("keydown", (pressed) => this.press(pressed), { signal: page.signal });
     this.element = h("div", { class: "mail queue" });
     divide(this.element, [this.rail.element, middle, reader]);
@@ -139,14 +139,14 @@ class Queue {
   }
 
   get path() {
-    return `/api/v1/outbound${query({ ...this.wanted, limit: PAGE })}`;
+    return `outbound${query({ ...this.wanted, limit: PAGE })}`;
   }
 
   // With all that the list would show, however long it is: how many that are is asked first.
   async actOnAll(verb) {
     const wanted = this.wanted;
-    const path = "/api/v1/outbound/matching";
-    const { [verb]: count } = await get(`${path}${query(wanted)}`, { signal: this.page.signal });
+    const path = "outbound/matching";
+    const { [verb]: count } = await this.page.get(`${path}${query(wanted)}`);
     if (!count) throw new Error(t("There is none with which that may be done."));
     const does = { retry: t("Retry {0}", messages(count)), hold: t("Hold {0}", messages(count)), cancel: t("Cancel {0}", messages(count)) }[verb];
     const which = [LISTS[this.key], wanted.recipient, wanted.domain, wanted.tag, wanted.priority && named(wanted.priority)].filter(Boolean).join(" · ");
@@ -233,13 +233,13 @@ function makeRail(page) {
     links.set(key, link);
     return h("li", {}, link);
   };
-  const states = h("ul", { id: "states", "aria-label": t("States") }, STATES.map((key) => entry(key, LISTS[key])));
+  const states = h("ul", { id: "states", ariaLabel: t("States") }, STATES.map((key) => entry(key, LISTS[key])));
   const trouble = problem();
   const body = h("div", { class: "scroller" }, states, h("ul", {}, entry("failures", LISTS.failures), entry("overview", t("The whole queue"))));
-  const element = h("section", { class: "rail", "aria-label": t("States of the queue") }, body);
+  const element = h("section", { class: "rail", ariaLabel: t("States of the queue") }, body);
   // How many its list shows; "+": more than are counted.
   const tally = async () => {
-    const found = await get("/api/v1/outbound/counts", { signal: page.signal });
+    const found = await page.get("outbound/counts");
     found.failures = found.failed + found.bounced;
     if (["failed", "bounced"].some((key) => found.more.includes(key))) found.more.push("failures");
     for (const [key, link] of links) say(link.querySelector(".count"), found[key] ? `${number(found[key])}${found.more.includes(key) ? "+" : ""}` : "");
@@ -247,7 +247,7 @@ function makeRail(page) {
   let refresh = tally;
   if (page.may("admin")) {
     const paused = h("span", { class: "held" });
-    const turn = async () => show(await send("POST", `/api/v1/queue/${swap.dataset.verb}`));
+    const turn = async () => show(await send("POST", `queue/${swap.dataset.verb}`));
     const swap = button(t("pause all"), doing(trouble, () => swap.dataset.verb === "resume" ? turn() : asking({ title: t("Pause all deliveries?"), says: t("On every node, until somebody resumes them; what is under way ends."), fields: [], does: t("Pause"), act: turn })), { hidden: true });
     const show = (queue) => {
       say(paused, queue.paused ? t("Paused") : "");
@@ -256,9 +256,9 @@ function makeRail(page) {
       say(swap, queue.paused ? t("resume all") : t("pause all"));
     };
     element.append(h("div", { class: "foot bar" }, swap, paused, trouble));
-    refresh = async () => show((await Promise.all([get("/api/v1/queue", { signal: page.signal }), tally()]))[0]);
+    refresh = async () => show((await Promise.all([page.get("queue"), tally()]))[0]);
   }
-  every(EVERY, page.signal, refresh, () => {}); // that it fails says the look at the list
+  page.every(EVERY, refresh); // that it fails says the look at the list
   const mark = (key) => {
     for (const [name, link] of links) link.ariaCurrent = name === key ? "page" : null;
   };
@@ -282,12 +282,12 @@ function makeState(page) {
       t("in the last hour {0}", each(queue.last_hour)),
     ].filter(Boolean).join(" · "));
   };
-  every(EVERY, page.signal, async () => {
+  page.every(EVERY, async () => {
     await learn("queue");
-    show(await get("/api/v1/queue", { signal: page.signal }));
+    show(await page.get("queue"));
     if (Date.now() - looked < FAILURES) return;
     looked = Date.now();
-    const [gates, busy] = await Promise.all(["destinations", "traffic"].map((what) => get(`/api/v1/queue/${what}`, { signal: page.signal })));
+    const [gates, busy] = await Promise.all(["destinations", "traffic"].map((what) => page.get(`queue/${what}`)));
     // Those that are held back come first, with what moves there.
     const shown = [...gates.map((gate) => ({ ...busy.find(({ domain }) => domain === gate.domain), ...gate })), ...busy.filter(({ domain }) => !gates.some((gate) => gate.domain === domain))];
     routes.replaceChildren(...[...new Set(["default", ...gates.map(({ route }) => route)])].map((value) => h("option", { value })));
@@ -301,18 +301,18 @@ function makeState(page) {
       say(row.cells[0].lastChild, gate.filter(Boolean).join(" · "));
       row.cells[0].lastChild.classList.toggle("held", Boolean(one.opens_in));
     }, (row, one) => row.cells[0].append(one.domain ?? t("(the whole route)"), h("div", { class: "small" })));
-  }, (text) => say(outage, text));
+  }, outage);
   const flush = h("form", { onsubmit: doing(outage, async () => {
     const [domain, route] = ["domain", "route"].map((name) => flush.elements[name].value.trim());
-    const path = `/api/v1/queue/flush${query({ domain, route })}`;
-    const { count } = await get(path, { signal: page.signal });
+    const path = `queue/flush${query({ domain, route })}`;
+    const { count } = await page.get(path);
     if (!count) return say(done, t("No deferred mail is meant."));
     asking({ title: t("Try {0} now?", messages(count)), says: [domain, route, t("Deferred mail becomes due, and pauses of routes and destinations end.")].filter(Boolean).join(". "), fields: [], does: t("Try now"),
       act: async () => say(done, t("{0} due now.", messages((await send("POST", path)).count))) });
-  }) }, h("label", { text: `${t("Deferred mail to")} ` }, h("input", { name: "domain", placeholder: t("any domain"), autocapitalize: "none" })),
-    h("label", { text: `${t("By the route")} ` }, h("input", { name: "route", placeholder: t("any route"), list: "routes", autocapitalize: "none" })), routes, h("button", { text: t("Try it now") }));
+  }) }, labelled(t("Deferred mail to"), input("domain", { placeholder: t("any domain") })),
+    labelled(t("By the route"), input("route", { placeholder: t("any route"), list: "routes" })), routes, h("button", { text: t("Try it now") }));
   const done = h("p", { class: "small", role: "status" });
-  return h("section", { "aria-label": t("The whole queue") }, h("h2", { text: t("The whole queue") }), counts, outage, flush, done, held.element);
+  return section(t("The whole queue"), h("h2", { text: t("The whole queue") }), counts, outage, flush, done, held.element);
 }
 
 // Suppressions
@@ -322,17 +322,17 @@ function makeSuppressions(page) {
   const table = new Table(t("Addresses that get no mail"), { address: t("Address"), cause: t("Cause"), reason: t("Reason"), since: t("Since"), command: t("Command") }, { none: t("No address is suppressed."), id: "suppressions" });
   const add = (one, first) => table.add(one.address, (row) => fill(row, [one.address, named(one.cause), one.reason, when(one.created_at)]), (row) =>
     row.cells[4].append(button(t("remove"), doing(trouble, async () => {
-      await send("DELETE", `/api/v1/suppressions/${encodeURIComponent(one.address)}`);
+      await send("DELETE", `suppressions/${encodeURIComponent(one.address)}`);
       table.remove(one.address);
     }), { ariaDescription: one.address })), first);
-  const pages = new Pages((path) => pageOf(path, { signal: page.signal }), (items) => items.forEach((one) => add(one, false)));
+  const pages = new Pages(page.list, (items) => items.forEach((one) => add(one, false)));
   const form = h("form", { onsubmit: doing(trouble, async () => {
-    add(await send("POST", "/api/v1/suppressions", Object.fromEntries(new FormData(form))), true);
+    add(await send("POST", "suppressions", Object.fromEntries(new FormData(form))), true);
     form.reset();
   }) },
-    h("label", { text: `${t("Address")} ` }, h("input", { name: "address", required: true, autocapitalize: "none" })),
-    h("label", { text: `${t("Reason")} ` }, h("input", { name: "reason" })),
+    labelled(t("Address"), input("address", { required: true })),
+    labelled(t("Reason"), h("input", { name: "reason" })),
     h("button", { text: t("Suppress") }));
-  pages.start("/api/v1/suppressions?limit=50").catch((error) => page.signal.aborted || say(trouble, error.message));
-  return h("section", { "aria-label": t("Suppressions") }, h("h2", { text: t("Suppressions") }), form, trouble, table.element, pages.element);
+  pages.start("suppressions?limit=50").catch((error) => page.signal.aborted || say(trouble, error.message));
+  return section(t("Suppressions"), h("h2", { text: t("Suppressions") }), form, trouble, table.element, pages.element);
 }

@@ -31,7 +31,7 @@ export class Reader {
     this.none = h("p", { class: "none", text: t("Choose a message to read it.") });
     this.back = h("a", { class: "back", text: t("‹ Back") });
     this.near = [[t("Newer"), "k"], [t("Older"), "j"]].map(([text, key], at) => h("a", { text: "↑↓"[at], ariaLabel: text, hidden: true, class: "button", title: `${text} (${key})` }));
-    this.place = h("section", { class: "reader", "aria-label": t("Reader") }, this.trouble, this.none, this.element);
+    this.place = h("section", { class: "reader", ariaLabel: t("Reader") }, this.trouble, this.none, this.element);
     this.reading = null;
   }
 
@@ -113,8 +113,8 @@ export class Reader {
     const subject = h("h2", { id: "message-subject", tabindex: "-1", dir: "auto", text: message.subject || t("(no subject)") });
     const body = h("div", { id: "message-body" });
     let framed = null;
-    const forms = h("div", { role: "group", "aria-label": t("Show as"), id: "message-forms" });
-    const widths = h("div", { role: "group", "aria-label": t("Width"), id: "message-widths" });
+    const forms = h("div", { role: "group", ariaLabel: t("Show as"), id: "message-forms" });
+    const widths = h("div", { role: "group", ariaLabel: t("Width"), id: "message-widths" });
     const press = (group, one) => {
       for (const other of group.children) other.ariaPressed = String(other === one);
     };
@@ -146,7 +146,7 @@ export class Reader {
       framed?.shade(dark);
     }, { id: "message-shades", title: t("As a reader in dark mode shows it"), ariaPressed: "false" });
     body.dataset.shade = "light";
-    const pre = (id, text) => h("pre", { id, tabindex: "0", dir: "auto", "aria-label": t("The message as text") }, blocks(text));
+    const pre = (id, text) => h("pre", { id, tabindex: "0", dir: "auto", ariaLabel: t("The message as text") }, blocks(text));
     const first = message.body_html === null ? null : showAs("HTML", () => {
       framed = new MessageFrame(path, { key: (pressed) => this.mail.press?.(pressed), tell: (said) => say(trouble, said) });
       return [framed.element];
@@ -225,7 +225,7 @@ function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
       findings.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
     reasons.length ? h("p", { class: "small", text: reasons.map((one) => (spoken(one) ?? one).replace(/^-[\d.]+/, (points) => Number(points).toLocaleString(locale))).join(" · ") }) : "",
     findings.length
-      ? h("ul", { class: "findings", "aria-label": t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", { text: named(severity) }), " ", inWords(text))))
+      ? h("ul", { class: "findings", ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", { text: named(severity) }), " ", inWords(text))))
       : "",
     h("dl", {}, verdicts.map(([name, { result, detail }]) => [h("dt", { text: name }), h("dd", {}, h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", inWords(detail))]).flat()),
   ].filter(Boolean);
@@ -249,9 +249,9 @@ function attached(path, { attachments, body_html: html }, trouble, signal) {
   const shown = (one) => one.content_id && html?.includes(`cid:${one.content_id}`);
   const inline = attachments.filter(shown);
   return [
-    attachmentsOf(path, attachments.filter((one) => !shown(one)), { id: "message-attachments", "aria-label": t("Attachments") }, trouble, signal),
+    attachmentsOf(path, attachments.filter((one) => !shown(one)), { id: "message-attachments", ariaLabel: t("Attachments") }, trouble, signal),
     inline.length
-      ? h("details", {}, h("summary", { text: inline.length === 1 ? t("1 picture in the message") : t("{0} pictures in the message", inline.length) }), attachmentsOf(path, inline, { "aria-label": t("Pictures in the message") }, trouble, signal))
+      ? h("details", {}, h("summary", { text: inline.length === 1 ? t("1 picture in the message") : t("{0} pictures in the message", inline.length) }), attachmentsOf(path, inline, { ariaLabel: t("Pictures in the message") }, trouble, signal))
       : "",
   ];
 }
@@ -307,7 +307,7 @@ function reply(message, mail) {
     does: t("Send"),
     act: async ({ to: wanted, subject, text }) => {
       const headers = id ? { "In-Reply-To": id, References: id } : {};
-      await send("POST", "/api/v1/messages/send", { from: message.mailbox, to: [wanted], subject, text, headers });
+      await send("POST", "messages/send", { from: message.mailbox, to: [wanted], subject, text, headers });
       mail.say(t("Queued."));
     },
   });

@@ -3,7 +3,7 @@
 //   #/settings?q=WORDS       those that match       #/settings/NAME    one of them
 
 import { get } from "/ui/calls.js";
-import { copied, fill, h, number, problem, say, Table } from "/ui/dom.js";
+import { copied, fill, h, labelled, number, problem, say, section, Table } from "/ui/dom.js";
 import { choose, chosen, language, LANGUAGES, learn, named, spoken, t } from "/ui/strings.js";
 
 export const title = t("Settings");
@@ -14,7 +14,7 @@ export function languageChoice() {
   const choice = h("select", { name: "language", onchange: () => choose(choice.value) },
     h("option", { value: "", text: t("as the browser says") }), Object.entries(LANGUAGES).map(([code, name]) => h("option", { value: code, text: name, lang: code })));
   choice.value = chosen() ?? "";
-  return h("p", { id: "language" }, h("label", { text: `${t("Language of this page")} ` }, choice));
+  return h("p", { id: "language" }, labelled(t("Language of this page"), choice));
 }
 
 const spelt = (value) => (typeof value === "string" ? value : JSON.stringify(value));
@@ -30,7 +30,7 @@ function matching(all, text) {
 
 // All of them, their meanings as the page speaks.
 async function explained(options) {
-  const [all] = await Promise.all([get("/api/v1/settings", options), learn("settings")]);
+  const [all] = await Promise.all([get("settings", options), learn("settings")]);
   return all.map((one) => {
     const said = spoken(one.meaning);
     return { ...one, meaning: said ?? one.meaning, lang: said ? language : "en" };
@@ -44,11 +44,11 @@ export const found = async (words, options) =>
 export function open(place, page) {
   const trouble = problem();
   const count = h("p", { class: "small", role: "status" });
-  const field = h("input", { type: "search", name: "q", placeholder: t("words of a name, a value or a meaning"), "aria-label": t("Find a setting"), autocapitalize: "none", oninput: () => narrow() });
+  const field = h("input", { type: "search", name: "q", placeholder: t("words of a name, a value or a meaning"), ariaLabel: t("Find a setting"), autocapitalize: "none", oninput: () => narrow() });
   const set = h("input", { type: "checkbox", onchange: () => narrow() });
   const table = new Table(t("What is in force"), { setting: t("Setting"), value: t("Value"), source: t("Comes from"), meaning: t("Meaning") }, { none: t("No setting matches."), id: "settings" });
   let all = [];
-  place.append(languageChoice(), h("section", { "aria-label": t("Settings") },
+  place.append(languageChoice(), section(t("Settings"),
     h("p", { text: t("They are read at the start: change the file or the variable, and start the relay again.") }),
     h("form", { onsubmit: (submitted) => submitted.preventDefault() }, field, h("label", { class: "check" }, set, ` ${t("only what is set")}`)), count, trouble, table.element));
 

@@ -1,6 +1,6 @@
 // Sign in: a token for a cookie and the page's key.
 
-import { doing, h, problem } from "/ui/dom.js";
+import { doing, h, labelled, problem } from "/ui/dom.js";
 import { languageChoice } from "/ui/settings.js";
 import { t, told } from "/ui/strings.js";
 
@@ -20,7 +20,7 @@ export function open(place, page) {
         await page.enter({ token });
       }),
     },
-    h("label", { text: `${t("Token")} ` }, h("input", { name: "token", type: "password", autocomplete: "off", required: true })),
+    labelled(t("Token"), h("input", { name: "token", type: "password", autocomplete: "off", required: true })),
     h("button", { text: t("Sign in") }),
   );
   place.append(

@@ -28,7 +28,7 @@ function* parts(text) {
 }
 
 export function coloured(source) {
-  const made = h("pre", { id: "message-source", tabindex: "0", dir: "ltr", "aria-label": t("The HTML as it was written") });
+  const made = h("pre", { id: "message-source", tabindex: "0", dir: "ltr", ariaLabel: t("The HTML as it was written") });
   let inside = false;
   let block = made.appendChild(h("div"));
   let size = 0;
@@ -69,7 +69,7 @@ function textOf(raw, cut) {
 
 // The message at `path`, as it came; the element fills when it has come.
 export function rawOf(path, id, signal) {
-  const place = h("pre", { id, tabindex: "0", dir: "auto", "aria-label": t("The message as text"), text: t("Loading…") });
+  const place = h("pre", { id, tabindex: "0", dir: "auto", ariaLabel: t("The message as text"), text: t("Loading…") });
   ask(path, { signal })
     .then((response) => response.arrayBuffer())
     .then((raw) => place.replaceChildren(...blocks(textOf(raw.slice(0, RAW), raw.byteLength > RAW) + (raw.byteLength > RAW ? `\n${t("… the rest is in the download")}` : ""))))

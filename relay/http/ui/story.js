@@ -1,8 +1,8 @@
 // The story of one outbound message: what it is, what may be done with it, each attempt on a time
 // line (whom it spoke to, what was said and answered), and beside that what was sent.
 
-import { clock, get, send } from "/ui/calls.js";
-import { button, doing, h, keepFocus, lasting, problem, titled, when, whose } from "/ui/dom.js";
+import { clock, send } from "/ui/calls.js";
+import { button, doing, h, keepFocus, lasting, problem, section, titled, when, whose } from "/ui/dom.js";
 import { rawOf } from "/ui/source.js";
 import { language, named, spoken, t } from "/ui/strings.js";
 
@@ -11,8 +11,8 @@ const WIDE = "(min-width: 80rem)"; // there is room for what was sent beside the
 
 // `wanted()`: whether it is still this message that is to be shown; `back`: where one came from.
 export async function showStory(place, page, id, { wanted, refresh, back }) {
-  const path = `/api/v1/outbound/${encodeURIComponent(id)}`;
-  const [message, events] = await Promise.all([get(path, { signal: page.signal }), get(`${path}/events`, { signal: page.signal })]);
+  const path = `outbound/${encodeURIComponent(id)}`;
+  const [message, events] = await Promise.all([page.get(path), page.get(`${path}/events`)]);
   const gate = message.status === "queued" && page.may("admin") ? await gateOf(message, page) : null;
   if (!wanted()) return;
   const shown = JSON.stringify([message, events, back, gate, message.next_retry_at && Date.parse(message.next_retry_at) > clock.now()]);
@@ -41,7 +41,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
       title, trouble,
       h("dl", {}, facts.filter(([, value]) => value !== null && value !== "").map(([name, value, kind, foreign]) => [h("dt", { text: name }), h("dd", { class: kind ?? "", lang: foreign ? "en" : language, text: String(value) })]).flat())),
     h("div", { class: "told" },
-      h("section", { "aria-label": t("Attempts") }, h("h3", { text: t("Attempts") }), events.length ? timeLine(events, message) : h("p", { class: "small", text: t("None yet.") })),
+      section(t("Attempts"), h("h3", { text: t("Attempts") }), events.length ? timeLine(events, message) : h("p", { class: "small", text: t("None yet.") })),
       kept ?? sentOf(path, message, page)),
   ];
   keepFocus(place, () => place.replaceChildren(...parts), () => title);
@@ -52,7 +52,7 @@ const dueAt = (at) => (at && Date.parse(at) > clock.now() ? when(at) : t("due"))
 // Why what is due does not go: its destination is given time.
 async function gateOf({ recipient }, page) {
   const domain = recipient?.slice(recipient.lastIndexOf("@") + 1);
-  const gates = await get("/api/v1/queue/destinations", { signal: page.signal });
+  const gates = await page.get("queue/destinations");
   const shut = gates.find((one) => one.opens_in > 0 && (one.domain === domain || !one.domain));
   return shut ? t("{0} for {1}: {2}", shut.domain ?? shut.route, shut.opens_in < 60 ? t("less than a minute") : lasting(60 * Math.ceil(shut.opens_in / 60)), spoken(shut.reason ?? "") ?? shut.reason) : null;
 }
