@@ -65,7 +65,7 @@ def signed_in(visit: Visit, relay: RelayProcess, view: str = "now") -> Page:
 
 def node(page: Page, name: str) -> Locator:
     """The row of an actor in the tree."""
-    return page.locator("#tree tr").filter(has=page.get_by_role("cell", name=name, exact=True))
+    return page.locator("#tree tr").filter(has=page.get_by_role("gridcell", name=name, exact=True))
 
 
 def commands(page: Page, name: str) -> Locator:

@@ -25,6 +25,7 @@ from tests.browser.steps import (
     sign_in,
     signed_in,
 )
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser
@@ -235,6 +236,87 @@ def test_the_tree_is_live(relay: RelayProcess, browse: Browse, axe: str) -> None
         commands(page, "reaper").get_by_role("link", name="log").click()
         expect(page.get_by_label("Actor")).to_have_value("reaper")
         assert page.evaluate("window.since") == "the beginning"
+        assert visit.errors == []
+
+
+def test_the_tree_is_walked_and_folded_by_arrows(
+    relay: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """One row is in the order of Tab; arrows move, open and shut, and a row says how deep it is."""
+    with browse() as visit, relay.http() as api:
+        deliver(relay, api.post("/api/v1/mailboxes").json()["address"], mail("To parse", "t"))
+        page = signed_in(visit, relay)
+        keys, tree = page.keyboard, page.get_by_role("treegrid", name="The tree, live")
+        root, group, writer = (node(page, name) for name in ("relay", "mail", "writer"))
+        summariser, parser = node(page, "summariser"), node(page, "parser-1")
+        expect(writer).to_have_attribute("aria-level", "3")
+        expect(group.locator(".last")).to_have_text("4 running")
+        expect(tree.locator("tr[tabindex='0']")).to_have_count(1)
+        expect(summariser).to_have_attribute("aria-expanded", "false")  # once it has a process
+        expect(parser).to_have_count(0)
+        visit.to("now/summariser")
+        expect(summariser).to_be_focused()
+        keys.press("ArrowRight")
+        expect(parser).to_have_attribute("aria-level", "4")
+        keys.press("ArrowRight")
+        expect(parser).to_be_focused()
+        for row in (summariser, summariser, group):  # to what it is under, shut, and on
+            keys.press("ArrowLeft")
+            expect(row).to_be_focused()
+        expect(parser).to_have_count(0)
+        keys.press("ArrowLeft")
+        expect(group).to_have_attribute("aria-expanded", "false")
+        expect(writer).to_have_count(0)
+        visit.check("now-folded", axe)
+        keys.press("ArrowDown")
+        expect(node(page, "outbound")).to_be_focused()
+        keys.press("Tab")
+        expect(node(page, "outbound").get_by_role("button")).to_be_focused()
+        keys.press("Home")
+        expect(root).to_be_focused()
+        expect(tree.locator("tr[tabindex='0']")).to_have_count(1)
+        keys.press("End")
+        expect(node(page, "control")).to_be_focused()
+        keys.press("Enter")
+        expect(page.locator("#commands")).to_contain_text("Started again whenever it ends.")
+        keys.press("Escape")
+        group.locator(".actor").click()
+        expect(writer).to_be_visible()
+        page.get_by_role("link", name="writer").click()  # of the drawing
+        expect(writer).to_be_focused()
+        assert visit.errors == []
+
+
+_DOTS = """() => {
+    window.dots = [0, 0, 0];
+    const hops = [...document.querySelectorAll("#flow ol:first-child .edge")];
+    const count = (seen) => {
+        for (const one of seen) {
+            if (one.addedNodes[0]?.localName === "i") window.dots[hops.indexOf(one.target)] += 1;
+        }
+    };
+    for (const hop of hops) new MutationObserver(count).observe(hop, { childList: true });
+}"""
+
+
+def test_mail_is_drawn_as_it_passes(relay: RelayProcess, browse: Browse) -> None:
+    """What passed lately is told at the first look; then each mail that passes is one dot."""
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        deliver(relay, address, mail("Before", "t"))
+        page = signed_in(visit, relay)
+        hop = page.locator("#flow ol").first.locator(".edge").first
+        expect(hop).to_have_text(re.compile(r"^[\d.]+/(s|min)$"))
+        page.evaluate(_DOTS)
+        deliver(relay, address, *[mail(f"Mail {number}", "t") for number in range(3)])
+        drawn = eventually_sync(
+            lambda: page.evaluate("window.dots"), "what passed is drawn", until=lambda n: min(n) > 2
+        )
+        assert drawn[0] == 3, "there is a dot for what did not pass"
+        expect(hop.locator("i")).to_have_count(0)
+        page.emulate_media(reduced_motion="reduce")
+        deliver(relay, address, mail("After", "t"))
+        expect(hop.locator("i")).to_have_css("display", "none")
         assert visit.errors == []
 
 
@@ -586,8 +668,10 @@ def test_the_keyboard_is_enough(relay: RelayProcess, browse: Browse) -> None:
         keys.press("Enter")
         tab_to(page, page.get_by_role("link", name="Now"))
         keys.press("Enter")
-        menu, opener = page.locator("#commands"), node(page, "reaper").get_by_role("button")
-        tab_to(page, opener)
+        menu, opener = page.locator("#commands"), node(page, "reaper")
+        tab_to(page, node(page, "relay"))
+        while not opener.evaluate("it => it === document.activeElement"):
+            keys.press("ArrowDown")
         for verb, state in (("pause", "paused"), ("resume", "running")):
             keys.press("Enter")
             tab_to(page, menu.get_by_role("button", name=verb))

@@ -130,20 +130,21 @@ export const doing = (place, act) => async (pressed) => {
 
 // A table whose rows are kept by key and changed in place, so that what has the keyboard's focus
 // keeps it while the page is live.  On a phone a row is a block, so each cell carries its head.
-// `heads`: what each column is called, by the class of its cells.
+// `heads`: what each column is called, by the class of its cells; `role`: treegrid, where rows open.
 export class Table {
   constructor(caption, heads, properties = {}) {
+    const { none, role = "table", ...rest } = properties;
     this.heads = Object.entries(heads);
+    this.cell = role === "table" ? "cell" : "gridcell";
     this.rows = new Map();
     this.body = h("tbody", { role: "rowgroup" });
-    this.none = h("p", { class: "none", text: properties.none ?? t("None.") });
-    const { none, ...rest } = properties;
+    this.none = h("p", { class: "none", text: none ?? t("None.") });
     this.element = h(
       "div",
       { class: "table", ...rest },
       h(
         "table",
-        { role: "table" },
+        { role },
         h("caption", { text: caption }),
         h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, this.heads.map(([, text]) => h("th", { role: "columnheader", scope: "col", text })))),
         this.body,
@@ -156,7 +157,7 @@ export class Table {
   row(key, make) {
     let row = this.rows.get(key);
     if (!row) {
-      row = h("tr", { role: "row" }, this.heads.map(([name, head]) => h("td", { role: "cell", class: name, "data-head": head })));
+      row = h("tr", { role: "row" }, this.heads.map(([name, head]) => h("td", { role: this.cell, class: name, "data-head": head })));
       this.rows.set(key, row);
       make?.(row);
     }

@@ -1,8 +1,8 @@
 // Now: what needs a person first, mail as it flows, how much moved and moves, and the tree that moves it.
 
-import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, send } from "/ui/calls.js";
+import { ask, clock, eventsIn, keepUp, send } from "/ui/calls.js";
 import { asking } from "/ui/dialogs.js";
-import { button, copyButton, doing, fill, h, lasting, number, problem, say, since, Table, tenths, titled, when } from "/ui/dom.js";
+import { button, copyButton, doing, fill, h, lasting, number, problem, say, section, since, Table, tenths, when } from "/ui/dom.js";
 import { Plot, SPANS } from "/ui/plot.js";
 import { language, named, spoken, t } from "/ui/strings.js";
 
@@ -11,14 +11,16 @@ export const scope = "admin";
 
 const EVERY = 2000; // ms between two looks
 const PAST = 60000; // ms between two looks at what the relay has kept
-const rate = (value) => `${value < 10 ? tenths(value) : number(Math.round(value))}/s`;
+const per = (value, unit) => `${value < 10 ? tenths(value) : number(Math.round(value))}/${unit}`;
+const rate = (value) => per(value, "s");
+const hop = (value) => (!value ? "0" : value < 1 ? per(value * 60, "min") : rate(value));
 const whole = (value) => number(Math.round(value));
 
 export function open(place, page) {
   const { signal } = page;
   const trouble = problem(); // of a command
   const outage = problem(); // of a look
-  const attention = h("ul", { class: "attention", "aria-label": t("What needs attention") });
+  const attention = h("ul", { class: "attention", ariaLabel: t("What needs attention") });
   const news = h("p", { class: "unseen", role: "status" });
   const counts = h("p", { class: "facts", id: "counts" });
   const flow = makeFlow();
@@ -30,8 +32,8 @@ export function open(place, page) {
     errors: new Plot(t("Failures"), (value) => `${whole(value)} %`),
   };
   const all = Object.values(plots);
-  const spans = h("p", { class: "bar", role: "group", "aria-label": t("How far back") }, Object.entries(SPANS).map(([hours, text]) =>
-    button(text, (pressed) => choose(Number(hours), pressed.currentTarget), { "aria-pressed": hours === "1" ? "true" : "false" })));
+  const spans = h("p", { class: "bar", role: "group", ariaLabel: t("How far back") }, Object.entries(SPANS).map(([hours, text]) =>
+    button(text, (pressed) => choose(Number(hours), pressed.currentTarget), { ariaPressed: String(hours === "1") })));
   const choose = (hours, pressed) => {
     for (const one of spans.children) one.ariaPressed = String(one === pressed);
     for (const plot of all) {
@@ -39,65 +41,65 @@ export function open(place, page) {
       plot.draw();
     }
   };
-  const tree = new Table(t("The tree, live"), { actor: t("Actor"), state: t("State"), restarts: t("Restarts"), mailbox: t("Mailbox"), last: t("Last"), command: t("Command") }, { id: "tree" });
+  const tree = makeTree((node, pressed) => showMenu(menu, node, pressed, trouble, command));
   const menu = h("div", { id: "commands", popover: "auto" });
-  const hand = new Table(t("In the senders' hands"), { message: t("Message"), since: t("Since"), attempt: t("Attempt"), priority: t("Priority") }, { none: t("Nothing is being delivered."), id: "hand" });
   place.append(
-    h("section", { "aria-label": t("Attention") }, attention, news, trouble, outage),
-    h("section", { "aria-label": t("Mail in flight") }, flow.element),
-    h("section", { "aria-label": t("Traffic") }, h("div", { class: "bar" }, counts, h("span", { class: "space" }), spans), h("div", { class: "plots" }, all.map((plot) => plot.element))),
-    h("section", { "aria-label": t("Supervision") }, tree.element, menu),
-    h("section", { "aria-label": t("Deliveries") }, hand.element),
+    section(t("Attention"), attention, news, trouble, outage),
+    section(t("Mail in flight"), flow.element),
+    section(t("Traffic"), h("div", { class: "bar" }, counts, h("span", { class: "space" }), spans), h("div", { class: "plots" }, all.map((plot) => plot.element))),
+    section(t("Supervision"), tree.element, menu),
   );
 
-  const resume = ({ about, place }) => doing(trouble, () => (about === "now" ? command(place, "resume") : send("POST", "/api/v1/queue/resume")));
+  const resume = ({ about, place }) => doing(trouble, () => (about === "now" ? command(place, "resume") : send("POST", "queue/resume")));
   const command = async (name, verb) => {
-    await send("POST", `/api/v1/supervision/${encodeURIComponent(name)}/${verb}`);
-    show(await get("/api/v1/supervision"));
+    await send("POST", `supervision/${encodeURIComponent(name)}/${verb}`);
+    show(await page.get("supervision"));
   };
   const show = (root) => {
-    showTree(tree, root, (node, pressed) => showMenu(menu, node, pressed, trouble, command));
-    flow.states(root);
+    tree.show(root);
+    flow.states(new Map(leaves(root).map((node) => [node.name, node])));
   };
 
   keepUp(signal, async () => {
-    const response = await ask("/api/v1/supervision/events", { signal });
-    for await (const event of eventsIn(response)) show(event.kind === "tree" ? event.data : await get("/api/v1/supervision", { signal }));
+    const response = await ask("supervision/events", { signal });
+    for await (const event of eventsIn(response)) show(event.kind === "tree" ? event.data : await page.get("supervision"));
   }, (text) => say(outage, text));
 
   let before = null;
   let kept = -Infinity; // when the relay was asked last for what it has kept
-  every(EVERY, signal, async () => {
+  page.every(EVERY, async () => {
     let seen = null;
     try {
-      seen = await get("/api/v1/overview", { signal });
+      seen = await page.get("overview");
       showAttention(attention, news, seen.attention, resume);
-      const moved = rates(seen, before);
-      before = { at: performance.now(), counters: seen.counters };
-      showTraffic(counts, plots, seen, moved);
-      flow.show(seen, moved);
-      show(await get("/api/v1/supervision", { signal }));
+      const { counters, earlier } = seen;
+      const then = before ?? earlier;
+      showTraffic(counts, plots, seen, then && rates(counters, then.counters, before ? (performance.now() - before.at) / 1000 : earlier.seconds));
+      flow.show(seen, before?.counters);
+      before = { at: performance.now(), counters };
+      show(await page.get("supervision"));
       tree.element.classList.remove("stale");
-      showHand(hand, (await pageOf("/api/v1/outbound?status=processing&limit=20", { signal })).items);
-      hand.element.classList.remove("stale");
       if (clock.now() - kept > PAST) {
         const hours = Math.min(24, Math.ceil((clock.now() - kept) / 3600e3) || 1);
-        showPast(plots, await get(`/api/v1/history?hours=${hours}`, { signal }));
+        showPast(plots, await page.get(`history?hours=${hours}`));
         kept = clock.now();
       }
     } catch (error) {
       // What was seen last is not how it is now.
-      hand.element.classList.add("stale");
       if (seen === null) {
         tree.element.classList.add("stale");
         say(counts, t("What moves is unknown."));
-        flow.show(null, null);
+        flow.show();
         for (const plot of all) plot.push(null);
         before = null;
       }
       throw error;
     }
-  }, (text) => say(outage, text));
+  }, outage);
+
+  const find = ({ parts }) => tree.find(parts[0]);
+  find(page);
+  return find;
 }
 
 // What needs attention, and what mends it
@@ -113,7 +115,7 @@ function showAttention(list, news, concerns, resume) {
     const said = spoken(one.text);
     say(item.firstChild, said ?? one.text);
     item.firstChild.lang = said || !concerns.length ? language : "en"; // the relay's own words
-    if (one.about && one.about !== "now") item.firstChild.setAttribute("href", `#/${one.about}${one.place ? `/${one.place}` : ""}`);
+    if (one.about) item.firstChild.setAttribute("href", `#/${one.about}${one.place ? `/${one.place}` : ""}`);
     else item.firstChild.removeAttribute("href");
     if ((item.dataset.command ?? "") === (one.command ?? "")) return;
     item.dataset.command = one.command ?? "";
@@ -127,12 +129,8 @@ function showAttention(list, news, concerns, resume) {
 
 // Traffic
 
-// By counter: how many a second since the look before; null at the first.
-function rates(seen, before) {
-  if (!before) return null;
-  const seconds = (performance.now() - before.at) / 1000;
-  return Object.fromEntries(Object.entries(seen.counters).map(([name, value]) => [name, Math.max(0, value - before.counters[name]) / seconds]));
-}
+// By counter: how many a second.
+const rates = (now, then, seconds) => Object.fromEntries(Object.entries(now).map(([name, value]) => [name, Math.max(0, value - then[name]) / seconds]));
 
 // In per cent; null where nothing ended.
 const share = (bad, good) => (bad + good ? (100 * bad) / (bad + good) : null);
@@ -160,86 +158,176 @@ function showPast(plots, minutes) {
   put("errors", (one) => share(one.failed + one.bounced, one.sent));
 }
 
-// Mail in flight: from station to station, with how much passes and what waits
+// Mail in flight: from station to station, with how much passes and what waits.  A dot is mail that
+// has passed since the look before, or as many as a hop has room for.
+
+const DOTS = 9;
 
 function makeFlow() {
-  const stations = new Map();
+  const stations = {};
   const edges = [];
-  const row = (label, names) => h("ol", { class: "flow", "aria-label": label }, names.map(([name, text, counter]) => {
+  const edge = (counter, kind = "") => {
+    const speed = h("span");
+    const made = h("div", { class: `edge ${kind}` }, speed);
+    edges.push({ made, speed, counter });
+    return made;
+  };
+  // An actor leads to its row in the tree, or to the view of what it has; what is none to a view.
+  const row = (label, names, ...more) => h("div", {}, h("ol", { class: "flow", "aria-label": label }, names.map(([name, counter, view, text]) => {
     const waits = h("small");
-    const station = h("span", { class: "station" }, h("b", { text }), waits);
-    stations.set(name, { station, waits });
-    if (!counter) return h("li", {}, station);
-    const speed = h("span", { class: "rate" });
-    const edge = h("span", { class: "edge" }, speed);
-    edges.push({ edge, speed, counter });
-    return h("li", {}, edge, station);
-  }));
-  const back = h("p", { class: "small" });
+    const head = h("b", { text: text ?? name });
+    const item = h("li", {}, counter ? edge(counter) : "", h("a", { class: "station", href: `#/${view ?? `now/${name}`}` }, head, waits));
+    stations[name] = { item, head, waits, actor: !text };
+    return item;
+  })), ...more);
+  const again = edge("deferred", "again");
+  const legend = h("p", { class: "small" });
   const element = h("div", { id: "flow" },
-    row(t("Mail that comes in"), [["in", t("SMTP")], ["writer", "writer", "received"], ["summariser", "summariser", "received"], ["list", t("mailboxes"), "parsed"]]),
-    row(t("Mail that leaves"), [["queue", t("queue")], ["claimer", "claimer", "claimed"], ["sender", "sender", "claimed"], ["out", t("out"), "sent"]]),
-    back);
+    row(t("Mail that comes in"), [["ingest"], ["writer", "received"], ["summariser", "parsed"], ["list", "parsed", "mail/all", t("mailboxes")]]),
+    row(t("Mail that leaves"), [["queue", "", "queue/queued", t("queue")], ["claimer", "claimed"], ["sender", "claimed", "queue/processing"], ["out", "sent", "queue/sent", t("out")]], again),
+    legend);
   const depths = {};
-  const show = (seen, moved) => {
-    const queue = seen?.queue;
+  // `before`: the counters at the last look.
+  const show = (seen, before) => {
+    const { queue, earlier, counters } = seen ?? {};
+    const per = earlier && rates(counters, earlier.counters, earlier.seconds);
+    const speed = (counter) => (per ? hop(per[counter]) : "…");
     const texts = {
+      ingest: t("refused {0}", speed("refused")),
       writer: t("{0} waiting", number(depths.writer ?? 0)),
       summariser: t("{0} to parse", number(seen?.unparsed)),
       list: t("live: {0}", number(seen?.mailboxes)),
       queue: t("{0} waiting, {1} due", number(queue?.queued), number(queue?.due)),
       claimer: t("{0} wake-ups", number(depths.claimer ?? 0)),
       sender: t("{0} in hand", number(queue?.processing)),
+      out: t("failures {0}", per ? hop(per.bounced + per.failed) : "…"),
     };
-    for (const [name, text] of Object.entries(texts)) say(stations.get(name).waits, seen ? text : "?");
-    for (const { edge, speed, counter } of edges) {
-      const value = moved?.[counter] ?? 0;
-      say(speed, moved ? rate(value) : "…");
-      edge.classList.toggle("moves", value > 0);
-      edge.style.setProperty("--pace", `${Math.max(0.25, 2 / (1 + value)).toFixed(2)}s`);
+    for (const [name, text] of Object.entries(texts)) say(stations[name].waits, seen ? text : "?");
+    for (const one of edges) {
+      say(one.speed, one.counter === "deferred" ? t("back {0}", speed("deferred")) : speed(one.counter));
+      one.made.classList.toggle("moves", per?.[one.counter] > 0);
+      const passed = seen && before ? Math.min(DOTS, counters[one.counter] - before[one.counter]) : 0;
+      for (let at = 0; at < passed; at += 1) {
+        const dot = one.made.appendChild(h("i"));
+        setTimeout(() => dot.remove(), 2 * EVERY);
+        dot.style.animationDelay = `${Math.round((at / passed) * EVERY)}ms`;
+      }
     }
-    say(back, moved ? t("Back to the queue {0} · bounced {1} · failed {2}", rate(moved.deferred), rate(moved.bounced), rate(moved.failed)) : "");
+    say(legend, earlier ? t("Each hop: what passed in the last {0}. A dot is mail that passes now.", lasting(earlier.seconds)) : "");
   };
-  const states = (root) => {
-    for (const one of [root, ...root.children.flatMap((group) => [group, ...group.children])]) {
-      depths[one.name] = one.mailbox_depth;
-      const known = stations.get(one.name);
-      if (known) known.station.className = `station state ${one.state}`;
+  const states = (all) => {
+    again.hidden = !all.has("sender");
+    for (const [name, { item, head, actor }] of Object.entries(stations)) {
+      const node = all.get(name);
+      depths[name] = node?.mailbox_depth;
+      if (!actor) continue;
+      item.hidden = !node;
+      head.className = `state ${node?.state}`;
     }
   };
   return { element, show, states };
 }
 
-// The tree
+// The tree: a row with others under it opens and shuts, and arrows walk through those that are seen.
 
-function showTree(table, root, opened) {
-  const nodes = [];
-  const walk = (node, depth) => {
-    nodes.push({ node, depth, key: node.name });
-    for (const one of node.processes) {
-      const last_event = one.pid === null ? t("none now") : t("pid {0}, {1} s of CPU", one.pid, tenths(one.cpu_seconds ?? 0));
-      nodes.push({ node: { name: one.name, state: one.pid === null ? "" : "running", restarts: one.restarts, mailbox_depth: "", last_event }, depth: depth + 1, key: `${node.name} ${one.name}`, process: true });
-    }
-    for (const child of node.children) walk(child, depth + 1);
+function makeTree(opened) {
+  const table = new Table(t("The tree, live"), { actor: t("Actor"), state: t("State"), restarts: t("Restarts"), mailbox: t("Mailbox"), last: t("Last"), command: t("Command") }, { id: "tree", role: "treegrid" });
+  const { body } = table;
+  const turned = new Set(); // what is not as at first: groups open, the processes of an actor not
+  let root, wanted;
+  const stand = (row) => {
+    for (const one of body.rows) for (const it of [one, ...one.querySelectorAll("button")]) it.tabIndex = one === row ? 0 : -1;
   };
-  walk(root, 0);
-  table.show(
-    nodes,
-    ({ key }) => key,
-    (row, { node, depth }) => {
-      row.known = node;
-      row.cells[0].className = `actor indent-${Math.min(depth, 3)}`;
-      row.cells[1].className = `state ${node.state}`;
-      const last = lastOf(node);
-      fill(row, [node.name, named(node.state), number(node.restarts), node.mailbox_depth === "" ? "" : number(node.mailbox_depth), last.at ? `${last.text} · ${since(last.at)}` : last.text]);
-      row.cells[4].title = when(last.at);
+  const draw = () => {
+    const shown = [];
+    const walk = (node, key, lines) => {
+      const under = [...(node.processes ?? []), ...(node.children ?? [])];
+      const open = under.length > 0 && turned.has(key) !== node.children.length > 0;
+      shown.push({ node, key, lines, open: under.length ? String(open) : null });
+      if (open) under.forEach((one, at) => walk(one, one.children ? one.name : `${key} ${one.name}`, [...lines, at < under.length - 1]));
+    };
+    walk(root, root.name, []);
+    table.show(shown, ({ key }) => key, fillNode, (row, { node, lines }) => {
+      row.tabIndex = -1;
+      row.cells[0].addEventListener("click", () => turn(row));
+      if (lines.length && node.children) row.cells[5].append(button("⋯", (pressed) => opened(row.known, pressed.currentTarget), { tabIndex: -1, ariaLabel: t("Commands for {0}", node.name), ariaHasPopup: "dialog" }));
+    });
+    if (!body.querySelector("[tabindex='0']")) stand(body.rows[0]);
+    const row = table.rows.get(wanted);
+    if (!row) return;
+    wanted = null;
+    row.focus();
+  };
+  const turn = (row) => {
+    if (!row.ariaExpanded) return;
+    turned.delete(row.key) || turned.add(row.key);
+    draw();
+  };
+  body.addEventListener("focusin", ({ target }) => stand(target.closest("tr")));
+  body.addEventListener("keydown", (pressed) => {
+    const { target, key } = pressed;
+    if (pressed.altKey || pressed.ctrlKey || pressed.metaKey) return;
+    const row = target.closest("tr");
+    const rows = [...body.rows];
+    const at = rows.indexOf(row);
+    const open = row.ariaExpanded === "true";
+    const to = {
+      ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: rows.length - 1, ArrowRight: open ? at + 1 : at,
+      ArrowLeft: rows.findLastIndex((one, place) => place < at && one.ariaLevel < row.ariaLevel),
+    }[key];
+    if (key === "Enter" && target === row) row.querySelector("button")?.click();
+    else if (to === undefined) return;
+    else if (row.ariaExpanded && key === (open ? "ArrowLeft" : "ArrowRight")) turn(row);
+    else rows[to]?.focus();
+    pressed.preventDefault();
+  });
+  return {
+    element: table.element,
+    show: (seen) => {
+      root = seen;
+      draw();
     },
-    (row, { node, depth, process }) => {
-      if (node.children?.length) row.className = "of-group";
-      if (depth === 0 || process) return;
-      row.cells[5].append(button("⋯", (pressed) => opened(row.known, pressed.currentTarget), { ariaLabel: t("Commands for {0}", node.name), ariaHasPopup: "dialog" }));
+    find: (name) => {
+      if (!name) return;
+      wanted = name;
+      turned.clear();
+      if (root) draw();
     },
-  );
+  };
+}
+
+const guide = (left, top, width, height) => `linear-gradient(var(--edge) 0 0) ${left}rem ${top} / ${width} ${height} no-repeat`;
+
+function fillNode(row, { node, key, lines, open }) {
+  const { children, pid } = node;
+  row.known = node;
+  row.key = key;
+  row.ariaLevel = lines.length + 1;
+  row.ariaExpanded = open;
+  row.style.setProperty("--depth", lines.length);
+  row.style.setProperty("--lines", lines.flatMap((on, at) => {
+    const left = at * 1.25 + 0.5;
+    const own = at === lines.length - 1; // else an ancestor's
+    return [on || own ? guide(left, 0, "1px", on ? "100%" : "var(--mid)") : [], own ? guide(left, "var(--mid)", open ? ".75rem" : "1.5rem", "1px") : []].flat();
+  }).join() || "none");
+  row.classList.toggle("quiet", !node.restarts && !node.mailbox_depth);
+  const state = pid === undefined ? node.state : pid === null ? "" : "running";
+  row.cells[1].className = `state ${state}`;
+  const last = children ? lastOf(node) : { text: pid === null ? t("none now") : t("pid {0}, {1} s of CPU", pid, tenths(node.cpu_seconds ?? 0)) };
+  const counts = {};
+  for (const one of children?.length ? leaves(node) : []) counts[one.state] = (counts[one.state] ?? 0) + 1;
+  const within = Object.entries(counts).map(([name, count]) => `${number(count)} ${named(name)}`).join(" · ");
+  fill(row, [node.name, named(state), number(node.restarts), children && !within ? number(node.mailbox_depth) : "", within || (last.at ? `${last.text} · ${since(last.at)}` : last.text)]);
+  row.cells[2].title = children ? policy(node) : "";
+  row.cells[4].title = when(last.at);
+}
+
+const leaves = (node) => (node.children.length ? node.children.flatMap(leaves) : [node]);
+
+// When it is started again; of a group, with whom, and when it gives up.
+function policy({ restart, strategy, max_restarts: most, within }) {
+  const ways = { permanent: t("Started again whenever it ends."), one_for_one: t("A child that fails is started again alone."), rest_for_one: t("A child that fails is started again with those after it.") };
+  return [restart, strategy].filter(Boolean).map((word) => ways[word] ?? word).concat(strategy && most !== null ? t("Gives up after more than {0} in {1}.", number(most), lasting(within)) : []).join(" ");
 }
 
 // What an actor said itself, or what supervision did to it, whichever is later.
@@ -254,7 +342,7 @@ function showMenu(menu, node, pressed, trouble, command) {
     if (verb !== "restart") return doing(trouble, () => command(node.name, verb))(chosen);
     asking({ title: t("Restart {0}?", node.name), says: t("What it has in hand is finished first; what waits is kept."), fields: [], does: t("Restart"), act: () => command(node.name, verb) });
   }));
-  menu.replaceChildren(h("b", { text: node.name }), ...acts, h("a", { href: `#/logs?actor=${encodeURIComponent(node.name)}`, text: t("log") }));
+  menu.replaceChildren(h("b", { text: node.name }), h("span", { class: "small", text: policy(node) }), ...acts, h("a", { href: `#/logs?actor=${encodeURIComponent(node.name)}`, text: t("log") }));
   menu.ariaLabel = t("Commands for {0}", node.name);
   menu.role = "dialog";
   menu.showPopover({ source: pressed });
@@ -263,13 +351,4 @@ function showMenu(menu, node, pressed, trouble, command) {
   menu.style.left = `${Math.max(8, right - width)}px`;
   menu.style.top = `${bottom + height > innerHeight ? Math.max(8, top - height) : bottom}px`;
   acts[0]?.focus();
-}
-
-function showHand(table, items) {
-  table.show(
-    items,
-    (one) => one.id,
-    (row, one) => fill(row, [undefined, when(one.created_at), one.attempts, named(one.priority)]),
-    (row, one) => row.cells[0].append(h("a", { href: `#/queue/${one.id}`, text: titled(one.subject, one.id) })),
-  );
 }
