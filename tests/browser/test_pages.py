@@ -250,7 +250,7 @@ def test_the_tree_is_walked_and_folded_by_arrows(
         root, group, writer = (node(page, name) for name in ("relay", "mail", "writer"))
         summariser, parser = node(page, "summariser"), node(page, "parser-1")
         expect(writer).to_have_attribute("aria-level", "3")
-        expect(group.locator(".last")).to_have_text("4 running")
+        expect(group.locator(".last")).to_have_text("4 × running")
         expect(tree.locator("tr[tabindex='0']")).to_have_count(1)
         expect(summariser).to_have_attribute("aria-expanded", "false")  # once it has a process
         expect(parser).to_have_count(0)

@@ -316,7 +316,7 @@ function fillNode(row, { node, key, lines, open }) {
   const last = children ? lastOf(node) : { text: pid === null ? t("none now") : t("pid {0}, {1} s of CPU", pid, tenths(node.cpu_seconds ?? 0)) };
   const counts = {};
   for (const one of children?.length ? leaves(node) : []) counts[one.state] = (counts[one.state] ?? 0) + 1;
-  const within = Object.entries(counts).map(([name, count]) => `${number(count)} ${named(name)}`).join(" · ");
+  const within = Object.entries(counts).map(([name, count]) => `${number(count)} × ${named(name)}`).join(" · ");
   fill(row, [node.name, named(state), number(node.restarts), children && !within ? number(node.mailbox_depth) : "", within || (last.at ? `${last.text} · ${since(last.at)}` : last.text)]);
   row.cells[2].title = children ? policy(node) : "";
   row.cells[4].title = when(last.at);
