@@ -1,7 +1,8 @@
 """The channels of NOTIFY: by which the database, and relays among themselves, wake each other.
 
 A payload is keys joined by commas, cut to what a notification may hold; "*" and the empty one
-concern everybody on the channel.  Each notification is a hint: whoever waits also looks unasked.
+concern everybody on the channel, KEY:PART those who wait for KEY.  Each notification is a hint:
+whoever waits also looks unasked.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ EXPIRY: Final = "relay_expiry"
 """A mailbox was made or changed that ends then.  By a trigger; one instant, in epoch seconds."""
 MAILBOXES: Final = "relay_mailboxes"
 """Mailboxes were changed, closed or removed.  By triggers; their ids."""
+CHANGES: Final = "relay_changes"
+"""Messages were deleted, marked or tagged.  By triggers; MAILBOX:MESSAGE, or of many MAILBOX."""
 OUTBOUND: Final = "relay_outbound"
 """Mail to be sent is due.  By relays and `relay.send`; nothing, `high` (high mail is), or `flush`
 (all that was deferred is, and pauses end)."""
@@ -37,6 +40,7 @@ ALL: Final = (
     SUMMARIES,
     EXPIRY,
     MAILBOXES,
+    CHANGES,
     OUTBOUND,
     WEBHOOKS,
     DEVICES,

@@ -94,7 +94,10 @@ class Hub:
                 del self._waiting[channel, key]
 
     def publish(self, channel: str, keys: Iterable[str] | None) -> None:
-        """Wake those who wait for any of `keys`; None, or a key of "*", wakes the whole channel."""
+        """Wake those who wait for any of `keys`; None, or a key of "*", wakes the whole channel.
+
+        Who waits for KEY hears of KEY:PART, too.
+        """
         wanted = None if keys is None else set(keys)
         if wanted is None or EVERYONE in wanted:
             for (name, _), waiting in self._waiting.items():
@@ -104,6 +107,9 @@ class Hub:
         _wake(self._waiting.get((channel, None), ()), wanted)
         for key in wanted:
             _wake(self._waiting.get((channel, key), ()), {key})
+            whole, _, part = key.partition(":")
+            if part:
+                _wake(self._waiting.get((channel, whole), ()), {key})
 
     def publish_all(self) -> None:
         """Wake everybody: notifications may have been lost."""

@@ -1,4 +1,5 @@
-"""Following what becomes readable: pages of entries as they come, for streams and for waits.
+"""Following what becomes readable, and what is changed of it: pages of entries as they come, for
+streams and for waits.
 
 What calls on one mailbox (`resources/streams.py`) and on all (`resources/all_messages.py`) have in
 common; `waiting.py` says what wakes them, and how many there may be.
@@ -8,6 +9,8 @@ Promises
     keep-alive.
   * Each entry is given once, in the order in which they became readable; a slow reader costs one
     page, since the next is read when that has been written.
+  * An event stream tells what is changed of messages, too, by whomever: as it is when it is looked,
+    so that the last that is told of a message is how it is.
   * It ends with the mailbox, with the relay, and soon after the caller would be refused.
 
 Fails: `entries` outlives an outage of the database, and looks again.
@@ -15,11 +18,11 @@ Fails: `entries` outlives an outage of the database, and looks again.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import TypeVar
-from uuid import UUID
 
 import trio
 from quart import Response
@@ -31,8 +34,12 @@ from relay.http.problems import Problem
 from relay.http.routing import Api
 from relay.http.waiting import Waiter, Watch, watching
 from relay.mailboxes.records import News
+from relay.mailboxes.visibility import Reach
 
 T = TypeVar("T")
+
+CHANGED = "messages_changed"
+"""What an event stream calls that messages were deleted, marked or tagged."""
 
 _RETRY = 1.0  # s; before a stream looks again after an outage
 _SOON = 0.05  # s; until the next look where something is being stored
@@ -73,8 +80,9 @@ async def entries(
     """Yield what becomes readable after `cursor`, page by page, until the mailbox ends.
 
     `look` finds what is new behind a cursor; `expires_in`: seconds, if it is of one mailbox.  An
-    empty page comes first (the stream stands), and after each silent `keep_alive_every`.  Raises
-    the `refusal` when there is one while the mailbox lives.
+    empty page comes first (the stream stands), after each silent `keep_alive_every`, and when
+    messages were changed (`watch.edited`).  Raises the `refusal` when there is one while the
+    mailbox lives.
     """
     ends_at = trio.current_time() + (math.inf if expires_in is None else expires_in)
     started = False
@@ -105,7 +113,7 @@ async def entries(
         left = until_next(news.more, news.expires_in)
         woken_by = trio.current_time() + keep_alive_every
         await watch.wait(min(left, keep_alive_every))
-        if trio.current_time() >= woken_by:
+        if trio.current_time() >= woken_by or watch.edited:
             yield []
 
 
@@ -113,21 +121,37 @@ def events_of(
     api: Api,
     call: Call,
     waiter: Waiter,
-    mailbox_id: UUID | None,
+    reach: Reach,
     follow: Callable[[Watch], AsyncGenerator[list[T], None]],
     as_event: Callable[[T], bytes],
 ) -> Response:
-    """Answer with what `follow` yields, as Server-Sent Events.  Ask `Slots.check` first."""
+    """Answer with what `follow` yields, and with what is changed of messages within reach, as
+    Server-Sent Events.  Ask `Slots.check` first."""
+
+    async def edited(watch: Watch) -> bytes:
+        try:
+            found = await api.deps.all_messages.edits(reach, watch.taken())
+        except DatabaseUnavailable:
+            watch.give_back()  # with the next page, then
+            return b""
+        if found is None:
+            return b""
+        return f"event: {CHANGED}\ndata: {json.dumps(found.as_json())}\n\n".encode()
 
     async def body() -> AsyncIterator[bytes]:
         with (
             api.waits.hold(waiter, "sse"),
-            watching(api.deps.hub, mailbox_id, api.deps.draining, call.admission) as watch,
+            watching(
+                api.deps.hub, reach.mailbox_id, api.deps.draining, call.admission, edits=True
+            ) as watch,
             suppress(Problem),  # refused by now: all that is left to say is the end
         ):
             yield b"retry: 1000\n\n"
             async with aclosing(follow(watch)) as pages:
                 async for page in pages:
-                    yield b"".join(map(as_event, page)) or b": still here\n\n"
+                    told = b"".join(map(as_event, page))
+                    if watch.edited:
+                        told += await edited(watch)
+                    yield told or b": still here\n\n"
 
     return event_stream(body())

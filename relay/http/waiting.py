@@ -2,7 +2,7 @@
 
 Promises
   * Whoever waits hears of new mail, of their mailbox's end, of the relay's stopping, and when their
-    page session may be over.
+    page session may be over; who asks for it, of messages that were changed, too.
   * Nobody's waits use up the places of others: there are so many a mailbox (of calls over all
     mailboxes: an owner) and an address, and some that only this machine's own and the
     administrator's calls get.
@@ -13,7 +13,7 @@ Fails with a 429 or a 503 when there is no room for one more.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -21,8 +21,8 @@ from uuid import UUID
 import trio
 from prometheus_client import Gauge
 
-from relay.db.channels import MAILBOXES, SUMMARIES
-from relay.db.listen import Hub
+from relay.db.channels import CHANGES, MAILBOXES, SUMMARIES
+from relay.db.listen import Hub, Subscription
 from relay.http.callers import address_of
 from relay.http.deps import Limits
 from relay.http.operations import Call, StillAdmitted
@@ -36,11 +36,46 @@ STREAMS = Gauge(
 )
 
 
-class Watch:
-    """Wake-ups that concern one mailbox."""
+_EDITED = 1000  # keys that are kept; more are all of them
 
-    def __init__(self, waits: tuple[Callable[[], Awaitable[None]], ...]) -> None:
-        self._waits = waits
+
+class Watch:
+    """Wake-ups that concern one mailbox, or all.
+
+    `changes`: of what is changed of messages, for those who want to know.
+    """
+
+    def __init__(
+        self,
+        waits: tuple[Callable[[], Awaitable[None]], ...],
+        changes: Subscription | None = None,
+    ) -> None:
+        self._changes = changes
+        self._waits = waits if changes is None else (*waits, self._hear)
+        self._edited: set[str] | None = set()
+
+    @property
+    def edited(self) -> bool:
+        """Whether messages were changed since they were `taken`."""
+        return self._edited is None or bool(self._edited)
+
+    def taken(self) -> set[str] | None:
+        """The keys of what was changed since the last call; None: of any message."""
+        edited, self._edited = self._edited, set()
+        return edited
+
+    def give_back(self) -> None:
+        """What was taken could not be told: by now it may be any message."""
+        self._edited = None
+
+    async def _hear(self) -> None:
+        assert self._changes is not None
+        await self._changes.wait()
+        heard = self._changes.heard
+        if heard is None or self._edited is None or len(self._edited) > _EDITED:
+            self._edited = None
+        else:
+            self._edited |= heard
 
     async def wait(self, seconds: float) -> bool:
         """Return at the next wake-up, or after `seconds`; whether there was one."""
@@ -61,17 +96,24 @@ class Watch:
 
 @contextmanager
 def watching(
-    hub: Hub, mailbox_id: UUID | None, draining: trio.Event, admission: StillAdmitted
+    hub: Hub,
+    mailbox_id: UUID | None,
+    draining: trio.Event,
+    admission: StillAdmitted,
+    *,
+    edits: bool = False,
 ) -> Iterator[Watch]:
     """Hear of new summaries in a mailbox, of changes to it, of the relay's stopping, and when the
-    caller's page session may be over.  With None of any mailbox's."""
+    caller's page session may be over; with `edits` of changed messages, too.  With None of any
+    mailbox's."""
     key = None if mailbox_id is None else str(mailbox_id)
     with (
+        hub.subscribe(CHANGES, key) if edits else nullcontext() as changed,
         admission.watched() as recheck,
         hub.subscribe(SUMMARIES, key) as summaries,
         hub.subscribe(MAILBOXES, key) as changes,
     ):
-        yield Watch((summaries.wait, changes.wait, draining.wait, recheck))
+        yield Watch((summaries.wait, changes.wait, draining.wait, recheck), changed)
 
 
 @dataclass(frozen=True)

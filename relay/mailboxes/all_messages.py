@@ -21,7 +21,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -36,6 +36,7 @@ from relay.mailboxes import common_search, search
 from relay.mailboxes.arrivals import cursor_after, seq_of
 from relay.mailboxes.changes import TAGS, Change, NotParsed
 from relay.mailboxes.cursors import decode_cursor, encode_cursor
+from relay.mailboxes.edits import Edits, edits
 from relay.mailboxes.matching import Condition, condition
 from relay.mailboxes.query import Term
 from relay.mailboxes.records import (
@@ -446,6 +447,10 @@ class AllMessages:
             if cursor < settled and trio.current_time() > until:
                 return News(found, cursor, expires_in, more=True)
         return News(found, cursor, expires_in, newest > settled)
+
+    async def edits(self, reach: Reach, keys: Collection[str] | None) -> Edits | None:
+        """What became of the messages that these keys of `relay.db.channels.CHANGES` name."""
+        return await edits(self._pool, reach, keys)
 
     async def cursor_after(self, reach: Reach, message_id: str | UUID) -> int:
         """The cursor of `news` that goes on behind a message, which may be deleted by now.

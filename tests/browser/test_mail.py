@@ -684,6 +684,50 @@ def letter(page: Page, number: int) -> Locator:
     return page.locator("#messages li").filter(has=link)
 
 
+def test_what_others_change_is_seen_without_a_reload(relay: RelayProcess, browse: Browse) -> None:
+    """Two browsers, and a program: lists, counts, what is read and what could be taken back."""
+    with browse() as visit, browse() as other, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        mailbox = f"/api/v1/mailboxes/{address}"
+        fill(relay, address, 130)
+        page = signed_in(visit, relay, f"mail/{address}")
+        there = signed_in(other, relay, f"mail/all?q={address}")
+        badge = page.locator("#inboxes li").filter(has_text=address).locator(".badge")
+        expect(badge).to_have_text("130")
+        ids = [one["id"] for one in api.get(f"{mailbox}/messages?limit=5").json()]
+
+        letter(there, 1).get_by_role("link").click()
+        expect(letter(page, 1)).not_to_have_class(re.compile("unread"))
+        expect(badge).to_have_text("129")
+        there.get_by_role("button", name="+ Tag").click()
+        there.keyboard.type("parcel")
+        there.keyboard.press("Enter")
+        expect(letter(page, 1)).to_contain_text("parcel")
+        expect(page.locator("#folders")).to_contain_text("# parcel")
+
+        letter(page, 2).get_by_role("link").click()
+        expect(page.locator("#message-subject")).to_have_text("letter 2")
+        api.patch(f"{mailbox}/messages/{ids[1]}", json={"tags": ["by a program"]})
+        expect(page.locator("#message-tags")).to_contain_text("by a program")
+        api.delete(f"{mailbox}/messages/{ids[1]}")
+        expect(letter(page, 2)).to_have_count(0)
+        expect(letter(there, 2)).to_have_count(0)
+        expect(page.get_by_role("alert").filter(has_text="is deleted")).to_be_visible()
+        expect(page.locator("#message-subject")).to_have_text("letter 2")
+
+        letter(page, 3).get_by_role("checkbox").click()
+        page.get_by_role("button", name="Delete the chosen").click()
+        expect(page.get_by_role("button", name="Undo")).to_be_visible()
+        api.delete(f"{mailbox}/messages/{ids[2]}")
+        expect(page.get_by_role("button", name="Undo")).to_have_count(0)
+
+        api.delete(f"{mailbox}/messages?q=-subject:%22letter 130%22")
+        expect(page.locator("#messages li")).to_have_count(1)
+        expect(there.locator("#messages li")).to_have_count(1)
+        expect(badge).to_have_text("1")
+        assert visit.errors == other.errors == []
+
+
 @pytest.mark.parametrize("whose", ["a key's", "this browser's"])
 def test_what_was_deleted_is_gone_though_the_page_is_left(
     relay: RelayProcess, browse: Browse, whose: str

@@ -507,6 +507,17 @@ HERITAGE = (
         """,
         (1, True, True),
     ),
+    # That nothing is changed of messages is no less a statement that is announced.
+    Heritage(
+        38,
+        "UPDATE relay.messages SET is_read = is_read",
+        """
+        SELECT array_agg(tgname::text ORDER BY tgname)
+        FROM pg_trigger
+        WHERE tgfoid = 'relay.messages_changed'::regproc
+        """,
+        (["messages_changed_delete", "messages_changed_update", "summaries_changed"],),
+    ),
 )
 
 

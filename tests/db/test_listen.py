@@ -32,6 +32,15 @@ class TestHub:
             hub.publish("c", ["a"])
             assert [await woken(s) for s in (a, b, every, elsewhere)] == [True, False, True, False]
 
+    async def test_a_part_of_a_key_wakes_those_who_wait_for_the_key(self, autojump_clock):
+        """They hear of which part; who waits for another key whose name begins alike does not."""
+        hub = Hub()
+        with hub.subscribe("c", "a") as whole, hub.subscribe("c", "a:") as other:
+            hub.publish("c", ["a:1", "b:2"])
+            await whole.wait()
+            assert whole.heard == {"a:1"}
+            assert not other.woken
+
     @pytest.mark.parametrize("keys", [None, ["*"], ["x", "*"]])
     async def test_everyone_on_a_channel_can_be_woken(self, keys, autojump_clock):
         """None and the star concern every key of the channel and no other channel."""

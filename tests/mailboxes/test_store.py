@@ -264,10 +264,15 @@ async def test_the_database_cascades(pool, store):
     assert await pool.fetch_value("SELECT count(*) FROM relay.summaries") == 0
 
 
-async def _heard(pool: Pool, *statements: str) -> list[tuple[str, str]]:
+HEARD = ("relay_messages", "relay_expiry", "relay_mailboxes")
+
+
+async def _heard(
+    pool: Pool, *statements: str, channels: tuple[str, ...] = HEARD
+) -> list[tuple[str, str]]:
     """The notifications that statements cause, in order."""
     async with pool.connection() as conn:
-        for channel in ("relay_messages", "relay_expiry", "relay_mailboxes"):
+        for channel in channels:
             await conn.execute(f"LISTEN {channel}")
         for statement in statements:
             await pool.execute(statement)
@@ -313,6 +318,39 @@ async def test_announces_a_mass_change_to_everybody(pool, store):
     await pool.execute("SELECT relay.create_mailbox() FROM generate_series(1, 300)")
     heard = await _heard(pool, "UPDATE relay.mailboxes SET is_active = false")
     assert heard == [("relay_mailboxes", "*")]
+
+
+async def test_announces_what_is_changed_of_messages(pool, store):
+    """Deletions, reads and tags name their messages, once a statement; of what is over, of what did
+    not happen and of what comes in, nothing is said."""
+    mailbox = (await store.create()).mailbox.id
+    over = (await store.create()).mailbox.id
+    ids = [await deliver(pool, mailbox, str(n)) for n in range(4)]
+    await deliver(pool, over, "x")
+    await pool.execute("UPDATE relay.mailboxes SET is_active = false WHERE id = %s", (over,))
+    heard = await _heard(
+        pool,
+        f"UPDATE relay.messages SET is_read = true WHERE id = '{ids[0]}'",
+        f"UPDATE relay.summaries SET tags = '{{x}}' WHERE message_id = '{ids[1]}'",
+        f"DELETE FROM relay.messages WHERE id = '{ids[2]}'",
+        f"DELETE FROM relay.messages WHERE mailbox_id = '{over}'",
+        "UPDATE relay.messages SET is_read = true WHERE false",
+        f"INSERT INTO relay.messages (mailbox_id, raw_email) VALUES ('{mailbox}', '')",
+        f"DELETE FROM relay.messages WHERE id IN ('{ids[0]}', '{ids[1]}')",
+        channels=("relay_changes",),
+    )
+    keys = [f"{mailbox}:{one}" for one in ids]
+    assert [payload for _, payload in heard[:-1]] == keys[:3]
+    assert sorted(heard[-1][1].split(",")) == keys[:2]
+
+
+async def test_announces_of_many_changed_messages_only_where_they_are(pool, store):
+    """More than a payload can name are announced as their mailbox."""
+    mailbox = (await store.create()).mailbox.id
+    for n in range(101):
+        await deliver(pool, mailbox, str(n))
+    heard = await _heard(pool, "DELETE FROM relay.messages", channels=("relay_changes",))
+    assert heard == [("relay_changes", str(mailbox))]
 
 
 async def test_announces_messages_once_a_statement(pool, store):

@@ -389,7 +389,7 @@ def register(api: Api) -> None:
             api,
             call,
             waiter,
-            reach.mailbox_id,
+            reach,
             follow,
             as_event,
         )

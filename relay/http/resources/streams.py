@@ -28,7 +28,7 @@ import trio
 from pydantic import Field
 from quart import Response, request, websocket
 
-from relay.http.following import entries, events_of, pause, until_next
+from relay.http.following import CHANGED, entries, events_of, pause, until_next
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -46,6 +46,7 @@ from relay.http.tickets import STREAM
 from relay.http.waiting import Waiter, Watch, watching
 from relay.mailboxes.arrivals import parse_after
 from relay.mailboxes.records import Entry, Mailbox, Placed
+from relay.mailboxes.visibility import Reach
 
 NEW_MESSAGE = "new_message"
 """What both streams call the arrival of a message."""
@@ -53,7 +54,8 @@ MAX_WAIT = 3600.0
 """Seconds that a call may wait."""
 EVENTS = Answer(
     200,
-    f"event: {NEW_MESSAGE}, id: the message's, data: its entry as JSON",
+    f"event: {NEW_MESSAGE}, id: the message's, data: its entry as JSON; event: {CHANGED}, data: "
+    "what became of messages: changed, deleted and, of too many to name, reread",
     media_type="text/event-stream",
 )
 """What a stream of Server-Sent Events answers."""
@@ -194,7 +196,12 @@ def register(api: Api) -> None:
         slots.check(waiter)
         cursor = await start(call.mailbox, request.headers.get("Last-Event-ID", call.query.after))
         return events_of(
-            api, call, waiter, call.mailbox.id, lambda watch: follow(call, watch, cursor), as_event
+            api,
+            call,
+            waiter,
+            Reach(mailbox_id=call.mailbox.id),
+            lambda watch: follow(call, watch, cursor),
+            as_event,
         )
 
     @api.add(

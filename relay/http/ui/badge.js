@@ -77,8 +77,7 @@ export function feed(may = allowed) {
 
 async function follow(signal) {
   for await (const { kind, data } of eventsIn(await ask("messages/events", { signal }))) {
-    if (kind !== "new_message") continue;
-    came(data, hrefOf(data));
+    if (kind === "new_message") came(data, hrefOf(data));
     recount();
   }
 }

@@ -119,12 +119,30 @@ class Mail {
       this.list?.refresh();
     }
     if (patch) this.list?.rows.patch(patch);
-    if (gone) {
+    if (gone?.length) {
       for (const id of gone) this.list?.gone.add(id);
       this.list?.rows.remove(gone);
       this.list?.state();
+      if (gone.includes(this.reading)) this.reader.gone();
+      this.reader.around();
     }
     this.rail.recount();
+  }
+
+  // What the relay tells of messages that were changed, by whomever: here, in another tab, elsewhere.
+  edited({ changed, deleted, reread }) {
+    const { list, going, reader } = this;
+    for (const one of changed) {
+      Object.assign(list.fresh.find(({ id }) => id === one.id) ?? {}, one);
+      this.rail.note(one.tags);
+      if (!list.rows.patch(one) && one.tags.includes(list.at.tag)) list.again();
+      reader.tags(one);
+    }
+    const waiting = going.size;
+    for (const id of deleted) going.delete(id);
+    this.heard({ gone: deleted });
+    if (waiting && !going.size) this.say(t("Deleted.")); // there is nothing to be taken back
+    if (reread) list.reread();
   }
 
   patch(changed) {
@@ -299,7 +317,7 @@ class Mail {
     if (items.length > MOST) this.say(told); // not to be taken back: they could not all go when the page is left
     else this.offer(told, () => {
       this.going.clear();
-      if (list === this.list) list.rows.insert(taken);
+      if (list === this.list) list.rows.insert(taken.filter(({ item }) => !list.gone.has(item.id)));
       list.state();
       if (opened) location.hash = back;
     });
@@ -652,13 +670,14 @@ class List {
       this.ends = new Date(found.expires_at);
       this.tick();
     }
-    if (!this.last) await this.refresh(); // the stream begins at the present
+    if (this.last) this.reread(); // what was changed meanwhile nobody says
+    else await this.refresh(); // the stream begins at the present
     say(this.stream, t("listening"));
     for await (const event of eventsIn(response)) {
       this.last = event.id ?? this.last;
-      if (event.kind !== "new_message") continue;
       await this.loading; // an older list would wipe it out
-      this.arrived(event.data);
+      if (event.kind === "new_message") this.arrived(event.data);
+      if (event.kind === "messages_changed") this.mail.edited(event.data);
     }
     say(this.stream, t("reconnecting"));
   }
@@ -684,6 +703,16 @@ class List {
     this.mail.reader.around();
     this.rest = 4 * (performance.now() - began);
   }
+
+  // All anew, and the list where it was scrolled to: nobody says which messages were changed.
+  reread = settled(async () => {
+    if (this.signal.aborted) return;
+    const { place } = this.rows;
+    this.mail.rail.retag();
+    this.mail.reader.look();
+    await this.refresh();
+    if (place) await this.rows.goTo(place);
+  });
 
   again = settled(() => this.signal.aborted || this.refresh());
 

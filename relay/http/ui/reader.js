@@ -84,6 +84,26 @@ export class Reader {
     this.story = story;
   }
 
+  // It was deleted elsewhere: what is shown is all there is of it.
+  gone() {
+    say(this.trouble, t("This message is deleted."));
+  }
+
+  // How it is tagged now, perhaps by others.
+  tags({ id, tags }) {
+    if (id !== this.message?.id || String(tags) === String(this.message.tags)) return;
+    this.message.tags = tags;
+    this.retag();
+  }
+
+  // Whether it is still there.
+  async look() {
+    const { message } = this;
+    if (!message) return;
+    const now = await get(`${base(message.mailbox)}/messages/${message.id}`, { signal: this.signal }).catch((error) => error);
+    if (message === this.message && now.status === 404) this.gone();
+  }
+
   // Lead to what is next to the message, as the list has it now.
   around() {
     if (this.story) this.story().catch(() => {}); // the next look tells
@@ -98,7 +118,7 @@ export class Reader {
   // Its tags, each of which can be taken away, and a way to more.
   tagged(message) {
     const place = h("span", { id: "message-tags" });
-    const fill = () => place.replaceChildren(
+    const fill = this.retag = () => place.replaceChildren(
       ...message.tags.map((tag) => h("span", { class: "tag" }, h("span", { text: tag, dir: "auto" }), button("×", doing(this.trouble, () => this.mail.untag(message, tag).then(fill)), { ariaLabel: t("Remove the tag {0}", tag) }))),
       button(`+ ${t("Tag")}`, () => this.mail.tag([message], fill), { title: t("Tag this message") }));
     fill();

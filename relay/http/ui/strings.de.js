@@ -276,6 +276,7 @@ export default {
   "Tag this message": "Diese Nachricht kennzeichnen",
   "Tag {0} messages": "{0} Nachrichten kennzeichnen",
   "Tag": "Kennzeichen",
+  "This message is deleted.": "Diese Nachricht ist gelöscht.",
   "Deleted.": "Gelöscht.",
   "{0} messages deleted.": "{0} Nachrichten gelöscht.",
   "All that match are deleted.": "Alle Treffer sind gelöscht.",

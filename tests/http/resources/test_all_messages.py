@@ -14,6 +14,7 @@ from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.ids import new_id
 from relay.mailboxes.query import MOST_TERMS
+from tests.eventually import eventually
 from tests.http.conftest import SMALL, House, open_house
 from tests.http.resources.test_streams import in_thread
 
@@ -436,3 +437,26 @@ async def test_streams_of_all_mailboxes(house: House):
         again: list[tuple[str, dict[str, Any]]] = []
         await in_thread(events_of, house, {"Last-Event-ID": ids[0]}, 1, again)
         assert [one for one, _ in again] == ids[1:]
+
+
+async def test_streams_tell_of_what_their_owner_may_see_alone(house: House):
+    """Of changes in an owner's mailboxes, and none of another's: not even that there are some."""
+    key = await house.key("read", "send")
+    foreign, token = await house.mailbox()
+    mine = await mailbox_of(house, key)
+    theirs = await house.deliver(foreign)
+    ids = [str(await house.deliver(mine)) for _ in range(2)]
+    seen: list[tuple[str, dict[str, Any]]] = []
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, events_of, house, key, 2, seen)
+            await house.waiting("relay_changes")
+            url = f"/api/v1/mailboxes/{foreign}/messages"
+            await house.client.delete(f"{url}/{theirs}", headers=token)
+            await house.client.patch(f"{BASE}?q=*", json={"add_tags": ["a"]}, headers=key)
+            await eventually(lambda: seen, "the tags are told")
+            answer = await house.client.post(f"{BASE}/delete", json={"ids": ids}, headers=key)
+            assert answer.json() == {"count": 2}
+    assert sorted(one["id"] for one in seen[0][1]["changed"]) == ids
+    assert [one["tags"] for one in seen[0][1]["changed"]] == [["a"], ["a"]]
+    assert sorted(seen[1][1]["deleted"]) == ids

@@ -246,6 +246,43 @@ async def test_events_keep_a_silent_stream_alive_and_end_with_the_mailbox(house:
     await house.waiting(count=0)
 
 
+async def test_events_tell_what_others_change(house: House):
+    """A message that is read, tagged and deleted elsewhere, and that there are too many to name;
+    none of another mailbox.  These events have no id: a stream goes on behind a message."""
+    address, token = await house.mailbox()
+    other, other_token = await house.mailbox()
+    mine = [str(await house.deliver(address)) for _ in range(2)]
+    await house.deliver(other)
+    seen: list[dict[str, str]] = []
+    path = f"{BASE}/{address}/messages"
+
+    async def told(count: int) -> dict[str, Any]:
+        await eventually(lambda: len(seen), f"{count} events", until=lambda have: have >= count)
+        assert (seen[-1]["event"], "id" in seen[-1]) == ("messages_changed", False)
+        return json.loads(seen[-1]["data"])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(in_thread, events_of, house, address, token, 5, seen)
+        await house.waiting("relay_changes")
+        await house.client.patch(f"{path}/{mine[0]}", json={"is_read": True}, headers=token)
+        change = {"id": mine[0], "is_read": True, "tags": []}
+        assert await told(1) == {"changed": [change], "deleted": [], "reread": False}
+        await house.client.patch(f"{path}/{mine[0]}", json={"tags": ["x"]}, headers=token)
+        assert (await told(2))["changed"] == [change | {"tags": ["x"]}]
+        await house.client.delete(f"{BASE}/{other}/messages?q=*", headers=other_token)
+        await house.client.delete(f"{path}/{mine[0]}", headers=token)
+        assert await told(3) == {"changed": [], "deleted": mine[:1], "reread": False}
+        await house.pool.execute(
+            "INSERT INTO relay.messages (mailbox_id, raw_email)"
+            " SELECT mailbox_id, '' FROM relay.messages, generate_series(1, 150) WHERE id = %s",
+            (mine[1],),
+        )
+        await house.client.delete(f"{path}?q=*", headers=token)
+        assert await told(4) == {"changed": [], "deleted": [], "reread": True}
+        await house.deliver(address)
+    assert seen[-1]["event"] == "new_message"
+
+
 @contextmanager
 def slow_reader(house: House, path: str, headers: dict[str, str]) -> Iterator[socket.socket]:
     """A client that asks and then does not read."""
